@@ -14,6 +14,7 @@ HEADER = "nvtx3/nvToolsExt.h"
 SLOWER = {
     "traceable._native._core": "annotations go through the nvtx package and cost several times more",
     "traceable._native._recorder": "the embedded recorder is missing; `traceable run` needs nsys",
+    "traceable._native._pages": "reports are read through sqlite3, which takes about ten times as long",
 }
 
 
@@ -50,4 +51,4 @@ def extension(name: str) -> Extension:
     )
 
 
-setup(ext_modules=[extension("core"), extension("recorder")], cmdclass={"build_ext": OptionalBuild})
+setup(ext_modules=[extension("core"), extension("recorder"), extension("pages")], cmdclass={"build_ext": OptionalBuild})

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from traceable.annotation.profile import Profile
     from traceable.annotation.torch_copies import instrument_copies
     from traceable.annotation.torch_modules import instrument
+    from traceable.recording import Recording, load
 
 __all__ = [
     "Counter",
     "Domain",
     "DummyDomain",
     "Profile",
+    "Recording",
     "annotate",
     "annotate_targets",
     "counter",
@@ -35,6 +37,7 @@ __all__ = [
     "get_domain",
     "instrument",
     "instrument_copies",
+    "load",
     "mark",
     "pop_range",
     "push_range",
@@ -48,12 +51,14 @@ _LATER = {
     "Domain": "traceable.annotation.domains",
     "DummyDomain": "traceable.annotation.domains",
     "Profile": "traceable.annotation.profile",
+    "Recording": "traceable.recording",
     "annotate_targets": "traceable.annotation.patching",
     "counter": "traceable.annotation.counters",
     "expect": "traceable.annotation.contract",
     "get_domain": "traceable.annotation.domains",
     "instrument": "traceable.annotation.torch_modules",
     "instrument_copies": "traceable.annotation.torch_copies",
+    "load": "traceable.recording",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
 }

@@ -36,3 +36,7 @@ class CollectorError(TraceableError):
 
 class TraceError(TraceableError):
     """A report can't be read as a trace."""
+
+
+class UnanswerableError(TraceableError):
+    """The trace does not hold what a question needs; the remedy says what to record next time."""

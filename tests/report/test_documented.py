@@ -1,15 +1,60 @@
-"""docs/report.md explains every column and every key of the report."""
+"""docs/report.md explains every column of every table of every view, in the section of the view."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from traceable.analysis.columns import RANGE_COLUMNS
+import pytest
+from tests.report.made import export
+
+from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
+from traceable.analysis.table import Table
+from traceable.recording import Recording, load
+from traceable.report.views import ALL, VIEWS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "report.md"
+SPREAD = ("mean", "min", "p50", "p90", "p99", "max", "stddev")
+ASKED = [(view.name, by) for view in VIEWS.values() for by in view.by or (None,)]
 
 
-def test_every_column_is_explained() -> None:
-    words = set(re.findall(r"`(\w+)`", DOCUMENT.read_text()))
-    assert set(RANGE_COLUMNS) - words == set()
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return load(export(tmp_path_factory.mktemp("export") / "made.sqlite"))
+
+
+def explained(view: str) -> set[str]:
+    """The words in backticks of the view's section; `*` stands for what is said of every spread."""
+    section = re.search(rf"^## {view}$(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert section, f"docs/report.md has no section {view}"
+    words = re.findall(r"`([\w*]+)`", section[1])
+    return {word.replace("*", one) for word in words for one in SPREAD}
+
+
+def tables(table: Table) -> Iterator[Table]:
+    yield table
+    for other in table.others.values():
+        yield from tables(other)
+
+
+@pytest.mark.parametrize(("view", "by"), ASKED)
+def test_every_column_is_explained(recording: Recording, view: str, by: str | None) -> None:
+    answer = recording.answer(view, **({"by": by} if by else {}))
+    columns = {column for table in tables(answer) for column in table.columns}
+    assert columns - explained(view) == set()
+
+
+def test_every_column_of_the_document_of_the_ranges_is_explained() -> None:
+    assert {*RANGE_COLUMNS, *NAME_COLUMNS} - explained("ranges") == set()
+
+
+def test_every_view_and_everything_that_its_rows_may_be_by_is_in_the_list_of_views() -> None:
+    listed = explained("Views")
+    assert {*VIEWS, ALL, *(by for _, by in ASKED if by)} - listed == set()
+
+
+def test_every_further_table_is_named(recording: Recording) -> None:
+    for view, by in ASKED:
+        answer = recording.answer(view, **({"by": by} if by else {}))
+        assert set(answer.others) - explained(view) == set()

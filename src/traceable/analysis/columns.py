@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SPREAD = ("mean", "min", "p50", "p90", "p99", "max")
+_SPREAD = ("mean", "min", "p50", "p90", "p99", "max", "stddev")
 
 
 def _spread(prefix: str) -> tuple[str, ...]:
@@ -13,7 +13,7 @@ def _copies(direction: str, *more: str) -> tuple[str, ...]:
     return tuple(f"{direction}_{word}" for word in ("count", "bytes", "ns", "gb_per_s", *more))
 
 
-NAME_COLUMNS = (
+_COLUMNS = (
     *("name", "domain", "style", "count", "clipped"),
     *("cpu_total_ns", "cpu_share", *_spread("cpu"), "cpu_self_total_ns"),
     *("active_total_ns", *_spread("active"), "sync_wait_total_ns"),
@@ -26,8 +26,12 @@ NAME_COLUMNS = (
     *_copies("d2d"),
     *_copies("p2p"),
     "attribution",
+    *(f"attributed_{rule}_ns" for rule in ("thread", "task", "graph_node", "adopted", "time")),
+    *("nsys_gpu_count", "nsys_cpu_total_ns", "nsys_launches", "nsys_gpu_span_total_ns", *_spread("nsys_gpu_span")),
 )
+
+NAME_COLUMNS = (*_COLUMNS, "nsys_cpu_share", "nsys_level_mean", "nsys_children_mean")
 """Columns of `Profile.names`, in order; each is explained in docs/report.md."""
 
-RANGE_COLUMNS = ("path", *NAME_COLUMNS)
+RANGE_COLUMNS = ("path", *_COLUMNS)
 """Columns of `Profile.ranges`, in order."""

@@ -70,7 +70,8 @@ def _names_of(row: dict[str, Any]) -> set[str]:
 
 def _tells_gpu(profile: Profile) -> bool:
     coverage = profile.coverage
-    return coverage.total.operations > coverage.unattributed["no_launch_call"].operations
+    without_call = coverage.unattributed["no_launch_call"].operations + coverage.attributed["time"].operations
+    return coverage.total.operations > without_call
 
 
 def _verdict(name: str, by_name: dict[str, list[dict[str, Any]]], tells_gpu: bool) -> Verdict:

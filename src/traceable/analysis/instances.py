@@ -34,7 +34,10 @@ class Instances:
 
     Attributes:
         start_ns, end_ns, name, domain, style, clipped: as in `Ranges`.
+        thread: as in `Ranges`: where it began.
         task: whether it is a coroutine, known by its stretches.
+        replay: whether it is what a CUDA graph did again (`analysis.replays`): it has no CPU time of its own, and its
+            times are those of the launch call.
         identity: who it is and what it began in (`trace.emitted`); NULL where nothing says it.
         fields: index into `Trace.names` of its named fields as JSON text; -1 for none.
         parent: index of the instance it lies inside or began in; -1 for none.
@@ -52,7 +55,9 @@ class Instances:
     domain: Int32
     style: Int8
     clipped: Bool
+    thread: Int32
     task: Bool
+    replay: Bool
     identity: Int64
     fields: Int32
     parent: Int64
@@ -116,7 +121,7 @@ def instances(trace: Trace) -> Instances:
         process=_process(trace, columns["thread"]),
         identity=columns["identity"],
     )
-    path, paths = _paths(parent, columns["name"])
+    path, paths = paths_of(parent, columns["name"])
     return Instances(
         start_ns=columns["start_ns"],
         end_ns=end,
@@ -124,7 +129,9 @@ def instances(trace: Trace) -> Instances:
         domain=columns["domain"],
         style=columns["style"],
         clipped=columns["clipped"],
+        thread=columns["thread"],
         task=task,
+        replay=np.zeros(count, np.bool_),
         identity=columns["identity"],
         fields=columns["fields"],
         parent=parent,
@@ -214,7 +221,7 @@ def _where_it_ran(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) ->
     return Stretches(owner[which], ranges.thread[which], ranges.start_ns[which], ranges.end_ns[which])
 
 
-def _paths(parent: Int64, name: Int32) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
+def paths_of(parent: Int64, name: Int32) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
     """Return the path of each instance, and the paths: names from the outermost."""
     depth = depths(parent)
     path = np.full(len(parent), -1, np.int64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceable.analysis.enclosure import spread
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int8, Int32, Int64, Trace
 
@@ -29,68 +30,116 @@ class GpuOperations:
     Attributes:
         kind: KERNEL, COPY, MEMSET or GRAPH.
         process: index into `Trace.processes`.
-        correlation: ties it to its launch call, within its process; NULL where not recorded.
-        size_bytes: of copies and memsets, 0 of others.
+        device, stream: CUDA's numbers, -1 where not recorded.
+        name: index into `Trace.names`: a kernel's demangled name; -1 for all else.
+        graph_node: see `model.Operations`.
         direction: index into DIRECTIONS, -1 for all but copies.
-        pageable_bytes: bytes that went from or to pageable host memory; NULL where the trace does not tell.
+        by_start: the operations in order of their start.
+        moved_bytes: of copies and memsets, 0 of graphs; and `moved_pageable_bytes`, which went from or to pageable
+            host memory, NULL where the trace does not tell. Both begin after the kernels, which move nothing.
     """
 
     start_ns: Int64
     end_ns: Int64
     kind: Int8
     process: Int32
-    correlation: Int64
-    size_bytes: Int64
+    device: Int32
+    stream: Int32
+    name: Int32
+    graph_node: Int64
     direction: Int8
-    pageable_bytes: Int64
+    by_start: Int64
+    moved_bytes: Int64
+    moved_pageable_bytes: Int64
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def size_bytes(self, operation: Int64) -> Int64:
+        """Return how much each of these operations copied or set; 0 for others."""
+        return self._moved(self.moved_bytes, operation, 0)
+
+    def pageable_bytes(self, operation: Int64) -> Int64:
+        """Return how much of that was pageable host memory; NULL where the trace does not tell, and for others."""
+        return self._moved(self.moved_pageable_bytes, operation, NULL)
+
+    def _moved(self, values: Int64, operation: Int64, nothing: int) -> Int64:
+        found = np.full(len(operation), nothing, np.int64)
+        at = operation - (len(self) - len(values))
+        moves = at >= 0
+        found[moves] = values[at[moves]]
+        return found
+
 
 @dataclass(frozen=True)
 class Launches:
-    """Which launch call put which operation on the GPU, as equally long columns, sorted by thread and call start.
+    """Which launch call put which operation on the GPU: links, sorted by thread and call start.
 
     Attributes:
+        calls: the API calls of the trace.
         operation: index into `GpuOperations`. Absent where the trace holds no call for it, twice where it holds two.
-        thread, start_ns, end_ns: of the call.
+        call: index into `Trace.calls`.
+        call_of: one value an operation (not a link): its launch call, of several the earliest to start; -1 for none.
         leads: one value an operation (not a link): whether it counts for its launch, which may have put many on the
-            GPU. True for exactly one operation of each launch.
+            GPU. True for exactly one operation of each launch; for none without a call.
         queue_ns: one value an operation: its start less the end of its launch call. NULL without a call, and where
             it began before the call returned, which is no waiting (nsys leaves these out as well).
     """
 
+    calls: model.Calls
     operation: Int64
-    thread: Int32
-    start_ns: Int64
-    end_ns: Int64
+    call: Int64
+    call_of: Int64
     leads: Bool
     queue_ns: Int64
+
+    @property
+    def thread(self) -> Int32:
+        """The thread of the call of each link."""
+        return self.calls.thread[self.call]
+
+    @property
+    def start_ns(self) -> Int64:
+        """The start of the call of each link."""
+        return self.calls.start_ns[self.call]
+
+    @property
+    def end_ns(self) -> Int64:
+        """The end of the call of each link."""
+        return self.calls.end_ns[self.call]
 
 
 def operations(trace: Trace) -> GpuOperations:
     """Return all GPU operations of `trace`."""
     kinds: tuple[model.Operations, ...] = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
-    direction = np.full(sum(map(len, kinds)), -1, np.int8)
-    size = np.zeros(len(direction), np.int64)
-    pageable = np.full(len(direction), NULL, np.int64)
-    copies = slice(len(trace.kernels), len(trace.kernels) + len(trace.copies))
-    memsets = slice(copies.stop, copies.stop + len(trace.memsets))
-    direction[copies] = _directions(trace.copies.kind)
-    size[copies] = np.maximum(trace.copies.size_bytes, 0)
-    size[memsets] = np.maximum(trace.memsets.size_bytes, 0)
-    pageable[copies] = _pageable_bytes(trace.copies, direction[copies], size[copies])
+    number = [len(events) for events in kinds]
+    kernels, copies = number[:2]
+    directions = _directions(trace.copies.kind)
+    moved = [np.maximum(events.size_bytes, 0) for events in (trace.copies, trace.memsets)]
+    pageable = np.full(sum(number[1:]), NULL, np.int64)
+    pageable[:copies] = _pageable_bytes(trace.copies, directions, moved[0])
+    start_ns = np.concatenate([events.start_ns for events in kinds])
     return GpuOperations(
-        start_ns=np.concatenate([events.start_ns for events in kinds]),
+        start_ns=start_ns,
         end_ns=np.concatenate([events.end_ns for events in kinds]),
-        kind=np.repeat(np.array([KERNEL, COPY, MEMSET, GRAPH], np.int8), [len(events) for events in kinds]),
+        kind=np.repeat(np.array([KERNEL, COPY, MEMSET, GRAPH], np.int8), number),
         process=np.concatenate([events.process for events in kinds]),
-        correlation=np.concatenate([events.correlation for events in kinds]),
-        size_bytes=size,
-        direction=direction,
-        pageable_bytes=pageable,
+        device=np.concatenate([events.device for events in kinds]),
+        stream=np.concatenate([events.stream for events in kinds]),
+        name=np.concatenate([trace.kernels.name, np.full(sum(number[1:]), -1, np.int32)]),
+        graph_node=_nodes(kinds),
+        direction=np.concatenate([np.full(kernels, -1, np.int8), directions, np.full(sum(number[2:]), -1, np.int8)]),
+        by_start=np.argsort(start_ns, kind="stable"),
+        moved_bytes=np.concatenate([*moved, np.zeros(number[3], np.int64)]),
+        moved_pageable_bytes=pageable,
     )
+
+
+def _nodes(kinds: tuple[model.Operations, ...]) -> Int64:
+    """Return the node of each operation; where there are no graphs, one value stands for all."""
+    if all((events.graph_node == NULL).all() for events in kinds):
+        return np.broadcast_to(np.int64(NULL), sum(map(len, kinds)))
+    return np.concatenate([events.graph_node for events in kinds])
 
 
 def launches(trace: Trace, gpu: GpuOperations) -> Launches:
@@ -100,8 +149,66 @@ def launches(trace: Trace, gpu: GpuOperations) -> Launches:
     nsys's own join.
     """
     calls = trace.calls
-    process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
-    known, operation_key, call_key = _keys(gpu, process_of_thread[calls.thread], calls.correlation)
+    process_of_thread = np.array([thread.process for thread in trace.threads], np.int32)
+    correlation = np.concatenate(
+        [events.correlation for events in (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)]
+    )
+    joined = _by_lookup(gpu, correlation, calls, process_of_thread)
+    call_of, call, operation = joined or _by_sorting(gpu, correlation, calls, process_of_thread)
+    launched = np.flatnonzero(call_of >= 0)
+    leads = np.zeros(len(gpu), np.bool_)
+    first = np.full(len(calls), -1, np.int64)
+    first[call_of[launched][::-1]] = launched[::-1]
+    leads[first[first >= 0]] = True
+    queue = np.full(len(gpu), NULL, np.int64)
+    queue[launched] = gpu.start_ns[launched] - calls.end_ns[call_of[launched]]
+    queue[queue < 0] = NULL
+    return Launches(calls, operation, call, call_of, leads, queue)
+
+
+_SPARSEST = 8
+"""How many numbers a lookup table may have for each call: ids that lie farther apart are sorted instead."""
+
+
+def _by_lookup(
+    gpu: GpuOperations, correlation: Int64, calls: model.Calls, process_of_thread: Int32
+) -> tuple[Int64, Int64, Int64] | None:
+    """Return call_of and the links (call, operation) by a table of ids; None where ids are far apart or come twice."""
+    call_of = np.full(len(gpu), -1, np.int64)
+    process_of_call = process_of_thread[calls.thread]
+    for process in np.unique(gpu.process).tolist():
+        here = np.flatnonzero((process_of_call == process) & (calls.correlation != NULL))
+        if not len(here):
+            continue
+        ids = calls.correlation[here]
+        low = int(ids.min())
+        width = int(ids.max()) - low + 1
+        if width > max(1024, _SPARSEST * len(here)):
+            return None
+        table = np.full(width, -1, np.int32)
+        table[ids - low] = here
+        if (table >= 0).sum() != len(here):
+            return None
+        mine = np.flatnonzero(gpu.process == process)
+        # NULL and what lies outside the table find nothing; the difference of a wild id may overflow, and is masked.
+        wanted = correlation[mine]
+        inside = (wanted >= low) & (wanted <= low + width - 1)
+        call_of[mine[inside]] = table[wanted[inside] - low]
+    operation = np.flatnonzero(call_of >= 0)
+    call = call_of[operation]
+    # By thread and then by call, which come by start; of one call the operations by their number.
+    thread = calls.thread[call]
+    operation = operation[np.argsort(thread.astype(np.int64) * max(1, len(calls)) + call, kind="stable")]
+    return call_of, call_of[operation], operation
+
+
+def _by_sorting(
+    gpu: GpuOperations, correlation: Int64, calls: model.Calls, process_of_thread: Int32
+) -> tuple[Int64, Int64, Int64]:
+    """Return call_of and the links (call, operation), whatever the ids are."""
+    known, operation_key, call_key = _keys(
+        gpu, correlation, process_of_thread[calls.thread].astype(np.int64), calls.correlation
+    )
     useful = np.flatnonzero(np.isin(call_key, operation_key[known]) & (calls.correlation != NULL))
     by_key = useful[np.argsort(call_key[useful], kind="stable")]
     keys = call_key[by_key]
@@ -110,35 +217,25 @@ def launches(trace: Trace, gpu: GpuOperations) -> Launches:
     number = np.searchsorted(keys, wanted, "right") - first
     call = by_key[spread(first, number)]
     operation = np.repeat(known, number)
-
-    leads = np.zeros(len(gpu), np.bool_)
-    leads[known[np.unique(wanted, return_index=True)[1]]] = True
-    order = np.lexsort((operation, calls.start_ns[call], calls.thread[call]))
+    order = np.lexsort((operation, call, calls.thread[call]))
     call, operation = call[order], operation[order]
     # Written from the last to the first, so that of several calls the earliest to start counts.
-    queue = np.full(len(gpu), NULL, np.int64)
-    earliest = np.argsort(calls.start_ns[call], kind="stable")[::-1]
-    queue[operation[earliest]] = gpu.start_ns[operation[earliest]] - calls.end_ns[call[earliest]]
-    queue[queue < 0] = NULL
-    return Launches(operation, calls.thread[call], calls.start_ns[call], calls.end_ns[call], leads, queue)
+    call_of = np.full(len(gpu), -1, np.int64)
+    earliest = np.argsort(call, kind="stable")[::-1]
+    call_of[operation[earliest]] = call[earliest]
+    return call_of, call, operation
 
 
-def spread(first: Int64, number: Int64) -> Int64:
-    """Return first[0], first[0]+1, ... (number[0] of them), first[1], ...: the indices of many slices in a row."""
-    ends = np.cumsum(number)
-    total = int(ends[-1]) if len(ends) else 0
-    spread_out: Int64 = np.arange(total) + np.repeat(first - (ends - number), number)
-    return spread_out
-
-
-def _keys(gpu: GpuOperations, call_process: Int64, call_correlation: Int64) -> tuple[Int64, Int64, Int64]:
+def _keys(
+    gpu: GpuOperations, correlation: Int64, call_process: Int64, call_correlation: Int64
+) -> tuple[Int64, Int64, Int64]:
     """Return the operations that have a correlationId, and one number each for (process, id) of operations and calls.
 
     The ids are replaced by their rank, so that one int64 holds both however large the ids of a damaged file are.
     """
-    known = np.flatnonzero(gpu.correlation != NULL)
-    ids = np.unique(np.concatenate([gpu.correlation, call_correlation]))
-    operation_key = gpu.process.astype(np.int64) * len(ids) + np.searchsorted(ids, gpu.correlation)
+    known = np.flatnonzero(correlation != NULL)
+    ids = np.unique(np.concatenate([correlation, call_correlation]))
+    operation_key = gpu.process.astype(np.int64) * len(ids) + np.searchsorted(ids, correlation)
     return known, operation_key, call_process * len(ids) + np.searchsorted(ids, call_correlation)
 
 

@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.analysis.attribution import Coverage, GpuWork, attribute
+from traceable.analysis.attribution import Coverage, launch_events
+from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summed_up
-from traceable.analysis.instances import Instances, instances
-from traceable.analysis.operations import DIRECTIONS, launches, operations
+from traceable.analysis.instances import Instances
+from traceable.analysis.operations import DIRECTIONS
+from traceable.analysis.parentage import depths
+from traceable.analysis.rules import RULES, THREAD, Links
 from traceable.analysis.statistics import maxima, spread_of, totals
-from traceable.analysis.table import Table, integers, ratios
+from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.waits import sync_waits
+from traceable.analysis.work import GpuWork, spans_of, work_of
 from traceable.trace.model import NULL, PUSH_POP, Int64, Trace
 
-_STYLES = ("push_pop", "start_end")
+STYLES = ("push_pop", "start_end")
 
 
 @dataclass(frozen=True)
@@ -42,70 +46,136 @@ class Profile:
 
 def profile(trace: Trace) -> Profile:
     """Return what each range of `trace` cost, by path and by name, largest CPU total first among siblings."""
-    found = instances(trace)
-    gpu = operations(trace)
-    work, coverage = attribute(found, gpu, launches(trace, gpu))
-    waits = sync_waits(trace, found)
-    ranges, fields = _by_path(trace, found, work, waits)
-    return Profile(
-        ranges=ranges,
-        fields=fields,
-        names=_by_name(trace, found, work, waits),
-        coverage=coverage,
-    )
+    return profile_of(Context(trace))
 
 
-def _by_path(trace: Trace, found: Instances, work: GpuWork, waits: Int64) -> tuple[Table, tuple[Fields | None, ...]]:
-    keys = np.stack([found.path, found.domain, found.style])
-    group, first = _grouped(keys)
+def profile_of(context: Context) -> Profile:
+    """Return what `profile` returns, given what the questions share."""
+    trace, found = context.trace, context.found
+    took = measured(context)
+    ranges, fields = _by_path(trace, found, took)
+    return Profile(ranges=ranges, fields=fields, names=_by_name(trace, found, took), coverage=context.coverage)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What each instance took: its GPU work, the part of it that nsys's projection knows, its waits in ns."""
+
+    work: GpuWork
+    nsys: GpuWork
+    waits: Int64
+
+
+def measured(context: Context) -> Measured:
+    """Return what each instance took."""
+    found, gpu, launched, attribution = context.found, context.gpu, context.launched, context.attribution
+    work = work_of(found, gpu, launched, attribution.links, attribution.replayed)
+    nsys = work
+    if found.replay.any() or (attribution.links.rule != THREAD).any():
+        own = Links(launch_events(gpu, launched), np.full(len(launched.operation), THREAD, np.int8))
+        nsys = spans_of(found.stretches, len(found), gpu, launched, own)
+    return Measured(work, nsys, sync_waits(context.trace, found))
+
+
+def _by_path(trace: Trace, found: Instances, took: Measured) -> tuple[Table, tuple[Fields | None, ...]]:
+    group, first = grouped(found.path, found.domain, found.style)
     identity = _identity(trace, found, first)
     paths = [[trace.names[name] for name in found.paths[path]] for path in found.path[first].tolist()]
-    table = Table({"path": _objects(paths), **identity, **_columns(found, work, waits, group, len(first))})
+    table = Table({"path": objects(paths), **identity, **_columns(found, took, group, len(first))})
     order = _tree_order(found, first, table.values["cpu_total_ns"])
     fields = summed_up(trace.names, found.fields, group, len(first))
     return table.take(order), tuple(fields[row] for row in order.tolist())
 
 
-def _by_name(trace: Trace, found: Instances, work: GpuWork, waits: Int64) -> Table:
-    group, first = _grouped(np.stack([found.domain, found.name, found.style]))
-    table = Table({**_identity(trace, found, first), **_columns(found, work, waits, group, len(first))})
-    return table.take(np.argsort(-table.values["cpu_total_ns"], kind="stable"))
+def _by_name(trace: Trace, found: Instances, took: Measured) -> Table:
+    group, first = grouped(found.domain, found.name, found.style)
+    rows = _of_names(trace, found, took, group, first)
+    return rows.take(np.argsort(-rows.values["cpu_total_ns"], kind="stable"))
 
 
-def _grouped(keys: NDArray[Any]) -> tuple[Int64, Int64]:
-    """Number the distinct columns of `keys`: the group of each instance, and the first instance of each group."""
-    if not keys.shape[1]:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    return group.reshape(-1), first
+def by_place(context: Context, place: Int64) -> tuple[Table, Int64]:
+    """Return the rows of `Profile.names` for the instances of each place apart, and the place of each row.
+
+    Args:
+        place: a number from 0 of each instance: of its thread, say. Rows come by it, the largest CPU total first.
+    """
+    found = context.found
+    group, first = grouped(place, found.domain, found.name, found.style)
+    rows = _of_names(context.trace, found, measured(context), group, first)
+    order = np.lexsort((-rows.values["cpu_total_ns"], place[first]))
+    return rows.take(order), place[first][order]
+
+
+def _of_names(trace: Trace, found: Instances, took: Measured, group: Int64, first: Int64) -> Table:
+    columns = _columns(found, took, group, len(first))
+    tree = _tree_columns(found, took.nsys, group, len(first))
+    style = found.style[first]
+    of_style = totals(style.astype(np.int64), np.maximum(columns["cpu_total_ns"], 0), int(style.max(initial=0)) + 1)
+    share = {"nsys_cpu_share": ratios(columns["cpu_total_ns"], of_style[style])}
+    return Table({**_identity(trace, found, first), **columns, **share, **tree})
+
+
+def _tree_columns(found: Instances, nsys: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    """Return how deep the instances lie that nsys's projection lists, and how many listed ones lie inside each."""
+    listed = nsys.operations > 0
+    number = np.bincount(group[listed], minlength=groups)
+    inside = np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))
+    level = depths(found.parent)
+    return {
+        "nsys_level_mean": ratios(totals(group[listed], level[listed], groups), number),
+        "nsys_children_mean": ratios(totals(group[listed], inside[listed], groups), number),
+    }
+
+
+def grouped(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
+    """Number the distinct combinations of index columns (from -1): the group of each row, and its first row.
+
+    Groups come in the order of the keys, the first before the second.
+    """
+    key = np.zeros(len(keys[0]), np.int64)
+    for column in keys:
+        key = key * (int(column.max(initial=-1)) + 2) + (column + 1)
+    width = int(key.max(initial=-1)) + 1
+    if width > max(1 << 20, 4 * len(key)):
+        _, first, group = np.unique(key, return_index=True, return_inverse=True)
+        return group.reshape(-1), first
+    row = np.full(width, -1, np.int64)
+    row[key[::-1]] = np.arange(len(key))[::-1]
+    present = np.flatnonzero(row >= 0)
+    number = np.empty(width, np.int64)
+    number[present] = np.arange(len(present))
+    return number[key], row[present]
 
 
 def _identity(trace: Trace, found: Instances, first: Int64) -> dict[str, NDArray[Any]]:
     domains = [trace.names[domain] if domain >= 0 else None for domain in found.domain[first].tolist()]
     return {
-        "name": _objects([trace.names[name] for name in found.name[first].tolist()]),
-        "domain": _objects(domains),
-        "style": _objects([_STYLES[style != PUSH_POP] for style in found.style[first].tolist()]),
+        "name": objects([trace.names[name] for name in found.name[first].tolist()]),
+        "domain": objects(domains),
+        "style": objects([STYLES[style != PUSH_POP] for style in found.style[first].tolist()]),
     }
 
 
-def _columns(found: Instances, work: GpuWork, waits: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return the columns that count and measure, one value a group."""
-    whole = ~found.clipped
-    duration = found.end_ns - found.start_ns
+def _columns(found: Instances, took: Measured, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    """Return the columns that count and measure, one value a group. A replay has no CPU time."""
+    real = ~found.replay
+    whole = real & ~found.clipped
+    duration = np.where(real, found.end_ns - found.start_ns, 0)
     outermost = int(duration[found.parent < 0].sum())
-    total = totals(group, duration, groups)
+    count = np.bincount(group[real], minlength=groups)
+    total = integers(totals(group, duration, groups), count > 0)
     return {
-        "count": np.bincount(group, minlength=groups),
+        "count": count,
         "clipped": np.bincount(group[found.clipped], minlength=groups),
         "cpu_total_ns": total,
-        "cpu_share": ratios(total, np.full(groups, outermost)),
+        "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
         **spread_of("cpu", group, duration, whole, groups),
         "cpu_self_total_ns": _known_total(group, found.self_ns, groups),
         "active_total_ns": _known_total(group, found.active_ns, groups),
         **spread_of("active", group, found.active_ns, whole & found.task, groups),
-        "sync_wait_total_ns": _known_total(group, waits, groups),
-        **_gpu_columns(found, work, duration, group, groups),
+        "sync_wait_total_ns": _known_total(group, took.waits, groups),
+        **_gpu_columns(found, took.work, duration, group, groups),
+        **_nsys_columns(took.nsys, duration, group, groups),
     }
 
 
@@ -139,7 +209,20 @@ def _gpu_columns(
         "queue_mean_ns": ratios(totals(group, work.queue_ns, groups), queued),
         "queue_max_ns": maxima(group, work.queue_max_ns, groups),
         **_copy_columns(work, group, groups),
-        "attribution": _attribution(found, worked, group, groups),
+        **_rule_columns(work, group, groups),
+    }
+
+
+def _nsys_columns(nsys: GpuWork, duration: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    """Return what nsys's projection says, which knows of launch calls on the range's own thread alone."""
+    listed = nsys.operations > 0
+    count = np.bincount(group[listed], minlength=groups)
+    return {
+        "nsys_gpu_count": integers(count, count > 0),
+        "nsys_cpu_total_ns": integers(totals(group, np.where(listed, duration, 0), groups), count > 0),
+        "nsys_launches": integers(totals(group, nsys.launches, groups), count > 0),
+        "nsys_gpu_span_total_ns": integers(totals(group, nsys.span_ns, groups), count > 0),
+        **spread_of("nsys_gpu_span", group, nsys.span_ns, listed, groups),
     }
 
 
@@ -160,13 +243,19 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
     return columns
 
 
-def _attribution(found: Instances, worked: NDArray[np.bool_], group: Int64, groups: int) -> NDArray[Any]:
-    """Say for each group by which rule its GPU work is known: `task` where a coroutine's stretches tell."""
+def _rule_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    """Return the rule that explains the most GPU time of each group, and how much each rule explains."""
     labels: list[str | None] = [None] * groups
-    for label, which in (("thread", worked & ~found.task), ("task", worked & found.task)):
-        for one in np.unique(group[which]).tolist():
-            labels[one] = label
-    return _objects(labels)
+    time = np.array([totals(group, values, groups) for values in work.rule_ns])
+    operations = np.array([totals(group, values, groups) for values in work.rule_operations])
+    # Where nothing took time the number of operations decides.
+    most = np.lexsort((operations, time), axis=0)[-1]
+    for one in np.flatnonzero(operations.sum(axis=0)).tolist():
+        labels[one] = RULES[most[one]]
+    shares = {
+        f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0) for i, rule in enumerate(RULES)
+    }
+    return {"attribution": objects(labels), **shares}
 
 
 def _known_total(group: Int64, values: Int64, groups: int) -> Int64:
@@ -197,10 +286,3 @@ def _tree_order(found: Instances, first: Int64, total: Int64) -> Int64:
         # Last in, first out: the smallest goes in first.
         waiting += sorted(children.get(path, ()), key=lambda child: sum(totals_of[row] for row in rows[child]))
     return np.array(order, np.int64)
-
-
-def _objects(values: list[Any]) -> NDArray[Any]:
-    column = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        column[i] = value
-    return column

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,16 @@ class Table:
 
     Absent is `NULL` in an integer column, NaN in a float column and None in an object column; `rows` and `column` give
     None for all three.
+
+    Attributes:
+        values: the columns.
+        others: what belongs to the same answer and has other rows, by name: the size buckets beside the largest gaps.
+        notes: sentences that must be said with the numbers.
     """
 
     values: Mapping[str, NDArray[Any]]
+    others: Mapping[str, Table] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -45,14 +53,61 @@ class Table:
         for row in zip(*(self.column(name) for name in self.values), strict=True):
             yield dict(zip(self.values, row, strict=True))
 
+    def to_numpy(self) -> dict[str, NDArray[Any]]:
+        """Return each column as an array, by name.
+
+        Integers (int64) and truth values are masked arrays, masked where absent, so that no sum takes in what is not
+        there; real numbers (float64) are NaN where absent; all else (text, lists) is of dtype object, with None.
+        """
+        return {name: self._masked(name) if _masks(values) else values for name, values in self.values.items()}
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame`: dtypes `Int64`, `boolean`, `float64` and `object`, with NA, NaN and None.
+
+        Raises:
+            ImportError: pandas is missing; traceable[pandas] has it.
+        """
+        pandas = _needed("pandas", "to_pandas", "pandas")
+        columns = {}
+        for name, values in self.values.items():
+            kind = values.dtype.kind
+            dtype = "boolean" if kind == "b" else "Int64" if kind in "iu" else "float64" if kind == "f" else object
+            plain = values if kind == "f" else self.column(name)
+            # An object array would be taken apart where it holds lists.
+            columns[name] = pandas.Series(plain if kind != "O" else objects(plain), dtype=dtype)
+        return pandas.DataFrame(columns)
+
+    def to_arrow(self) -> Any:
+        """Return a `pyarrow.Table`: int64, bool, double, string and lists of strings, null where absent.
+
+        Raises:
+            ImportError: pyarrow is missing; traceable[arrow] has it.
+        """
+        arrow = _needed("pyarrow", "to_arrow", "arrow")
+        types = {"i": arrow.int64(), "u": arrow.int64(), "b": arrow.bool_(), "f": arrow.float64()}
+        columns = {}
+        for name, values in self.values.items():
+            plain = self.column(name)
+            # Without a single value there is nothing to tell the type from.
+            some = any(value is not None for value in plain)
+            columns[name] = arrow.array(plain, types.get(values.dtype.kind, None if some else arrow.string()))
+        return arrow.table(columns)
+
     def take(self, index: Any) -> Table:
         """Return the rows at `index`: a mask or an order."""
-        return Table({name: values[index] for name, values in self.values.items()})
+        return replace(self, values={name: values[index] for name, values in self.values.items()})
+
+    def _masked(self, name: str) -> NDArray[Any]:
+        values = self.values[name]
+        if values.dtype.kind == "b":
+            return np.ma.array(values, mask=False)
+        return np.ma.array(values.astype(np.int64), mask=values == NULL)
 
 
 def integers(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return `values` as an integer column that is absent where not `known`."""
-    return np.where(known, values, NULL).astype(np.int64)
+    # NULL is no int32: narrower columns are widened first.
+    return np.where(known, values.astype(np.int64), NULL)
 
 
 def ratios(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
@@ -60,3 +115,30 @@ def ratios(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
     out = np.full(len(part), np.nan)
     np.divide(part, whole, out=out, where=np.asarray(whole) > 0)
     return out
+
+
+def objects(values: Iterable[Any]) -> NDArray[Any]:
+    """Return values of any kind (str, list, None) as an object column."""
+    listed = list(values)
+    column = np.empty(len(listed), object)
+    for i, value in enumerate(listed):
+        column[i] = value
+    return column
+
+
+def _masks(values: NDArray[Any]) -> bool:
+    return values.dtype.kind in "iub"
+
+
+def _needed(module: str, method: str, extra: str) -> Any:
+    """Return an optional library's module.
+
+    Raises:
+        ImportError: it is not installed; the message names the extra that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ImportError(f"Table.{method} needs {module}; install traceable[{extra}]", name=module) from None

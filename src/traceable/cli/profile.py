@@ -1,4 +1,4 @@
-"""What `run` and `report` share: the options that say what of a profile is shown, and showing it."""
+"""What `run` and `report` share: the options that say what of a profile is shown, and showing the ranges."""
 
 from __future__ import annotations
 
@@ -9,31 +9,40 @@ from pathlib import Path
 from typing import TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
+from traceable.report.choice import LARGEST, Choice, column_meant
+from traceable.report.text import encodable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
+    from traceable.recording import Recording
 
 TERMINAL_ROWS = 100
 """How many rows the table shows where --top does not say: a trace may have thousands of names."""
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how a profile is printed."""
+    """Add the options that say how the ranges are printed."""
+    group = add_output_arguments(parser)
+    group.add_argument(
+        "--sort", metavar="COLUMN", type=sort_column, help="sort by this column of the report, largest first"
+    )
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add those of these options that do not depend on what is shown, and return their group."""
     group = parser.add_argument_group("what is printed")
     output = group.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the report as JSON (docs/report.md)")
-    output.add_argument("--csv", action="store_true", help="print one line a range path as CSV")
-    group.add_argument(
-        "--sort", metavar="COLUMN", type=_sort_column, help="sort by this column of the report, largest first"
-    )
-    group.add_argument("--top", metavar="N", type=_positive, help="print the N largest rows")
+    output.add_argument("--csv", action="store_true", help="print the table as CSV, every column")
+    group.add_argument("--top", metavar="N", type=positive, help="print the N largest rows")
     group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
-    group.add_argument("--match", metavar="GLOB", help="print only ranges whose name matches, as in 'decode*'")
+    group.add_argument("--match", metavar="GLOB", help="print only what has a name that matches, as in 'decode*'")
+    return group
 
 
 def show(
-    database: Path,
+    path: Path,
     arguments: argparse.Namespace,
     *,
     title: str,
@@ -41,10 +50,10 @@ def show(
     save_to: Path | None = None,
     expected: Sequence[str] = (),
 ) -> tuple[Verdict, ...]:
-    """Load a trace, save its report, print it, and return what it says of the ranges that were expected.
+    """Load a recording, save its report, print its ranges, and return what it says of those that were expected.
 
     Args:
-        database: the nsys SQLite file.
+        path: what `traceable.load` reads.
         arguments: what `add_view_arguments` parsed. It narrows what is printed, never what is saved.
         title: the first line above the table.
         stream: where to print.
@@ -55,61 +64,75 @@ def show(
         TraceError: the file can't be read as a trace.
         TraceableError: the report can't be written.
     """
-    # numpy and rich take a tenth of a second to import, which `run` must not spend before the program starts.
+    # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
     from traceable.analysis.contract import verdicts
-    from traceable.analysis.counters import counters
-    from traceable.analysis.pauses import without_short_callbacks
-    from traceable.analysis.profile import profile
-    from traceable.report import contract
-    from traceable.report.delimited import to_csv
-    from traceable.report.document import document, save, to_json
-    from traceable.report.view import View
-    from traceable.trace import load
+    from traceable.cli.progress import Progress
+    from traceable.recording import load
+    from traceable.report.document import document, save
 
-    trace = load(database)
-    shown, short_callbacks = without_short_callbacks(trace)
-    found = profile(shown)
-    judged = verdicts(expected, found)
-    every = View(sort=arguments.sort, domain=arguments.domain, match=arguments.match)
-    report = {**document(trace, found, counters(trace)), "expectations": contract.rows(judged)}
-    if short_callbacks:
-        report["source"]["notes"].append(f"{short_callbacks} callbacks of the event loop under the threshold left out")
-    if save_to is not None:
-        save(report, save_to)
-    view = dataclasses.replace(every, top=arguments.top)
-    if arguments.json:
-        stream.write(to_json(view.report(report)) + "\n")
-    elif arguments.csv:
-        _write_encodable(stream, to_csv(view.rows(report["ranges"]), RANGE_COLUMNS))
-    else:
-        from traceable.report.terminal import write_table
-
-        rows = dataclasses.replace(every, top=arguments.top or TERMINAL_ROWS).rows(report["ranges"])
-        left_out = len(every.rows(report["ranges"])) - len(rows)
-        sampled = every.counters(report["counters"])
-        write_table(report, rows, title, stream, tree=view.sort is None, left_out=left_out, counters=sampled)
-    stream.flush()
+    with Progress() as progress:
+        recording = load(path, progress=progress)
+        judged = verdicts(expected, recording.profile)
+        if save_to is not None:
+            save(document(recording, Choice(), judged), save_to)
+    print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
     return judged
 
 
-def _positive(word: str) -> int:
-    number = int(word) if word.isascii() and word.isdigit() else 0
+def print_ranges(
+    recording: Recording,
+    verdicts: Sequence[Verdict],
+    arguments: argparse.Namespace,
+    choice: Choice,
+    *,
+    title: str,
+    stream: TextIO,
+    by: str = "path",
+) -> None:
+    """Print the chosen ranges by path or by name, in the form that the options ask for."""
+    from traceable.report.delimited import to_csv
+    from traceable.report.document import document, head, to_json
+
+    if arguments.json:
+        stream.write(to_json(document(recording, choice, verdicts)) + "\n")
+    elif arguments.csv:
+        table = recording.profile.names if by == "name" else recording.profile.ranges
+        write_text(stream, to_csv(choice.rows(table, LARGEST), table.columns))
+    else:
+        from traceable.report.terminal import Page, write_head, write_notes, write_ranges
+
+        page = Page(stream)
+        said = head(recording)
+        shown = dataclasses.replace(choice, top=choice.top or TERMINAL_ROWS)
+        write_head(page, said, title)
+        write_ranges(page, recording.profile, recording.counters(), shown, by)
+        write_notes(page, said)
+    stream.flush()
+
+
+def choice_of(arguments: argparse.Namespace) -> Choice:
+    """Return which rows the options ask for."""
+    return Choice(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write a text of many lines, with escapes for what the stream can't encode."""
+    stream.write(encodable(text, getattr(stream, "encoding", None)))
+
+
+def positive(word: str) -> int:
+    """Return a whole number of at least 1, for argparse."""
+    number = int(word) if word.isascii() and word.isdigit() and len(word) < 19 else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is not a whole number of at least 1")
     return number
 
 
-def _sort_column(asked: str) -> str:
-    """Check --sort; a column may be named without its unit and, the commonest, without `cpu_`."""
-    word = asked.strip().lower().replace("-", "_").replace(" ", "_")
-    for name in (word, f"{word}_ns", f"cpu_{word}", f"cpu_{word}_ns", f"{word}_total_ns", f"cpu_{word}_total_ns"):
-        if name in RANGE_COLUMNS and name != "path":
-            return name
-    raise argparse.ArgumentTypeError(
-        f"the report has no column {asked!r}; use one like count, total, p99, max, self, gpu_busy (all: docs/report.md)"
-    )
-
-
-def _write_encodable(stream: TextIO, text: str) -> None:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+def sort_column(asked: str) -> str:
+    """Check --sort before a program is run for hours."""
+    if (column := column_meant(asked, RANGE_COLUMNS)) is None:
+        raise argparse.ArgumentTypeError(
+            f"the report has no column {asked!r}; "
+            "use one like count, total, p99, max, self, gpu_busy (all: docs/report.md)"
+        )
+    return column

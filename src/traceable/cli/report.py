@@ -1,36 +1,179 @@
-"""Print the profile of what was recorded: a run directory, a .nsys-rep or an nsys .sqlite file.
+"""Print what was recorded: a run directory, a .nsys-rep or an nsys .sqlite file.
 
-One line a range path, with the time it took on the CPU and, where the trace holds it, on the GPU. Nothing at PATH is
-changed or deleted; a .nsys-rep is exported to a temporary folder first.
+Without --view, one line a range path, with the time it took on the CPU and, where the recording holds it, on the GPU.
+Nothing at PATH is changed or deleted; a .nsys-rep is exported to a temporary folder first.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeAlias, Union
 
+from traceable.cli import asked
 from traceable.cli.contract import add_contract_arguments, nothing_expected, strict_code, tell
-from traceable.cli.profile import add_view_arguments, show
+from traceable.cli.profile import add_output_arguments, choice_of, print_ranges, write_text
+from traceable.errors import UnanswerableError, UsageError
 from traceable.launch import contract
-from traceable.launch.reports import manifest_of, opened
+from traceable.launch.reports import manifest_of
+from traceable.report.choice import Choice, column_meant
+from traceable.report.views import RANGES, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.table import Table
+    from traceable.recording import Recording
+
+Answer: TypeAlias = Union["Table", UnanswerableError]
+"""What a question was answered with, or why it was not."""
+
+TERMINAL_ROWS = 30
+"""How many rows of a table are shown where --top does not say."""
+
+TERMINAL_ROWS_OF_MANY = 10
+"""The same where all views are shown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `report` takes."""
     parser.add_argument("path", metavar="PATH", type=Path, help="a run directory, a .nsys-rep or a .sqlite file")
-    add_view_arguments(parser)
+    asked.add_question_arguments(parser)
+    group = add_output_arguments(parser)
+    group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")
+    group.add_argument("--table", metavar="NAME", help="with --csv: print this further table of the view instead")
     add_contract_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the profile of PATH; return the exit code."""
-    with opened(arguments.path) as database:
-        said = contract.expected(arguments.path, manifest_of(arguments.path)) if arguments.path.is_dir() else ()
-        expected = tuple(dict.fromkeys((*said, *arguments.expect)))
-        if arguments.strict and not expected:
-            raise nothing_expected()
+    """Print what is asked of PATH; return the exit code."""
+    views = asked.views_asked(arguments)
+    expected = _expected(arguments)
+    # numpy takes a tenth of a second to import: what can be refused is refused before.
+    from traceable.analysis.contract import verdicts
+    from traceable.cli.progress import Progress
+    from traceable.recording import load
+    from traceable.report.document import document, head
+
+    with Progress() as progress:
+        whole = load(arguments.path, progress=progress)
+        judged = verdicts(expected, whole.profile) if expected else ()
+        recording = asked.part_asked(whole, arguments)
+        # By path and by name the ranges are a document of their own, the one that `run` saves.
+        by = arguments.by or RANGES.by[0]
+        documented = RANGES in views and by in ("path", "name")
+        if documented and arguments.range_name is not None:
+            recording.check_range(arguments.range_name)
+        answers = {view: _answer(recording, view, arguments) for view in views if not (documented and view is RANGES)}
+    refused = next((answer for answer in answers.values() if isinstance(answer, UnanswerableError)), None)
+    if refused is not None and len(views) == 1:
+        raise refused
+    ranges = _of_ranges(recording, by, arguments) if documented else None
+    if ranges is not None and not answers:
         title = f"profile of {arguments.path}"
-        judged = show(database, arguments, title=title, stream=sys.stdout, expected=expected)
+        print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by)
+    elif arguments.json:
+        _print_json(head(recording) if ranges is None else document(recording, ranges, judged), answers, arguments)
+    elif arguments.csv:
+        _print_csv(next(iter(answers.values())), arguments)
+    else:
+        _print_tables(recording, ranges, answers, arguments)
+    sys.stdout.flush()
     tell(judged, lambda line: print(f"traceable: {line}", file=sys.stderr))
     return strict_code(judged) if arguments.strict else 0
+
+
+def _expected(arguments: argparse.Namespace) -> tuple[str, ...]:
+    path = arguments.path
+    said = contract.expected(path, manifest_of(path)) if path.is_dir() else ()
+    expected = tuple(dict.fromkeys((*said, *arguments.expect)))
+    if arguments.strict and not expected:
+        raise nothing_expected()
+    return expected
+
+
+def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> Choice:
+    """Return which ranges the options ask for."""
+    table = recording.profile.names if by == "name" else recording.profile.ranges
+    return dataclasses.replace(_choice(arguments, table), name=arguments.range_name)
+
+
+def _answer(recording: Recording, view: View, arguments: argparse.Namespace) -> Answer:
+    try:
+        return recording.answer(view.name, **asked.options_of(view, arguments))
+    except UnanswerableError as error:
+        return error
+
+
+def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], arguments: argparse.Namespace) -> None:
+    from traceable.report.document import answer, to_json, unanswered
+
+    for view, found in answers.items():
+        # `ranges` is the list of the range paths, here as in report.json.
+        key = f"ranges_by_{arguments.by}" if view is RANGES else view.name
+        if isinstance(found, UnanswerableError):
+            report[key] = unanswered(found)
+        else:
+            report[key] = answer(found, _choice(arguments, found))
+    sys.stdout.write(to_json(report) + "\n")
+
+
+def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
+    from traceable.report.delimited import to_csv
+
+    assert not isinstance(found, UnanswerableError), "raised before"
+    table = found
+    if arguments.table is not None:
+        if arguments.table not in found.others:
+            there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
+            raise UsageError(f"--view {arguments.view} has no table {arguments.table!r}", there)
+        table = found.others[arguments.table]
+    write_text(sys.stdout, to_csv(_choice(arguments, table).rows(table), table.columns))
+
+
+def _print_tables(
+    recording: Recording, ranges: Choice | None, answers: Mapping[View, Answer], arguments: argparse.Namespace
+) -> None:
+    """Print the ranges, where these are asked for, and the answers."""
+    from traceable.report.document import head
+    from traceable.report.terminal import Page, write_head, write_notes, write_ranges, write_view
+
+    many = ranges is not None
+    report = head(recording)
+    rows = arguments.top or (TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
+    tables = {view: found for view, found in answers.items() if not isinstance(found, UnanswerableError)}
+    # What can be refused is refused before anything is printed.
+    choices = {view: dataclasses.replace(_choice(arguments, found), top=rows) for view, found in tables.items()}
+    page = Page(sys.stdout)
+    write_head(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.path}")
+    if ranges is not None:
+        shown = dataclasses.replace(ranges, top=rows)
+        write_ranges(page, recording.profile, recording.counters(), shown, "path")
+    for view, found in answers.items():
+        page.line()
+        if many:
+            page.line(f"{view.name}: {view.help}")
+        if isinstance(found, UnanswerableError):
+            page.line(f"not answered: {found}")
+        else:
+            write_view(page, view, found, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
+    write_notes(page, report)
+
+
+def _choice(arguments: argparse.Namespace, table: Table) -> Choice:
+    """Return which rows of a table the options ask for.
+
+    Raises:
+        UsageError: the table has no such column.
+    """
+    choice = choice_of(arguments)
+    if choice.match is not None and "name" not in table.columns:
+        raise UsageError("the rows of this table have no names to --match", "leave --match out")
+    if choice.sort is None:
+        return choice
+    column = column_meant(choice.sort, table.columns)
+    if column is None:
+        raise UsageError(f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}")
+    return dataclasses.replace(choice, sort=column)

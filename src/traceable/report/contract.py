@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from traceable.analysis.contract import NEVER_ENTERED, WITHOUT_GPU_WORK, Verdict
-from traceable.report.terminal import printable
+from traceable.report.text import printable
 from traceable.report.units import count
 
 

@@ -1,20 +1,21 @@
-"""A report's ranges as CSV: one line a range path, every column, full precision."""
+"""A table as CSV: one line a row, every column, full precision."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from traceable.report.view import Row
+from traceable.report.choice import Row
 
 
-def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Return the rows as CSV text with a header line. Absent is empty; `path` is a JSON list of names."""
+def to_csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
+    """Return the rows as CSV text with a header line. Absent is empty; a list, such as a path, is JSON."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([json.dumps(row[name]) if name == "path" else row[name] for name in columns])
+        values = (row[name] for name in columns)
+        writer.writerow([json.dumps(value) if isinstance(value, list | bool) else value for value in values])
     return out.getvalue()

@@ -1,25 +1,32 @@
-"""report.json: a trace and its profile as one versioned document of plain Python values. Nothing is computed here."""
+"""report.json and what `--json` prints: answers as one versioned document of plain values. Nothing is computed."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from traceable.analysis.attribution import Coverage, Share
-from traceable.analysis.profile import Profile
 from traceable.analysis.table import Table
-from traceable.errors import TraceableError
-from traceable.trace.model import Trace
+from traceable.errors import TraceableError, UnanswerableError
+from traceable.report.choice import LARGEST, Choice
+from traceable.report.contract import rows as expectation_rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.contract import Verdict
+    from traceable.recording import Recording
 
 SCHEMA = "traceable.report/1"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
 
 
-def document(trace: Trace, profile: Profile, counters: Table) -> dict[str, Any]:
-    """Return the report as docs/report.md describes it: numbers, strings, lists and dicts, None for what is absent."""
+def head(recording: Recording) -> dict[str, Any]:
+    """Return what stands before every answer: what was read, over which time, and how much of the GPU is explained."""
+    trace = recording.trace
     extent = trace.extent_ns()
     start, end = extent if extent else (None, None)
     return {
@@ -34,7 +41,7 @@ def document(trace: Trace, profile: Profile, counters: Table) -> dict[str, Any]:
             "threads": len(trace.threads),
             "range_instances": len(trace.ranges),
             "marks": len(trace.marks),
-            "notes": list(trace.source.notes),
+            "notes": list(recording.notes),
         },
         "window": {
             "start_ns": start,
@@ -43,15 +50,47 @@ def document(trace: Trace, profile: Profile, counters: Table) -> dict[str, Any]:
             "capture_ns": trace.capture_ns,
             "utc_epoch_ns": trace.utc_epoch_ns,
         },
-        "coverage": _coverage(profile.coverage),
-        "ranges": [
-            row if fields is None else {**row, "fields": fields}
-            for row, fields in zip(profile.ranges.rows(), profile.fields, strict=True)
-        ],
-        "names": list(profile.names.rows()),
-        "counters": list(counters.rows()),
-        "findings": [],
+        "coverage": _coverage(recording.coverage),
+        "selection": recording.selection,
     }
+
+
+def document(recording: Recording, choice: Choice, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the report of the ranges as docs/report.md describes it, in plain Python values; None for absent.
+
+    Args:
+        recording: what is reported on.
+        choice: which ranges and counters are in it.
+        verdicts: what became of the ranges that were expected.
+    """
+    profile, counters = recording.profile, recording.counters()
+    places = choice.places(profile.ranges, LARGEST)
+    fields = [profile.fields[place] for place in places]
+    return {
+        **head(recording),
+        "ranges": [
+            row if carried is None else {**row, "fields": carried}
+            for row, carried in zip(profile.ranges.take(places).rows(), fields, strict=True)
+        ],
+        "names": choice.rows(profile.names, LARGEST),
+        "counters": list(counters.take(choice.matching(counters)).rows()),
+        "findings": [],
+        "expectations": expectation_rows(verdicts),
+    }
+
+
+def answer(table: Table, choice: Choice) -> dict[str, Any]:
+    """Return what a document holds of one answer: the chosen rows, all rows of its other tables, and its notes."""
+    return {
+        "rows": choice.rows(table),
+        "others": {name: list(other.rows()) for name, other in table.others.items()},
+        "notes": list(table.notes),
+    }
+
+
+def unanswered(error: UnanswerableError) -> dict[str, Any]:
+    """Return what a document holds in place of an answer that the trace can't give."""
+    return {"unanswerable": str(error)}
 
 
 def to_json(report: dict[str, Any]) -> str:

@@ -1,112 +1,124 @@
-"""A report as a table for people: one line a range path, indented as the ranges nest, and one a counter below.
+"""A report for people: lines about what was read, then tables.
 
-In a terminal the table fits its width: it loses its least important columns rather than wrap. Elsewhere it is plain
-text with every column.
+In a terminal a table fits its width: it loses its least important columns rather than wrap. Elsewhere it is plain
+text with every column. Whatever a name holds, it can't steer the terminal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from traceable.analysis.profile import Profile
+from traceable.analysis.table import Table
+from traceable.report.choice import LARGEST, Choice, Row
+from traceable.report.columns import Column, cells, worth_showing
+from traceable.report.layout import Cells, laid_out
+from traceable.report.text import encodable, escaped, printable
+from traceable.report.units import count, moment, share, time
+from traceable.report.views import COUNTER_COLUMNS, RANGE_COLUMNS, Other, View
 
-from traceable.report.units import count, share, time, value
-from traceable.report.view import Row
-
-_LONGEST_NAME = 200
-_NARROWEST_NAME = 24
-_GAP = 2
-
-
-@dataclass(frozen=True)
-class _Column:
-    """One column: its heading, the report's column, how to write a value, and its rank (the last goes first)."""
-
-    heading: str
-    source: str
-    write: Callable[[Any], str]
-    rank: int
-
-
-_COLUMNS = (
-    _Column("count", "count", count, 0),
-    _Column("clipped", "clipped", count, 2),
-    _Column("total", "cpu_total_ns", time, 1),
-    _Column("share", "cpu_share", share, 9),
-    _Column("mean", "cpu_mean_ns", time, 8),
-    _Column("p50", "cpu_p50_ns", time, 3),
-    _Column("p90", "cpu_p90_ns", time, 13),
-    _Column("p99", "cpu_p99_ns", time, 4),
-    _Column("max", "cpu_max_ns", time, 10),
-    _Column("self", "cpu_self_total_ns", time, 11),
-    _Column("active", "active_total_ns", time, 7),
-    _Column("kernels", "kernels", count, 12),
-    _Column("GPU span", "gpu_span_total_ns", time, 6),
-    _Column("GPU busy", "gpu_busy_total_ns", time, 5),
-    _Column("attribution", "attribution", str, 14),
-)
-_COUNTER_COLUMNS = (
-    _Column("samples", "samples", count, 0),
-    _Column("first", "first", value, 6),
-    _Column("last", "last", value, 5),
-    _Column("min", "min", value, 2),
-    _Column("max", "max", value, 1),
-    _Column("mean", "mean", value, 4),
-    _Column("time mean", "time_mean", value, 3),
-)
 _COUNTERS_MAX = 100
-_ONLY_IF_ANY = frozenset({"clipped", "active_total_ns", "kernels", "gpu_span_total_ns", "gpu_busy_total_ns"})
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_NARROWEST = 5
+"""Some terminals say that they have no width: below this nobody can be reading."""
+
+_NO_RANGES = "no ranges were recorded: annotate the program, and with nsys have nvtx in --trace"
+_REASONS = {
+    "no_launch_call": "operations without a recorded launch call",
+    "outside_ranges": "operations launched by threads that had no range open",
+    "several_threads": "operations that several threads with an open range may have caused",
+}
 
 
-def write_table(
-    report: dict[str, Any],
-    rows: Sequence[Row],
-    title: str,
-    stream: TextIO,
-    *,
-    tree: bool,
-    left_out: int,
-    counters: Sequence[Row] = (),
-) -> None:
-    """Print the head lines, the tables and the notes of a report.
+class Page:
+    """Where a report is printed.
 
     Args:
-        report: the whole document.
-        rows: the rows of its `ranges` to show, in order.
-        title: first line, saying what this is.
-        tree: indent rows below the rows they lie inside; else each shows its whole path.
-        left_out: how many rows there are beside these, to say so.
-        counters: the rows of its `counters` to show.
+        stream: a terminal, a file or a pipe.
     """
-    console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
-    writable = _Writable(stream)
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._width = _width(stream)
+        self._bold = self._width is not None and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+    def line(self, text: str = "") -> None:
+        """Print a line, with escapes for what can't be printed."""
+        self._stream.write(self._writable(text) + "\n")
+
+    def heading(self, text: str) -> None:
+        """Print a line above a table."""
+        text = self._writable(text)
+        self._stream.write((f"{_BOLD}{text}{_PLAIN}" if self._bold else text) + "\n")
+
+    def table(self, columns: Sequence[Cells]) -> None:
+        """Print a table, as wide as the terminal at most."""
+        written = [
+            Cells(column.heading, list(map(self._writable, column.lines)), column.words, column.rank)
+            for column in columns
+        ]
+        first, *rest = laid_out(written, self._width)
+        self.heading(first)
+        for line in rest:
+            self._stream.write(line + "\n")
+
+    def _writable(self, text: str) -> str:
+        return encodable(escaped(text), getattr(self._stream, "encoding", None))
+
+
+def write_head(page: Page, report: Mapping[str, Any], title: str) -> None:
+    """Print what this is, what was read, and how much of the GPU's work the ranges explain."""
     for line in (title, *head_lines(report)):
-        console.print(Text(writable(line)))
+        page.line(line)
+
+
+def write_ranges(page: Page, profile: Profile, counters: Table, choice: Choice, by: str) -> None:
+    """Print the ranges and the counters of a recording.
+
+    Args:
+        profile: what the ranges cost.
+        counters: what the counters said.
+        choice: what of it to show.
+        by: `path`, as a tree where nothing is sorted; or `name`.
+    """
+    every = profile.names if by == "name" else profile.ranges
+    rows = choice.rows(every, LARGEST)
     if rows:
-        console.print()
-        _print_table(console, rows, [writable(label) for label in _labels(rows, tree)], "range", _COLUMNS)
-    elif not report["ranges"]:
-        console.print(Text(_NO_RANGES))
+        page.line()
+        tree = by == "path" and choice.sort is None
+        page.table([Cells("range", _labels(rows, tree), words=True), *_columns(RANGE_COLUMNS, rows)])
+    elif not len(every):
+        page.line(_NO_RANGES)
     else:
-        console.print(Text("no range matches"))
-    if left_out:
-        console.print(Text(f"{left_out} more rows: --top N shows more, --match and --domain narrow, --json has all"))
-    if counters:
-        shown = counters[:_COUNTERS_MAX]
-        console.print()
-        _print_table(console, shown, [writable(_counter(row)) for row in shown], "counter", _COUNTER_COLUMNS)
-        if len(counters) > len(shown):
-            console.print(Text(f"{len(counters) - len(shown)} more counters: --match narrows, --json has all"))
+        page.line("no range matches")
+    if left_out := len(choice.matching(every)) - len(rows):
+        page.line(f"{left_out} more rows: --top N shows more, --match and --domain narrow, --json has all")
+    _write_counters(page, list(counters.take(choice.matching(counters)).rows()))
+
+
+def write_notes(page: Page, report: Mapping[str, Any]) -> None:
+    """Print what of the file could not be read as it stood."""
     for note in report["source"]["notes"]:
-        console.print(Text(writable(f"note: {note}")))
+        page.line(f"note: {note}")
 
 
-def head_lines(report: dict[str, Any]) -> list[str]:
+def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows: int) -> None:
+    """Print the tables of a view, of each but the main one at most `other_rows` rows, and its notes."""
+    main = [column for column in view.columns if column.source in table.columns]
+    _write_table(page, table, main, choice, "--top N shows more, --json has all")
+    for name, other in table.others.items():
+        known = view.others.get(name, Other(name.replace("_", " ")))
+        page.line()
+        page.line(f"{known.heading}:")
+        columns = [column for column in known.columns if column.source in other.columns]
+        _write_table(page, other, columns, Choice(top=other_rows), "--json has all")
+    for note in table.notes:
+        page.line(note)
+
+
+def head_lines(report: Mapping[str, Any]) -> list[str]:
     """Return what was read, and how much of the GPU's work the ranges explain."""
     source, window, coverage = report["source"], report["window"], report["coverage"]
     collector = " ".join(filter(None, (source["collector"], source["collector_version"]))) or "unknown collector"
@@ -123,10 +135,24 @@ def head_lines(report: dict[str, Any]) -> list[str]:
     lines = [" | ".join(filter(None, parts))]
     if coverage["gpu_operations"] is not None:
         lines.append(_coverage_line(coverage))
+    if report["selection"] is not None:
+        lines.append(_selection_line(report["selection"]))
     return lines
 
 
-def _coverage_line(coverage: dict[str, Any]) -> str:
+def _selection_line(selection: Mapping[str, Any]) -> str:
+    first, last = selection["start_ns"], selection["end_ns"]
+    parts = [
+        *(f"process {one}" for one in selection["processes"] or ()),
+        *(f"GPU {one}" for one in selection["devices"] or ()),
+        *([f"from {moment(first)}"] if first is not None else []),
+        *([f"until {moment(last)}"] if last is not None else []),
+    ]
+    line = f"only {', '.join(parts)}" if parts else "all of it"
+    return line + (f" (steady: {selection['steady'][0]})" if selection["steady"] else "")
+
+
+def _coverage_line(coverage: Mapping[str, Any]) -> str:
     total = max(1, coverage["gpu_ns"])
     attributed = {label: part["gpu_ns"] / total for label, part in coverage["attributed"].items() if part["operations"]}
     parts = [f"{share(part)} {label}" for label, part in attributed.items()]
@@ -141,51 +167,36 @@ def _coverage_line(coverage: dict[str, Any]) -> str:
     return line + (f"; unattributed: {', '.join(reasons)}" if reasons else "")
 
 
-_NO_RANGES = "no ranges were recorded: annotate the program, and with nsys have nvtx in --trace"
-
-_REASONS = {
-    "no_launch_call": "operations without a recorded launch call",
-    "outside_ranges": "operations launched by threads that had no range open",
-}
-
-
-def _print_table(
-    console: Console, rows: Sequence[Row], labels: list[str], heading: str, choice: Sequence[_Column]
-) -> None:
-    """Print rows as a table, with as many columns as fit and names, under `heading`, cut to what is left."""
-    columns = [column for column in choice if _worth_showing(column, rows)]
-    cells = {
-        column: ["-" if row[column.source] is None else column.write(row[column.source]) for row in rows]
-        for column in columns
-    }
-    widths = {column: max(map(len, (column.heading, *cells[column]))) for column in columns}
-    widest_name = min(_LONGEST_NAME, max(map(cell_len, (heading, *labels))))
-    if console.is_terminal:
-        wanted = min(widest_name, _NARROWEST_NAME)
-        while columns and wanted + sum(widths[column] + _GAP for column in columns) > console.width:
-            columns.remove(max(columns, key=lambda column: column.rank))
-        left = console.width - sum(widths[column] + _GAP for column in columns)
-        widest_name = max(1, min(widest_name, left))
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    table.add_column(heading, no_wrap=True, width=widest_name if console.width > 5 else None)
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
-    for i, label in enumerate(labels):
-        table.add_row(Text(_cut(label, widest_name)), *(Text(cells[column][i]) for column in columns))
-    if not console.is_terminal:
-        console.width = widest_name + sum(widths[column] + _GAP for column in columns) + _GAP
-    console.print(table)
+def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Choice, more: str) -> None:
+    """Print the chosen rows of a table with these columns, with all if there are none; and where to find more rows."""
+    shown = choice.rows(table)
+    if not shown:
+        page.line("no row matches" if len(table) else "none")
+        return
+    written = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
+    page.table(_columns(written, shown))
+    if left_out := len(choice.matching(table)) - len(shown):
+        page.line(f"{left_out} more rows: {more}")
 
 
-def _worth_showing(column: _Column, rows: Sequence[Row]) -> bool:
-    """Whether a column says anything: what only some traces have is shown where they have it."""
-    if column.source == "attribution" or column.source in _ONLY_IF_ANY:
-        return any(row[column.source] for row in rows)
-    return True
+def _write_counters(page: Page, rows: Sequence[Row]) -> None:
+    shown = rows[:_COUNTERS_MAX]
+    if shown:
+        page.line()
+        labels = Cells("counter", [_counter(row) for row in shown], words=True)
+        page.table([labels, *_columns(COUNTER_COLUMNS, shown)])
+    if len(rows) > len(shown):
+        page.line(f"{len(rows) - len(shown)} more counters: --match narrows, --json has all")
+
+
+def _columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Cells]:
+    return [cells(column, rows) for column in columns if worth_showing(column, rows)]
 
 
 def _labels(rows: Sequence[Row], tree: bool) -> list[str]:
     """Return the text of each row's first column: its path below the nearest row above that it lies inside."""
+    if "path" not in rows[0]:
+        return [_counter(row) for row in rows]
     if not tree:
         return [" / ".join(map(printable, row["path"])) for row in rows]
     shown = {tuple(row["path"]) for row in rows}
@@ -203,34 +214,15 @@ def _counter(row: Row) -> str:
     return name if row["domain"] is None else f"{printable(row['domain'])}:{name}"
 
 
-def printable(name: str) -> str:
-    """Return a name as one line of at most 200 characters that is safe to print."""
-    if len(name) > _LONGEST_NAME:
-        name = name[:_LONGEST_NAME] + "..."
-    return escaped(name) or "(no name)"
-
-
-def escaped(text: str) -> str:
-    r"""Return a text with control characters and other invisible ones as escapes.
-
-    Examples:
-        >>> escaped("a\x1b[31mb")
-        'a\\x1b[31mb'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def _cut(label: str, width: int) -> str:
-    if cell_len(label) <= width:
-        return label
-    return set_cell_size(label, width - 2) + ".." if width > 2 else set_cell_size(label, width)
-
-
-class _Writable:
-    """Replaces by escapes what can't be printed, or not in the stream's encoding (Greek on an ASCII terminal)."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._encoding = getattr(stream, "encoding", None) or "utf-8"
-
-    def __call__(self, text: str) -> str:
-        return escaped(text).encode(self._encoding, "backslashreplace").decode(self._encoding)
+def _width(stream: TextIO) -> int | None:
+    """Return the width of the terminal behind `stream`; None where there is none."""
+    if not stream.isatty():
+        return None
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and int(said):
+        return max(_NARROWEST, int(said))
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        columns = 0
+    return max(_NARROWEST, columns or 80)

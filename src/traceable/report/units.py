@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3))
+_SIZE_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def time(ns: float) -> str:
@@ -51,3 +52,37 @@ def share(part: float) -> str:
         '41.9 %'
     """
     return f"{part * 100:.1f} %"
+
+
+def size(number: float) -> str:
+    """Write a number of bytes with four digits.
+
+    Examples:
+        >>> size(4_194_304), size(1500), size(12), size(2.5e12)
+        ('4.000 MiB', '1.465 KiB', '12 B', '2.274 TiB')
+    """
+    for unit, whole in _SIZE_UNITS:
+        if abs(number) >= whole:
+            part = number / whole
+            return f"{part:.{max(0, 4 - len(str(int(abs(part)))))}f} {unit}"
+    return f"{number:.0f} B"
+
+
+def rate(gb_per_s: float) -> str:
+    """Write 10**9 bytes a second.
+
+    Examples:
+        >>> rate(25.6321), rate(0.00512)
+        ('25.6 GB/s', '0.00512 GB/s')
+    """
+    return f"{gb_per_s:.3g} GB/s" if abs(gb_per_s) < 999.5 else f"{count(round(gb_per_s))} GB/s"
+
+
+def moment(ns: float) -> str:
+    """Write a point in time, from the start of the collection, to the microsecond: fine enough to zoom in on.
+
+    Examples:
+        >>> moment(1_306_223_934)
+        '1.306224 s'
+    """
+    return f"{ns / 1e9:.6f} s"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from traceable.trace.model import NULL, Int32, Int64, Process, Thread
-from traceable.trace.sqlite import Column
+from traceable.trace.rows import Coded
 
 _PROCESS_MASK = ~0xFFFFFF
 """nsys's globalTid is `<hardware 8><VM 8><process 24><thread 24>`; a globalPid has the thread bits 0."""
@@ -32,11 +32,9 @@ class Names:
         """Return the number of `name`; -2, which is no number and not that of an absent name, where it was not seen."""
         return self._index.get(name, -2)
 
-    def column(self, values: Column) -> Int32:
-        """Return the number of each name in an object column; -1 for None."""
-        known: dict[str | None, int] = {name: self.index(name) for name in set(values.tolist()) if name is not None}
-        known[None] = -1
-        return np.fromiter((known[name] for name in values.tolist()), np.int32, len(values))
+    def numbers(self, texts: Iterable[str]) -> Int32:
+        """Return the number of each text."""
+        return np.fromiter((self.index(text) for text in texts), np.int32)
 
     def all(self) -> tuple[str, ...]:
         """Return the names; a name stands at its number."""
@@ -44,7 +42,7 @@ class Names:
 
 
 class Strings:
-    """nsys's StringIds: looks a column of ids up as name indices.
+    """nsys's StringIds: looks ids up as name indices.
 
     Args:
         ids: the ids, distinct or not; of equal ones the last counts.
@@ -52,21 +50,27 @@ class Strings:
         names: where the strings that events use are numbered.
     """
 
-    def __init__(self, ids: Int64, values: Column, names: Names) -> None:
+    def __init__(self, ids: Int64, values: Coded, names: Names) -> None:
         order = np.argsort(ids, kind="stable")
         self._ids = ids[order]
-        self._values = values[order]
+        self._codes = values.codes[order]
+        self._texts = values.values
         self._names = names
 
     def indices(self, ids: Int64) -> Int32:
         """Return the name index of each id; -1 for NULL and for an id that the table lacks."""
-        wanted, inverse = np.unique(ids, return_inverse=True)
-        at = np.searchsorted(self._ids, wanted, side="right") - 1
-        known = (at >= 0) & (wanted != NULL)
-        known[known] = self._ids[at[known]] == wanted[known]
-        found = np.full(len(wanted), -1, np.int32)
-        found[known] = self._names.column(self._values[at[known]])
-        return found[inverse.reshape(-1)]
+        at = np.searchsorted(self._ids, ids, side="right") - 1
+        known = (at >= 0) & (ids != NULL)
+        known[known] = self._ids[at[known]] == ids[known]
+        codes = np.full(len(ids), -1, np.int32)
+        codes[known] = self._codes[at[known]]
+        found = np.full(len(ids), -1, np.int32)
+        found[codes >= 0] = self._names.numbers([self._texts[code] for code in codes[codes >= 0].tolist()])
+        return found
+
+    def column(self, ids: Coded) -> Int32:
+        """Return the name index of each row of a key of one column; as `indices`."""
+        return ids.mapped(self.indices(ids.values[:, 0]))
 
 
 class Threads:
@@ -78,12 +82,12 @@ class Threads:
         self._ids = self._process_ids = np.empty(0, np.int64)
 
     def see(self, global_tids: Int64) -> None:
-        """Take note of the threads of some events, before `close`."""
-        self._seen.append(np.unique(_known(global_tids)))
+        """Take note of the threads of some events, before `close`; each once is enough."""
+        self._seen.append(_known(global_tids))
 
     def see_processes(self, global_pids: Int64) -> None:
-        """Take note of the processes of some events, before `close`."""
-        self._seen_processes.append(np.unique(_known(global_pids)))
+        """Take note of the processes of some events, before `close`; each once is enough."""
+        self._seen_processes.append(_known(global_pids))
 
     def close(self) -> None:
         """End the taking of notes: from here on numbers are given."""
@@ -103,6 +107,12 @@ class Threads:
     def process_indices(self, global_pids: Int64) -> Int32:
         """Return the number of each process that was seen."""
         return np.searchsorted(self._process_ids, _known(global_pids)).astype(np.int32)
+
+    def process_indices_if_seen(self, global_pids: Int64) -> Int32:
+        """Return the number of each process; -1 for one that no event named before `close`."""
+        at = np.searchsorted(self._process_ids, global_pids)
+        seen = np.isin(global_pids, self._process_ids)
+        return np.where(seen, at, -1).astype(np.int32)
 
     def tables(
         self, thread_name: Callable[[int], str], process_name: Callable[[int], str]

@@ -8,6 +8,7 @@ processes are indices into the tables beside them, so that an event costs few by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -136,6 +137,7 @@ class Operations(Intervals):
         process: index into `Trace.processes`.
         device, context, stream: CUDA's numbers, -1 where not recorded.
         correlation: see `Calls`.
+        graph_node: number of the node in the executed CUDA graph; NULL outside graphs traced by node.
     """
 
     process: Int32
@@ -143,32 +145,46 @@ class Operations(Intervals):
     context: Int32
     stream: Int32
     correlation: Int64
-
-
-@dataclass(frozen=True)
-class Kernels(Operations):
-    """Kernels. `name` is the demangled name, `short_name` the bare function; `graph_node` NULL outside CUDA graphs."""
-
-    name: Int32
-    short_name: Int32
     graph_node: Int64
 
 
 @dataclass(frozen=True)
+class Kernels(Operations):
+    """Kernels.
+
+    Attributes:
+        name, short_name: index into `Trace.names`: the demangled name, and the bare function.
+        geometry: row of `Trace.geometries`; -1 where not recorded.
+    """
+
+    name: Int32
+    short_name: Int32
+    geometry: Int32
+
+
+@dataclass(frozen=True)
 class Copies(Operations):
-    """Memory copies. `kind`, `source_kind` and `target_kind` are CUPTI's numbers (docs/report.md), -1 if unknown."""
+    """Memory copies.
+
+    Attributes:
+        kind: CUPTI's number of the direction (docs/report.md); source_kind, target_kind: of the kind of memory.
+        source_device, target_device: CUDA's numbers. All -1 where not recorded.
+    """
 
     size_bytes: Int64
     kind: Int32
     source_kind: Int32
     target_kind: Int32
+    source_device: Int32
+    target_device: Int32
 
 
 @dataclass(frozen=True)
 class Memsets(Operations):
-    """Memory sets."""
+    """Memory sets. `memory_kind` is CUPTI's number of the kind of memory, -1 if unknown."""
 
     size_bytes: Int64
+    memory_kind: Int32
 
 
 @dataclass(frozen=True)
@@ -183,6 +199,77 @@ class Synchronisations(Operations):
     """CUPTI's synchronisation records. `kind`: 1 event, 2 stream wait event, 3 stream, 4 context; -1 if unknown."""
 
     kind: Int32
+
+
+@dataclass(frozen=True)
+class GraphNodes(Events):
+    """Creations of CUDA graph nodes: while a stream is captured, and as copies when a graph is made executable.
+
+    Attributes:
+        thread: index into `Trace.threads`, the thread that created it.
+        node: its number, as in `Operations.graph_node`; within its process.
+        original: the node that it is a copy of; NULL for none.
+    """
+
+    thread: Int32
+    node: Int64
+    original: Int64
+
+
+@dataclass(frozen=True)
+class Allocations(Events):
+    """Allocations and releases of memory that CUDA made, where they were recorded (`--cuda-memory-usage`).
+
+    Attributes:
+        process, device: as in `Operations`.
+        size_bytes: how much was allocated or released.
+        memory_kind: CUPTI's number of the kind of memory (1 pinned, 2 device, 3 array, 4 managed); -1 if unknown.
+        release: 1 for a release, 0 for an allocation; -1 if unknown.
+        address: of the memory; NULL where not recorded.
+        correlation: see `Calls`.
+    """
+
+    process: Int32
+    device: Int32
+    size_bytes: Int64
+    memory_kind: Int32
+    release: Int8
+    address: Int64
+    correlation: Int64
+
+
+@dataclass(frozen=True)
+class Overheads(Intervals):
+    """What the profiler itself did meanwhile. `name` and `process` are indices; -1 where not recorded."""
+
+    name: Int32
+    process: Int32
+
+
+GEOMETRY = (
+    *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
+    *("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes"),
+)
+"""The columns of `Trace.geometries`: how a kernel was launched."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU of the machine. A number is None, and a text empty, where it was not recorded.
+
+    Attributes:
+        number: nsys's number of the GPU; CUDA's device numbers are the same unless `Trace.cuda_devices` says otherwise.
+        bus: PCI location (`0000:57:00.0`).
+        memory_bytes_per_s: peak of its own memory.
+    """
+
+    number: int
+    name: str
+    bus: str
+    memory_bytes: int | None
+    memory_bytes_per_s: int | None
+    multiprocessors: int | None
+    compute_capability: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -213,6 +300,7 @@ class Source:
         size_bytes: its size.
         product, version: of the exporter (`NVIDIA Nsight Systems`, `2024.6.2.225`); empty where not recorded.
         schema: version of the SQLite schema (`3.16.1`); empty where not recorded.
+        tables: the tables that the file holds, to tell what was not recorded from what did not happen.
         notes: one sentence for each thing that could not be read as it stood.
     """
 
@@ -221,6 +309,7 @@ class Source:
     product: str
     version: str
     schema: str
+    tables: frozenset[str]
     notes: tuple[str, ...]
 
 
@@ -232,6 +321,9 @@ class Trace:
         names: every distinct name; events hold indices into it.
         utc_epoch_ns: wall clock of time 0, in ns since 1970 (`wall_ns = utc_epoch_ns + t`); None if not recorded.
         capture_ns: how long the collection lasted, from time 0; None where not recorded.
+        geometries: distinct launch geometries, one a row, columns as in GEOMETRY.
+        devices: the GPUs of the machine; empty where they were not recorded.
+        cuda_devices: number of the GPU by (process id, CUDA's device number), where that was recorded.
     """
 
     source: Source
@@ -249,6 +341,12 @@ class Trace:
     memsets: Memsets
     graph_launches: GraphLaunches
     synchronisations: Synchronisations
+    graph_nodes: GraphNodes
+    allocations: Allocations
+    overheads: Overheads
+    geometries: Int64
+    devices: tuple[Device, ...]
+    cuda_devices: Mapping[tuple[int, int], int]
 
     def extent_ns(self) -> tuple[int, int] | None:
         """Return the first start and the last end of all events, in ns; None for a trace without events."""

@@ -16,10 +16,11 @@ import numpy as np
 
 from traceable.errors import TraceError
 from traceable.trace import model
-from traceable.trace.intern import Names, Strings, Threads
+from traceable.trace.intern import Names, Strings, Threads, process_of
 from traceable.trace.model import NULL, Bool, Int64, Trace
-from traceable.trace.nvtx import read_nvtx
-from traceable.trace.sqlite import RE_EXPORT, Column, Database
+from traceable.trace.nvtx import NVTX, read_nvtx
+from traceable.trace.rows import Coded, Rows, Wanted, nothing, start_order
+from traceable.trace.sqlite import RE_EXPORT, Database
 
 NEWEST_SCHEMA = (3, 28)
 OLDEST_SCHEMA = (2, 0)
@@ -29,23 +30,24 @@ _RECORDER = "traceable"
 
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
 _KNOWN_TABLES = frozenset({"NVTX_EVENTS", "StringIds", "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"})
-_REQUIRED = ("start", "end", "globalPid")
-_PLACE = ("deviceId", "contextId", "streamId", "correlationId")
 _LATEST_NS = 1 << 62
 _LONGEST_NS = 1 << 53
 """Times beyond these are damage, not time: 146 years after the epoch, 104 days. Below them sums can't overflow."""
 
+_ROWS_AT_ONCE = 1 << 17
 
-def load(path: Path) -> Trace:
+
+def load(path: Path, decode: bool = True) -> Trace:
     """Read an nsys SQLite export.
 
     Args:
         path: the `.sqlite` file. It is only read, and nothing is created beside it.
+        decode: False has SQLite read every table, which takes about ten times as long; the trace is the same.
 
     Raises:
         TraceError: it is not a whole, finished nsys export of a schema that this reader knows; the message says which.
     """
-    with Database(path) as database:
+    with Database(path, decode) as database:
         return _Reader(database).read()
 
 
@@ -61,27 +63,29 @@ class _Reader:
     def read(self) -> Trace:
         metadata = self._metadata()
         schema = self._check_schema(metadata)
-        ids = self.database.fetch("StringIds", ["id"], ["value"])
-        strings = Strings(ids["id"], ids["value"], self.names)
-        tables = {name: self._events(name, *columns) for name, columns in _TABLES.items()}
-        nvtx = self._events(
-            "NVTX_EVENTS", ("start", "end", "globalTid"), _NVTX_INTEGERS, _NVTX_TEXTS, _NVTX_REALS, open_ended=True
-        )
-        for events in (*tables.values(), nvtx):
-            if "globalTid" in events:
-                self.threads.see(events["globalTid"])
-            else:
-                self.threads.see_processes(events["globalPid"])
-        self.threads.see(nvtx["endGlobalTid"][nvtx["endGlobalTid"] != NULL])
+        found = self.database.read({name: wanted for name, wanted in _TABLES.items() if self._complete(name)} | _NAMES)
+        strings = Strings(found["StringIds"]["id"], found["StringIds"].coded["value"], self.names)
+        tables = {name: self._events(name, found.pop(name, None)) for name in _TABLES}
+        nvtx = tables.pop(_NVTX)
+        for name, events in tables.items():
+            if "process" in events.coded:
+                self.threads.see_processes(events.coded["process"].values[:, 0])
+            elif name != _OVERHEAD:  # The profiler's own threads are none of the program's.
+                self.threads.see(events.coded["thread"].values[:, 0])
+        self.threads.see(nvtx.coded["scope"].values[:, 0])
+        closers = nvtx.coded["closer"].values[:, 0]
+        self.threads.see(closers[closers != NULL])
         self.threads.close()
         capture_ns = self._first("ANALYSIS_DETAILS", "duration")
         product = metadata.get("EXPORT_PRODUCT_NAME", "")
         # Our recorder leaves open ranges open, and its capture ends with the last event, which may be a whole range.
         closed_at_ns = None if product.startswith(_RECORDER) else capture_ns
-        found = read_nvtx(nvtx, strings, self.names, self.threads, closed_at_ns)
-        if found.lost_samples:
-            self.notes.append(f"{found.lost_samples} samples of counters hold no finite number: left out")
-        processes, threads = self.threads.tables(self._thread_name(found.thread_names, strings), self._process_name())
+        emitted = read_nvtx(nvtx, strings, self.names, self.threads, closed_at_ns)
+        del nvtx
+        if emitted.lost_samples:
+            self.notes.append(f"{emitted.lost_samples} samples of counters hold no finite number: left out")
+        thread_name = self._thread_name(found["ThreadNames"], emitted.thread_names, strings)
+        processes, threads = self.threads.tables(thread_name, _process_name(found["PROCESSES"]))
         trace_tables = self._cuda(tables, strings)
         return Trace(
             source=model.Source(
@@ -90,15 +94,18 @@ class _Reader:
                 product=product,
                 version=metadata.get("EXPORT_PRODUCT_VERSION", ""),
                 schema=schema,
+                tables=self.database.tables,
                 notes=tuple(self.notes),
             ),
             processes=processes,
             threads=threads,
+            devices=self._devices(),
+            cuda_devices=self._cuda_devices(),
             utc_epoch_ns=self._first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
             capture_ns=capture_ns,
-            ranges=found.ranges,
-            marks=found.marks,
-            counters=found.counters,
+            ranges=emitted.ranges,
+            marks=emitted.marks,
+            counters=emitted.counters,
             **trace_tables,
             names=self.names.all(),
         )
@@ -106,10 +113,10 @@ class _Reader:
     def _metadata(self) -> dict[str, str]:
         """Return name and value of the export's metadata, under the table's name of today or of before 2023."""
         for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            rows = self.database.fetch(table, [], ["name", "value"])
-            if len(rows["name"]):
-                pairs = zip(rows["name"], rows["value"], strict=True)
-                return {str(name): str(value) for name, value in pairs if name is not None and value is not None}
+            rows = self.database.read({table: Wanted(texts=("name", "value"))})[table]
+            if rows.count:
+                pairs = zip(rows.texts("name"), rows.texts("value"), strict=True)
+                return {name: value for name, value in pairs if name is not None and value is not None}
         return {}
 
     def _check_schema(self, metadata: dict[str, str]) -> str:
@@ -142,92 +149,172 @@ class _Reader:
 
     def _first(self, table: str, column: str) -> int | None:
         """Return the value in the first row of `table`; None where it was not recorded."""
-        values = self.database.fetch(table, [column])[column]
+        values = self.database.read({table: Wanted(integers=(column,))})[table][column]
         return int(values[0]) if len(values) and values[0] != NULL else None
 
-    def _events(
-        self,
-        table: str,
-        required: tuple[str, ...],
-        optional: tuple[str, ...],
-        texts: tuple[str, ...] = (),
-        reals: tuple[str, ...] = (),
-        open_ended: bool = False,
-    ) -> dict[str, Column]:
-        """Read one table of events, sorted by start, the longer of two first; equal ones stay in the file's order.
-
-        Rows that can't be events are left out, with a note: without a start, ending before it, or absurdly late.
-
-        Args:
-            required: what the table must have to be read: start and end, and who did it.
-            open_ended: NULL as end means that the event was still going on, and is no fault.
-        """
-        missing = [name for name in required if name not in self.database.columns(table)]
+    def _complete(self, table: str) -> bool:
+        """Return whether the table has what makes an event: a start, an end if it has one, and who did it."""
+        wanted, present = _TABLES[table], self.database.columns(table)
+        needed = [name for name in (*wanted.integers, *wanted.names()) if name in _REQUIRED.get(table, _ALWAYS)]
+        missing = [name for name in dict.fromkeys(needed) if name not in present]
         if missing and table in self.database.tables:
             self.notes.append(f"table {table} has no column {', '.join(missing)}: not read")
-        source = "" if missing else table
-        events = self.database.fetch(source, (*required, *optional), texts, reals)
-        sane = _sane(events["start"], events["end"], open_ended)
+        return not missing
+
+    def _events(self, table: str, rows: Rows | None) -> Rows:
+        """Return one table of events, sorted by start, the longer of two first; equal ones stay in the file's order.
+
+        Rows that can't be events are left out, with a note: without a start, ending before it, or absurdly late.
+        """
+        if rows is None:
+            rows = nothing(_TABLES[table])
+        end = rows.columns.get("end", rows["start"])
+        # An NVTX range, or a mark, may have no end: it was still going on.
+        sane = _sane(rows["start"], end, open_ended=table == _NVTX)
         if not sane.all():
             self.notes.append(f"{int((~sane).sum())} rows of {table} lie outside time (end before start): left out")
-            events = {name: column[sane] for name, column in events.items()}
-        order = np.lexsort((-events["end"], events["start"]))
-        return {name: column[order] for name, column in events.items()}
+            rows = rows.take(sane).without_unused()
+        order = start_order(rows["start"], rows.columns.get("end", rows["start"]))
+        if order is not None:
+            rows.sort(order)
+        return rows
 
-    def _cuda(self, tables: dict[str, dict[str, Column]], strings: Strings) -> dict[str, Any]:
-        """Return the columns of the CUDA tables as `Trace` holds them."""
-        calls = tables[_CUPTI + "RUNTIME"]
-        kernels = tables[_CUPTI + "KERNEL"]
-        copies = tables[_CUPTI + "MEMCPY"]
+    def _cuda(self, tables: dict[str, Rows], strings: Strings) -> dict[str, Any]:
+        """Return the columns of the CUDA tables as `Trace` holds them; `tables` is emptied, to hold no row twice."""
+        geometries, kernels = self._kernels(tables.pop(_CUPTI + "KERNEL"), strings)
         return {
-            "calls": model.Calls(
-                calls["start"],
-                calls["end"],
-                name=strings.indices(calls["nameId"]),
-                thread=self.threads.indices(calls["globalTid"]),
-                correlation=calls["correlationId"],
-                driver=(calls["eventClass"] == 1).astype(np.int8),
-                return_value=calls["returnValue"],
-            ),
-            "kernels": model.Kernels(
-                **self._operation(kernels),
-                name=strings.indices(kernels["demangledName"]),
-                short_name=strings.indices(kernels["shortName"]),
-                graph_node=kernels["graphNodeId"],
-            ),
-            "copies": model.Copies(
-                **self._operation(copies),
-                size_bytes=copies["bytes"],
-                kind=_small(copies["copyKind"]),
-                source_kind=_small(copies["srcKind"]),
-                target_kind=_small(copies["dstKind"]),
-            ),
-            "memsets": model.Memsets(
-                **self._operation(tables[_CUPTI + "MEMSET"]), size_bytes=tables[_CUPTI + "MEMSET"]["bytes"]
-            ),
-            "graph_launches": model.GraphLaunches(
-                **self._operation(tables[_CUPTI + "GRAPH_TRACE"]), graph=tables[_CUPTI + "GRAPH_TRACE"]["graphId"]
-            ),
-            "synchronisations": model.Synchronisations(
-                **self._operation(tables[_CUPTI + "SYNCHRONIZATION"]),
-                kind=_small(tables[_CUPTI + "SYNCHRONIZATION"]["syncType"]),
-            ),
+            "geometries": geometries,
+            "kernels": kernels,
+            "calls": self._calls(tables.pop(_CUPTI + "RUNTIME"), strings),
+            "copies": self._copies(tables.pop(_CUPTI + "MEMCPY")),
+            "memsets": self._memsets(tables.pop(_CUPTI + "MEMSET")),
+            "graph_launches": self._graph_launches(tables.pop(_CUPTI + "GRAPH_TRACE")),
+            "synchronisations": self._synchronisations(tables.pop(_CUPTI + "SYNCHRONIZATION")),
+            "graph_nodes": self._graph_nodes(tables.pop("CUDA_GRAPH_NODE_EVENTS"), tables.pop("CUDA_GRAPH_EVENTS")),
+            "allocations": self._allocations(tables.pop(_MEMORY_USAGE)),
+            "overheads": self._overheads(tables.pop(_OVERHEAD), strings),
         }
 
-    def _operation(self, events: dict[str, Column]) -> dict[str, Any]:
+    def _kernels(self, rows: Rows, strings: Strings) -> tuple[Int64, model.Kernels]:
+        geometries, geometry = _geometries(rows.coded["launch"])
+        return geometries, model.Kernels(
+            **self._operation(rows),
+            name=strings.column(rows.coded["name"]),
+            short_name=strings.column(rows.coded["short name"]),
+            geometry=geometry,
+        )
+
+    def _calls(self, rows: Rows, strings: Strings) -> model.Calls:
+        return model.Calls(
+            rows["start"],
+            rows["end"],
+            name=strings.column(rows.coded["name"]),
+            thread=self._threads_of(rows),
+            correlation=rows["correlationId"],
+            driver=(rows["eventClass"] == 1).astype(np.int8),
+            return_value=rows["returnValue"],
+        )
+
+    def _copies(self, rows: Rows) -> model.Copies:
+        return model.Copies(
+            **self._operation(rows),
+            size_bytes=rows["bytes"],
+            kind=rows["copyKind"],
+            source_kind=rows["srcKind"],
+            target_kind=rows["dstKind"],
+            source_device=rows["srcDeviceId"],
+            target_device=rows["dstDeviceId"],
+        )
+
+    def _memsets(self, rows: Rows) -> model.Memsets:
+        return model.Memsets(**self._operation(rows), size_bytes=rows["bytes"], memory_kind=rows["memKind"])
+
+    def _graph_launches(self, rows: Rows) -> model.GraphLaunches:
+        return model.GraphLaunches(**self._operation(rows), graph=rows["graphId"])
+
+    def _synchronisations(self, rows: Rows) -> model.Synchronisations:
+        return model.Synchronisations(**self._operation(rows), kind=rows["syncType"])
+
+    def _graph_nodes(self, newer: Rows, older: Rows) -> model.GraphNodes:
+        # Until 2024 CUDA_GRAPH_EVENTS held the nodes; since then it holds whole graphs and has no such column.
+        rows = newer if newer.count else older
+        rows = rows.take(rows["graphNodeId"] != NULL)
+        return model.GraphNodes(rows["start"], self._threads_of(rows), rows["graphNodeId"], rows["originalGraphNodeId"])
+
+    def _allocations(self, rows: Rows) -> model.Allocations:
+        operation = rows["memoryOperationType"]
+        return model.Allocations(
+            rows["start"],
+            process=self._processes_of(rows),
+            device=rows["deviceId"],
+            size_bytes=np.maximum(rows["bytes"], 0),
+            memory_kind=rows["memKind"],
+            release=np.where((operation == 0) | (operation == 1), operation, -1).astype(np.int8),
+            address=rows["address"],
+            correlation=rows["correlationId"],
+        )
+
+    def _overheads(self, rows: Rows, strings: Strings) -> model.Overheads:
+        threads = rows.coded["thread"]
+        return model.Overheads(
+            rows["start"],
+            rows["end"],
+            name=strings.column(rows.coded["name"]),
+            process=threads.mapped(self.threads.process_indices_if_seen(process_of(threads.values[:, 0]))),
+        )
+
+    def _threads_of(self, rows: Rows) -> model.Int32:
+        threads = rows.coded["thread"]
+        return threads.mapped(self.threads.indices(threads.values[:, 0]))
+
+    def _processes_of(self, rows: Rows) -> model.Int32:
+        processes = rows.coded["process"]
+        return processes.mapped(self.threads.process_indices(processes.values[:, 0]))
+
+    def _devices(self) -> tuple[model.Device, ...]:
+        """Return the GPUs, by number."""
+        numbers = ("id", "totalMemory", "memoryBandwidth", "smCount", "computeMajor", "computeMinor")
+        wanted = Wanted(integers=numbers, texts=("name", "busLocation"))
+        rows = self.database.read({"TARGET_INFO_GPU": wanted})["TARGET_INFO_GPU"]
+        columns = [[None if value == NULL else value for value in rows[name].tolist()] for name in numbers]
+        found = [
+            model.Device(
+                number=number,
+                name=name or "",
+                bus=bus or "",
+                memory_bytes=memory,
+                memory_bytes_per_s=bandwidth,
+                multiprocessors=multiprocessors,
+                compute_capability=None if major is None or minor is None else (major, minor),
+            )
+            for number, memory, bandwidth, multiprocessors, major, minor, name, bus in zip(
+                *columns, rows.texts("name"), rows.texts("busLocation"), strict=True
+            )
+            if number is not None
+        ]
+        return tuple(sorted(found, key=lambda device: device.number))
+
+    def _cuda_devices(self) -> dict[tuple[int, int], int]:
+        table = "TARGET_INFO_CUDA_DEVICE"
+        rows = self.database.read({table: Wanted(integers=("gpuId", "cudaId", "pid"))})[table]
+        known = (rows["gpuId"] != NULL) & (rows["cudaId"] != NULL) & (rows["pid"] != NULL)
+        pairs = zip(rows["pid"][known].tolist(), rows["cudaId"][known].tolist(), strict=True)
+        return dict(zip(pairs, rows["gpuId"][known].tolist(), strict=True))
+
+    def _operation(self, rows: Rows) -> dict[str, Any]:
         return {
-            "start_ns": events["start"],
-            "end_ns": events["end"],
-            "process": self.threads.process_indices(events["globalPid"]),
-            "device": _small(events["deviceId"]),
-            "context": _small(events["contextId"]),
-            "stream": _small(events["streamId"]),
-            "correlation": events["correlationId"],
+            "start_ns": rows["start"],
+            "end_ns": rows["end"],
+            "process": self._processes_of(rows),
+            "device": rows["deviceId"],
+            "context": rows["contextId"],
+            "stream": rows["streamId"],
+            "correlation": rows["correlationId"],
+            "graph_node": rows["graphNodeId"],
         }
 
-    def _thread_name(self, given: dict[int, str], strings: Strings) -> Callable[[int], str]:
+    def _thread_name(self, rows: Rows, given: dict[int, str], strings: Strings) -> Callable[[int], str]:
         """Return what names a globalTid: NVTX before the operating system, of several the one of highest priority."""
-        rows = self.database.fetch("ThreadNames", ["nameId", "priority", "globalTid"])
         order = np.argsort(rows["priority"], kind="stable")
         # Thousands of threads of other programs may be named: only those of this trace are looked up.
         order = order[np.isin(rows["globalTid"][order], self.threads.ids)]
@@ -237,47 +324,76 @@ class _Reader:
         system = {thread: texts[index] for thread, index in known.items() if index >= 0}
         return lambda global_tid: given.get(global_tid) or system.get(global_tid, "")
 
-    def _process_name(self) -> Callable[[int], str]:
-        rows = self.database.fetch("PROCESSES", ["globalPid"], ["name"])
-        known = dict(zip(rows["globalPid"].tolist(), rows["name"].tolist(), strict=True))
-        return lambda global_pid: known.get(global_pid) or ""
+
+def _process_name(rows: Rows) -> Callable[[int], str]:
+    known = dict(zip(rows["globalPid"].tolist(), rows.texts("name"), strict=True))
+    return lambda global_pid: known.get(global_pid) or ""
 
 
-_TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    _CUPTI + "RUNTIME": (("start", "end", "globalTid"), ("correlationId", "nameId", "eventClass", "returnValue")),
-    _CUPTI + "KERNEL": (_REQUIRED, (*_PLACE, "demangledName", "shortName", "graphNodeId")),
-    _CUPTI + "MEMCPY": (_REQUIRED, (*_PLACE, "bytes", "copyKind", "srcKind", "dstKind")),
-    _CUPTI + "MEMSET": (
-        _REQUIRED,
-        (
-            *_PLACE,
-            "bytes",
-        ),
+_NVTX = "NVTX_EVENTS"
+_OVERHEAD = "PROFILER_OVERHEAD"
+_MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+_LAUNCH = (
+    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+)
+_THREAD = {"thread": ("globalTid",)}
+
+
+def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Wanted:
+    """Return what is read of a table of GPU operations: what all of them have, and these."""
+    return Wanted(
+        ("start", "end", "correlationId", "graphNodeId", *integers),
+        ("deviceId", "contextId", "streamId", *small),
+        keys={"process": ("globalPid",), **{name.replace("_", " "): columns for name, columns in keys.items()}},
+    )
+
+
+_TABLES: dict[str, Wanted] = {
+    _CUPTI + "RUNTIME": Wanted(
+        ("start", "end", "correlationId", "returnValue"), ("eventClass",), keys={**_THREAD, "name": ("nameId",)}
     ),
-    _CUPTI + "GRAPH_TRACE": (
-        _REQUIRED,
-        (
-            *_PLACE,
-            "graphId",
-        ),
+    _CUPTI + "KERNEL": _operations(name=("demangledName",), short_name=("shortName",), launch=_LAUNCH),
+    _CUPTI + "MEMCPY": _operations("bytes", small=("copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId")),
+    _CUPTI + "MEMSET": _operations("bytes", small=("memKind",)),
+    _CUPTI + "GRAPH_TRACE": _operations("graphId"),
+    _CUPTI + "SYNCHRONIZATION": _operations(small=("syncType",)),
+    "CUDA_GRAPH_NODE_EVENTS": Wanted(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
+    "CUDA_GRAPH_EVENTS": Wanted(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
+    _MEMORY_USAGE: Wanted(
+        ("start", "bytes", "address", "correlationId"),
+        ("deviceId", "memKind", "memoryOperationType"),
+        keys={"process": ("globalPid",)},
     ),
-    _CUPTI + "SYNCHRONIZATION": (
-        _REQUIRED,
-        (
-            *_PLACE,
-            "syncType",
-        ),
-    ),
+    _OVERHEAD: Wanted(("start", "end"), keys={**_THREAD, "name": ("nameId",)}),
+    _NVTX: NVTX,
 }
-"""Each table with the columns it must have to be read and those that may be absent."""
+"""The tables of events and what is read of each."""
 
-_NVTX_INTEGERS = ("eventType", "category", "endGlobalTid", "textId", "domainId", "uint64Value", "int64Value")
-_NVTX_TEXTS = ("text",)
-_NVTX_REALS = ("doubleValue",)
+_ALWAYS = ("start", "end", "globalTid", "globalPid")
+_REQUIRED = {
+    "CUDA_GRAPH_NODE_EVENTS": ("start", "globalTid", "graphNodeId"),
+    _MEMORY_USAGE: ("start", "globalPid", "bytes"),
+}
+"""Columns without which a table is not read; all others may be absent."""
+
+_NAMES = {
+    "StringIds": Wanted(("id",), texts=("value",)),
+    "ThreadNames": Wanted(("nameId", "priority", "globalTid")),
+    "PROCESSES": Wanted(("globalPid",), texts=("name",)),
+}
 
 
 def _sane(start: Int64, end: Int64, open_ended: bool) -> Bool:
     """Which rows lie in time: see `_Reader._events`."""
+    sane = np.empty(len(start), bool)
+    for at in range(0, len(start), _ROWS_AT_ONCE):
+        part = slice(at, at + _ROWS_AT_ONCE)
+        sane[part] = _sane_part(start[part], end[part], open_ended)
+    return sane
+
+
+def _sane_part(start: Int64, end: Int64, open_ended: bool) -> Bool:
     ended = (end >= start) & (end < _LATEST_NS)
     started = (start > -_LATEST_NS) & (start < _LATEST_NS)
     # Of what is out of range the difference may overflow; it is masked by the two conditions above.
@@ -286,7 +402,10 @@ def _sane(start: Int64, end: Int64, open_ended: bool) -> Bool:
     return sane
 
 
-def _small(values: Int64) -> model.Int32:
-    """Return int32 numbers; -1 for NULL and for what is no such number."""
-    limits = np.iinfo(np.int32)
-    return np.where((values < 0) | (values > limits.max), -1, values).astype(np.int32)
+def _geometries(launch: Coded) -> tuple[Int64, model.Int32]:
+    """Return the distinct launch geometries, one a row, and the row of each kernel; -1 where it has none."""
+    known = np.flatnonzero(launch.values[:, 0] != NULL)
+    known = known[np.lexsort(launch.values[known].T[::-1])]
+    number = np.full(len(launch.values), -1, np.int32)
+    number[known] = np.arange(len(known), dtype=np.int32)
+    return launch.values[known], launch.mapped(number)

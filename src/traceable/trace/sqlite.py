@@ -1,32 +1,37 @@
 """Columns out of an SQLite file, as numpy arrays. Knows SQLite, knows nothing of nsys.
 
-`Database.fetch` is the one place where rows become columns, so that a faster decoder replaces one function. The file
-is opened read-only and immutable: nothing is created beside it and nothing in it changes. Rows come in no promised
-order (nsys promises none since 2025.6): who needs one sorts.
+`Database.read` is the one place where rows become columns: through our own decoder of pages where that can, else
+through SQLite. The file is opened read-only and immutable: nothing is created beside it and nothing in it changes. Rows
+come in no promised order (nsys promises none since 2025.6): who needs one sorts.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traceable.errors import TraceError
 from traceable.trace.model import NULL
-
-Column: TypeAlias = NDArray[Any]
+from traceable.trace.pages import DamagedPagesError, Layout, Pages
+from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, small
 
 MAGIC = b"SQLite format 3\x00"
 RE_EXPORT = "export the report again with `nsys export --type sqlite`, or copy the file again from where it was made"
 _ROWS_AT_ONCE = 1 << 16
 _LONGEST_CAUSE = 120
+_WORTH_A_THREAD_BYTES = 4 << 20
+_COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "table_info"
+"""Only the first tells of generated columns, which came with that version."""
+
 _UNREADABLE = (sqlite3.Error, UnicodeError, OverflowError)
 """What a damaged file makes the sqlite3 module raise: its own errors, and these two while it converts a value."""
 
@@ -36,26 +41,35 @@ class Database:
 
     Args:
         path: the file.
+        decode: False has SQLite read every table; what is read is the same.
 
     Raises:
         TraceError: there is no such file, or it is not a whole, finished SQLite database.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, decode: bool = True) -> None:
         self.path = path
         self.size_bytes = _checked_size(path)
+        self._decode = decode
         quoted = urllib.parse.quote(os.fsencode(path.absolute()))
         try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise TraceError(f"{path} can't be read ({error.strerror})", "check its permissions") from error
+        try:
+            self._opened = self._state()
             self._connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
         except _UNREADABLE as error:
+            os.close(self._descriptor)
             raise self._damaged(error) from error
         try:
             # Names in real exports are not always UTF-8 (a Windows capture in a Cyrillic locale): decode by hand.
             self._connection.text_factory = bytes
-            self._tables = self._columns_of_tables()
+            self._tables = self._layouts()
         except _UNREADABLE as error:
-            self._connection.close()
+            self._close()
             raise self._damaged(error) from error
+        self._pages = Pages(self._descriptor, self.size_bytes)
 
     def __enter__(self) -> Database:
         return self
@@ -63,7 +77,12 @@ class Database:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection.close()
+        try:
+            changed = self._state() != self._opened
+        finally:
+            self._close()
+        if changed and (kind is None or issubclass(kind, TraceError)):
+            raise TraceError(f"{self.path} was written to while it was read", "wait until the export has ended")
 
     @property
     def tables(self) -> frozenset[str]:
@@ -72,58 +91,94 @@ class Database:
 
     def columns(self, table: str) -> frozenset[str]:
         """The names of the columns of `table`; empty where the file has no such table."""
-        return self._tables.get(table, frozenset())
+        return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
-    def fetch(
-        self, table: str, integers: Sequence[str], texts: Sequence[str] = (), reals: Sequence[str] = ()
-    ) -> dict[str, Column]:
-        """Read columns of a table.
-
-        Args:
-            table: may be absent, which is the same as empty.
-            integers: columns to return as int64; NULL, and a column the table lacks, is `model.NULL`.
-            texts: columns to return as objects: str, or None for NULL and for a column the table lacks.
-            reals: columns to return as float64; NULL, and a column the table lacks, is NaN.
+    def read(self, tables: Mapping[str, Wanted]) -> dict[str, Rows]:
+        """Read tables, each of which may be absent, which is the same as empty.
 
         Raises:
-            TraceError: SQLite can't read the table, or a column of numbers holds something else.
+            TraceError: a table can't be read, or a column of numbers holds something else.
         """
-        present = self.columns(table)
-        integers_read = [name for name in integers if name in present]
-        texts_read = [name for name in texts if name in present]
-        reals_read = [name for name in reals if name in present]
-        numbers, strings, floats = self._read(table, integers_read, texts_read, reals_read)
-        found: dict[str, Column] = {name: numbers[:, i] for i, name in enumerate(integers_read)}
-        found |= dict(zip(texts_read, strings, strict=True)) | dict(zip(reals_read, floats, strict=True))
-        rows = len(next(iter(found.values()))) if found else 0
-        absent_integers = {name: np.full(rows, NULL, np.int64) for name in integers if name not in present}
-        absent_texts = {name: np.full(rows, None, object) for name in texts if name not in present}
-        absent_reals = {name: np.full(rows, np.nan) for name in reals if name not in present}
-        return found | absent_integers | absent_texts | absent_reals
+        present = [
+            name for name in tables if name in self._tables and not self.columns(name).isdisjoint(tables[name].names())
+        ]
+        found = self._decoded({name: tables[name] for name in present}) if self._decode else {}
+        read = {name: self._selected(name, tables[name]) for name in present if name not in found}
+        missing = {name: nothing(wanted) for name, wanted in tables.items()}
+        return missing | found | read
 
-    def _read(
-        self, table: str, integers: Sequence[str], texts: Sequence[str], reals: Sequence[str]
-    ) -> tuple[NDArray[np.int64], list[Column], list[Column]]:
-        """Return the integer columns as one array (rows, columns), each text column as objects, each real column."""
-        if not integers and not texts and not reals:
-            return np.empty((0, 0), np.int64), [], []
-        wanted = [f'ifnull("{name}", {NULL})' for name in integers] + [f'"{name}"' for name in (*texts, *reals)]
+    def _decoded(self, tables: Mapping[str, Wanted]) -> dict[str, Rows]:
+        """Return the rows of the tables that the decoder can read."""
+        found: dict[str, Rows] = {}
+        failed: list[tuple[str, Exception]] = []
+        waiting = list(tables.items())[::-1]
+
+        def work() -> None:
+            while not failed:
+                try:
+                    name, wanted = waiting.pop()
+                except IndexError:
+                    return
+                try:
+                    rows = self._pages.rows(self._tables[name], wanted)
+                except (DamagedPagesError, MemoryError) as error:
+                    failed.append((name, error))
+                    return
+                if rows is not None:
+                    found[name] = rows
+
+        # The decoder lets go of the interpreter. A third thread gained nothing: one table is most of a file.
+        several = self.size_bytes >= _WORTH_A_THREAD_BYTES and len(tables) > 1
+        helper = threading.Thread(target=work) if several else None
+        if helper:
+            helper.start()
+        work()
+        if helper:
+            helper.join()
+        for name, error in failed:
+            raise self._damaged(error, name) if isinstance(error, DamagedPagesError) else error
+        return found
+
+    def _selected(self, table: str, wanted: Wanted) -> Rows:
+        """Return the rows of a table as SQLite reads them."""
+        present = self.columns(table)
+        integers = [name for name in wanted.names() if name in present and name not in (*wanted.reals, *wanted.texts)]
+        reals = [name for name in wanted.reals if name in present]
+        texts = [name for name in wanted.texts if name in present]
+        asked = [f'ifnull("{name}", {NULL})' for name in integers] + [f'"{name}"' for name in (*reals, *texts)]
         chunks: list[NDArray[np.int64]] = [np.empty((0, len(integers)), np.int64)]
-        columns: list[list[str | None]] = [[] for _ in texts]
         floats: list[list[Column]] = [[np.empty(0)] for _ in reals]
-        decoded: dict[object, str | None] = {}
+        codes: list[list[Column]] = [[np.empty(0, np.int32)] for _ in texts]
+        known: list[dict[object, int]] = [{} for _ in texts]
+        count = 0
+        # By the table itself: an index might give another order.
+        source = f'"{table}" NOT INDEXED' if self._tables[table].root else f'"{table}"'
         try:
-            cursor = self._connection.execute(f'SELECT {", ".join(wanted)} FROM "{table}"')
+            cursor = self._connection.execute(f"SELECT {', '.join(asked)} FROM {source}")
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                count += len(rows)
                 if integers:
                     chunks.append(self._integers(table, rows, len(integers)))
-                for offset, column in enumerate(columns, start=len(integers)):
-                    column.extend(_decoded(rows, offset, decoded))
-                for offset, parts in enumerate(floats, start=len(integers) + len(texts)):
+                for offset, parts in enumerate(floats, start=len(integers)):
                     parts.append(self._floats(table, rows, offset))
+                for offset, (seen, parts) in enumerate(
+                    zip(known, codes, strict=True), start=len(integers) + len(reals)
+                ):
+                    parts.append(_text_codes(rows, offset, seen))
         except _UNREADABLE as error:
             raise self._damaged(error, table) from error
-        return np.concatenate(chunks), [_objects(column) for column in columns], [np.concatenate(f) for f in floats]
+        numbers = np.concatenate(chunks)
+        return _assembled(
+            wanted,
+            present,
+            count,
+            {name: numbers[:, i] for i, name in enumerate(integers)},
+            {name: np.concatenate(parts) for name, parts in zip(reals, floats, strict=True)},
+            {
+                name: Coded(np.concatenate(parts), [str(_text(value)) for value in seen])
+                for name, parts, seen in zip(texts, codes, known, strict=True)
+            },
+        )
 
     def _floats(self, table: str, rows: list[Any], offset: int) -> NDArray[np.float64]:
         values = [row[offset] for row in rows]
@@ -140,14 +195,43 @@ class Database:
             raise TraceError(f"{self.path}: table {table} holds something else than whole numbers", RE_EXPORT)
         return values
 
-    def _columns_of_tables(self) -> dict[str, frozenset[str]]:
-        names = self._connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+    def _layouts(self) -> dict[str, Layout]:
+        """Return how each table and view lies in the file, by name."""
+        rows = self._connection.execute("SELECT type, name, tbl_name, rootpage FROM sqlite_master").fetchall()
+        # An INTEGER PRIMARY KEY stands for the rowid, but one that is DESC has an index made for it and does not.
+        indexed = {table for kind, name, table, _ in rows if kind == b"index" and _is_made_by_sqlite(name)}
         # A quote in a name would end the quoting of our own queries; no table of nsys's has one.
-        tables = [str(_text(name)) for (name,) in names if b'"' not in name]
-        return {
-            table: frozenset(str(_text(row[1])) for row in self._connection.execute(f'PRAGMA table_info("{table}")'))
-            for table in tables
-        }
+        tables = [
+            row for row in rows if row[0] in (b"table", b"view") and isinstance(row[1], bytes) and b'"' not in row[1]
+        ]
+        return {str(_text(name)): self._layout(str(_text(name)), root, name in indexed) for _, name, _, root in tables}
+
+    def _layout(self, table: str, root: object, indexed: bool) -> Layout:
+        rows = self._connection.execute(f'PRAGMA {_COLUMNS_PRAGMA}("{table}")').fetchall()
+        shown = [row for row in rows if not any(row[6:])]
+        types = {str(_text(row[1])): str(_text(row[2]) or "").upper() for row in shown}
+        keys = [str(_text(row[1])) for row in shown if row[5]]
+        is_rowid = len(keys) == 1 and types[keys[0]] == "INTEGER"
+        return Layout(
+            root=root if isinstance(root, int) else 0,
+            positions={str(_text(row[1])): row[0] for row in shown},
+            types=types,
+            rowid=keys[0] if is_rowid else None,
+            usual=isinstance(root, int)
+            and 1 < root < 1 << 32
+            and len(shown) == len(rows)
+            and not (is_rowid and indexed),
+            defaults=frozenset(str(_text(row[1])) for row in shown if row[4] not in (None, b"NULL")),
+        )
+
+    def _state(self) -> tuple[int, int]:
+        """What changes when the file is written to."""
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+    def _close(self) -> None:
+        self._connection.close()
+        os.close(self._descriptor)
 
     def _damaged(self, error: Exception, table: str | None = None) -> TraceError:
         where = f" in table {table}" if table else ""
@@ -204,13 +288,47 @@ def _check_whole(path: Path, size: int, header: bytes) -> None:
         raise TraceError(f"{path} is cut off: it has {size} of {stated} bytes", RE_EXPORT)
 
 
-def _decoded(rows: list[Any], offset: int, known: dict[object, str | None]) -> list[str | None]:
-    """Decode one text column of `rows`, each distinct value once."""
+def _is_made_by_sqlite(index: object) -> bool:
+    return isinstance(index, bytes) and index.startswith(b"sqlite_autoindex_")
+
+
+def _assembled(
+    wanted: Wanted,
+    present: frozenset[str],
+    count: int,
+    integers: Mapping[str, Column],
+    reals: Mapping[str, Column],
+    texts: Mapping[str, Coded],
+) -> Rows:
+    """Return columns that SQLite read in the forms that are wanted."""
+    columns = absent(wanted, present, count)
+    columns |= {name: integers[name] for name in wanted.integers if name in integers}
+    columns |= {name: small(integers[name]) for name in wanted.small if name in integers}
+    columns |= reals
+    coded = {name: _key([integers.get(member) for member in members], count) for name, members in wanted.keys.items()}
+    coded |= {name: texts.get(name, Coded(np.full(count, -1, np.int32), [])) for name in wanted.texts}
+    return Rows(count, columns, coded)
+
+
+def _key(members: list[Column | None], count: int) -> Coded:
+    """Number the distinct rows of some columns, of which those that are absent hold NULL, in order of appearance."""
+    columns = [np.full(count, NULL) if member is None else member for member in members]
+    rows = np.stack(columns, axis=1) if columns else np.empty((count, 0), np.int64)
+    if not count:
+        return Coded(np.empty(0, np.int32), rows)
+    _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    return Coded(number[inverse.reshape(-1)], rows[first[order]])
+
+
+def _text_codes(rows: list[Any], offset: int, known: dict[object, int]) -> Column:
+    """Number one text column of `rows`, each distinct value in order of appearance; -1 for NULL."""
     values = [row[offset] for row in rows]
-    for value in set(values):
-        if value not in known:
-            known[value] = _text(value)
-    return [known[value] for value in values]
+    # 12 and 12.0 are equal, their texts are not.
+    keys = [value if value is None or isinstance(value, bytes) else str(value) for value in values]
+    return np.array([-1 if key is None else known.setdefault(key, len(known)) for key in keys], np.int32)
 
 
 def _text(value: object) -> str | None:
@@ -220,9 +338,3 @@ def _text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="backslashreplace")
     return str(value)
-
-
-def _objects(values: list[str | None]) -> Column:
-    column = np.empty(len(values), object)
-    column[:] = values
-    return column

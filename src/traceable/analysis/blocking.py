@@ -1,0 +1,262 @@
+"""API calls in which a thread waited for the GPU, and which operations ran meanwhile that it waited for.
+
+Three kinds of call wait: the synchronising calls of the runtime and the driver; copies and sets whose name says that
+they are synchronous; and asynchronous copies of pageable memory. What a call of the latter two really does depends on
+its arguments (CUDA, "API synchronization behavior"): a set of device memory and a copy within the GPU return at once
+whatever they are called, and a small copy from pageable memory is put aside and returns. So such a call counts where
+its own operation had begun by the time it returned: then all that stood before it in the stream was over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.enclosure import spread
+from traceable.analysis.grouping import numbered
+from traceable.analysis.matching import first_match
+from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, moves_of
+from traceable.analysis.naming import SYNCHRONISING, names_like
+from traceable.trace.model import NULL, Bool, Int32, Int64, Operations, Trace
+
+CLOCK_SKEW_NS = 20_000
+"""How long after the return of a call an operation may end that the call waited for. GPU times are converted to the
+host's clock by the profiler: in one process of a two-GPU capture (Nsight Systems 2026.2, H100) 14 of 17 calls of
+cudaStreamSynchronize return up to 6.7 us before the end of the kernel that they waited for."""
+
+_PAIRS_AT_ONCE = 1 << 21
+
+_WHOLE_CONTEXT = re.compile(r"cu(da)?(Thread|Device|Ctx|Context)Synchronize")
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Calls that waited, as equally long columns; of calls inside one another the outermost.
+
+    Attributes:
+        call: index into `Trace.calls`.
+        process: index into `Trace.processes`.
+        context, stream: of what it waited for, as in `Operations`; -1 where that is all of them, or not known.
+        one_stream: whether it waited for one stream only, which is not known.
+        own: the operation that the call itself put on the GPU, -1 for none.
+        start_ns, end_ns: when. Where calls of one thread cross, a later one begins at the end of those before.
+    """
+
+    call: Int64
+    process: Int64
+    context: Int64
+    stream: Int64
+    one_stream: Bool
+    own: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def take(self, which: Bool | Int64) -> Waits:
+        """Return some of the waits."""
+        return Waits(**{column.name: getattr(self, column.name)[which] for column in fields(self)})
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """For how long which operation was waited for, as equally long columns.
+
+    Attributes:
+        wait: index into `Waits`.
+        operation: index into the GPU operations.
+        ns: how long it ran during the wait while no operation that ended later did; never 0.
+    """
+
+    wait: Int64
+    operation: Int64
+    ns: Int64
+
+
+def waiting_calls(context: Context) -> Waits:
+    """Return the calls that waited, by thread and start."""
+    trace = context.trace
+    named = np.flatnonzero(names_like(trace, SYNCHRONISING, trace.calls.name)[trace.calls.name])
+    process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[named]]
+    record = first_match(
+        process, trace.calls.correlation[named], trace.synchronisations.process, trace.synchronisations.correlation
+    )
+    # The type of a record does not tell what is waited for: its numbers have moved between exporters (a stream's is 3
+    # in Nsight Systems 2024.2 and 2026.2, and 2 in 2024.6). The name of the call and the stream of the record do. Its
+    # device does not either: 2026.2 gives 0 for the contexts of other GPUs.
+    whole = names_like(trace, _WHOLE_CONTEXT, trace.calls.name)[trace.calls.name[named]]
+    at_context = np.append(trace.synchronisations.context, -1)[record].astype(np.int64)
+    at_stream = np.append(trace.synchronisations.stream, -1)[record].astype(np.int64)
+    at_stream[whole] = -1
+    move, of_move = _waiting_moves(context)
+    call = np.append(named, of_move)
+    stream: Int64 = np.append(at_stream, _column(trace, "stream")[move])
+    waits = Waits(
+        call=call,
+        process=np.append(process, _column(trace, "process")[move]),
+        context=np.append(at_context, _column(trace, "context")[move]),
+        stream=stream,
+        one_stream=np.append(~whole, np.ones(len(move), np.bool_)) & (stream < 0),
+        own=np.append(np.full(len(named), -1, np.int64), move),
+        start_ns=trace.calls.start_ns[call],
+        end_ns=trace.calls.end_ns[call],
+    )
+    return _outermost(trace, waits)
+
+
+def waited_for(context: Context, waits: Waits) -> Pieces:
+    """Return what each call waited for: operations of its process, and of its context and stream as far as known.
+
+    An operation counts if its launch call began no later than the wait, if it ran during the wait, and if it ended no
+    later than CLOCK_SKEW_NS after it; the call's own operation whenever it ended, because from pageable memory the
+    last part of a copy is still on its way when the call returns (by up to 0.2 ms in the captures). Where the stream
+    of a wait is not recorded (an event's never is), it is that of the operation which ended last. Each moment belongs
+    to the operation running then that ends last, because that is what keeps the call from returning.
+    """
+    group, first = numbered(waits.process, waits.context, waits.stream)
+    found = [Pieces(*(np.empty(0, np.int64),) * 3)]
+    work = _work(context)
+    for scope, one in enumerate(first.tolist()):
+        mine = work.process == waits.process[one]
+        if waits.context[one] >= 0:
+            mine &= work.context == waits.context[one]
+        if waits.stream[one] >= 0:
+            mine &= work.stream == waits.stream[one]
+        found += _Reach(work, mine).pieces(waits, np.flatnonzero(group == scope))
+    return Pieces(*(np.concatenate([getattr(part, column.name) for part in found]) for column in fields(Pieces)))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """All GPU operations, as equally long columns.
+
+    Attributes:
+        launch_ns: start of the launch call; what has none may have been launched at any time, and has NULL.
+    """
+
+    process: Int32
+    context: Int32
+    stream: Int32
+    start_ns: Int64
+    end_ns: Int64
+    launch_ns: Int64
+    by_start: Int64
+
+
+def _work(context: Context) -> _Work:
+    gpu, trace = context.gpu, context.trace
+    return _Work(
+        process=gpu.process,
+        context=_column(trace, "context"),
+        stream=gpu.stream,
+        start_ns=gpu.start_ns,
+        end_ns=gpu.end_ns,
+        launch_ns=np.append(trace.calls.start_ns, NULL)[context.launched.call_of],
+        by_start=gpu.by_start,
+    )
+
+
+class _Reach:
+    """The operations of one process, or of one of its contexts or streams, by their end."""
+
+    def __init__(self, work: _Work, mine: Bool) -> None:
+        self.work = work
+        by_start = work.by_start[mine[work.by_start]]
+        self.starts = work.start_ns[by_start]
+        self.rank = np.argsort(work.end_ns[by_start], kind="stable")
+        self.operation = by_start[self.rank]
+        self.start, self.end = self.starts[self.rank], work.end_ns[self.operation]
+
+    def pieces(self, waits: Waits, members: Int64) -> Iterator[Pieces]:
+        """Yield the pieces of the waits numbered `members`, some waits at a time."""
+        first = np.searchsorted(self.end, waits.start_ns[members], "left")
+        own = waits.own[members]
+        last = waits.end_ns[members] + CLOCK_SKEW_NS
+        copies = np.flatnonzero(own >= 0)
+        last[copies] = np.maximum(last[copies], self.work.end_ns[own[copies]])
+        number = np.searchsorted(self.end, last, "right") - first
+        number = np.maximum(number, 0)
+        sizes = np.concatenate([[0], np.cumsum(number)])
+        at = 0
+        while at < len(members):
+            until = max(at + 1, int(np.searchsorted(sizes, sizes[at] + _PAIRS_AT_ONCE, "right")) - 1)
+            here = slice(at, until)
+            yield self._pieces(waits, members[here], first[here], number[here])
+            at = until
+
+    def _pieces(self, waits: Waits, members: Int64, first: Int64, number: Int64) -> Pieces:
+        item = spread(first, number)
+        member = np.repeat(np.arange(len(members)), number)
+        wait = members[member]
+        start = np.maximum(self.start[item], waits.start_ns[wait])
+        end = np.minimum(self.end[item], waits.end_ns[wait])
+        ran = (end > start) & (self.work.launch_ns[self.operation[item]] <= waits.start_ns[wait])
+        in_time = self.end[item] <= waits.end_ns[wait] + CLOCK_SKEW_NS
+        ran &= in_time | (self.operation[item] == waits.own[wait])
+        item, member, wait, start, end = (column[ran] for column in (item, member, wait, start, end))
+        same = self._in_its_stream(item, member, waits.one_stream[wait])
+        item, member, wait, start, end = (column[same] for column in (item, member, wait, start, end))
+        ns = np.minimum(end, self._begun_later(item, member)) - start
+        some = ns > 0
+        return Pieces(wait[some], self.operation[item[some]], ns[some])
+
+    def _in_its_stream(self, item: Int64, member: Int64, one_stream: Bool) -> Bool:
+        """Return which rows are of the stream of their wait's last row, or of a wait for more than one stream."""
+        if not one_stream.any():
+            return ~one_stream
+        ends = np.append(np.flatnonzero(np.diff(member)), len(member) - 1)
+        last = np.repeat(item[ends], np.diff(ends, prepend=-1))
+        operation, of_last = self.operation[item], self.operation[last]
+        same: Bool = self.work.stream[operation] == self.work.stream[of_last]
+        same &= self.work.context[operation] == self.work.context[of_last]
+        return same | ~one_stream
+
+    def _begun_later(self, item: Int64, member: Int64) -> Int64:
+        """Return when the first of the rows began that end later in the same wait: until then a row is on its own.
+
+        Rows come by wait and end. Starts are compared by rank, with the wait above it, so that one running minimum
+        from the back serves all waits.
+        """
+        if not len(item):
+            return item
+        stride = len(self.operation)
+        earliest = np.minimum.accumulate((member * stride + self.rank[item])[::-1])[::-1]
+        begun = np.full(len(item), np.iinfo(np.int64).max)
+        inner = np.flatnonzero(member[:-1] == member[1:])
+        begun[inner] = self.starts[earliest[inner + 1] % stride]
+        return begun
+
+
+def _waiting_moves(context: Context) -> tuple[Int64, Int64]:
+    """Return the copies and sets whose call waited for them, as numbers of operations, and their calls."""
+    calls, moves = context.trace.calls, moves_of(context)
+    asked = np.flatnonzero((moves.call_kind == SYNCHRONOUS) | (moves.pageable & (moves.call_kind == ASYNCHRONOUS)))
+    begun = context.gpu.start_ns[moves.first + asked] <= calls.end_ns[moves.call[asked]]
+    asked = asked[begun]
+    # A call that made several operations is one wait.
+    each = numbered(moves.call[asked])[1]
+    return moves.first + asked[each], moves.call[asked[each]]
+
+
+def _outermost(trace: Trace, waits: Waits) -> Waits:
+    thread = trace.calls.thread[waits.call]
+    order = np.lexsort((waits.call, -waits.end_ns, waits.start_ns, thread))
+    thread = thread[order]
+    waits = waits.take(order)
+    before = np.full(len(waits), NULL, np.int64)
+    bounds = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        before[low + 1 : high] = np.maximum.accumulate(waits.end_ns[low : high - 1])
+    waits.start_ns[:] = np.maximum(waits.start_ns, before)
+    return waits.take(waits.end_ns > before)
+
+
+def _column(trace: Trace, name: str) -> Int32:
+    """Return a column of the GPU operations, which come as kernels, copies, memsets and graphs."""
+    kinds: tuple[Operations, ...] = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
+    return np.concatenate([getattr(events, name) for events in kinds])

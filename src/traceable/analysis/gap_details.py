@@ -1,0 +1,131 @@
+"""One sentence for a gap: the evidence for its cause, with the names and times that a user would look up next.
+
+For the few gaps that are listed; what decides the cause of every gap is `gap_causes`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.gap_causes import CALLS_OF_CAUSE, CAUSES
+from traceable.analysis.gpus import Gpus
+from traceable.analysis.intervals import Between, lanes_of, union
+from traceable.analysis.named import call_name, operation_labels, operation_name
+from traceable.trace.model import Int8, Int64
+
+_BLOCK = 4096
+"""How many rows are passed over at once if none of them lies near."""
+
+
+def details(context: Context, used: Gpus, gaps: Between, cause: Int8) -> list[str]:
+    """Return a sentence for each gap, given its cause as an index into CAUSES."""
+    writer = _Writer(context, used)
+    return [writer.sentence(gaps, i, CAUSES[cause[i]]) for i in range(len(gaps))]
+
+
+_SLIGHT = 20
+"""What covers less than one in so many parts of a gap is not named as its reason."""
+
+
+class _Writer:
+    def __init__(self, context: Context, used: Gpus) -> None:
+        self.context, self.used = context, used
+        self.calls = _Blocks(context.trace.calls.start_ns, context.trace.calls.end_ns)
+        self.operations = _Blocks(context.gpu.start_ns, context.gpu.end_ns)
+
+    def sentence(self, gaps: Between, i: int, cause: str) -> str:
+        begin, end, after = int(gaps.start_ns[i]), int(gaps.end_ns[i]), int(gaps.after[i])
+        launch = int(self.context.launched.call_of[after])
+        if cause == "profiler_flush":
+            return self._profiler(int(self.context.gpu.process[after]), begin, end)
+        if launch < 0:
+            return "no launch call is recorded for what followed"
+        calls = self.context.trace.calls
+        thread, begun, ended = int(calls.thread[launch]), int(calls.start_ns[launch]), int(calls.end_ns[launch])
+        if cause in CALLS_OF_CAUSE:
+            own = f"the launch itself copies pageable memory, until {_said(max(0, end - ended))} before the gap's end"
+            until = min(begun, end)
+            return self._during(thread, begin, until, end - begin, CALLS_OF_CAUSE[cause]) or own
+        if cause == "host_late":
+            before = self._during(thread, begin, min(begun, end), end - begin, None)
+            return f"the launch began {_said(begun - begin)} into the gap" + (f"; {before}" if before else "")
+        if ended > begin:
+            return (
+                f"the launch took {_said(ended - begun)}, {_said(min(ended, end) - max(begun, begin))} of it in the gap"
+            )
+        queued = f"launched {_said(begin - ended)} before the gap"
+        if cause == "waiting_other_device":
+            return f"{queued}; {self._elsewhere(int(gaps.lane[i]), begin, end)}"
+        return queued + ("; nothing recorded explains why it waited" if cause == "unknown" else "")
+
+    def _profiler(self, process: int, begin: int, end: int) -> str:
+        """Name what of the profiler's own work covers most of the gap."""
+        trace = self.context.trace
+        inside = np.minimum(trace.overheads.end_ns, end) - np.maximum(trace.overheads.start_ns, begin)
+        inside[trace.overheads.process != process] = 0
+        most = int(np.argmax(inside))
+        name = int(trace.overheads.name[most])
+        return f"{trace.names[name] if name >= 0 else 'the profiler'} covers {_percent(int(inside[most]), end - begin)}"
+
+    def _during(self, thread: int, begin: int, end: int, gap: int, pattern: re.Pattern[str] | None) -> str:
+        """Say which calls the thread was in from `begin` to `end`: those like `pattern`, or all; empty for none."""
+        trace = self.context.trace
+        rows = self.calls.overlapping(begin, end)
+        rows = rows[trace.calls.thread[rows] == thread]
+        if pattern is not None:
+            rows = rows[[pattern.match(trace.names[name]) is not None for name in trace.calls.name[rows].tolist()]]
+        if not len(rows):
+            return ""
+        start = np.maximum(trace.calls.start_ns[rows], begin)
+        until = np.minimum(trace.calls.end_ns[rows], end)
+        covered = int(
+            union(start, until, lanes_of(np.zeros(len(rows), np.int64), 1, np.arange(len(rows)))).total_ns()[0]
+        )
+        if pattern is None and _SLIGHT * covered < gap:
+            return ""
+        longest = call_name(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
+        others = f" and {len(rows) - 1} more cover" if len(rows) > 1 else " covers"
+        return f"{longest}{others} {_percent(covered, gap)}"
+
+    def _elsewhere(self, lane: int, begin: int, end: int) -> str:
+        """Name the operation of another device that ended last before the gap's end."""
+        gpu = self.context.gpu
+        rows = self.operations.overlapping(begin, end + 1)
+        rows = rows[(self.used.of_operation[rows] != lane) & (gpu.end_ns[rows] <= end)]
+        last = rows[int(np.argmax(gpu.end_ns[rows]))]
+        name = operation_name(self.context.trace, int(operation_labels(self.context)[last]))
+        device = self.used.number[self.used.of_operation[last]]
+        return f"{name} on device {device} ended {_said(end - int(gpu.end_ns[last]))} before the gap's end"
+
+
+class _Blocks:
+    """Finds the rows of a long, nearly sorted table that overlap a time, without looking at each."""
+
+    def __init__(self, start_ns: Int64, end_ns: Int64) -> None:
+        self.start_ns, self.end_ns = start_ns, end_ns
+        self.first = np.arange(0, len(start_ns), _BLOCK)
+        self.earliest = np.minimum.reduceat(start_ns, self.first) if len(start_ns) else start_ns
+        self.latest = np.maximum.reduceat(end_ns, self.first) if len(start_ns) else end_ns
+
+    def overlapping(self, begin: int, end: int) -> Int64:
+        """Return the rows that start before `end` and end after `begin`, in order."""
+        near = np.flatnonzero((self.earliest < end) & (self.latest > begin))
+        rows = (self.first[near][:, None] + np.arange(_BLOCK)).reshape(-1)
+        rows = rows[rows < len(self.start_ns)]
+        found: Int64 = rows[(self.start_ns[rows] < end) & (self.end_ns[rows] > begin)]
+        return found
+
+
+def _said(ns: int) -> str:
+    """Write a length of time as people say it."""
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if abs(ns) >= size:
+            return f"{ns / size:.3g} {unit}" if abs(ns) < 1000 * size else f"{ns / size:.0f} {unit}"
+    return f"{ns} ns"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} % of the gap"

@@ -1,0 +1,171 @@
+"""Gaps: when each GPU was idle between its first and its last operation, what stood on both sides, and why.
+
+A GPU's timeline is the union of all its operations: of every stream, context and process that used it. Idle time before
+the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU. Time
+inside an operation counts as busy, however little of the GPU it used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.analysis.context import Context
+from traceable.analysis.gap_causes import CAUSES, causes_of
+from traceable.analysis.gap_details import details
+from traceable.analysis.gpus import Gpus, gpus, unseen_graphs
+from traceable.analysis.grouping import ranked
+from traceable.analysis.intervals import Between, Lanes, between, lanes_of
+from traceable.analysis.named import operation_labels, operation_name, range_columns
+from traceable.analysis.statistics import totals
+from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.errors import UnanswerableError
+from traceable.trace.model import NULL, Int8, Int64
+
+BUCKETS = (
+    ("<1 us", 0, 1_000),
+    ("1-5 us", 1_000, 5_000),
+    ("5-10 us", 5_000, 10_000),
+    ("10-50 us", 10_000, 50_000),
+    ("50-100 us", 50_000, 100_000),
+    ("0.1-1 ms", 100_000, 1_000_000),
+    (">1 ms", 1_000_000, NULL),
+)
+"""Sizes of gaps: label, from (inclusive) and until (exclusive) in ns; the last has no end."""
+
+
+def gaps(context: Context, *, top: int = 20, range_name: str | None = None, launch_latency_ns: int = 20_000) -> Table:
+    """Return how long each GPU was busy and idle.
+
+    Args:
+        top: how many of the largest gaps are listed, over all devices.
+        range_name: count only gaps that were ended by an operation of a range of this name. `total_ns`, `busy_ns`,
+            `idle_ns` and `utilisation_share` remain those of the whole device.
+        launch_latency_ns: a gap up to this length before an operation that had been launched is launch latency.
+
+    Returns:
+        One row a GPU: `total_ns` from the start of its first operation to the end of its last is `busy_ns`, the union
+        of its operations, and `idle_ns`; without a range `gap_total_ns` is `idle_ns`. Others, with shares of
+        `gap_total_ns`: `buckets` (by size, lower bound included), `causes` (`gap_causes`), `largest`.
+
+    Raises:
+        UnanswerableError: the trace holds no GPU operations, or none of the range.
+    """
+    gpu = context.gpu
+    used = gpus(context)
+    lanes = lanes_of(used.of_operation, len(used), gpu.by_start)
+    found = between(gpu.start_ns, gpu.end_ns, lanes)
+    idle = _idle(found, len(used))
+    notes = [*used.notes, *unseen_graphs(context)]
+    if range_name is not None:
+        inside = context.operations_in(range_name)
+        if not inside.any():
+            raise UnanswerableError(
+                f"range {range_name!r} put nothing on the GPU", "`--view ranges` shows which ranges did"
+            )
+        found = found.take(inside[found.after])
+        notes.append(
+            f"gaps ended by an operation of range {range_name!r} only; total, busy, idle and utilisation are of the "
+            "whole device"
+        )
+    cause = causes_of(context, found, used.of_operation, launch_latency_ns)
+    others = {
+        "buckets": _buckets(used, found),
+        "largest": _largest(context, used, found, cause, top),
+        "causes": _causes(used, found, cause),
+    }
+    return Table(_devices(context, used, lanes, found, idle), others, tuple(notes))
+
+
+def _devices(context: Context, used: Gpus, lanes: Lanes, found: Between, idle: Int64) -> dict[str, NDArray[Any]]:
+    gpu = context.gpu
+    first = np.array([gpu.start_ns[rows[0]] for rows in lanes], np.int64)
+    last = np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64)
+    length = found.end_ns - found.start_ns
+    pids = [process.pid for process in context.trace.processes]
+    return {
+        "device": used.numbers(),
+        "name": used.names(context.trace),
+        "processes": objects([pids[i] for i in indices] for indices in used.processes),
+        "first_start_ns": first,
+        "last_end_ns": last,
+        "total_ns": last - first,
+        "busy_ns": last - first - idle,
+        "idle_ns": idle,
+        "utilisation_share": ratios(last - first - idle, last - first),
+        "gaps": np.bincount(found.lane, minlength=len(used)).astype(np.int64),
+        "gap_total_ns": _idle(found, len(used)),
+        **ranked(found.lane, length, len(used)).spread("gap"),
+    }
+
+
+def _idle(found: Between, lanes: int) -> Int64:
+    """Return the summed length of the gaps of each lane."""
+    until = np.concatenate([[0], np.cumsum(found.end_ns - found.start_ns)])
+    return np.diff(until[np.searchsorted(found.lane, np.arange(lanes + 1))])
+
+
+def _grouped(used: Gpus, found: Between, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
+    """Return the columns of count and time by GPU and kind, each in order."""
+    group = found.lane * kinds + kind
+    length = found.end_ns - found.start_ns
+    total = totals(group, length, len(used) * kinds)
+    whole = np.repeat(total.reshape(len(used), kinds).sum(axis=1), kinds)
+    return {
+        "count": np.bincount(group, minlength=len(used) * kinds).astype(np.int64),
+        "total_ns": total,
+        "idle_share": ratios(total, whole),
+    }
+
+
+def _buckets(used: Gpus, found: Between) -> Table:
+    lower = np.array([low for _, low, _ in BUCKETS], np.int64)
+    bucket = np.searchsorted(lower, found.end_ns - found.start_ns, "right") - 1
+    return Table(
+        {
+            "device": np.repeat(used.numbers(), len(BUCKETS)),
+            "bucket": objects([label for label, _, _ in BUCKETS] * len(used)),
+            "from_ns": np.tile(lower, len(used)),
+            "until_ns": np.tile(np.array([high for _, _, high in BUCKETS], np.int64), len(used)),
+            **_grouped(used, found, bucket, len(BUCKETS)),
+        }
+    )
+
+
+def _causes(used: Gpus, found: Between, cause: Int8) -> Table:
+    table = Table(
+        {
+            "device": np.repeat(used.numbers(), len(CAUSES)),
+            "cause": objects(list(CAUSES) * len(used)),
+            **_grouped(used, found, cause, len(CAUSES)),
+        }
+    )
+    return table.take(table.values["count"] > 0)
+
+
+def _largest(context: Context, used: Gpus, found: Between, cause: Int8, top: int) -> Table:
+    """Return the largest gaps, the earlier first of two equals."""
+    length = found.end_ns - found.start_ns
+    top = min(max(top, 0), len(found))
+    which = np.flatnonzero(length >= np.partition(length, len(found) - top)[len(found) - top]) if top else np.arange(0)
+    which = which[np.lexsort((found.lane[which], found.start_ns[which], -length[which]))][:top]
+    listed = found.take(which)
+    gpu, trace = context.gpu, context.trace
+    label = operation_labels(context)
+    pids = np.array([process.pid for process in trace.processes], np.int64)
+    columns: dict[str, NDArray[Any]] = {
+        "device": used.numbers()[listed.lane],
+        "start_ns": listed.start_ns,
+        "duration_ns": length[which],
+        "cause": objects(CAUSES[i] for i in cause[which].tolist()),
+        "detail": objects(details(context, used, listed, cause[which])),
+    }
+    for word, operation in (("before", listed.before), ("after", listed.after)):
+        columns[word] = objects(operation_name(trace, i) for i in label[operation].tolist())
+        columns |= range_columns(trace, context.found, context.innermost[operation], f"{word}_")
+        stream = gpu.stream[operation]
+        columns[f"{word}_stream"] = integers(stream, stream >= 0)
+        columns[f"{word}_pid"] = pids[gpu.process[operation]]
+    return Table(columns)

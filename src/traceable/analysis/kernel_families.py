@@ -1,0 +1,107 @@
+"""What a kernel is for, told from its name: gemm, attention, norm, ... by the patterns of a data file.
+
+The patterns are in `kernel_families.toml` beside this file; users put a file of their own before it. Which kernels a
+trace holds is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from traceable.errors import TraceableError
+
+OTHER = "other"
+"""The family of a kernel that no pattern finds."""
+
+_FORM = "write it as [[family]] tables, each with name = '...' and patterns = ['regular expression', ...]"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One entry of a file of families.
+
+    Attributes:
+        name: of the family; the same may stand in several entries.
+        pattern: finds a kernel of the family in its demangled name.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+
+
+def load_families(path: Path | None = None) -> tuple[Family, ...]:
+    """Return the families in the order in which they are tried: those of `path`, then those that traceable knows.
+
+    Args:
+        path: a TOML file of `[[family]]` tables, each with a `name` and `patterns`: Python regular expressions, found
+            anywhere in the demangled name, upper and lower case alike. None for traceable's own alone.
+
+    Raises:
+        TraceableError: the file can't be read or says something else than families.
+    """
+    return (*(_from_file(path) if path else ()), *_own())
+
+
+def family_of(name: str, families: Iterable[Family]) -> str:
+    """Return the family of the kernel of that demangled name: the first that finds it, else `other`.
+
+    Examples:
+        >>> family_of("ampere_sgemm_128x64_tn", load_families())
+        'gemm'
+        >>> family_of("void flash::flash_fwd_kernel<Traits<cutlass::gemm>>(Params)", load_families())
+        'attention'
+        >>> family_of("my_kernel(int)", load_families())
+        'other'
+    """
+    return next((family.name for family in families if family.pattern.search(name)), OTHER)
+
+
+@cache
+def _own() -> tuple[Family, ...]:
+    return _from_file(Path(__file__).with_suffix(".toml"))
+
+
+def _from_file(path: Path) -> tuple[Family, ...]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceableError(f"{path}: {error.strerror or error}", "name a readable file of kernel families") from None
+    except UnicodeDecodeError:
+        raise TraceableError(f"{path}: not UTF-8 text", _FORM) from None
+    except tomllib.TOMLDecodeError as error:
+        raise TraceableError(f"{path}: {error}", _FORM) from None
+    entries = document.pop("family", None)
+    if document:
+        raise TraceableError(f"{path}: unknown key {next(iter(document))!r}", _FORM)
+    if not isinstance(entries, list) or not entries:
+        raise TraceableError(f"{path}: no [[family]] in it", _FORM)
+    return tuple(_family(entry, f"{path}, family {number}") for number, entry in enumerate(entries, 1))
+
+
+def _family(entry: object, place: str) -> Family:
+    if not isinstance(entry, dict) or set(entry) != {"name", "patterns"}:
+        raise TraceableError(f"{place}: not a table of exactly a name and patterns", _FORM)
+    name, patterns = entry["name"], entry["patterns"]
+    if not isinstance(name, str) or not name:
+        raise TraceableError(f"{place}: its name is not a text", _FORM)
+    if not isinstance(patterns, list) or not patterns or not all(isinstance(one, str) and one for one in patterns):
+        raise TraceableError(f"{place} ({name}): its patterns are not a list of texts", _FORM)
+    return Family(name, re.compile("|".join(_checked(one, f"{place} ({name})") for one in patterns), re.IGNORECASE))
+
+
+def _checked(pattern: str, place: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        remedy = "correct the regular expression; a backslash before a special character takes it literally"
+        raise TraceableError(f"{place}: {pattern!r}: {error}", remedy) from None
+    return f"(?:{pattern})"

@@ -1,0 +1,87 @@
+"""How GPU operations, API calls and ranges are written in tables, and numbers for these names to group by."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.analysis.context import Context
+from traceable.analysis.grouping import numbered
+from traceable.analysis.instances import Instances
+from traceable.analysis.table import objects
+from traceable.trace.model import Int64, Trace
+
+COPY_KINDS = (
+    *("Unknown", "Host-to-Device", "Device-to-Host", "Host-to-Array", "Array-to-Host", "Array-to-Array"),
+    *("Array-to-Device", "Device-to-Array", "Device-to-Device", "Host-to-Host", "Peer-to-Peer"),
+    *("Unified Host-to-Device", "Unified Device-to-Host", "Unified Device-to-Device"),
+)
+"""What nsys calls CUPTI's kinds of copies, by their number."""
+
+MEMSET_KIND = len(COPY_KINDS)
+"""The number that stands for a memory set after those of the copies."""
+
+OPERATION_NAMES = (
+    *(f"[CUDA memcpy {kind}]" for kind in COPY_KINDS),
+    *("[CUDA memset]", "[CUDA graph]", "[CUDA kernel without a name]"),
+)
+"""What operations are called that have no name of their own, as nsys does; the last two are ours."""
+
+_VERSION = re.compile(r"_v\d{4,}$")
+
+
+def memory_kinds(trace: Trace) -> Int64:
+    """Return the index into OPERATION_NAMES of each copy and then each memset."""
+    kind = trace.copies.kind.astype(np.int64)
+    kind[(kind < 0) | (kind >= len(COPY_KINDS))] = 0
+    return np.concatenate([kind, np.full(len(trace.memsets), MEMSET_KIND, np.int64)])
+
+
+def operation_labels(context: Context) -> Int64:
+    """Return a number for the name of each GPU operation, for `operation_name`."""
+    trace, gpu = context.trace, context.gpu
+    own = len(trace.names)
+    label = gpu.name.astype(np.int64)
+    memory = slice(len(trace.kernels), len(trace.kernels) + len(trace.copies) + len(trace.memsets))
+    label[memory] = own + memory_kinds(trace)
+    label[memory.stop :] = own + MEMSET_KIND + 1
+    label[label < 0] = own + MEMSET_KIND + 2
+    return label
+
+
+def operation_name(trace: Trace, label: int) -> str:
+    """Return what an operation with this number of `operation_labels` is called: a kernel by its demangled name."""
+    own = len(trace.names)
+    return trace.names[label] if label < own else OPERATION_NAMES[label - own]
+
+
+def call_name(name: str) -> str:
+    """Return the name of an API call without the version that CUPTI appends to those of the runtime.
+
+    Examples:
+        >>> call_name("cudaStreamSynchronize_v3020"), call_name("cuMemcpyHtoD_v2")
+        ('cudaStreamSynchronize', 'cuMemcpyHtoD_v2')
+    """
+    return _VERSION.sub("", name)
+
+
+def range_labels(found: Instances) -> tuple[Int64, Int64]:
+    """Number the ranges by domain and name: the number of each instance, and of each number its first instance."""
+    return numbered(found.domain, found.name)
+
+
+def range_columns(trace: Trace, found: Instances, first: Int64, prefix: str = "") -> dict[str, NDArray[np.object_]]:
+    """Return the columns `<prefix>range` and `<prefix>domain`.
+
+    Args:
+        first: an instance of each row's range; -1 for what is outside every range, which is absent.
+    """
+    names, domains = [], []
+    for instance in first.tolist():
+        inside = instance >= 0
+        domain = int(found.domain[instance]) if inside else -1
+        names.append(trace.names[found.name[instance]] if inside else None)
+        domains.append(trace.names[domain] if domain >= 0 else None)
+    return {f"{prefix}range": objects(names), f"{prefix}domain": objects(domains)}

@@ -1,0 +1,89 @@
+"""The ranges one by one: when each instance ran, where it stands in the tree, and what it put on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.analysis.context import Context
+from traceable.analysis.parentage import depths
+from traceable.analysis.profile import STYLES, measured
+from traceable.analysis.rules import RULES
+from traceable.analysis.table import Table, integers, objects
+from traceable.trace.model import Int64
+
+
+def range_instances(context: Context, *, range_name: str | None = None) -> Table:
+    """Return one row an instance, by start; replays of CUDA graphs come last.
+
+    Args:
+        range_name: only instances of this name, or `domain:name`.
+
+    Raises:
+        UnanswerableError: no range has that name.
+
+    The `nsys_` columns hold what nsys's projection trace has, which knows of launch calls on the range's own thread
+    alone, and lists only instances that so put something on the GPU: the others are NULL there.
+    """
+    trace, found = context.trace, context.found
+    took = measured(context)
+    worked, listed = took.work.operations > 0, took.nsys.operations > 0
+    real = ~found.replay
+    number = np.arange(1, len(found) + 1)
+    inside = np.bincount(found.parent[(found.parent >= 0) & real], minlength=len(found))
+    pids = np.array([process.pid for process in trace.processes], np.int64)
+    tids = np.array([thread.tid for thread in trace.threads], np.int64)
+    of_thread = np.array([thread.process for thread in trace.threads], np.int64)
+
+    def work(values: Int64) -> Int64:
+        return integers(values, worked)
+
+    def nsys(values: Int64) -> Int64:
+        return integers(values, listed)
+
+    table = Table(
+        {
+            "instance": number,
+            "parent_instance": integers(found.parent + 1, found.parent >= 0),
+            "level": depths(found.parent),
+            "children": inside,
+            "name": _named(trace.names, found.name),
+            "domain": _named(trace.names, found.domain),
+            "style": objects([STYLES[style] for style in found.style.tolist()]),
+            "pid": pids[of_thread[found.thread]],
+            "tid": tids[found.thread],
+            "start_ns": found.start_ns,
+            "cpu_ns": integers(found.end_ns - found.start_ns, real),
+            "clipped": found.clipped,
+            "replay": found.replay,
+            "cpu_self_ns": found.self_ns,
+            "active_ns": found.active_ns,
+            "sync_wait_ns": took.waits,
+            "gpu_start_ns": work(took.work.start_ns),
+            "gpu_busy_ns": work(took.work.busy_ns),
+            "gpu_span_ns": work(took.work.span_ns),
+            "gpu_operations": work(took.work.operations),
+            "kernels": work(took.work.kernels),
+            "launches": work(took.work.launches),
+            "attribution": _rules(took.work.rule_ns, took.work.rule_operations, worked),
+            "nsys_gpu_start_ns": nsys(took.nsys.start_ns),
+            "nsys_gpu_span_ns": nsys(took.nsys.span_ns),
+            "nsys_launches": nsys(took.nsys.launches),
+            "nsys_children": nsys(np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))),
+        }
+    )
+    return table if range_name is None else table.take(context.instances_of(range_name))
+
+
+def _named(names: tuple[str, ...], index: NDArray[np.int32]) -> NDArray[Any]:
+    """Return the names at an index column; None at -1."""
+    known: NDArray[Any] = objects((*names, None))
+    return known[index]
+
+
+def _rules(time: Int64, operations: Int64, worked: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return the rule that explains the most GPU time of each instance; None without GPU work."""
+    most = np.lexsort((operations, time), axis=0)[-1]
+    return objects((*RULES, None))[np.where(worked, most, len(RULES))]

@@ -1,0 +1,155 @@
+"""By which rule each GPU operation is known to belong to ranges, and through which place on a thread.
+
+Tried in this order, from what is certain to what is likely:
+
+- thread: its launch call lies inside a range on the calling thread. task: only inside the stretches of a coroutine.
+- graph-node: it is a node of a CUDA graph, and a range was open when the node was captured (`analysis.replays`).
+- adopted: its launch call lies outside every range of its own thread, while exactly one other thread of the process
+  had a range open all through the call. This is autograd's thread, which works for the one that called `backward`.
+- time: no launch call was recorded, and exactly one thread of the process had a range open when the operation began.
+
+What none of them explains is unattributed, with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceable.analysis.enclosure import Events
+from traceable.analysis.instances import Instances, Stretches
+from traceable.analysis.operations import GpuOperations, Launches
+from traceable.trace.model import Bool, Int8, Int32, Int64, Trace
+
+THREAD, TASK, GRAPH_NODE, ADOPTED, TIME = range(5)
+NO_LAUNCH_CALL, OUTSIDE_RANGES, SEVERAL_THREADS = range(5, 8)
+
+RULES = ("thread", "task", "graph-node", "adopted", "time")
+"""The rules as they are written, in order of their numbers."""
+
+REASONS = ("no_launch_call", "outside_ranges", "several_threads")
+"""Why an operation is unattributed, in order of their numbers after those of the rules."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Places on threads that stand for operations: whatever ran all around a place has the operation.
+
+    Attributes:
+        events: the places, each with its operation as `item`.
+        rule: by which rule the place is the operation's: THREAD, ADOPTED or TIME.
+    """
+
+    events: Events
+    rule: Int8
+
+
+def rules_of(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> tuple[Int8, Links]:
+    """Return the rule, or the reason, of each operation, and the places by which ranges are found.
+
+    GRAPH_NODE is no business of this function: who knows of captured nodes puts it over ADOPTED and what follows.
+    """
+    stretches = found.stretches
+    of_task = found.task[stretches.owner]
+    by_thread = _Cover(stretches, ~of_task).covers(launched.thread, launched.start_ns, launched.end_ns)
+    by_task = _Cover(stretches, of_task).covers(launched.thread, launched.start_ns, launched.end_ns)
+    rule = np.full(len(gpu), NO_LAUNCH_CALL, np.int8)
+    rule[launched.call_of >= 0] = OUTSIDE_RANGES
+    rule[launched.operation[by_task]] = TASK
+    rule[launched.operation[by_thread]] = THREAD
+
+    process_of_thread = np.array([thread.process for thread in trace.threads], np.int32)
+    every = _Cover(stretches, np.ones(len(of_task), np.bool_))
+    homeless = np.flatnonzero(rule >= NO_LAUNCH_CALL)
+    called = launched.call_of[homeless] >= 0
+    start, end = gpu.start_ns[homeless], gpu.start_ns[homeless]
+    call = launched.call_of[homeless[called]]
+    start[called], end[called] = trace.calls.start_ns[call], trace.calls.end_ns[call]
+    process = gpu.process[homeless]
+    adopter, adopters = _sole_thread(every, process_of_thread, process, start, end)
+    alone = adopters == 1
+    rule[homeless[adopters > 1]] = SEVERAL_THREADS
+    rule[homeless[alone]] = np.where(called[alone], ADOPTED, TIME)
+    taken_in = homeless[alone]
+    links = _links(gpu, launched, taken_in, adopter[alone], start[alone], end[alone], rule[taken_in])
+    return rule, links
+
+
+def _links(
+    gpu: GpuOperations, launched: Launches, operation: Int64, thread: Int32, start: Int64, end: Int64, rule: Int8
+) -> Links:
+    """Return the launch calls as places, and these places more, sorted by thread and start."""
+    order = gpu.by_start
+    places = Events(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), order)
+    own = np.full(len(launched.operation), THREAD, np.int8)
+    if not len(operation):
+        return Links(places, own)
+    # An operation that was taken in has no range on the thread of its call: that place stands for nothing any more.
+    kept = np.ones(len(gpu), np.bool_)
+    kept[operation] = False
+    kept = kept[places.item]
+    columns = [
+        np.concatenate([ours[kept], theirs])
+        for ours, theirs in (
+            (places.thread, thread),
+            (places.start_ns, start),
+            (places.end_ns, end),
+            (places.item, operation),
+            (own, rule),
+        )
+    ]
+    by_place = np.lexsort((columns[3], columns[1], columns[0]))
+    thread, start, end, item, rule = (column[by_place] for column in columns)
+    return Links(Events(thread, start, end, item, len(gpu), order), rule)
+
+
+def _sole_thread(
+    cover: _Cover, process_of_thread: Int32, process: Int32, start: Int64, end: Int64
+) -> tuple[Int32, Int64]:
+    """Return, for each time in a process, a thread with a range open all through it, and how many such there are."""
+    thread = np.full(len(process), -1, np.int32)
+    number = np.zeros(len(process), np.int64)
+    for candidate in cover.threads:
+        here = np.flatnonzero(process == process_of_thread[candidate])
+        open_there = here[cover.on_thread(candidate, start[here], end[here])]
+        thread[open_there] = candidate
+        number[open_there] += 1
+    return thread, number
+
+
+class _Cover:
+    """Where, on each thread, some stretch runs: starts in order, and the latest end so far."""
+
+    def __init__(self, stretches: Stretches, which: Bool) -> None:
+        order = np.flatnonzero(which)
+        order = order[np.lexsort((stretches.start_ns[order], stretches.thread[order]))]
+        thread = stretches.thread[order]
+        self._on: dict[int, tuple[Int64, Int64]] = {}
+        bounds = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            rows = order[first:last]
+            self._on[int(thread[first])] = (
+                stretches.start_ns[rows],
+                np.maximum.accumulate(stretches.end_ns[rows]),
+            )
+
+    @property
+    def threads(self) -> list[int]:
+        """The threads on which anything runs."""
+        return list(self._on)
+
+    def on_thread(self, thread: int, start: Int64, end: Int64) -> Bool:
+        """Return which of these times lie wholly inside one stretch of the thread."""
+        starts, latest = self._on[thread]
+        at = np.searchsorted(starts, start, "right") - 1
+        found: Bool = (at >= 0) & (latest[at] >= end)
+        return found
+
+    def covers(self, thread: Int32, start: Int64, end: Int64) -> Bool:
+        """Return which of these places, sorted by thread, lie wholly inside one stretch of their thread."""
+        found = np.zeros(len(thread), np.bool_)
+        for one in self._on:
+            here = slice(*np.searchsorted(thread, [one, one + 1]).tolist())
+            found[here] = self.on_thread(one, start[here], end[here])
+        return found

@@ -1,0 +1,238 @@
+"""What single steps are made of, by range, and what differs between a slow one and the median one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.analysis.context import Context
+from traceable.analysis.intervals import Union, covered_ns
+from traceable.analysis.operations import COPY, KERNEL
+from traceable.analysis.statistics import totals
+from traceable.analysis.step_detection import BOUNDARY, Steps
+from traceable.analysis.step_work import Work
+from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.trace.model import NULL, PUSH_POP, Int64
+
+SLOWEST = 5
+"""How many of the slowest steps are compared with the median one."""
+
+_APPENDED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
+"""What torch's emit_nvtx appends to the name of an operator: different in each step."""
+
+_COMPARED = (
+    *("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
+    *("operations", "kernels", "allocations"),
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One step by range path, as equally long columns.
+
+    Attributes:
+        path: names from the outermost, without what torch's emit_nvtx appends to them; None for outside ranges.
+        instances: how many ranges of that path lie wholly inside the step, on its thread.
+        self_ns, sync_ns: their time less what lies inside them, and what of it was spent waiting in synchronising
+            calls; NULL where the step is not a stretch of CPU time, or the path has no push/pop range in it.
+        busy_ns: what its operations add to the union of the step's operations before them, so that all add up.
+    """
+
+    path: list[tuple[str, ...] | None]
+    instances: Int64
+    self_ns: Int64
+    sync_ns: Int64
+    busy_ns: Int64
+    sum_ns: Int64
+    operations: Int64
+    kernels: Int64
+    copies: Int64
+
+
+def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
+    """Return one step by the path of the innermost range of its operations, and of the ranges in it."""
+    gpu, ranges = context.gpu, context.found
+    pairs = slice(int(work.bounds[step]), int(work.bounds[step + 1]))
+    operation = work.operation[pairs]
+    innermost = context.innermost[operation]
+    path_of_operation = np.where(innermost >= 0, ranges.path[innermost], -1) if len(ranges) else innermost
+    inside, alone, waited = _on_the_cpu(context, found, work.waits, step)
+    group, paths = _paths(context, np.concatenate([path_of_operation, ranges.path[inside]]))
+    of_operation, of_range = group[: len(operation)], group[len(operation) :]
+    count = len(paths)
+    has_range = np.bincount(of_range, minlength=count)
+    return Parts(
+        path=paths,
+        instances=integers(has_range, np.full(count, found.kind != BOUNDARY)),
+        self_ns=integers(totals(of_range, alone, count), has_range > 0),
+        sync_ns=integers(totals(of_range, waited, count), has_range > 0),
+        busy_ns=totals(of_operation, work.added_ns[pairs], count),
+        sum_ns=totals(of_operation, (gpu.end_ns - gpu.start_ns)[operation], count),
+        operations=np.bincount(of_operation, minlength=count),
+        kernels=np.bincount(of_operation[gpu.kind[operation] == KERNEL], minlength=count),
+        copies=np.bincount(of_operation[gpu.kind[operation] == COPY], minlength=count),
+    )
+
+
+def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] | None]]:
+    """Number the paths that differ by more than what torch appends: the number of each, and its names."""
+    names, paths = context.trace.names, context.found.paths
+    distinct, place = np.unique(path, return_inverse=True)
+    numbers: dict[tuple[str, ...] | None, int] = {}
+    group = []
+    for one in distinct.tolist():
+        key = tuple(_APPENDED.sub("", names[name]) for name in paths[one]) if one >= 0 else None
+        group.append(numbers.setdefault(key, len(numbers)))
+    return np.array(group, np.int64)[place.reshape(-1)], list(numbers)
+
+
+def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
+    """Return the push/pop ranges wholly inside a step on its thread, their own time and what of it was waiting.
+
+    None for a step between two boundaries: it is a stretch of the GPU's time, and the host is ahead of that.
+    """
+    ranges = context.found
+    start, end = int(found.start_ns[step]), int(found.end_ns[step])
+    inside = (ranges.style == PUSH_POP) & ~ranges.replay & (ranges.thread == found.thread[step])
+    inside &= (ranges.start_ns >= start) & (ranges.end_ns <= end)
+    rows = np.flatnonzero(inside & np.full(len(inside), found.kind != BOUNDARY))
+    waited = covered_ns(waits, ranges.thread[rows].astype(np.int64), ranges.start_ns[rows], ranges.end_ns[rows])
+    place = np.full(len(ranges) + 1, -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    above = place[ranges.parent[rows]]
+    own = waited.copy()
+    np.subtract.at(own, above[above >= 0], waited[above >= 0])
+    return rows, ranges.self_ns[rows], own
+
+
+def breakdown(context: Context, found: Steps, work: Work, step: int) -> Table:
+    """Return one step by range, the longest GPU time first; what ran outside ranges has no path.
+
+    Paths that differ only in what torch's emit_nvtx appends to names (`, seq = 7, op_id = 12`) are one row.
+    """
+    parts = parts_of(context, found, work, step)
+    order = np.lexsort((-parts.self_ns, -parts.busy_ns))
+    has_gpu = np.full(len(order), len(context.gpu) > 0)
+    busy = integers(parts.busy_ns, has_gpu)
+    return Table(
+        {
+            "path": objects(list(path) if path is not None else None for path in parts.path),
+            "ranges": parts.instances,
+            "gpu_busy_ns": busy,
+            "gpu_busy_share": ratios(parts.busy_ns, np.full(len(order), parts.busy_ns.sum())),
+            "gpu_sum_ns": integers(parts.sum_ns, has_gpu),
+            "operations": integers(parts.operations, has_gpu),
+            "kernels": integers(parts.kernels, has_gpu),
+            "copies": integers(parts.copies, has_gpu),
+            "cpu_self_ns": parts.self_ns,
+            "sync_self_ns": integers(parts.sync_ns, (parts.sync_ns != NULL) & (len(context.trace.calls) > 0)),
+        }
+    ).take(order)
+
+
+def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, NDArray[Any]], median: int) -> Table:
+    """Return the slowest steady steps that took longer than the median one, and how each differs from it.
+
+    Args:
+        columns: of the steps, with `step`, `pid`, `device`, `steady` and those that are compared.
+        median: which step they are compared with.
+    """
+    wall = columns["wall_ns"]
+    rows = np.flatnonzero(columns["steady"] & (wall > wall[median]))
+    rows = rows[np.argsort(-wall[rows], kind="stable")][:SLOWEST]
+    usual = parts_of(context, found, work, median)
+    more = {f"{_word(name)}_more{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
+    causes, ranges, times = [], [], []
+    for i, row in enumerate(rows.tolist()):
+        cause, is_idle = _cause({name: _known(values[i]) for name, values in more.items()})
+        parts = parts_of(context, found, work, row)
+        path, time = _largest_difference(parts, usual, is_idle and found.kind != BOUNDARY)
+        causes.append(cause)
+        ranges.append(path)
+        times.append(time)
+    return Table(
+        {
+            **{name: columns[name][rows] for name in ("step", "pid", "device", "start_ns", "wall_ns")},
+            "cause": objects(causes),
+            "path": objects(list(path) if path is not None else None for path in ranges),
+            "path_more_ns": np.array(times, np.int64),
+            **more,
+        }
+    )
+
+
+def _largest_difference(parts: Parts, usual: Parts, by_cpu: bool) -> tuple[tuple[str, ...] | None, int]:
+    """Return the path that took longest compared with the usual step, and by how much; NULL where none took longer.
+
+    Args:
+        by_cpu: whether its own time on the CPU is compared, else its time on the GPU.
+    """
+    ours, theirs = (
+        dict(zip(one.path, np.maximum(one.self_ns if by_cpu else one.busy_ns, 0).tolist(), strict=True))
+        for one in (parts, usual)
+    )
+    more = {path: time - theirs.get(path, 0) for path, time in ours.items()}
+    path = max(more, key=lambda one: more[one], default=None)
+    return (path, more[path]) if more.get(path, 0) > 0 else (None, NULL)
+
+
+def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
+    """Say in words what of a step grew most, and whether that is the GPU's idle time.
+
+    A step is as much longer as the GPU was idle and busy longer in it. What was busy are copies, NCCL and the rest.
+    """
+    rest = (more["gpu_busy_more_ns"] or 0) - (more["copy_more_ns"] or 0) - (more["nccl_more_ns"] or 0)
+    parts = {
+        "idle": more["idle_more_ns"] or 0,
+        "copies": more["copy_more_ns"] or 0,
+        "NCCL": more["nccl_more_ns"] or 0,
+        "kernels": rest,
+    }
+    largest = max(parts, key=lambda name: parts[name])
+    if more["idle_more_ns"] is None:
+        return f"CPU {_ms(more['wall_more_ns'] or 0)}: the trace holds no GPU operation", False
+    if parts[largest] <= 0:
+        return "the GPU was busy longer with what belongs to other steps", False
+    return f"{largest} {_ms(parts[largest])}{_why(largest, more)}", largest == "idle"
+
+
+def _why(largest: str, more: dict[str, int | None]) -> str:
+    allocations, waited = more["allocations_more"] or 0, more["sync_more_ns"] or 0
+    kernels = more["kernels_more"] or 0
+    if largest == "idle" and allocations > 0:
+        return f" ({allocations} more calls that allocate)"
+    if largest == "idle":
+        half = (more["idle_more_ns"] or 0) / 2
+        launching = more["launch_more_ns"] or 0
+        if launching > half and waited <= half:
+            return f" (launch calls took {_ms(launching)})"
+        return " (the GPU waited for the host)"
+    if largest == "kernels":
+        return f" ({kernels:+} kernels)" if kernels else " (as many kernels, which took longer)"
+    return ""
+
+
+def _more(values: NDArray[Any], rows: Int64, median: int) -> Int64:
+    known = (values[rows] != NULL) & (values[median] != NULL)
+    return integers(values[rows] - values[median], known)
+
+
+def _known(value: Any) -> int | None:
+    return None if value == NULL else int(value)
+
+
+def _word(name: str) -> str:
+    return name.removesuffix("_ns")
+
+
+def _unit(name: str) -> str:
+    return "_ns" if name.endswith("_ns") else ""
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:+.3f} ms"

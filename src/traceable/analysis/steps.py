@@ -1,0 +1,227 @@
+"""The eighth question: what does a step cost, which steps are the steady state, and what differs in the slowest.
+
+Where the steps are is found in `step_detection`; the parts of single steps are compared in `step_parts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.analysis.context import Context
+from traceable.analysis.grouping import numbered, only_value
+from traceable.analysis.select import gpu_number
+from traceable.analysis.statistics import spread_of
+from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps, steps_of
+from traceable.analysis.step_parts import breakdown, slowest
+from traceable.analysis.step_work import Work, columns_of, work_of
+from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.errors import UnanswerableError
+from traceable.trace.model import NULL, Bool, Int64
+
+WARM_UP_FACTOR = 1.5
+"""A leading step is warm-up if it lasts longer than so many times the median of the later half."""
+
+FEWEST_FOR_WARM_UP = 4
+"""With fewer whole steps than these none is called warm-up: two against one prove nothing."""
+
+MEASURES = (
+    *("gpu_busy_ns", "gpu_sum_ns", "idle_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
+    *("operations", "kernels", "allocations"),
+)
+"""Columns of a step that `others["summary"]` gives the means of."""
+
+_MEMBERS = {
+    RANGE: "a step has the operations that belong to its range, also those that ran on the GPU after it ended",
+    CYCLE: "a step has the operations whose launch call began in it, also those that ran on the GPU after it ended",
+    BOUNDARY: "a step has the operations of its process and device that began in it",
+}
+
+
+def steps(context: Context, *, range_name: str | None = None, step_kernel: str | None = None) -> Table:
+    """Return one row a step, by process (and device) and time.
+
+    Args:
+        range_name: a step is an instance of the range of this name (or `domain:name`, or a glob).
+        step_kernel: glob over kernel names, demangled or short: each such kernel ends a step of its process and
+            device, which began when the one before ended. With neither, steps are found by themselves.
+
+    Returns:
+        The steps, with `others`: `summary`, one row a process (and device) over its steady steps; where there are
+        steady steps, `breakdown`, the median of them by range, and `slowest`, those that took longest against it.
+
+    Raises:
+        UsageError: both are given.
+        UnanswerableError: nothing has that name, or no steps are found.
+    """
+    found = steps_of(context, range_name, step_kernel)
+    work = work_of(context, found)
+    columns = columns_of(context, found, work)
+    warm_up = warm_up_steps(found, columns["wall_ns"], columns["allocations"])
+    steady = ~warm_up & ~found.edge
+    why = np.array([None, "warm-up", "edge of the capture"], object)[np.where(found.edge, 2, warm_up)]
+    first = np.flatnonzero(np.diff(found.lane, prepend=-1))
+    table = {
+        "step": np.arange(len(found)) - np.repeat(first, np.diff(np.append(first, len(found)))),
+        **_whose(context, found, found.lane),
+        **_devices(context, found, work),
+        "name": objects(found.labels)[found.label],
+        "steady": steady,
+        "warm_up": warm_up,
+        "left_out": why,
+        **columns,
+    }
+    others = {"summary": _summary(context, found, columns, steady, warm_up)}
+    if steady.any():
+        others["breakdown"] = breakdown(context, found, work, median_step(columns["wall_ns"], steady))
+        others["slowest"] = slowest(context, found, work, table, median_step(columns["wall_ns"], steady))
+    return Table(table, others, _notes(context, found, work, warm_up))
+
+
+def steady_window(table: Table) -> tuple[int, int]:
+    """Return the ns from which until which the steps of all processes and devices are steady.
+
+    Where there is no such time, because they ran one after another, from the first steady step to the last.
+
+    Args:
+        table: what `steps` returned.
+
+    Raises:
+        UnanswerableError: no step is steady.
+    """
+    summary = table.others["summary"].values
+    some = summary["steady"] > 0
+    if not some.any():
+        raise UnanswerableError("no step is in the steady state", "record more steps, or leave --steady out")
+    starts, ends = summary["steady_start_ns"][some], summary["steady_end_ns"][some]
+    if starts.max() < ends.min():
+        return int(starts.max()), int(ends.min())
+    return int(starts.min()), int(ends.max())
+
+
+def median_step(wall_ns: Int64, steady: Bool) -> int:
+    """Return the steady step of the lower median wall time, of equal ones the first."""
+    rows = np.flatnonzero(steady)
+    return int(rows[np.argsort(wall_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
+
+
+def warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64) -> Bool:
+    """Return which steps are warm-up.
+
+    In each lane, of the steps that the edge of the capture did not cut: those from the first on, up to half of them,
+    as long as each lasts longer than WARM_UP_FACTOR times the median of the later half, or allocates memory where the
+    later half (by its median) does not. None where there are fewer than FEWEST_FOR_WARM_UP.
+    """
+    warm_up = np.zeros(len(found), np.bool_)
+    for lane in range(len(found.process)):
+        low, high = np.searchsorted(found.lane, [lane, lane + 1])
+        rows = low + np.flatnonzero(~found.edge[low:high])
+        half = len(rows) // 2
+        if len(rows) >= FEWEST_FOR_WARM_UP:
+            slow = wall_ns[rows[:half]] > WARM_UP_FACTOR * np.median(wall_ns[rows[half:]])
+            allocates = (allocations[rows[:half]] > 0) & (np.median(np.maximum(allocations[rows[half:]], 0)) == 0)
+            warm_up[rows[:half]] = np.logical_and.accumulate(slow | allocates)
+    return warm_up
+
+
+def _whose(context: Context, found: Steps, lane: Int64) -> dict[str, NDArray[Any]]:
+    """Return pid and name of the process of each lane."""
+    processes = [context.trace.processes[index] for index in found.process.tolist()]
+    return {
+        "pid": np.array([process.pid for process in processes], np.int64)[lane],
+        "process": objects(process.name or None for process in processes)[lane],
+    }
+
+
+def _devices(context: Context, found: Steps, work: Work) -> dict[str, NDArray[Any]]:
+    """Return how many GPUs each step ran on, and the number of the GPU where it is one."""
+    gpu = context.gpu
+    if found.kind == BOUNDARY:
+        device = _lane_devices(context, found)[found.lane]
+        return {"devices": np.ones(len(found), np.int64), "device": integers(device, device >= 0)}
+    pair, first = numbered(gpu.process, gpu.device)
+    number = gpu_number(context.trace, gpu.process[first], gpu.device[first])
+    if len(first) == 1 and number[0] >= 0:
+        used = (np.diff(work.bounds) > 0).astype(np.int64)
+        return {"devices": used, "device": integers(np.full(len(found), number[0]), used > 0)}
+    devices, device = only_value(work.step, number[pair][work.operation], len(found))
+    return {"devices": devices, "device": device}
+
+
+def _lane_devices(context: Context, found: Steps) -> Int64:
+    return gpu_number(context.trace, found.process.astype(np.int32), found.device.astype(np.int32))
+
+
+def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], steady: Bool, warm_up: Bool) -> Table:
+    """Return one row a lane: how many steps, which of them are steady, and what those took."""
+    lanes = len(found.process)
+    of_steady = found.lane[steady]
+    count = np.bincount(of_steady, minlength=lanes)
+    start = np.full(lanes, np.iinfo(np.int64).max)
+    end = np.full(lanes, NULL)
+    np.minimum.at(start, of_steady, found.start_ns[steady])
+    np.maximum.at(end, of_steady, found.end_ns[steady])
+    device = _lane_devices(context, found)
+    means: dict[str, NDArray[Any]] = {}
+    for name in MEASURES:
+        known = steady & (columns[name] != NULL)
+        sums = np.bincount(found.lane[known], weights=columns[name][known], minlength=lanes)
+        word = name.removesuffix("_ns")
+        unit = "_ns" if name.endswith("_ns") else ""
+        means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(found.lane[known], minlength=lanes))
+    # What steps that overlap (requests) do in a time is what counts, not the sum of their times.
+    elapsed = np.where(count > 0, end - np.where(count > 0, start, 0), 0)
+    wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=lanes)
+    idle = np.where(columns["idle_ns"] == NULL, np.nan, columns["idle_ns"])
+    busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)
+    return Table(
+        {
+            **_whose(context, found, np.arange(lanes)),
+            "device": integers(device, device >= 0),
+            "steps": np.bincount(found.lane, minlength=lanes),
+            "steady": count,
+            "warm_up": np.bincount(found.lane[warm_up], minlength=lanes),
+            "cut": np.bincount(found.lane[found.edge], minlength=lanes),
+            "steady_start_ns": integers(start, count > 0),
+            "steady_end_ns": integers(end, count > 0),
+            **spread_of("wall", found.lane, columns["wall_ns"], steady, lanes),
+            "steps_per_s": ratios(count * 1e9, elapsed),
+            "utilisation_share": ratios(busy, wall),
+            **means,
+        }
+    )
+
+
+def _notes(context: Context, found: Steps, work: Work, warm_up: Bool) -> tuple[str, ...]:
+    """Say what a step is, which are left out of the steady state and why, and what is in no step."""
+    gpu = context.gpu
+    notes = [*found.rules, _MEMBERS[found.kind]]
+    if warm_up.any():
+        notes.append(
+            f"left out of the steady state as warm-up: {_counted(warm_up)}, the first ones that last over "
+            f"{WARM_UP_FACTOR:g} times the median of the later half, or allocate memory where the later half does not"
+        )
+    if found.edge.any():
+        why = "the first of its process and device, whose begin is not known" if found.kind == BOUNDARY else "cut"
+        why = "the last, whose end is not known" if found.kind == CYCLE else why
+        notes.append(f"left out of the steady state at the edge of the capture: {_counted(found.edge)}, {why}")
+    outside = np.ones(len(gpu), np.bool_)
+    outside[work.operation] = False
+    if outside.any():
+        time = int((gpu.end_ns - gpu.start_ns)[outside].sum())
+        notes.append(f"{int(outside.sum())} GPU operations, {time / 1e6:.3f} ms in sum, are of no step")
+    without = [
+        str(process.pid)
+        for index, process in enumerate(context.trace.processes)
+        if index not in found.process and (gpu.process == index).any()
+    ]
+    if without:
+        notes.append(f"no step in process {', '.join(without[:20])}, which used the GPU")
+    return tuple(notes)
+
+
+def _counted(which: Bool) -> str:
+    number = int(which.sum())
+    return f"{number} step" if number == 1 else f"{number} steps"

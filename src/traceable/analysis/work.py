@@ -1,0 +1,353 @@
+"""What each range instance put on the GPU: counts, sums, unions and spans over the operations that belong to it.
+
+An instance's operations are a slice of its thread's launches, so sums are differences of running sums and no pair of
+range and operation is ever written out. Only where a slice does not tell the truth (a call that crosses the end of a
+range, an operation with two calls, a coroutine of several stretches, a replay) are the pairs made, and summed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from traceable.analysis.enclosure import Slices, over_slices, pairs_of, slices, spread
+from traceable.analysis.instances import Instances, Stretches
+from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
+from traceable.analysis.replays import Replayed
+from traceable.analysis.rules import GRAPH_NODE, RULES, TASK, THREAD, Links
+from traceable.analysis.statistics import totals
+from traceable.trace.model import NULL, Bool, Int8, Int64
+
+
+@dataclass(frozen=True)
+class GpuWork:
+    """What each instance put on the GPU, as equally long columns, one value an instance; all 0 where it did nothing.
+
+    Attributes:
+        operations, kernels, graphs: how many; `launches`: distinct launch calls.
+        sum_ns, busy_ns, span_ns: plain sum, union, and last end less first start.
+        start_ns: first start; NULL for none.
+        queue_ns, queue_max_ns, queued: sum, maximum (NULL for none) and number of the queue times that there are.
+        copies, copy_bytes, copy_ns, pageable_bytes: by direction, in the order of DIRECTIONS; shape (4, n).
+            `pageable_bytes` is NULL where the trace does not tell.
+        rule_ns, rule_operations: of `sum_ns` and `operations`, by rule, in the order of RULES; shape (5, n).
+    """
+
+    operations: Int64
+    kernels: Int64
+    graphs: Int64
+    launches: Int64
+    sum_ns: Int64
+    busy_ns: Int64
+    span_ns: Int64
+    start_ns: Int64
+    queue_ns: Int64
+    queue_max_ns: Int64
+    queued: Int64
+    copies: Int64
+    copy_bytes: Int64
+    copy_ns: Int64
+    pageable_bytes: Int64
+    rule_ns: Int64
+    rule_operations: Int64
+
+
+def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replayed) -> GpuWork:
+    """Return the GPU work of each instance."""
+    work = _nothing(len(found))
+    stretches, events = found.stretches, links.events
+    where = slices(stretches, events)
+    simple = _simple(stretches, where, links, len(found), len(gpu))
+    rows = np.flatnonzero(simple & (where.number > 0))
+    if len(rows):
+        _add_slices(work, found, gpu, launched, links, stretches.owner[rows], where.first[rows], where.number[rows])
+    rest = replace(where, number=np.where(simple, 0, where.number))
+    place = np.full(len(gpu), THREAD, np.int8)
+    place[events.item] = links.rule
+    for instance, operation in pairs_of(stretches, events, rest):
+        _add_pairs(work, found, gpu, launched, instance, operation, place[operation])
+    if len(replayed.instance):
+        by_node = np.full(len(replayed.operation), GRAPH_NODE, np.int8)
+        _add_pairs(work, found, gpu, launched, replayed.instance, replayed.operation, by_node)
+        # A replay is of one launch, whichever of its operations stands for that.
+        work.launches[replayed.instance] = 1
+    return work
+
+
+def spans_of(stretches: Stretches, instances: int, gpu: GpuOperations, launched: Launches, links: Links) -> GpuWork:
+    """Return the part of the work that nsys's projection holds: operations, launches, start and span, else 0."""
+    work = _nothing(instances)
+    where = slices(stretches, links.events)
+    simple = _simple(stretches, where, links, instances, len(gpu))
+    rows = np.flatnonzero(simple & (where.number > 0))
+    columns = _Columns(gpu, launched, links.events.item)
+    _span_of_slices(work, columns, stretches.owner[rows], where.first[rows], where.number[rows])
+    rest = replace(where, number=np.where(simple, 0, where.number))
+    for instance, operation in pairs_of(stretches, links.events, rest):
+        _span_of_pairs(work, gpu, launched, instance, operation)
+    return work
+
+
+def _nothing(count: int) -> GpuWork:
+    work = GpuWork(
+        **{name: np.zeros(count, np.int64) for name in _SINGLE},
+        **{name: np.zeros((len(DIRECTIONS), count), np.int64) for name in _BY_DIRECTION},
+        **{name: np.zeros((len(RULES), count), np.int64) for name in _BY_RULE},
+    )
+    for column in (work.start_ns, work.queue_max_ns, work.pageable_bytes):
+        column[:] = NULL
+    return work
+
+
+def _simple(stretches: Stretches, where: Slices, links: Links, instances: int, operations: int) -> Bool:
+    """Return which stretches are their instance's only one and have a slice that is wholly theirs, nothing twice."""
+    alone = np.bincount(stretches.owner, minlength=instances)[stretches.owner] == 1
+    twice = np.bincount(links.events.item, minlength=operations)[links.events.item] > 1
+    simple: Bool = where.whole & alone
+    if twice.any():
+        before = _running(twice)
+        simple &= before[where.first + where.number] == before[where.first]
+    return simple
+
+
+class _Columns:
+    """Columns of operations in the order of the places that stand for them, made when asked for."""
+
+    def __init__(self, gpu: GpuOperations, launched: Launches, item: Int64) -> None:
+        self.item = item
+        self.start = gpu.start_ns[item]
+        self.end = gpu.end_ns[item]
+        self.leads = launched.leads[item]
+
+
+def _running(values: Int64 | Bool) -> Int64:
+    """Return the sum of all values before each place, and after the last."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _span_of_slices(work: GpuWork, columns: _Columns, who: Int64, first: Int64, number: Int64) -> None:
+    last = first + number
+    work.operations[who] = number
+    running = _running(columns.leads)
+    work.launches[who] = running[last] - running[first]
+    start = over_slices(np.minimum, columns.start, first, number, 0)
+    work.start_ns[who] = start
+    work.span_ns[who] = over_slices(np.maximum, columns.end, first, number, 0) - start
+
+
+class _SlicesOf:
+    """Sums over slices of places, each `first` to `last`."""
+
+    def __init__(self, first: Int64, last: Int64) -> None:
+        self._first, self._last = first, last
+
+    def total(self, values: Int64 | Bool) -> Int64:
+        """Return the sum of the values, one a place, over each slice."""
+        running = _running(values)
+        found: Int64 = running[self._last] - running[self._first]
+        return found
+
+    def among(self, places: Int64) -> _SlicesOf:
+        """Return the same slices of some places alone, which come in order."""
+        return _SlicesOf(np.searchsorted(places, self._first), np.searchsorted(places, self._last))
+
+
+class _GroupsOf:
+    """Sums over groups of places: `group` of each place, from 0."""
+
+    def __init__(self, group: Int64, groups: int) -> None:
+        self._group, self._groups = group, groups
+
+    def total(self, values: Int64 | Bool) -> Int64:
+        """Return the sum of the values, one a place, over each group."""
+        return totals(self._group, values.astype(np.int64), self._groups)
+
+    def among(self, places: Int64) -> _GroupsOf:
+        """Return the same groups of some places alone."""
+        return _GroupsOf(self._group[places], self._groups)
+
+
+def _add_slices(
+    work: GpuWork,
+    found: Instances,
+    gpu: GpuOperations,
+    launched: Launches,
+    links: Links,
+    who: Int64,
+    first: Int64,
+    number: Int64,
+) -> None:
+    """Put the work of instances with one slice of places each into `work`."""
+    columns = _Columns(gpu, launched, links.events.item)
+    _span_of_slices(work, columns, who, first, number)
+    sums = _SlicesOf(first, first + number)
+    _add_sums(work, found, gpu, launched, who, columns.item, links.rule, sums)
+    work.queue_max_ns[who] = over_slices(np.maximum, launched.queue_ns[columns.item], first, number, NULL)
+    work.busy_ns[who] = _busy_of_slices(links, columns, first, number)
+
+
+def _add_sums(
+    work: GpuWork,
+    found: Instances,
+    gpu: GpuOperations,
+    launched: Launches,
+    who: Int64,
+    item: Int64,
+    rule: Int8,
+    sums: _SlicesOf | _GroupsOf,
+) -> None:
+    """Put what adds up into `work`, whose `operations` are there. What few places have is summed over these alone."""
+    duration = gpu.end_ns[item] - gpu.start_ns[item]
+    work.sum_ns[who] = sums.total(duration)
+    common = np.where(found.task[who], TASK, THREAD)
+    work.rule_ns[common, who] = work.sum_ns[who]
+    work.rule_operations[common, who] = work.operations[who]
+    rare = np.flatnonzero(rule != THREAD)
+    for one in np.unique(rule[rare]).tolist():
+        here = rare[rule[rare] == one]
+        some = sums.among(here)
+        time, number = some.total(duration[here]), some.total(np.ones(len(here), np.int64))
+        work.rule_ns[one, who], work.rule_operations[one, who] = time, number
+        work.rule_ns[common, who] -= time
+        work.rule_operations[common, who] -= number
+    kind = gpu.kind[item]
+    others = np.flatnonzero(kind != KERNEL)
+    work.kernels[who] = work.operations[who] - sums.among(others).total(np.ones(len(others), np.int64))
+    graphs = others[kind[others] == GRAPH]
+    work.graphs[who] = sums.among(graphs).total(np.ones(len(graphs), np.int64))
+    queue = launched.queue_ns[item]
+    work.queue_ns[who] = sums.total(np.where(queue == NULL, 0, queue))
+    work.queued[who] = sums.total(queue != NULL)
+    _add_copies(work, gpu, who, item[others], duration[others], sums.among(others))
+
+
+def _add_copies(
+    work: GpuWork, gpu: GpuOperations, who: Int64, item: Int64, duration: Int64, sums: _SlicesOf | _GroupsOf
+) -> None:
+    """Put the copies by direction into `work`: only of directions that there are."""
+    direction = gpu.direction[item]
+    for i in np.flatnonzero(np.bincount(direction + 1, minlength=1)[1:]).tolist():
+        copies = np.flatnonzero(direction == i)
+        some = sums.among(copies)
+        work.copies[i, who] = some.total(np.ones(len(copies), np.int64))
+        work.copy_bytes[i, who] = some.total(gpu.size_bytes(item[copies]))
+        work.copy_ns[i, who] = some.total(duration[copies])
+        pageable = gpu.pageable_bytes(item[copies])
+        told = pageable != NULL
+        work.pageable_bytes[i, who] = np.where(some.total(told) > 0, some.total(np.where(told, pageable, 0)), NULL)
+
+
+def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64) -> Int64:
+    """Return the union of the operations of each slice, in ns.
+
+    The places of a thread fall into blocks: what is launched before a cut has ended when what is launched after it
+    begins. The union over a slice is that of the blocks it holds whole, and of what it has of its first and last one.
+    """
+    start, end, thread = columns.start, columns.end, links.events.thread
+    cut = np.ones(len(start), np.bool_)
+    threads = np.flatnonzero(np.diff(thread, prepend=-1, append=-1)).tolist()
+    for low, high in itertools.pairwise(threads):
+        before = np.maximum.accumulate(end[low : high - 1])
+        after = np.minimum.accumulate(start[low + 1 : high][::-1])[::-1]
+        cut[low + 1 : high] = before <= after
+    block = np.cumsum(cut) - 1
+    bounds = np.append(np.flatnonzero(cut), len(start))
+    whole = _running(_union_of_groups(block, start, end, int(block[-1]) + 1))
+    last = first + number
+    # The first block of which the slice has the beginning, and the one after the last of which it has the end.
+    lower = block[first] + ~cut[first]
+    upper = np.where(last == bounds[block[last - 1] + 1], block[last - 1] + 1, block[last - 1])
+    busy: Int64 = np.where(upper > lower, whole[np.maximum(upper, lower)] - whole[lower], 0)
+    within = upper < lower
+    head = np.where(within, number, np.maximum(0, bounds[lower] - first))
+    tail = np.where(within, 0, np.maximum(0, last - bounds[np.maximum(upper, lower)]))
+    for begin, length in ((first, head), (last - tail, tail)):
+        rows = np.flatnonzero(length)
+        for some in _batches(rows, length[rows]):
+            place = spread(begin[some], length[some])
+            group = np.repeat(np.arange(len(some)), length[some])
+            busy[some] += _union_of_groups(group, start[place], end[place], len(some))
+    return busy
+
+
+_AT_ONCE = 1 << 20
+
+
+def _batches(rows: Int64, length: Int64) -> Iterator[Int64]:
+    """Yield the rows in pieces whose lengths add up to about _AT_ONCE."""
+    ends = np.cumsum(length)
+    at = 0
+    while at < len(rows):
+        until = max(at + 1, int(np.searchsorted(ends, (ends[at - 1] if at else 0) + _AT_ONCE, "right")))
+        yield rows[at:until]
+        at = until
+
+
+def _union_of_groups(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
+    """Return the union of the intervals of each group, in ns. Groups come in order; in one, intervals as they like."""
+    if not len(group):
+        return np.zeros(groups, np.int64)
+    low = int(start.min())
+    width = int(end.max()) - low + 1
+    if groups > 1 and width * groups >= 1 << 62:
+        # Times that far apart, or groups that many, do not fit one number: by halves.
+        half = int(np.searchsorted(group, groups // 2))
+        left = _union_of_groups(group[:half], start[:half], end[:half], groups // 2)
+        right = _union_of_groups(group[half:] - groups // 2, start[half:], end[half:], groups - groups // 2)
+        return np.concatenate([left, right])
+    start = start - low + group * width
+    end = end - low + group * width
+    if not (np.diff(start) >= 0).all():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    latest = np.maximum.accumulate(end)
+    fresh = end - start
+    fresh[1:] = np.maximum(0, end[1:] - np.maximum(start[1:], latest[:-1]))
+    # Sorted by start, groups stay in order, so that the group of each row is the same as before.
+    union = np.zeros(groups, np.int64)
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    union[group[first]] = np.add.reduceat(fresh, first)
+    return union
+
+
+def _span_of_pairs(work: GpuWork, gpu: GpuOperations, launched: Launches, instance: Int64, operation: Int64) -> None:
+    if not len(instance):
+        return
+    first = np.flatnonzero(np.diff(instance, prepend=-1))
+    who = instance[first]
+    work.operations[who] = np.diff(first, append=len(instance))
+    work.launches[who] = np.add.reduceat(launched.leads[operation].astype(np.int64), first)
+    start = np.minimum.reduceat(gpu.start_ns[operation], first)
+    work.start_ns[who] = start
+    work.span_ns[who] = np.maximum.reduceat(gpu.end_ns[operation], first) - start
+
+
+def _add_pairs(
+    work: GpuWork,
+    found: Instances,
+    gpu: GpuOperations,
+    launched: Launches,
+    instance: Int64,
+    operation: Int64,
+    rule: Int8,
+) -> None:
+    """Put the sums over one piece of pairs, all of their instances, into `work`."""
+    if not len(instance):
+        return
+    _span_of_pairs(work, gpu, launched, instance, operation)
+    first = np.flatnonzero(np.diff(instance, prepend=-1))
+    who = instance[first]
+    group = np.cumsum(np.diff(instance, prepend=instance[:1]) != 0)
+    _add_sums(work, found, gpu, launched, who, operation, rule, _GroupsOf(group, len(who)))
+    work.busy_ns[who] = _union_of_groups(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
+    work.queue_max_ns[who] = np.maximum.reduceat(launched.queue_ns[operation], first)
+
+
+_BY_DIRECTION = ("copies", "copy_bytes", "copy_ns", "pageable_bytes")
+_BY_RULE = ("rule_ns", "rule_operations")
+_SINGLE = tuple(name for name in GpuWork.__dataclass_fields__ if name not in _BY_DIRECTION + _BY_RULE)

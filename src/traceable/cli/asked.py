@@ -1,0 +1,148 @@
+"""The options of `report` that say which question is asked of which part of the recording, and what they come to.
+
+Which view takes which of them stands in `report.views`; here is only how they are written. Nothing is answered here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from traceable.cli.profile import positive
+from traceable.errors import UsageError
+from traceable.report.views import ALL, RANGES, VIEWS, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
+_OF_VIEWS = {
+    "by": "--by",
+    "names": "--names",
+    "range_name": "--range",
+    "families": "--families",
+    "domain": "--domain",
+    "match": "--match",
+    "sort": "--sort",
+    "table": "--table",
+}
+"""The options that not every view takes, by the name of their value."""
+
+_NAMES = ("demangled", "short", "base")
+
+_FOR_ONE_TABLE = frozenset({"by", "names", "domain", "match", "sort", "table"})
+"""Those of them that say something about one table, and so nothing about all views."""
+
+
+def add_question_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says which question is asked, and of which part."""
+    group = parser.add_argument_group("what is asked")
+    lines = ", ".join(f"{view.name} ({view.help})" for view in VIEWS.values())
+    group.add_argument(
+        "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
+    )
+    group.add_argument("--by", metavar="WHAT", help="what a row is about: " + _ways())
+    group.add_argument(
+        "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
+    )
+    group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (docs/report.md)")
+    group.add_argument("--range", metavar="NAME", dest="range_name", help="only what belongs to ranges of this name")
+    step = group.add_mutually_exclusive_group()
+    step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")
+    step.add_argument("--step-kernel", metavar="GLOB", help="a step ends where a kernel of such a name does")
+    part = parser.add_argument_group("of which part of the recording")
+    part.add_argument(
+        "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
+    )
+    part.add_argument("--device", metavar="N", action="append", type=_whole, help="only this GPU; repeatable")
+    part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
+    part.add_argument("--steady", action="store_true", help="only the steps after the warm-up")
+
+
+def views_asked(arguments: argparse.Namespace) -> list[View]:
+    """Return the views to show, after refusing options that say nothing about them.
+
+    Raises:
+        UsageError: an option that the view does not take.
+    """
+    every = arguments.view == ALL
+    views = list(VIEWS.values()) if every else [VIEWS[arguments.view]]
+    taken = {name for view in views for name in (*view.options, "sort", *(("table",) if view.others else ()))}
+    taken |= {"by" for view in views if view.by} | {name for view in views for name in view.chooses}
+    if every:
+        taken -= _FOR_ONE_TABLE
+    for name, flag in _OF_VIEWS.items():
+        if getattr(arguments, name) is not None and name not in taken:
+            raise UsageError(f"--view {arguments.view} takes no {flag}", _who_takes(name))
+    for name, flag in (("step_range", "--step-range"), ("step_kernel", "--step-kernel")):
+        if getattr(arguments, name) is not None and name not in taken and not arguments.steady:
+            raise UsageError(f"--view {arguments.view} takes no {flag}", "add --steady, or use --view steps")
+    _check_output(arguments, every)
+    if not every and arguments.by is not None and arguments.by not in views[0].by:
+        raise UsageError(f"--view {arguments.view} has no --by {arguments.by}", f"use {' or '.join(views[0].by)}")
+    return views
+
+
+def options_of(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of a view's question that the options give; what was not said is left to it."""
+    keywords = {**view.options, **({"by": "by"} if view.by else {})}
+    said = {word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None}
+    if "families" in said:
+        from traceable.analysis.kernel_families import load_families
+
+        said["families"] = load_families(said["families"])
+    return said
+
+
+def part_asked(recording: Recording, arguments: argparse.Namespace) -> Recording:
+    """Return the part of the recording that the options ask about.
+
+    Raises:
+        UsageError: --time says no time.
+        UnanswerableError: the recording has no such part.
+    """
+    narrowing = (arguments.process, arguments.device, arguments.time)
+    if all(option is None for option in narrowing) and not arguments.steady:
+        return recording
+    from traceable.analysis.select import parse_time_span
+
+    return recording.select(
+        process=arguments.process,
+        device=arguments.device,
+        time_ns=None if arguments.time is None else parse_time_span(arguments.time),
+        steady=arguments.steady,
+        step_range=arguments.step_range,
+        step_kernel=arguments.step_kernel,
+    )
+
+
+def _check_output(arguments: argparse.Namespace, every: bool) -> None:
+    if arguments.csv and every:
+        raise UsageError("--view all is no single table for --csv", "use --json, or --csv with one view")
+    if arguments.table is not None and not arguments.csv:
+        raise UsageError("--table says which table --csv prints", "add --csv; without it all tables are printed")
+
+
+def _who_takes(name: str) -> str:
+    takers = [
+        view.name
+        for view in VIEWS.values()
+        if name in view.options or name in view.chooses or (name == "by" and view.by)
+    ]
+    if not takers:
+        return "ask one view at a time"
+    return f"leave it out; {_listed(takers)} {'takes' if len(takers) == 1 else 'take'} it"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _ways() -> str:
+    return "; ".join(f"{view.name}: {', '.join(view.by)}" for view in VIEWS.values() if view.by)
+
+
+def _whole(word: str) -> int:
+    return 0 if word == "0" else positive(word)

@@ -1,0 +1,104 @@
+"""How a column is written for people: its heading, and its unit, which the end of its name says.
+
+`_ns` is a time, or a point in time where `start`, `end` or `at` stands before it, or in `time_ns`; `_bytes` a size;
+`_share` a part of one; `_gb_per_s` a rate. What has no such end is a count, a number without a unit, or words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from traceable.report import units
+from traceable.report.choice import Row
+from traceable.report.layout import Cells
+from traceable.report.text import printable
+
+ABSENT = "-"
+_UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
+    ("_ns", units.time),
+    ("_bytes", units.size),
+    ("_share", units.share),
+    ("_gb_per_s", units.rate),
+)
+_MOMENTS = frozenset({"start", "end", "at"})
+_IDENTITIES = frozenset({"pid", "tid", "device", "context", "stream"})
+"""Numbers that stand for something and count nothing: the last word of a column's name."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column to show.
+
+    Attributes:
+        source: the table's column.
+        heading: what stands above it; its name without the unit if not said.
+        rank: where not all columns fit, the one with the highest goes first.
+        only_if_any: left out where no row has anything but zero.
+        write: how to write a value; by the name's end if not said.
+    """
+
+    source: str
+    heading: str = ""
+    rank: int = 0
+    only_if_any: bool = False
+    write: Callable[[Any], str] | None = None
+
+
+def cells(column: Column, rows: Sequence[Row]) -> Cells:
+    """Return a column, written."""
+    values = [row[column.source] for row in rows]
+    write = column.write or _writer(column.source)
+    return Cells(
+        heading=column.heading or heading(column.source),
+        lines=[ABSENT if value is None else write(value) for value in values],
+        words=any(isinstance(value, str | list) for value in values),
+        rank=column.rank,
+    )
+
+
+def worth_showing(column: Column, rows: Sequence[Row]) -> bool:
+    """Whether a column says anything: what only some traces have is shown where they have it."""
+    return not column.only_if_any or any(row[column.source] for row in rows)
+
+
+def heading(name: str) -> str:
+    """Return what stands above a column of this name.
+
+    Examples:
+        >>> heading("gpu_busy_total_ns"), heading("h2d_bytes"), heading("gb_per_s")
+        ('GPU busy total', 'h2d', 'rate')
+    """
+    stem = _stem(name)[0]
+    return " ".join("GPU" if word == "gpu" else "CPU" if word == "cpu" else word for word in stem.split("_"))
+
+
+def _stem(name: str) -> tuple[str, Callable[[Any], str] | None]:
+    """Return the name without its unit, and how values of that unit are written."""
+    for end, write in _UNITS:
+        stem = name.removesuffix(end) if name != end[1:] else "rate"
+        if stem != name:
+            instant = stem.rpartition("_")[2] in _MOMENTS or stem == "time"
+            return stem, units.moment if write is units.time and instant else write
+    return name, str if name.rpartition("_")[2] in _IDENTITIES else None
+
+
+def _writer(name: str) -> Callable[[Any], str]:
+    return _stem(name)[1] or written
+
+
+def written(value: Any) -> str:
+    """Write a value of no known unit.
+
+    Examples:
+        >>> written(["step", "forward"]), written(True), written(12345), written(0.5)
+        ('step / forward', 'yes', '12 345', '0.5')
+    """
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return " / ".join(printable(part) if isinstance(part, str) else written(part) for part in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return units.value(value)

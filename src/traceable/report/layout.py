@@ -1,0 +1,86 @@
+"""Columns of text become lines: aligned, and where there is a width to keep, no wider."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traceable.report.text import LONGEST_NAME, cut, width_of
+
+GAP = 2
+_WIDEST_FURTHER_TEXT = 60
+"""How wide a column of text may be that is not the first, so that numbers are in sight behind a name of any length."""
+
+_NARROWEST_TEXT = 24
+"""To how many cells a column of text may be cut before a column is dropped instead."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One column of a table, written.
+
+    Attributes:
+        heading: its first line.
+        lines: one text a row.
+        words: text, which stands left and may be cut, against numbers, which stand right and are whole or not there.
+        rank: where not all columns fit, the one with the highest goes first. The first column never goes.
+    """
+
+    heading: str
+    lines: Sequence[str]
+    words: bool = False
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        """The width of its widest cell; of words no more than a name may have."""
+        widest = max(map(width_of, (self.heading, *self.lines)))
+        return min(widest, LONGEST_NAME) if self.words else widest
+
+
+def laid_out(columns: Sequence[Cells], width: int | None) -> list[str]:
+    """Return the heading line and one line a row.
+
+    Args:
+        columns: at least one, equally long; the first says what the row is about.
+        width: how wide a line may be; None for as wide as needed.
+    """
+    wanted = {i: column.width for i, column in enumerate(columns)}
+    wanted |= {i: min(size, _WIDEST_FURTHER_TEXT) for i, size in wanted.items() if i and columns[i].words}
+    if width is not None:
+        wanted = _fitted(columns, wanted, width)
+    shown = [columns[i] for i in wanted]
+    lines = [[column.heading, *column.lines] for column in shown]
+    return [
+        (" " * GAP)
+        .join(_padded(cell, size, column.words) for cell, size, column in zip(row, wanted.values(), shown, strict=True))
+        .rstrip()
+        for row in zip(*lines, strict=True)
+    ]
+
+
+def _fitted(columns: Sequence[Cells], wanted: dict[int, int], width: int) -> dict[int, int]:
+    """Return the width of each column that stays: numbers as wanted, words with what is left."""
+    least = {i: min(size, _NARROWEST_TEXT) if columns[i].words else size for i, size in wanted.items()}
+    while len(least) > 1 and _total(least) > width:
+        least.pop(max(list(least)[1:], key=lambda i: columns[i].rank))
+    left = width - _total(least)
+    # What is left goes to those who need least of it, until the rest shares alike.
+    hungry = sorted((i for i in least if columns[i].words), key=lambda i: wanted[i] - least[i])
+    for served, i in enumerate(hungry):
+        more = min(wanted[i] - least[i], max(0, left) // (len(hungry) - served))
+        least[i] += more
+        left -= more
+    first = next(iter(least))
+    least[first] = max(1, min(least[first], width))
+    return least
+
+
+def _total(widths: dict[int, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)
+
+
+def _padded(text: str, width: int, words: bool) -> str:
+    text = cut(text, width)
+    space = " " * (width - width_of(text))
+    return text + space if words else space + text

@@ -1,0 +1,186 @@
+"""What is read of a table, and the rows of it in memory: as few bytes a row as its columns need. Reads nothing.
+
+A column in which all rows hold the same value is an array with a stride of 0: it takes no memory, and can't be written.
+What is looked up later (names, threads, launch geometries) comes as `Coded`: a small number a row and, once, what each
+number stands for, so that a lookup is one over the distinct values and not one over the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.trace.model import NULL, Int32, Int64
+
+Column: TypeAlias = NDArray[Any]
+_ROWS_AT_ONCE = 1 << 17
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Columns of a table by the form in which they are needed; a column is named once. Each may be absent.
+
+    Attributes:
+        integers: as int64, with `model.NULL` for NULL.
+        small: as int32, with -1 for NULL and for what is below 0 or no int32.
+        reals: as float64, with NaN for NULL.
+        keys: several columns of integers as one `Coded`, by a name for it; `model.NULL` for NULL.
+        texts: as `Coded`, with the code -1 for NULL.
+    """
+
+    integers: tuple[str, ...] = ()
+    small: tuple[str, ...] = ()
+    reals: tuple[str, ...] = ()
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all columns."""
+        members = [name for key in self.keys.values() for name in key]
+        return (*self.integers, *self.small, *self.reals, *members, *self.texts)
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column of numbers that stand for values.
+
+    Attributes:
+        codes: one a row; -1 for no value.
+        values: what each code stands for: int64 of shape (codes, columns) for a key, or a list of str for a text.
+    """
+
+    codes: Int32
+    values: Any
+
+    def mapped(self, values: Column) -> Column:
+        """Return for each row the one of `values` that stands at its code; every row must have a code."""
+        return taken(values, self.codes)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one table. `columns`: integers, small and reals by name; `coded`: keys and texts by name."""
+
+    count: int
+    columns: dict[str, Column]
+    coded: dict[str, Coded]
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def texts(self, name: str) -> list[str | None]:
+        """Return one column of texts, None for NULL."""
+        known = [*self.coded[name].values, None]
+        return [known[code] for code in self.coded[name].codes.tolist()]
+
+    def take(self, which: Any) -> Rows:
+        """Return the rows `which`: an order or a mask."""
+        count = int(which.sum()) if which.dtype == bool else len(which)
+        return Rows(
+            count,
+            {name: chosen(column, which, count) for name, column in self.columns.items()},
+            {name: Coded(chosen(one.codes, which, count), one.values) for name, one in self.coded.items()},
+        )
+
+    def sort(self, order: Int64) -> None:
+        """Bring the rows into `order`, column after column, so that few are in memory twice."""
+        for name in self.columns:
+            self.columns[name] = chosen(self.columns[name], order, self.count)
+        for name, one in self.coded.items():
+            self.coded[name] = Coded(chosen(one.codes, order, self.count), one.values)
+
+    def without_unused(self) -> Rows:
+        """Return the same rows, and of what the codes stand for only what some row has."""
+        return Rows(self.count, self.columns, {name: _without_unused(one) for name, one in self.coded.items()})
+
+
+def nothing(wanted: Wanted) -> Rows:
+    """Return no rows."""
+    coded = {name: Coded(np.empty(0, np.int32), np.empty((0, len(key)), np.int64)) for name, key in wanted.keys.items()}
+    coded |= {name: Coded(np.empty(0, np.int32), []) for name in wanted.texts}
+    return Rows(0, absent(wanted, frozenset(), 0), coded)
+
+
+def same(value: float, count: int, dtype: Any) -> Column:
+    """Return a column of `count` rows that all hold `value`."""
+    return np.broadcast_to(np.array(value, dtype), (count,))
+
+
+def is_same(column: Column) -> bool:
+    """Return whether the column is known to hold one value in all rows."""
+    return len(column) > 0 and column.strides == (0,)
+
+
+def folded(column: Column) -> Column:
+    """Return the column, without memory a row where all rows hold the same value."""
+    if not len(column) or is_same(column) or column[0] != column[-1] or not bool((column == column[0]).all()):
+        return column
+    return same(column[0], len(column), column.dtype)
+
+
+def taken(values: Column, index: Column) -> Column:
+    """Return `values[index]`, without memory a row where all rows hold the same value."""
+    if len(index) and (is_same(index) or (len(values) and bool((values == values[0]).all()) and index.min() >= 0)):
+        return same(values[index[0]], len(index), values.dtype)
+    return values[index]
+
+
+def start_order(start: Int64, end: Int64) -> Int64 | None:
+    """Return the order by start, the longer of two first, equal ones as they stand; None where they are in order."""
+    if _in_order(start, end):
+        return None
+    order = np.argsort(start, kind="stable")  # Quick on long ordered stretches, which lexsort is not.
+    ordered = start[order]
+    tied = ordered[1:] == ordered[:-1]
+    if tied.any():
+        which = np.zeros(len(order), bool)
+        which[1:] = tied
+        which[:-1] |= tied
+        among = order[which]
+        order[which] = among[np.lexsort((-end[among], start[among]))]
+    return order
+
+
+def _in_order(start: Int64, end: Int64) -> bool:
+    for at in range(0, len(start), _ROWS_AT_ONCE):
+        starts, ends = start[at : at + _ROWS_AT_ONCE + 1], end[at : at + _ROWS_AT_ONCE + 1]
+        before, after, keys = starts[:-1], starts[1:], -ends
+        if not bool(((before < after) | ((before == after) & (keys[:-1] <= keys[1:]))).all()):
+            return False
+    return True
+
+
+def small(values: Int64) -> Int32:
+    """Return int32 numbers; -1 for NULL and for what is no such number."""
+    if is_same(values):
+        return same(int(values[0]) if 0 <= values[0] <= np.iinfo(np.int32).max else -1, len(values), np.int32)
+    return np.where((values < 0) | (values > np.iinfo(np.int32).max), -1, values).astype(np.int32)
+
+
+def absent(wanted: Wanted, names: frozenset[str], count: int) -> dict[str, Column]:
+    """Return the columns of integers, small numbers and reals that are not among `names`: NULL in every row."""
+    found: dict[str, Column] = {name: same(NULL, count, np.int64) for name in wanted.integers if name not in names}
+    found |= {name: same(-1, count, np.int32) for name in wanted.small if name not in names}
+    found |= {name: same(np.nan, count, np.float64) for name in wanted.reals if name not in names}
+    return found
+
+
+def chosen(column: Column, which: Any, count: int) -> Column:
+    """Return `column[which]`, which has `count` rows."""
+    if is_same(column):
+        return same(column[0], count, column.dtype)
+    if which.dtype == bool:
+        return column if count == len(column) else column[which]
+    return np.take(column, which)
+
+
+def _without_unused(one: Coded) -> Coded:
+    used = np.bincount(one.codes[one.codes >= 0], minlength=len(one.values)) > 0
+    number = np.append(np.cumsum(used) - 1, -1).astype(np.int32)
+    kept = np.flatnonzero(used).tolist()
+    values = one.values[used] if isinstance(one.values, np.ndarray) else [one.values[code] for code in kept]
+    return Coded(number[one.codes], values)

@@ -1,0 +1,124 @@
+"""Unions, gaps and overlaps of intervals against sets of nanoseconds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable.analysis.intervals import beneath, between, covered_ns, lanes_of, touched, union
+
+LANES = 3
+
+
+@st.composite
+def rows(draw: Any, lowest_lane: int = 0) -> tuple[Any, Any, Any]:
+    """Intervals as (lane, start, end), in any order."""
+    found = draw(st.lists(st.tuples(st.integers(lowest_lane, LANES - 1), st.integers(0, 40), st.integers(0, 9))))
+    lane, start, length = (
+        (np.array(column, np.int64) for column in zip(*found, strict=True)) if found else ((np.empty(0, np.int64),) * 3)
+    )
+    return lane, start, start + length
+
+
+def sorted_lanes(lane: Any, start: Any) -> Any:
+    return lanes_of(lane, LANES, np.argsort(start, kind="stable"))
+
+
+def instants(start: Any, end: Any) -> set[int]:
+    return {at for first, last in zip(start.tolist(), end.tolist(), strict=True) for at in range(first, last)}
+
+
+def merged(lane: Any, start: Any, end: Any, which: int) -> list[tuple[int, int]]:
+    """The closed intervals of a lane, joined while any two touch."""
+    left = [(int(s), int(e)) for n, s, e in zip(lane, start, end, strict=True) if n == which]
+    while True:
+        pair = next(((a, b) for i, a in enumerate(left) for b in left[i + 1 :] if a[0] <= b[1] and b[0] <= a[1]), None)
+        if pair is None:
+            return sorted(left)
+        left.remove(pair[0])
+        left.remove(pair[1])
+        left.append((min(pair[0][0], pair[1][0]), max(pair[0][1], pair[1][1])))
+
+
+@given(rows(lowest_lane=-1))
+def test_rows_come_by_lane_and_those_of_no_lane_are_left_out(found: Any) -> None:
+    lane, start, _ = found
+    assert [list(part) for part in sorted_lanes(lane, start)] == [
+        sorted((i for i in range(len(lane)) if lane[i] == which), key=lambda i: (start[i], i)) for which in range(LANES)
+    ]
+
+
+@given(rows())
+def test_the_union_holds_each_lane_once(found: Any) -> None:
+    lane, start, end = found
+    whole = union(start, end, sorted_lanes(lane, start))
+    for which in range(LANES):
+        starts, ends = whole.lane(which)
+        assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == merged(lane, start, end, which)
+    assert whole.total_ns().tolist() == [
+        len(instants(start[lane == which], end[lane == which])) for which in range(LANES)
+    ]
+
+
+@given(rows())
+def test_gaps_lie_between_the_intervals_of_a_lane(found: Any) -> None:
+    lane, start, end = found
+    gaps = between(start, end, sorted_lanes(lane, start))
+    expected = []
+    for which in range(LANES):
+        joined = merged(lane, start, end, which)
+        for (_, begin), (until, _) in pairwise(joined):
+            here = [i for i in range(len(lane)) if lane[i] == which]
+            before = min((i for i in here if end[i] == begin), key=lambda i: (start[i], i))
+            after = min(i for i in here if start[i] == until)
+            expected.append((which, before, after, begin, until))
+    columns = (gaps.lane, gaps.before, gaps.after, gaps.start_ns, gaps.end_ns)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
+
+
+@given(rows(), rows(lowest_lane=-1))
+def test_what_a_lane_covers_of_an_interval(found: Any, asked: Any) -> None:
+    lane, start, end = found
+    covered = covered_ns(union(start, end, sorted_lanes(lane, start)), *asked)
+    busy = [instants(start[lane == which], end[lane == which]) for which in range(LANES)]
+    assert covered.tolist() == [
+        len(busy[which] & set(range(begin, until))) if which >= 0 else 0
+        for which, begin, until in zip(*(column.tolist() for column in asked), strict=True)
+    ]
+
+
+def test_an_interval_that_ends_before_it_starts_covers_nothing() -> None:
+    one = np.zeros(1, np.int64)
+    whole = union(one, one + 9, lanes_of(one, 1, one))
+    assert covered_ns(whole, one, one + 5, one + 2).tolist() == [0]
+
+
+@given(rows())
+def test_beneath_the_union_lies_one_less_of_what_is_open(found: Any) -> None:
+    lane, start, end = found
+    left = beneath(start, end, sorted_lanes(lane, start))
+    for which, part in enumerate(left[2]):
+        before = depths(start[lane == which], end[lane == which])
+        assert depths(left[0][part], left[1][part]) == [max(0, depth - 1) for depth in before]
+        assert (np.diff(left[0][part]) >= 0).all()
+
+
+def depths(start: Any, end: Any) -> list[int]:
+    """How many of the intervals are open in each nanosecond."""
+    intervals = list(zip(start.tolist(), end.tolist(), strict=True))
+    return [sum(first <= at < last for first, last in intervals) for at in range(60)]
+
+
+@given(rows(), rows())
+def test_touched_gaps_are_those_that_overlap_an_interval(found: Any, other: Any) -> None:
+    lane, start, end = found
+    gaps = between(start, end, sorted_lanes(lane, start))
+    expected = [
+        any(first < until and last > begin for first, last in zip(other[1], other[2], strict=True))
+        for begin, until in zip(gaps.start_ns, gaps.end_ns, strict=True)
+    ]
+    assert touched(gaps, other[1], other[2]).tolist() == expected

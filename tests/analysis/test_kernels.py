@@ -1,0 +1,487 @@
+"""Kernels against a slow, obvious computation on made-up traces; names, families, and what can't be answered."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.analysis import made
+from tests.analysis.made import NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
+from tests.analysis.spreads import assert_same, expected
+
+from traceable.analysis.context import Context
+from traceable.analysis.kernel_families import OTHER, Family, family_of, load_families
+from traceable.analysis.kernel_names import base_name
+from traceable.analysis.kernels import BY, kernels
+from traceable.errors import TraceableError, UnanswerableError
+from traceable.trace import model
+from traceable.trace.model import GEOMETRY, NULL, PUSH_POP, Trace
+
+
+def families(folder: Path) -> tuple[Family, ...]:
+    path = folder / "letters.toml"
+    path.write_text("[[family]]\nname = 'vowel'\npatterns = ['^a$']\n[[family]]\nname = 'b'\npatterns = ['^b$']\n")
+    return load_families(path)
+
+
+FAMILY_OF_LETTER = {"a": "vowel", "b": "b", "c": OTHER}
+SHORT = ("mean", "p50", "p99", "max")
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    return partial(kernels, families=families(tmp_path_factory.mktemp("families")))
+
+
+class Oracle:
+    """The kernels of a trace, one at a time, each with its calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.calls = rows_of(trace.calls)
+        self.all = rows_of(trace.kernels)
+        for i, kernel in enumerate(self.all):
+            kernel["index"] = i
+            kernel["ns"] = kernel["end_ns"] - kernel["start_ns"]
+            kernel["text"] = NAMES[kernel["name"]]
+            kernel["short"] = NAMES[kernel["short_name"]]
+            kernel["calls"] = [call for call in self.calls if self._launches(call, kernel)]
+            first = kernel["calls"][0] if kernel["calls"] else None
+            wait = kernel["start_ns"] - first["end_ns"] if first else -1
+            kernel["queue"] = wait if wait >= 0 else None
+            kernel["thread"] = first["thread"] if first else None
+
+    @staticmethod
+    def _launches(call: dict[str, Any], kernel: dict[str, Any]) -> bool:
+        same = call["correlation"] == kernel["correlation"] != NULL
+        return bool(same and PROCESS_OF_THREAD[call["thread"]] == kernel["process"])
+
+    def times(self, members: list[dict[str, Any]], asked: list[dict[str, Any]]) -> dict[str, Any]:
+        total, extent = sum(kernel["ns"] for kernel in members), self.trace.extent_ns()
+        assert extent
+        all_ns, wall = sum(kernel["ns"] for kernel in asked), extent[1] - extent[0]
+        queue = [kernel["queue"] for kernel in members if kernel["queue"] is not None]
+        return {
+            "count": len(members),
+            "total_ns": total,
+            "gpu_share": total / all_ns if all_ns else None,
+            "wall_share": total / wall if wall else None,
+            **expected("kernel", [kernel["ns"] for kernel in members]),
+            "queue_count": len(queue),
+            **expected("queue", queue, SHORT),
+        }
+
+
+def grouped(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> dict[Any, list[dict[str, Any]]]:
+    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return found
+
+
+def only(values: Any) -> Any:
+    found = set(values)
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def in_range(context: Context, oracle: Oracle, range_name: str | None) -> list[dict[str, Any]]:
+    if range_name is None:
+        return oracle.all
+    try:
+        inside = context.operations_in(range_name)
+    except UnanswerableError:
+        assume(False)
+    asked = [kernel for kernel in oracle.all if inside[kernel["index"]]]
+    assume(asked)
+    return asked
+
+
+ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
+
+
+@given(traces(), ranges, st.sampled_from(["demangled", "short", "base"]))
+@settings(max_examples=150, deadline=None)
+def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None, names: str) -> None:
+    assume(len(trace.kernels))
+    context, oracle = Context(trace), Oracle(trace)
+    asked = in_range(context, oracle, range_name)
+    wanted = []
+    for name, members in grouped(asked, lambda kernel: kernel["short" if names == "short" else "text"]).items():
+        streams = {tuple(kernel[k] for k in ("process", "device", "context", "stream")) for kernel in members}
+        shapes = Counter(kernel["geometry"] for kernel in members if kernel["geometry"] >= 0)
+        shape = min(shapes, key=lambda row: (-shapes[row], row), default=None)
+        wanted.append(
+            {
+                "name": name,
+                "family": only(FAMILY_OF_LETTER[kernel["text"]] for kernel in members),
+                **oracle.times(members, asked),
+                "devices": len({kernel["device"] for kernel in members}),
+                "device": only(kernel["device"] for kernel in members),
+                "streams": len(streams),
+                "stream": members[0]["stream"] if len(streams) == 1 else None,
+                "geometries": len(shapes),
+                "geometry": None if shape is None else ("1x1x1 / 32x1x1", "8x1x1 / 128x1x1")[shape],
+                "geometry_count": 0 if shape is None else shapes[shape],
+            }
+        )
+    rows = list(ask(context, names=names, range_name=range_name).rows())
+    assert_same(rows, wanted, "name")
+    assert [row["total_ns"] for row in rows] == sorted((row["total_ns"] for row in rows), reverse=True)
+
+
+@given(traces(), ranges)
+@settings(deadline=None)
+def test_by_family(ask: Callable[..., Any], trace: Trace, range_name: str | None) -> None:
+    assume(len(trace.kernels))
+    context, oracle = Context(trace), Oracle(trace)
+    asked = in_range(context, oracle, range_name)
+    wanted = [
+        {
+            "family": family,
+            "kernels": len({kernel["text"] for kernel in members}),
+            **oracle.times(members, asked),
+        }
+        for family, members in grouped(asked, lambda kernel: FAMILY_OF_LETTER[kernel["text"]]).items()
+    ]
+    assert_same(list(ask(context, by="family", range_name=range_name).rows()), wanted, "family")
+
+
+@given(traces())
+@settings(deadline=None)
+def test_by_geometry(ask: Callable[..., Any], trace: Trace) -> None:
+    assume(len(trace.kernels))
+    oracle = Oracle(trace)
+    known = (
+        {"grid": "1x1x1", "block": "32x1x1", "blocks": 1, "threads_per_block": 32},
+        {"grid": "8x1x1", "block": "128x1x1", "blocks": 8, "threads_per_block": 128},
+    )
+    more = ("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes")
+    wanted = []
+    for (name, row), members in grouped(oracle.all, lambda kernel: (kernel["text"], kernel["geometry"])).items():
+        values = [None, None, None] if row < 0 else trace.geometries[row, 6:].tolist()
+        place = known[row] if row >= 0 else dict.fromkeys(known[0])
+        wanted.append(
+            {
+                "name": name,
+                "family": FAMILY_OF_LETTER[name],
+                **place,
+                **dict(zip(more, values, strict=True)),
+                **oracle.times(members, oracle.all),
+            }
+        )
+    assert_same(list(ask(Context(trace), by="geometry").rows()), wanted, "name", "grid")
+
+
+@given(traces(busy=True))
+@settings(max_examples=150, deadline=None)
+def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
+    oracle = Oracle(trace)
+    links = [(kernel, call) for kernel in oracle.all for call in kernel["calls"]]
+    if not links:
+        with pytest.raises(UnanswerableError, match="launch call"):
+            ask(Context(trace), by="launch")
+        return
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for kernel, call in links:
+        groups[call["thread"], kernel["device"], call["name"], kernel["text"]].append((kernel, call))
+    wanted = []
+    for (thread, device, api, name), members in groups.items():
+        queue = [kernel["start_ns"] - call["end_ns"] for kernel, call in members]
+        whole = [max(kernel["end_ns"], call["end_ns"]) - call["start_ns"] for kernel, call in members]
+        wanted.append(
+            {
+                "pid": PROCESS_OF_THREAD[thread],
+                "tid": thread,
+                "cuda_device": device,
+                "api_name": NAMES[api].partition("_")[0],
+                "name": name,
+                "family": FAMILY_OF_LETTER[name],
+                "count": len(members),
+                "total_ns": sum(kernel["ns"] for kernel, _ in members),
+                "queue_count": sum(wait >= 0 for wait in queue),
+                **expected("end_to_end", whole),
+                **expected("api", [call["end_ns"] - call["start_ns"] for _, call in members]),
+                **expected("queue", [wait for wait in queue if wait >= 0]),
+                **expected("kernel", [kernel["ns"] for kernel, _ in members]),
+            }
+        )
+    found = ask(Context(trace), by="launch")
+    assert_same(list(found.rows()), wanted, "pid", "tid", "cuda_device", "api_name", "name")
+    missing = sum(not kernel["calls"] for kernel in oracle.all)
+    assert found.notes[: bool(missing)] == (
+        (f"{missing} of {len(oracle.all)} kernels have no launch call in the trace and are left out",) * bool(missing)
+    )
+
+
+@given(traces(busy=True), ranges)
+@settings(max_examples=150, deadline=None)
+def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None) -> None:
+    context, oracle = Context(trace), Oracle(trace)
+    found = context.found
+
+    def row_key(instance: int | None, thread: int | None, name: str) -> tuple[Any, ...]:
+        place = (None, None) if thread is None else (PROCESS_OF_THREAD[thread], thread)
+        if instance is None:
+            return (None, None, None, *place, name)
+        domain = int(found.domain[instance])
+        style = "push_pop" if found.style[instance] == PUSH_POP else "start_end"
+        return (NAMES[found.name[instance]], NAMES[domain] if domain >= 0 else None, style, *place, name)
+
+    ours: dict[Any, list[Any]] = defaultdict(list)
+    pairs = [(i, k) for piece in context.operation_pairs() for i, k in zip(*map(np.ndarray.tolist, piece), strict=True)]
+    for kernel in oracle.all:
+        around = [i for i, k in pairs if k == kernel["index"]]
+        for instance in around or [None]:
+            ours[row_key(instance, kernel["thread"], kernel["text"])].append((instance, kernel))
+    theirs: dict[Any, list[Any]] = defaultdict(list)
+    for kernel in oracle.all:
+        for call in kernel["calls"] or [None]:
+            for instance in (call and around_call(found, call)) or [None]:
+                theirs[row_key(instance, call and call["thread"], kernel["text"])].append((instance, kernel))
+
+    if range_name is not None:
+        try:
+            names = {row_key(i, None, "")[:3] for i in np.flatnonzero(context.instances_of(range_name)).tolist()}
+        except UnanswerableError:
+            assume(False)
+        ours = {key: rows for key, rows in ours.items() if key[:3] in names}
+        theirs = {key: rows for key, rows in theirs.items() if key[:3] in names}
+        assume(ours)
+    wanted = [
+        {
+            **dict(zip(("range", "domain", "style", "pid", "tid", "name"), key, strict=True)),
+            "family": FAMILY_OF_LETTER[key[-1]],
+            **credited("", ours.get(key, []), once=True),
+            **credited("nsys_", theirs.get(key, []), once=False),
+        }
+        for key in {**ours, **theirs}
+    ]
+    rows = list(ask(context, by="range", range_name=range_name).rows())
+    assert_same(rows, wanted, "range", "domain", "style", "pid", "tid", "name")
+    assert [row["range"] is None for row in rows] == sorted(row["range"] is None for row in rows)
+
+
+def around_call(found: Any, call: dict[str, Any]) -> list[int]:
+    where = found.stretches
+    inside = (where.thread == call["thread"]) & (where.start_ns <= call["start_ns"]) & (where.end_ns >= call["end_ns"])
+    return sorted(set(where.owner[inside].tolist()))
+
+
+def credited(prefix: str, members: list[Any], once: bool) -> dict[str, Any]:
+    kernels_of = {kernel["index"]: kernel for _, kernel in members}
+    times = [kernel["ns"] for kernel in (kernels_of.values() if once else (kernel for _, kernel in members))]
+    return {
+        f"{prefix}range_instances": len({i for i, _ in members if i is not None}) if members else None,
+        f"{prefix}count": len(kernels_of) if members else None,
+        f"{prefix}total_ns": sum(times) if members else None,
+        **expected(f"{prefix}kernel", times),
+    }
+
+
+def test_a_kernel_in_two_nested_ranges_of_one_name_counts_once_and_in_nsys_twice() -> None:
+    """As a recursive function makes them."""
+    one = {"name": 0, "domain": -1, "category": -1, "thread": 0, "end_thread": -1, "style": PUSH_POP, "clipped": False}
+    one |= {"payload": 0, "has_payload": False, "identity": NULL, "fields": -1}
+    trace = with_kernel(
+        ranges=table(model.Ranges, [{**one, "start_ns": 1, "end_ns": 30}, {**one, "start_ns": 2, "end_ns": 20}]),
+    )
+    (row,) = kernels(Context(trace), by="range").rows()
+    assert (row["range_instances"], row["count"], row["total_ns"]) == (2, 1, 7)
+    assert (row["nsys_range_instances"], row["nsys_count"], row["nsys_total_ns"]) == (2, 1, 14)
+
+
+def with_kernel(**more: Any) -> Trace:
+    """One kernel of 7 ns, launched at 5..6."""
+    call = {"start_ns": 5, "end_ns": 6, "name": made.LAUNCH, "thread": 0, "correlation": 1, "driver": 0}
+    place = {"process": 0, "device": 0, "context": 0, "stream": 7, "correlation": 1, "graph_node": NULL}
+    kernel = {"start_ns": 10, "end_ns": 17, "name": 0, "short_name": 0, "geometry": 0, **place}
+    calls = table(model.Calls, [{**call, "return_value": 0}])
+    return trace_of(**{"calls": calls, "kernels": table(model.Kernels, [kernel]), **more})
+
+
+def test_names_that_were_not_recorded_are_absent_and_of_no_family() -> None:
+    nameless = with_kernel().kernels
+    trace = with_kernel(kernels=replace(nameless, name=nameless.name * 0 - 1, short_name=nameless.name * 0 - 1))
+    for names in ("demangled", "short", "base"):
+        (row,) = kernels(Context(trace), names=names).rows()
+        assert (row["name"], row["family"], row["count"]) == (None, OTHER, 1)
+
+
+def test_a_short_name_that_was_not_recorded_is_the_demangled_one() -> None:
+    found = with_kernel().kernels
+    trace = with_kernel(kernels=replace(found, short_name=found.name * 0 - 1))
+    assert kernels(Context(trace), names="short").column("name") == ["a"]
+
+
+def test_a_geometry_of_which_only_a_part_was_recorded() -> None:
+    row = [4, NULL, 1, 64, 1, 1, 16, NULL, 0]
+    trace = replace(with_kernel(), geometries=np.array([row], np.int64))
+    assert kernels(Context(trace)).column("geometry") == ["4x?x1 / 64x1x1"]
+    (found,) = kernels(Context(trace), by="geometry").rows()
+    assert (found["grid"], found["blocks"], found["threads_per_block"]) == ("4x?x1", None, 64)
+    assert [found[name] for name in GEOMETRY[6:]] == [16, None, 0]
+
+
+def test_streams_and_devices_of_several_processes_are_told_apart() -> None:
+    found = with_kernel().kernels
+    twice = {name: np.concatenate([values, values]) for name, values in vars(found).items()}
+    trace = with_kernel(kernels=model.Kernels(**{**twice, "process": np.array([0, 1], np.int32)}))
+    # Both processes call their GPU 0; the file says that they are GPUs 4 and 5.
+    trace = replace(trace, cuda_devices={(0, 0): 4, (1, 0): 5})
+    (row,) = kernels(Context(trace)).rows()
+    assert (row["devices"], row["device"], row["streams"], row["stream"]) == (2, None, 2, None)
+    (row,) = kernels(Context(replace(trace, cuda_devices={(0, 0): 4, (1, 0): 4}))).rows()
+    assert (row["devices"], row["device"], row["streams"]) == (1, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("void (anonymous namespace)::fill<int>(int*)", "(anonymous namespace)::fill"),
+        ("std::enable_if<(1 > 0), void>::type ns::kernel<int>(int)", "ns::kernel"),
+        ("void thrust::apply<F>::operator()<int>(int)", "thrust::apply::operator()"),
+        ("unsigned int f(int)", "f"),
+        ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
+        ("", ""),
+        ("<", "<"),
+        (")(", ")("),
+        ("f<int", "f"),
+        ("(int)", "(int)"),
+    ],
+)
+def test_base_names(name: str, base: str) -> None:
+    assert base_name(name) == base
+
+
+@given(st.text("ab<>() :", max_size=20))
+def test_a_base_name_is_never_empty(name: str) -> None:
+    assert bool(base_name(name)) == bool(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 4>(vllm::RankData*)", "communication"),
+        ("triton_poi_fused_add_layer_norm_softmax_3", "elementwise"),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>(int)", "kv_cache"),
+        ("fused_moe_kernel", "moe"),
+        ("void vllm::moe::topkGating<8, 64, 4>(float const*)", "moe"),
+        ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<true>(Params)", "attention"),
+        ("void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>(int)", "norm"),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)", "attention"),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw", "conv"),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4(int)", "conv"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "gemm"),
+        ("void gemv2T_kernel_val<int, int, float>(float)", "gemm"),
+        ("void vllm::static_scaled_fp8_quant_kernel<float>(int)", "quantisation"),
+        ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "rotary"),
+        ("void at::native::vectorized_layer_norm_kernel<float, float>(int)", "norm"),
+        ("void at::native::batch_norm_collect_statistics_kernel<InvStd>(int)", "norm"),
+        ("void at::native::softmax_warp_forward<float, float>(float*)", "softmax"),
+        ("void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024u>(float*)", "sampling"),
+        ("void at::native::upsample_nearest2d_out_frame<float>(float)", "elementwise"),
+        ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<int>(int)", "sort"),
+        ("void at::native::distribution_elementwise_grid_stride_kernel<float, normal_and_transform>(int)", "random"),
+        ("void at::native::embedding_backward_feature_kernel<float>(int)", "embedding"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>(int)", "optimizer"),
+        ("void vllm::act_and_mul_kernel<c10::BFloat16, silu_kernel>(int)", "elementwise"),
+        ("triton_red_fused_mean_0", "reduction"),
+        ("_Z9my_kernelPf", OTHER),
+    ],
+)
+def test_families_of_kernels_of_common_libraries(name: str, family: str) -> None:
+    assert family_of(name, load_families()) == family
+
+
+def test_a_name_of_100_kb_is_named_and_sorted_into_a_family() -> None:
+    name = "void ns::kernel<" + "std::tuple<float, " * 3000 + "int" + ">" * 3001 + "(" + "float, " * 8000 + "gemm)"
+    assert base_name(name) == "ns::kernel"
+    assert family_of(name, load_families()) == "gemm"
+
+
+def test_the_users_families_come_before_ours(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[[family]]\nname = 'mine'\npatterns = ['SGEMM', 'my_']\n")
+    found = load_families(mine)
+    assert [family_of(name, found) for name in ("ampere_sgemm_128", "my_kernel", "hgemm")] == ["mine", "mine", "gemm"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("family = 1", r"no \[\[family\]\] in it"),
+        ("", r"no \[\[family\]\] in it"),
+        ("families = []", "unknown key 'families'"),
+        ("[[family]]\nname = 'x'", "family 1: not a table of exactly a name and patterns"),
+        ("[[family]]\nname = 3\npatterns = ['x']", "family 1: its name is not a text"),
+        ("[[family]]\nname = 'x'\npatterns = 'y'", r"family 1 \(x\): its patterns are not a list of texts"),
+        ("[[family]]\nname = 'x'\npatterns = ['']", r"family 1 \(x\): its patterns are not a list of texts"),
+        ("[[family]]\nname = 'x'\npatterns = ['a', '(']", r"family 1 \(x\): '\(': missing \)"),
+        ("[[family]\n", "letters.toml: "),
+        (b"\xff\xfe", "not UTF-8 text"),
+        (None, "No such file"),
+    ],
+)
+def test_a_bad_file_of_families_is_an_error_that_says_where(tmp_path: Path, text: Any, found: str) -> None:
+    path = tmp_path / "letters.toml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(TraceableError, match=found) as error:
+        load_families(path)
+    assert str(path) in error.value.found
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("by", BY)
+def test_without_kernels_the_reason_and_what_to_record(by: str) -> None:
+    def said(trace: Trace) -> str:
+        with pytest.raises(UnanswerableError) as error:
+            kernels(Context(trace), by=by)
+        return str(error.value)
+
+    assert said(trace_of()).endswith("no CUDA activity was recorded; have cuda in --trace")
+    assert "though CUDA was traced" in said(trace_of(calls=with_kernel().calls))
+    graph = {"start_ns": 3, "end_ns": 4, "graph": 1, **kernel_place()}
+    graphs = table(model.GraphLaunches, [graph, graph])
+    assert said(trace_of(graph_launches=graphs)).startswith("no kernel in the trace: its 2 graph launches were traced")
+    asked = trace_of()
+    part = replace(asked, source=replace(asked.source, tables=frozenset({"CUPTI_ACTIVITY_KIND_KERNEL"})))
+    assert "the part of the trace that was asked about" in said(part)
+
+
+def kernel_place() -> dict[str, int]:
+    return {"process": 0, "device": 0, "context": 0, "stream": 7, "correlation": 9, "graph_node": NULL}
+
+
+@pytest.mark.parametrize("by", BY)
+def test_a_range_without_kernels_is_said(by: str) -> None:
+    one = {"name": 1, "domain": -1, "category": -1, "thread": 0, "end_thread": -1, "style": PUSH_POP, "clipped": False}
+    one |= {"payload": 0, "has_payload": False, "identity": NULL, "fields": -1, "start_ns": 30, "end_ns": 31}
+    trace = with_kernel(ranges=table(model.Ranges, [one]))
+    with pytest.raises(UnanswerableError, match="no kernel belongs to a range 'b'"):
+        kernels(Context(trace), by=by, range_name="b")
+    with pytest.raises(UnanswerableError, match="no range 'nowhere'"):
+        kernels(Context(trace), by=by, range_name="nowhere")
+
+
+def test_by_range_needs_ranges_and_by_launch_calls() -> None:
+    with pytest.raises(UnanswerableError, match=r"no ranges.*nvtx in --trace"):
+        kernels(Context(with_kernel()), by="range")
+    with pytest.raises(UnanswerableError, match="none of 1 kernels has its launch call"):
+        kernels(Context(with_kernel(calls=table(model.Calls, []))), by="launch")
+
+
+def test_words_that_are_none_of_the_views() -> None:
+    with pytest.raises(ValueError, match="one of kernel, family, geometry, launch, range"):
+        kernels(Context(with_kernel()), by="stream")
+    with pytest.raises(ValueError, match="demangled, short, base"):
+        kernels(Context(with_kernel()), names="mangled")

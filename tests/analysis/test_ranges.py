@@ -1,0 +1,94 @@
+"""The ranges view by what a row can be about: the same instances, counted apart, add up to the whole."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from tests.analysis.made import PROCESS_OF_THREAD, trace_of, traces
+from tests.analysis.test_replays import decode_server
+
+from traceable.analysis.context import Context
+from traceable.analysis.range_instances import range_instances
+from traceable.analysis.ranges import ranges
+from traceable.errors import UnanswerableError
+from traceable.trace.model import Trace
+
+ADDITIVE = ("count", "clipped", "cpu_total_ns", "gpu_operations", "kernels", "gpu_sum_total_ns", "h2d_bytes")
+
+
+def added(rows: Any, *key: str) -> dict[Any, dict[str, int]]:
+    """The additive columns of rows, summed over what the key does not tell apart; absent counts as 0."""
+    sums: dict[Any, dict[str, int]] = defaultdict(lambda: dict.fromkeys(ADDITIVE, 0))
+    for row in rows:
+        for column in ADDITIVE:
+            sums[tuple(row[name] for name in key)][column] += row[column] or 0
+    return dict(sums)
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces())
+def test_processes_and_threads_add_up_to_the_names(trace: Trace) -> None:
+    if not len(trace.ranges):
+        return
+    context = Context(trace)
+    key = ("domain", "name", "style")
+    whole = added(ranges(context, by="name").rows(), *key)
+    assert added(ranges(context, by="process").rows(), *key) == whole
+    assert added(ranges(context, by="thread").rows(), *key) == whole
+    assert added(ranges(context, by="path").rows(), *key) == whole
+    by_process = added(ranges(context, by="process").rows(), "pid", *key)
+    assert added(with_process(ranges(context, by="thread").rows()), "pid", *key) == by_process
+
+
+def with_process(rows: Any) -> list[dict[str, Any]]:
+    rows = list(rows)
+    assert all(row["pid"] == PROCESS_OF_THREAD[row["tid"]] for row in rows)  # processes are numbered as their pids
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces())
+def test_the_work_of_the_devices_adds_up(trace: Trace) -> None:
+    context = Context(trace)
+    if not len(trace.ranges) or not len(context.gpu):
+        return
+    columns = ("gpu_operations", "kernels", "gpu_sum_total_ns", "h2d_bytes")
+    whole = added(ranges(context, by="name").rows(), "domain", "name", "style")
+    parts = added(ranges(context, by="device").rows(), "domain", "name", "style")
+    for key, sums in whole.items():
+        for column in columns:
+            assert parts.get(key, dict.fromkeys(ADDITIVE, 0))[column] == sums[column]
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces())
+def test_the_instances_add_up_to_the_names(trace: Trace) -> None:
+    if not len(trace.ranges):
+        return
+    context = Context(trace)
+    rows = list(range_instances(context).rows())
+    assert [row["instance"] for row in rows] == list(range(1, len(rows) + 1))
+    sums: dict[Any, list[int]] = defaultdict(lambda: [0] * 5)
+    for row in rows:
+        columns = ("cpu_ns", "gpu_operations", "gpu_busy_ns", "gpu_span_ns", "nsys_gpu_span_ns")
+        for i, column in enumerate(columns):
+            sums[row["domain"], row["name"], row["style"]][i] += row[column] or 0
+    totals = ("cpu_total_ns", "gpu_operations", "gpu_busy_total_ns", "gpu_span_total_ns", "nsys_gpu_span_total_ns")
+    for row in ranges(context, by="name").rows():
+        assert sums[row["domain"], row["name"], row["style"]] == [row[column] or 0 for column in totals]
+
+
+def test_a_name_alone_or_with_its_domain_narrows_and_an_unknown_one_is_said() -> None:
+    context = Context(decode_server())
+    assert {row["name"] for row in ranges(context, range_name="b").rows()} == {"b"}
+    assert {row["name"] for row in ranges(context, by="instance", range_name="domain:c").rows()} == {"c"}
+    with pytest.raises(UnanswerableError, match="no range 'nobody'"):
+        ranges(context, by="name", range_name="nobody")
+
+
+def test_a_trace_without_ranges_says_what_to_do() -> None:
+    with pytest.raises(UnanswerableError, match="annotate the program"):
+        ranges(Context(trace_of()))

@@ -1,0 +1,598 @@
+"""What steps took, against a slow, obvious computation of it, against SQL by hand, and on real captures."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.analysis.made import NAMES, WAIT, table, trace_of, traces
+
+from traceable.analysis.context import Context
+from traceable.analysis.operations import COPY, GRAPH, KERNEL
+from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps, steps_of
+from traceable.analysis.step_work import columns_of, work_of
+from traceable.analysis.steps import median_step, steady_window, steps, warm_up_steps
+from traceable.analysis.table import Table
+from traceable.errors import UnanswerableError
+from traceable.trace import load, model
+from traceable.trace.model import NULL, PUSH_POP, Trace
+
+NCCL, ALLOCATE = 2, len(NAMES)
+
+
+@st.composite
+def busy_traces(draw: Any) -> Trace:
+    """A trace in which kernels and ranges `c` are called as NCCL's are, and some calls allocate."""
+    trace = draw(st.one_of(traces(), traces(busy=True)))
+    names = [*NAMES, "cudaMalloc_v3020"]
+    names[NCCL] = "ncclDevKernel_c"
+    allocating = draw(st.lists(st.booleans(), min_size=len(trace.calls), max_size=len(trace.calls)))
+    name = np.where(np.array(allocating, np.bool_), ALLOCATE, trace.calls.name).astype(np.int32)
+    return replace(trace, names=tuple(names), calls=replace(trace.calls, name=name))
+
+
+@st.composite
+def cycles(draw: Any) -> Steps:
+    """Windows of CPU time as steps, one after another in each process, without a range around them."""
+    starts, ends, lanes = [], [], []
+    for lane in range(2):
+        edges = sorted(draw(st.lists(st.integers(0, 60), min_size=2, max_size=8)))
+        starts += edges[:-1]
+        ends += edges[1:]
+        lanes += [lane] * (len(edges) - 1)
+    count = len(starts)
+    return Steps(
+        kind=CYCLE,
+        start_ns=np.array(starts),
+        end_ns=np.array(ends),
+        lane=np.array(lanes),
+        process=np.arange(2),
+        device=np.full(2, -1),
+        thread=np.where(np.array(lanes) == 0, 1, 2),
+        instance=np.full(count, -1),
+        edge=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)), np.bool_),
+        label=np.zeros(count, np.int64),
+        labels=("a",),
+        rules=("made up",),
+    )
+
+
+def units(*spans: tuple[int, int]) -> set[int]:
+    """The whole ns that the spans cover."""
+    return {ns for start, end in spans for ns in range(start, end)}
+
+
+class Oracle:
+    """The columns of steps, one step and one operation at a time."""
+
+    def __init__(self, context: Context, found: Steps) -> None:
+        self.context, self.found, self.trace = context, found, context.trace
+        gpu = context.gpu
+        self.spans = list(zip(gpu.start_ns.tolist(), gpu.end_ns.tolist(), strict=True))
+        self.belongs: dict[int, set[int]] = defaultdict(set)
+        for instance, operation in context.operation_pairs():
+            for i, o in zip(instance.tolist(), operation.tolist(), strict=True):
+                self.belongs[i].add(o)
+        calls = self.trace.calls
+        self.calls = list(
+            zip(calls.start_ns.tolist(), calls.end_ns.tolist(), calls.thread.tolist(), calls.name.tolist(), strict=True)
+        )
+
+    def lane_has(self, step: int, operation: int) -> bool:
+        lane, gpu = int(self.found.lane[step]), self.context.gpu
+        same = gpu.process[operation] == self.found.process[lane]
+        return bool(same and (self.found.kind != BOUNDARY or gpu.device[operation] == self.found.device[lane]))
+
+    def operations(self, step: int) -> list[int]:
+        """The operations of a step by start."""
+        if self.found.kind == RANGE:
+            chosen = self.belongs[int(self.found.instance[step])]
+        else:
+            chosen = {o for o in range(len(self.spans)) if self.lane_has(step, o) and self.begins_in(step, o)}
+        return sorted(chosen, key=lambda o: (self.spans[o][0], o))
+
+    def begins_in(self, step: int, operation: int) -> bool:
+        time, call = self.spans[operation][0], int(self.context.launched.call_of[operation])
+        if self.found.kind == CYCLE and call >= 0:
+            time = self.calls[call][0]
+        return bool(self.found.start_ns[step] <= time < self.found.end_ns[step])
+
+    def stretches(self, step: int) -> list[tuple[int, int, int]]:
+        """Where (thread, start, end) the step ran."""
+        if self.found.kind == RANGE:
+            all_of = self.context.found.stretches
+            rows = np.flatnonzero(all_of.owner == self.found.instance[step]).tolist()
+            return [(int(all_of.thread[i]), int(all_of.start_ns[i]), int(all_of.end_ns[i])) for i in rows]
+        thread = int(self.found.thread[step])
+        return [(thread, int(self.found.start_ns[step]), int(self.found.end_ns[step]))] if thread >= 0 else []
+
+    def waited(self, thread: int, start: int, end: int) -> int:
+        waiting = [call[:2] for call in self.calls if call[2] == thread and call[3] == WAIT]
+        return len(units(*waiting) & units((start, end)))
+
+    def columns(self, step: int) -> dict[str, Any]:
+        gpu, launched, trace = self.context.gpu, self.context.launched, self.trace
+        start, end = int(self.found.start_ns[step]), int(self.found.end_ns[step])
+        ours = self.operations(step)
+        everything = [self.spans[o] for o in range(len(self.spans)) if self.lane_has(step, o)]
+        occupied = len(units(*everything) & units((start, end)))
+        where = self.stretches(step)
+        launches = [int(launched.call_of[o]) for o in ours if launched.leads[o] and launched.call_of[o] >= 0]
+        nccl = [o for o in ours if gpu.kind[o] == KERNEL and trace.names[gpu.name[o]].startswith("nccl")]
+        lane = int(self.found.lane[step])
+        devices = {int(gpu.device[o]) for o in ours} if self.found.kind != BOUNDARY else {int(self.found.device[lane])}
+        allocations = [
+            call for thread, a, b in where for call in self.calls if call[2:] == (thread, ALLOCATE) and a <= call[0] < b
+        ]
+        told = bool(self.calls and where)
+        return {
+            "start_ns": start,
+            "end_ns": end,
+            "wall_ns": end - start,
+            "devices": len(devices),
+            "device": devices.pop() if len(devices) == 1 else None,
+            **self.of_gpu("gpu_busy_ns", len(units(*(self.spans[o] for o in ours)))),
+            **self.of_gpu("gpu_sum_ns", sum(self.spans[o][1] - self.spans[o][0] for o in ours)),
+            **self.of_gpu("operations", len(ours)),
+            **self.of_gpu("kernels", sum(gpu.kind[o] == KERNEL for o in ours)),
+            **self.of_gpu("graph_launches", sum(gpu.kind[o] == GRAPH for o in ours)),
+            **self.of_gpu("copy_ns", len(units(*(self.spans[o] for o in ours if gpu.kind[o] == COPY)))),
+            **self.of_gpu("nccl_ns", len(units(*(self.spans[o] for o in nccl)))),
+            **self.of_gpu("idle_ns", end - start - occupied),
+            **self.of_gpu("utilisation_share", occupied / (end - start) if end > start else None),
+            **self.of_gpu(
+                "launch_ns", sum(self.calls[c][1] - self.calls[c][0] for c in launches) if self.calls else None
+            ),
+            "sync_ns": sum(self.waited(*stretch) for stretch in where) if told else None,
+            "allocations": len(allocations) if told else None,
+        }
+
+    def of_gpu(self, name: str, value: Any) -> dict[str, Any]:
+        return {name: value if self.spans else None}
+
+    def parts(self, step: int) -> dict[Any, dict[str, Any]]:
+        """One step by range path."""
+        context = self.context
+        instances, gpu = context.found, context.gpu
+        rows: dict[Any, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
+        covered: set[int] = set()
+        for o in self.operations(step):
+            inner = int(context.innermost[o])
+            row = rows[self.path(inner) if inner >= 0 else None]
+            row["gpu_busy_ns"] += len(units(self.spans[o]) - covered)
+            covered |= units(self.spans[o])
+            row["gpu_sum_ns"] += self.spans[o][1] - self.spans[o][0]
+            row["operations"] += 1
+            row["kernels"] += int(gpu.kind[o] == KERNEL)
+            row["copies"] += int(gpu.kind[o] == COPY)
+        inside = [
+            i
+            for i in range(len(instances))
+            if self.found.kind != BOUNDARY
+            and (instances.style[i], bool(instances.replay[i])) == (PUSH_POP, False)
+            and instances.thread[i] == self.found.thread[step]
+            and self.found.start_ns[step] <= instances.start_ns[i]
+            and instances.end_ns[i] <= self.found.end_ns[step]
+        ]
+        for i in inside:
+            row = rows[self.path(i)]
+            row["ranges"] += 1
+            row["cpu_self_ns"] += int(instances.self_ns[i])
+            children = [child for child in inside if instances.parent[child] == i]
+            row["sync_self_ns"] += self.waited_in(i) - sum(self.waited_in(child) for child in children)
+        return rows
+
+    def path(self, instance: int) -> tuple[str, ...]:
+        return tuple(self.trace.names[name] for name in self.context.found.paths[self.context.found.path[instance]])
+
+    def waited_in(self, i: int) -> int:
+        found = self.context.found
+        return self.waited(int(found.thread[i]), int(found.start_ns[i]), int(found.end_ns[i]))
+
+    def warm_up(self) -> list[bool]:
+        rows = [self.columns(step) for step in range(len(self.found))]
+        warm = [False] * len(rows)
+        for lane in range(len(self.found.process)):
+            whole = [i for i in range(len(rows)) if self.found.lane[i] == lane and not self.found.edge[i]]
+            early, late = whole[: len(whole) // 2], whole[len(whole) // 2 :]
+            if len(whole) < 4:
+                continue
+            usual = median(rows[i]["wall_ns"] for i in late)
+            calm = median(rows[i]["allocations"] or 0 for i in late) == 0
+            for i in early:
+                if not (rows[i]["wall_ns"] > 1.5 * usual or (calm and (rows[i]["allocations"] or 0) > 0)):
+                    break
+                warm[i] = True
+        return warm
+
+
+def close(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float):
+        return found is not None and math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(found == expected)
+
+
+def compare(row: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        assert close(row[name], value), f"{name}: {row[name]} instead of {value}"
+
+
+ASKED = st.sampled_from([{"range_name": "a"}, {"range_name": "b"}, {"step_kernel": "a"}, {"step_kernel": "*"}])
+
+
+@settings(max_examples=300, deadline=None)
+@given(busy_traces(), ASKED)
+def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[str, str]) -> None:
+    context = Context(trace)
+    try:
+        table = steps(context, **asked)
+    except UnanswerableError:
+        return
+    found = steps_of(context, asked.get("range_name"), asked.get("step_kernel"))
+    oracle = Oracle(context, found)
+    warm = oracle.warm_up()
+    rows = list(table.rows())
+    number: dict[int, int] = defaultdict(int)
+    assert len(rows) == len(found)
+    for i, row in enumerate(rows):
+        lane, edge = int(found.lane[i]), bool(found.edge[i])
+        compare(row, oracle.columns(i))
+        left_out = "edge of the capture" if edge else "warm-up" if warm[i] else None
+        assert (row["step"], row["pid"], row["process"]) == (number[lane], int(found.process[lane]), None)
+        assert (row["warm_up"], row["left_out"], row["steady"]) == (warm[i], left_out, left_out is None)
+        number[lane] += 1
+    compare_summary(table, found, rows)
+    compare_parts(table, oracle, rows)
+
+
+@settings(max_examples=200, deadline=None)
+@given(busy_traces(), cycles())
+def test_steps_without_a_range_around_them_have_what_was_launched_in_them(trace: Trace, found: Steps) -> None:
+    context = Context(trace)
+    oracle = Oracle(context, found)
+    columns = columns_of(context, found, work_of(context, found))
+    rows = list(Table(columns).rows())
+    for i, row in enumerate(rows):
+        expected = oracle.columns(i)
+        compare(row, {name: expected[name] for name in columns})
+    assert warm_up_steps(found, columns["wall_ns"], columns["allocations"]).tolist() == oracle.warm_up()
+
+
+def compare_summary(table: Table, found: Steps, rows: list[dict[str, Any]]) -> None:
+    assert len(table.others["summary"]) == len(found.process)
+    for lane, summed in enumerate(table.others["summary"].rows()):
+        mine = [row for row, of in zip(rows, found.lane.tolist(), strict=True) if of == lane]
+        steady = [row for row in mine if row["steady"]]
+        walls = [row["wall_ns"] for row in steady]
+        begin, end = (
+            min((row["start_ns"] for row in steady), default=None),
+            max((row["end_ns"] for row in steady), default=None),
+        )
+        idle = [row["idle_ns"] for row in steady]
+        elapsed = end - begin if steady else 0
+        device = int(found.device[lane])
+        expected = {
+            "pid": int(found.process[lane]),
+            "device": device if device >= 0 else None,
+            "steps": len(mine),
+            "steady": len(steady),
+            "warm_up": sum(row["warm_up"] for row in mine),
+            "cut": sum(row["left_out"] == "edge of the capture" for row in mine),
+            "steady_start_ns": begin,
+            "steady_end_ns": end,
+            "wall_mean_ns": sum(walls) / len(walls) if walls else None,
+            "wall_min_ns": min(walls, default=None),
+            "wall_p50_ns": float(np.quantile(walls, 0.5)) if walls else None,
+            "wall_p90_ns": float(np.quantile(walls, 0.9)) if walls else None,
+            "wall_p99_ns": float(np.quantile(walls, 0.99)) if walls else None,
+            "wall_max_ns": max(walls, default=None),
+            "wall_stddev_ns": (stdev(walls) if len(walls) > 1 else 0.0) if walls else None,
+            "steps_per_s": len(steady) * 1e9 / elapsed if elapsed else None,
+            "utilisation_share": 1 - sum(idle) / sum(walls) if sum(walls) and None not in idle else None,
+        }
+        for name in ("gpu_busy_ns", "idle_ns", "launch_ns", "sync_ns", "copy_ns", "kernels", "allocations"):
+            known = [row[name] for row in steady if row[name] is not None]
+            word = f"{name[:-3]}_mean_ns" if name.endswith("_ns") else f"{name}_mean"
+            expected[word] = sum(known) / len(known) if known else None
+        compare(summed, expected)
+
+
+def compare_parts(table: Table, oracle: Oracle, rows: list[dict[str, Any]]) -> None:
+    steady = [i for i, row in enumerate(rows) if row["steady"]]
+    assert ("breakdown" in table.others) == ("slowest" in table.others) == bool(steady)
+    if not steady:
+        with pytest.raises(UnanswerableError, match="no step is in the steady state"):
+            steady_window(table)
+        return
+    usual = sorted(steady, key=lambda i: rows[i]["wall_ns"])[(len(steady) - 1) // 2]
+    parts = oracle.parts(usual)
+    found = list(table.others["breakdown"].rows())
+    assert {tuple(row["path"]) if row["path"] is not None else None for row in found} == set(parts)
+    assert [row["gpu_busy_ns"] for row in found] == sorted(
+        (row["gpu_busy_ns"] for row in found), key=lambda ns: -(ns or 0)
+    )
+    if oracle.spans:
+        assert sum(row["gpu_busy_ns"] for row in found) == rows[usual]["gpu_busy_ns"]
+    for row in found:
+        part = parts[tuple(row["path"]) if row["path"] is not None else None]
+        for name in ("gpu_busy_ns", "gpu_sum_ns", "operations", "kernels", "copies"):
+            assert row[name] == (part[name] if oracle.spans else None)
+        boundary, has_range = oracle.found.kind == BOUNDARY, "ranges" in part
+        assert row["ranges"] == (None if boundary else part["ranges"])
+        assert row["cpu_self_ns"] == (part["cpu_self_ns"] if has_range else None)
+        assert row["sync_self_ns"] == (part["sync_self_ns"] if has_range and oracle.calls else None)
+    slow = sorted((i for i in steady if rows[i]["wall_ns"] > rows[usual]["wall_ns"]), key=lambda i: -rows[i]["wall_ns"])
+    listed = list(table.others["slowest"].rows())
+    assert [(row["step"], row["pid"], row["start_ns"]) for row in listed] == [
+        (rows[i]["step"], rows[i]["pid"], rows[i]["start_ns"]) for i in slow[:5]
+    ]
+    for row, i in zip(listed, slow, strict=False):
+        for name in ("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "sync_ns", "launch_ns", "kernels", "allocations"):
+            word = f"{name[:-3]}_more_ns" if name.endswith("_ns") else f"{name}_more"
+            pair = rows[i][name], rows[usual][name]
+            assert row[word] == (None if None in pair else pair[0] - pair[1])
+        assert row["cause"]
+    begin, end = steady_window(table)
+    assert begin <= end
+    assert min(rows[i]["start_ns"] for i in steady) <= begin
+    assert end <= max(rows[i]["end_ns"] for i in steady)
+
+
+PLAIN = {"domain": -1, "category": -1, "thread": 0, "end_thread": -1, "style": PUSH_POP, "clipped": False, "name": 0}
+PLAIN |= {"payload": 0, "has_payload": False, "identity": NULL, "fields": -1}
+GPU = {
+    "process": 0,
+    "device": 0,
+    "context": 0,
+    "stream": 7,
+    "graph_node": NULL,
+    "name": 1,
+    "short_name": 1,
+    "geometry": -1,
+}
+
+
+def server(lengths: list[int], busy: dict[int, int], allocating: tuple[int, ...] = ()) -> Trace:
+    """Steps of these lengths on one thread, each launching one kernel; `busy` says which kernels last longer than 5."""
+    ranges, calls, kernels, at = [], [], [], 0
+    for i, length in enumerate(lengths):
+        ranges.append({**PLAIN, "start_ns": at, "end_ns": at + length})
+        call = {"thread": 0, "driver": 0, "return_value": 0}
+        calls.append({**call, "start_ns": at + 1, "end_ns": at + 2, "name": 5, "correlation": i})
+        if i in allocating:
+            calls.append({**call, "start_ns": at + 3, "end_ns": at + 4, "name": ALLOCATE, "correlation": NULL})
+        kernels.append({**GPU, "start_ns": at + 2, "end_ns": at + 2 + busy.get(i, 5), "correlation": i})
+        at += length + 10
+    trace = trace_of(
+        ranges=table(model.Ranges, ranges), calls=table(model.Calls, calls), kernels=table(model.Kernels, kernels)
+    )
+    return replace(trace, names=("step", *NAMES[1:], "cudaMalloc_v3020"))
+
+
+def test_leading_steps_that_are_slow_or_allocate_are_warm_up() -> None:
+    found = steps(Context(server([900, 160, 100, 100, 100, 400, 100, 100, 100, 100], {}, allocating=(2,))))
+    assert found.column("warm_up") == [True] * 3 + [False] * 7
+    assert found.others["summary"].column("steady") == [7]
+    assert any("as warm-up: 3 steps" in note for note in found.notes)
+    assert steady_window(found) == (found.column("start_ns")[3], found.column("end_ns")[-1])
+
+
+def test_few_steps_and_steps_that_always_allocate_are_no_warm_up() -> None:
+    assert steps(Context(server([900, 100, 100], {}))).column("warm_up") == [False] * 3
+    always = steps(Context(server([100] * 8, {}, allocating=tuple(range(8)))))
+    assert always.column("warm_up") == [False] * 8
+
+
+def test_the_slowest_steps_are_named_with_their_cause() -> None:
+    lengths = [100, 100, 100, 100, 100, 150, 100, 140, 100, 130]
+    slow = steps(Context(server(lengths, {5: 5, 7: 45, 9: 5}, allocating=(9,)))).others["slowest"]
+    assert slow.column("step") == [5, 7, 9]
+    assert slow.column("cause") == [
+        "idle +0.000 ms (the GPU waited for the host)",
+        "kernels +0.000 ms (as many kernels, which took longer)",
+        "idle +0.000 ms (1 more calls that allocate)",
+    ]
+    assert slow.column("path") == [["step"], ["step"], ["step"]]
+    assert slow.column("path_more_ns") == [50, 40, 30]
+
+
+def test_what_torch_appends_to_names_does_not_tell_ranges_of_steps_apart() -> None:
+    trace = server([100] * 4, {})
+    inner = [{**PLAIN, "start_ns": 110 * i, "end_ns": 110 * i + 50, "name": i + 1} for i in range(4)]
+    names = (
+        "step",
+        *(f"aten::add, seq = {i}, op_id = {i + 7}" for i in range(4)),
+        "cudaLaunchKernel",
+        "c",
+        "cudaMalloc",
+    )
+    whole = [{**PLAIN, "start_ns": 110 * i, "end_ns": 110 * i + 100} for i in range(4)]
+    trace = replace(trace, names=names, ranges=table(model.Ranges, inner + whole))
+    found = steps(Context(trace), range_name="step")
+    assert found.others["breakdown"].column("path") == [["step", "aten::add"], ["step"]]
+
+
+def test_a_step_so_long_that_sums_of_lengths_do_not_fit_is_still_right() -> None:
+    far = 2**61
+    ranges = [{**PLAIN, "start_ns": 0, "end_ns": 100}, {**PLAIN, "start_ns": 200, "end_ns": 300}]
+    ranges.append({**PLAIN, "start_ns": 400, "end_ns": 500})
+    calls = [
+        {
+            "start_ns": 200 * i + 1,
+            "end_ns": 200 * i + 2,
+            "name": 5,
+            "thread": 0,
+            "correlation": i,
+            "driver": 0,
+            "return_value": 0,
+        }
+        for i in range(3)
+    ]
+    kernels = [{**GPU, "start_ns": 10 + i, "end_ns": far + i, "correlation": i} for i in range(3)]
+    kernels += [{**GPU, "start_ns": 500, "end_ns": 600, "correlation": i} for i in range(3)]
+    trace = trace_of(
+        ranges=table(model.Ranges, ranges), calls=table(model.Calls, calls), kernels=table(model.Kernels, kernels)
+    )
+    assert steps(Context(trace), range_name="a").column("gpu_busy_ns") == [far - 10] * 3
+
+
+def test_a_trace_without_gpu_or_calls_has_steps_and_absent_numbers() -> None:
+    trace = server([100] * 5, {})
+    nothing = replace(trace, kernels=trace_of().kernels, calls=trace_of().calls)
+    found = steps(Context(nothing))
+    assert found.column("wall_ns") == [100] * 5
+    for name in ("gpu_busy_ns", "kernels", "idle_ns", "utilisation_share", "launch_ns", "sync_ns", "allocations"):
+        assert found.column(name) == [None] * 5
+    assert found.others["breakdown"].column("gpu_busy_ns") == [None]
+    slower = steps(Context(replace(nothing, ranges=server([100, 100, 100, 200], {}).ranges)))
+    assert slower.others["slowest"].column("cause") == ["CPU +0.000 ms: the trace holds no GPU operation"]
+
+
+def test_the_steady_window_is_that_of_all_processes_or_from_first_to_last() -> None:
+    def table_of(*spans: tuple[int, int]) -> Table:
+        start, end = zip(*spans, strict=True)
+        columns = {"steady": [1] * len(spans), "steady_start_ns": start, "steady_end_ns": end}
+        summary = Table({name: np.array(values, np.int64) for name, values in columns.items()})
+        return Table({}, {"summary": summary})
+
+    assert steady_window(table_of((10, 50), (20, 40))) == (20, 40)
+    assert steady_window(table_of((10, 20), (30, 40))) == (10, 40)
+
+
+def test_the_median_step_is_the_lower_of_two() -> None:
+    assert median_step(np.array([5, 1, 4, 2, 9]), np.array([True, True, True, True, False])) == 3
+
+
+BY_HAND = """
+WITH operation AS (
+    SELECT globalPid, deviceId, start, "end", shortName FROM CUPTI_ACTIVITY_KIND_KERNEL
+    {others}
+), boundary AS (
+    SELECT o.globalPid, o.deviceId, o."end" AS until,
+           LAG(o."end") OVER (PARTITION BY o.globalPid, o.deviceId ORDER BY o."end", o.start) AS since
+    FROM operation AS o JOIN StringIds AS s ON s.id = o.shortName WHERE s.value GLOB ?
+), member AS (
+    SELECT b.globalPid, b.deviceId, b.since, b.until, o.start, o."end", o.shortName,
+           MAX(o."end") OVER (PARTITION BY b.globalPid, b.deviceId, b.since, b.until ORDER BY o.start
+                              ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS latest
+    FROM boundary AS b LEFT JOIN operation AS o
+      ON o.globalPid = b.globalPid AND o.deviceId = b.deviceId AND o.start >= b.since AND o.start < b.until
+    WHERE b.since IS NOT NULL
+)
+SELECT (globalPid >> 24) & 0xFFFFFF AS pid, deviceId AS device, since AS start_ns, until AS end_ns,
+       until - since AS wall_ns, COUNT(start) AS operations, COUNT(shortName) AS kernels,
+       COALESCE(SUM("end" - start), 0) AS gpu_sum_ns,
+       COALESCE(SUM(MAX(0, "end" - MAX(start, COALESCE(latest, start)))), 0) AS gpu_busy_ns
+FROM member GROUP BY globalPid, deviceId, since, until ORDER BY globalPid, deviceId, until
+"""
+
+
+def by_hand(path: Path, pattern: str, *others: str) -> list[dict[str, Any]]:
+    """The steps between two boundary kernels, from the file itself."""
+    more = " ".join(f'UNION ALL SELECT globalPid, deviceId, start, "end", NULL FROM {one}' for one in others)
+    connection = sqlite3.connect(path)
+    connection.row_factory = sqlite3.Row
+    rows = [dict(row) for row in connection.execute(BY_HAND.format(others=more), (pattern,))]
+    connection.close()
+    return rows
+
+
+def compare_with_sql(path: Path, pattern: str, *others: str) -> None:
+    expected = by_hand(path, pattern, *others)
+    assert expected
+    found = steps(Context(load(path)), step_kernel=pattern)
+    # SQL gives no step that ends with the first boundary: it knows no begin of it.
+    rows = [row for row in found.rows() if row["left_out"] != "edge of the capture"]
+    assert [{name: row[name] for name in expected[0]} for row in rows] == expected
+    lanes = {(row["pid"], row["device"]) for row in expected}
+    assert len(found) == len(expected) + len(lanes)
+    summary = {(row["pid"], row["device"]): row for row in found.others["summary"].rows()}
+    for lane in lanes:
+        walls = [row["wall_ns"] for row in rows if (row["pid"], row["device"]) == lane and row["steady"]]
+        assert summary[lane]["wall_mean_ns"] == pytest.approx(sum(walls) / len(walls))
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("a100-lm-training", "nll_loss_backward*"),
+        ("a100-transformer-forward", "ampere_sgemm_128x128_nn"),
+        ("h100x2-torchrun-before", "nvjet*bias_TNN"),
+        ("windows-three-adapters", "vectorized_gather*"),
+    ],
+)
+def test_steps_between_kernels_equal_sql_by_hand(captures: Path, name: str, pattern: str) -> None:
+    path = captures / "nsys" / f"{name}.sqlite"
+    connection = sqlite3.connect(path)
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    connection.close()
+    others = {"CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"} & tables
+    compare_with_sql(path, pattern, *sorted(others))
+
+
+def test_steps_between_kernels_of_a_made_up_server_equal_sql_by_hand(tmp_path: Path) -> None:
+    random = np.random.default_rng(4)
+    path = tmp_path / "server.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE META_DATA_EXPORT (name, value)")
+    connection.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', '3.16.1')")
+    connection.execute("CREATE TABLE StringIds (id, value)")
+    names = ["gemm", "softmax", "argmax_kernel", "argmax_last"]
+    connection.executemany("INSERT INTO StringIds VALUES (?, ?)", list(enumerate(names, 1)))
+    columns = 'start, "end", deviceId, contextId, streamId, correlationId, globalPid'
+    connection.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({columns}, shortName, demangledName)")
+    connection.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY ({columns}, bytes, copyKind)")
+    for number in range(4):
+        place, at = (number % 2, 1, 7, 0, (number // 2 + 1) << 24), 100
+        for _ in range(400):
+            at += int(random.integers(-3, 40))
+            name = int(random.choice([1, 1, 1, 2, 2, 3, 4]))
+            row = (at, at + int(random.integers(1, 60)), *place)
+            connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?,?)", (*row, name, name))
+            if not random.integers(0, 9):
+                connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?,?,?)", (*row, 64, 1))
+    connection.commit()
+    connection.close()
+    compare_with_sql(path, "argmax*", "CUPTI_ACTIVITY_KIND_MEMCPY")
+    compare_with_sql(path, "softmax", "CUPTI_ACTIVITY_KIND_MEMCPY")
+
+
+def test_graphs_traced_as_a_whole_have_their_time_in_the_steps(captures: Path) -> None:
+    path = captures / "nsys" / "a100-cuda-graphs-graph-level.sqlite"
+    connection = sqlite3.connect(path)
+    graphs, kernels = (
+        connection.execute(f'SELECT SUM("end" - start) FROM CUPTI_ACTIVITY_KIND_{kind}').fetchone()[0]
+        for kind in ("GRAPH_TRACE", "KERNEL")
+    )
+    connection.close()
+    assert graphs // 1_000_000 == 7811
+    found = steps(Context(load(path)))
+    assert found.column("graph_launches") == [1] * 10
+    assert sum(found.column("gpu_sum_ns")) == graphs + kernels
+    assert all(share > 0.99 for share in found.column("utilisation_share"))
+
+
+def test_training_without_a_step_range_has_steps_by_range(captures: Path) -> None:
+    found = steps(Context(load(captures / "nsys" / "a100-lm-training.sqlite")))
+    assert found.column("left_out") == ["warm-up", *[None] * 8, "edge of the capture"]
+    breakdown = list(found.others["breakdown"].rows())
+    assert {row["path"][0] for row in breakdown if row["path"]} == {"forward", "backward", "optimizer"}
+    rows = list(found.rows())
+    usual = median_step(found.values["wall_ns"], found.values["steady"])
+    assert sum(row["gpu_busy_ns"] for row in breakdown) == rows[usual]["gpu_busy_ns"]
+    assert all(row["kernels"] == 4135 for row in rows if row["steady"])
+
+
+def test_the_operations_of_steps_are_those_of_their_ranges(captures: Path) -> None:
+    context = Context(load(captures / "nsys" / "a100-lm-training.sqlite"))
+    found = steps(context, range_name="forward")
+    assert sum(found.column("operations")) == int(context.operations_in("forward").sum()) > 1000

@@ -1,0 +1,66 @@
+"""Tables in lines: aligned, cut where a name is long, and never wider than they may be."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traceable.report.layout import Cells, laid_out
+from traceable.report.text import cut, width_of
+
+WORDS = st.text("ab \u65e5\u00e9", max_size=90)
+NUMBERS = st.text("0123456789", max_size=12)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> list[Cells]:
+    rows = draw(st.integers(1, 4))
+    made = []
+    for rank in range(draw(st.integers(1, 6))):
+        words = rank == 0 or draw(st.booleans())
+        lines = draw(st.lists(WORDS if words else NUMBERS, min_size=rows, max_size=rows))
+        made.append(Cells(f"heading{rank}", lines, words=words, rank=draw(st.integers(0, 9))))
+    return made
+
+
+@settings(deadline=None)
+@given(columns(), st.integers(1, 200))
+def test_no_line_is_wider_than_asked(made: list[Cells], width: int) -> None:
+    lines = laid_out(made, width)
+    assert len(lines) == 1 + len(made[0].lines)
+    assert max(map(width_of, lines)) <= width
+
+
+@settings(deadline=None)
+@given(columns(), st.integers(1, 200))
+def test_a_column_goes_only_if_none_of_a_higher_rank_stays(made: list[Cells], width: int) -> None:
+    heading = laid_out(made, width)[0]
+    gone = [column.rank for column in made[1:] if column.heading not in heading]
+    kept = [column.rank for column in made[1:] if column.heading in heading]
+    assert not gone or not kept or min(gone) >= max(kept)
+
+
+@settings(deadline=None)
+@given(columns())
+def test_without_a_width_every_number_is_whole(made: list[Cells]) -> None:
+    lines = laid_out(made, None)
+    for column in made:
+        assert column.heading in lines[0]
+        if not column.words:
+            assert all(cell in line for cell, line in zip(column.lines, lines[1:], strict=True))
+
+
+def test_numbers_stand_right_and_words_left() -> None:
+    made = [Cells("name", ["a", "bbbbbb"], words=True), Cells("n", ["1", "100"]), Cells("why", ["x", "-"], words=True)]
+    assert laid_out(made, None) == ["name      n  why", "a         1  x", "bbbbbb  100  -"]
+
+
+def test_what_is_left_of_the_width_is_shared_by_the_words() -> None:
+    made = [Cells("a", ["x" * 60], words=True), Cells("b", ["y" * 30], words=True)]
+    assert laid_out(made, 82)[1] == "x" * 48 + "..  " + "y" * 30
+
+
+@given(WORDS, st.integers(1, 40))
+def test_a_cut_text_fits_and_a_short_one_is_whole(text: str, width: int) -> None:
+    assert width_of(cut(text, width)) <= width
+    assert cut(text, width_of(text) or 1) == text

@@ -1,0 +1,98 @@
+"""`traceable.load`: the views as a library."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.made import STEPS, export
+
+import traceable
+from traceable.errors import TraceError, UnanswerableError
+from traceable.recording import Recording
+from traceable.report.views import VIEWS
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return traceable.load(export(tmp_path_factory.mktemp("export") / "made.sqlite"))
+
+
+def counted(table: Any) -> int:
+    return int(table.to_numpy()["count"].sum())
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_a_method_that_answers_with_a_table(recording: Recording, view: str) -> None:
+    table = getattr(recording, view)()
+    assert len(table) == len(list(table.rows())) > 0
+    assert tuple(table.to_numpy()) == table.columns
+    assert list(table.rows()) == list(recording.answer(view).rows())
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_default_of_by_is_the_first_that_the_command_line_offers(view: str) -> None:
+    default = inspect.signature(getattr(Recording, view)).parameters.get("by")
+    assert (default.default if default else None) == next(iter(VIEWS[view].by), None)
+
+
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    assert traceable.load(str(export(tmp_path / "made.sqlite"))).trace.source.path == str(tmp_path / "made.sqlite")
+    with pytest.raises(TraceError, match="there is no"):
+        traceable.load(str(tmp_path / "absent"))
+
+
+def test_range_narrows(recording: Recording) -> None:
+    assert counted(recording.kernels(range="forward")) == counted(recording.kernels()) == 4 * STEPS
+    assert counted(recording.api(range="forward")) < counted(recording.api())
+    with pytest.raises(UnanswerableError, match="did you mean 'forward'"):
+        recording.kernels(range="forwards")
+
+
+def test_select_gives_a_recording_of_the_part_and_leaves_the_whole_as_it_is(recording: Recording) -> None:
+    one = recording.select(device=1)
+    assert counted(one.kernels()) == 2 * STEPS
+    assert counted(one.select(time_ns=(None, 2_000_000)).kernels()) == 4
+    assert counted(recording.select(process=[70, "*worker1"]).kernels()) == 4 * STEPS
+    assert counted(recording.kernels()) == 4 * STEPS
+    assert recording.selection is None
+    assert one.coverage.total.operations * 2 == recording.coverage.total.operations
+
+
+def test_what_is_selected_twice_is_said_of_the_part_of_a_part(recording: Recording) -> None:
+    part = recording.select(device=1, time_ns=(0, 4_000_000)).select(process=71, time_ns=(1_000_000, None))
+    assert part.selection == {
+        "processes": ["71"],
+        "devices": [1],
+        "start_ns": 1_000_000,
+        "end_ns": 4_000_000,
+        "steady": None,
+    }
+
+
+def test_steady_keeps_the_steps_after_the_warm_up(recording: Recording) -> None:
+    steady = recording.select(steady=True, step_range="step")
+    steps = recording.steps(range="step").others["summary"].to_numpy()
+    assert counted(steady.kernels()) == 2 * steps["steady"].sum()
+    assert steady.selection is not None
+    assert steady.selection["steady"]
+    with pytest.raises(UnanswerableError):
+        recording.select(steady=True, step_range="nothing")
+
+
+def test_families_of_ones_own_come_first(recording: Recording, tmp_path: Path) -> None:
+    path = tmp_path / "families.toml"
+    path.write_text('[[family]]\nname = "mine"\npatterns = ["softmax"]\n')
+    families = [row["family"] for row in recording.kernels(families=path, by="family").rows()]
+    assert "mine" in families
+    assert "mine" not in [row["family"] for row in recording.kernels(by="family").rows()]
+
+
+def test_progress_hears_what_is_done(tmp_path: Path) -> None:
+    heard: list[str] = []
+    path = export(tmp_path / "made.sqlite")
+    traceable.recording.load(path, progress=heard.append).kernels()  # type: ignore[attr-defined]
+    assert heard[:2] == [f"opening {path}", f"reading {path}"]
+    assert "kernels: 36 GPU operations, 48 API calls" in heard

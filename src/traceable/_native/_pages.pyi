@@ -35,10 +35,10 @@ def decode(
 
     Returns:
         The number of rows and, for each wanted column, its values: a number where all rows hold the same, else a
-        buffer of int64 (INTEGER), int32 (SMALL, KEY, TEXT) or float64 (REAL). Of KEY and TEXT a pair: those numbers, and
-        what each number stands for, a buffer of int64 with as many for each number as there are positions, or a list of
-        str. NULL is the least int64 (INTEGER, KEY), -1 (SMALL, TEXT) or NaN. SMALL holds -1 for what is below 0 or no
-        int32, too.
+        buffer of int64 (INTEGER), int32 (SMALL, KEY, TEXT) or float64 (REAL). Of KEY and TEXT a pair: those numbers,
+        and what each number stands for, a buffer of int64 with as many for each number as there are positions, or a
+        list of str. NULL is the least int64 (INTEGER, KEY), -1 (SMALL, TEXT) or NaN. SMALL holds -1 for what is below 0
+        or no int32, too.
 
     Raises:
         Unusual: only SQLite should read this table; the reason is its text.

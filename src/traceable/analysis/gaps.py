@@ -1,8 +1,9 @@
 """Gaps: when each GPU was idle between its first and its last operation, what stood on both sides, and why.
 
 A GPU's timeline is the union of all its operations: of every stream, context and process that used it. Idle time before
-the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU. Time
-inside an operation counts as busy, however little of the GPU it used.
+the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU; nor is
+the time from the last operation of a window to the first of the next, of which nothing was recorded. Time inside an
+operation counts as busy, however little of the GPU it used.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from traceable.analysis.gap_causes import CAUSES, causes_of
 from traceable.analysis.gap_details import details
 from traceable.analysis.gpus import Gpus, gpus, unseen_graphs
 from traceable.analysis.grouping import ranked
-from traceable.analysis.intervals import Between, Lanes, between, lanes_of
+from traceable.analysis.intervals import Between, Lanes, between, lanes_of, touched
 from traceable.analysis.named import operation_labels, operation_name, range_columns
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Int8, Int64
 
@@ -56,8 +58,11 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     gpu = context.gpu
     used = gpus(context)
     lanes = lanes_of(used.of_operation, len(used), gpu.by_start)
-    found = between(gpu.start_ns, gpu.end_ns, lanes)
+    every = between(gpu.start_ns, gpu.end_ns, lanes)
+    across = touched(every, *unrecorded(context.trace))
+    found = every.take(~across)
     idle = _idle(found, len(used))
+    out = _idle(every.take(across), len(used))
     notes = [*used.notes, *unseen_graphs(context)]
     if range_name is not None:
         inside = context.operations_in(range_name)
@@ -76,10 +81,13 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         "largest": _largest(context, used, found, cause, top),
         "causes": _causes(used, found, cause),
     }
-    return Table(_devices(context, used, lanes, found, idle), others, tuple(notes))
+    return Table(_devices(context, used, lanes, found, idle, out), others, tuple(notes))
 
 
-def _devices(context: Context, used: Gpus, lanes: Lanes, found: Between, idle: Int64) -> dict[str, NDArray[Any]]:
+def _devices(
+    context: Context, used: Gpus, lanes: Lanes, found: Between, idle: Int64, out: Int64
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of each GPU; `idle` and `out` are how long it was idle and how long nothing was recorded."""
     gpu = context.gpu
     first = np.array([gpu.start_ns[rows[0]] for rows in lanes], np.int64)
     last = np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64)
@@ -91,10 +99,10 @@ def _devices(context: Context, used: Gpus, lanes: Lanes, found: Between, idle: I
         "processes": objects([pids[i] for i in indices] for indices in used.processes),
         "first_start_ns": first,
         "last_end_ns": last,
-        "total_ns": last - first,
-        "busy_ns": last - first - idle,
+        "total_ns": last - first - out,
+        "busy_ns": last - first - out - idle,
         "idle_ns": idle,
-        "utilisation_share": ratios(last - first - idle, last - first),
+        "utilisation_share": ratios(last - first - out - idle, last - first - out),
         "gaps": np.bincount(found.lane, minlength=len(used)).astype(np.int64),
         "gap_total_ns": _idle(found, len(used)),
         **ranked(found.lane, length, len(used)).spread("gap"),

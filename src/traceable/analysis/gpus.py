@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
 from traceable.analysis.naming import GRAPH_LAUNCHING, names_like
+from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import gpu_number
 from traceable.analysis.table import objects
 from traceable.errors import UnanswerableError
@@ -123,4 +124,4 @@ def _no_operations(trace: Trace) -> UnanswerableError:
             "CUDA calls were recorded, but no GPU operation",
             "record a window in which the GPU works, without another user of CUPTI (torch.profiler, ncu) beside nsys",
         )
-    return UnanswerableError("no GPU operation in the trace", "record with --trace=cuda,nvtx")
+    return UnanswerableError("no GPU operation in the trace", record_gpu(trace, "record with --trace=cuda,nvtx"))

@@ -20,8 +20,9 @@ from traceable.analysis.intervals import Lanes, Union, beneath, covered_ns, lane
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64
+from traceable.trace.model import NULL, Int64, Trace
 
 _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
 
@@ -64,13 +65,13 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         {
             **_places(context, used, of_context, first),
             **_work(context, stream, rows, by_stream),
-            **_shares(by_stream, by_gpu, gpu_of_stream),
+            **_shares(context.trace, by_stream, by_gpu, gpu_of_stream),
         }
     )
     overlap = {
         "device": used.numbers(),
         "name": used.names(context.trace),
-        "total_ns": _spans(by_gpu),
+        "total_ns": _spans(by_gpu, context.trace),
         "busy_ns": by_gpu.total_ns(),
         **_classes(context, used, rows),
         **_concurrency(by_stream, by_gpu, gpu_of_stream, of_gpu),
@@ -113,12 +114,12 @@ def _work(context: Context, stream: Int64, rows: Int64, by_stream: Union) -> dic
     }
 
 
-def _shares(by_stream: Union, by_gpu: Union, gpu_of_stream: Int64) -> dict[str, NDArray[Any]]:
+def _shares(trace: Trace, by_stream: Union, by_gpu: Union, gpu_of_stream: Int64) -> dict[str, NDArray[Any]]:
     busy = by_stream.total_ns()
     first, last = _edges(by_stream)
     return {
         "busy_share": ratios(busy, by_gpu.total_ns()[gpu_of_stream]),
-        "total_share": ratios(busy, _spans(by_gpu)[gpu_of_stream]),
+        "total_share": ratios(busy, _spans(by_gpu, trace)[gpu_of_stream]),
         "first_start_ns": first,
         "last_end_ns": last,
     }
@@ -133,9 +134,17 @@ def _edges(of: Union) -> tuple[Int64, Int64]:
     return first, last
 
 
-def _spans(of: Union) -> Int64:
+def _spans(of: Union, trace: Trace) -> Int64:
+    """Return the time from first to last of each lane, less what lies between the operations of two windows."""
     first, last = _edges(of)
-    return last - first
+    begins, ends = unrecorded(trace)
+    spans = last - first
+    for lane in range(len(of)) if len(begins) else ():
+        start, end = of.lane(lane)
+        before = np.searchsorted(ends, end[:-1], "right")
+        across = np.searchsorted(begins, start[1:], "left") > before
+        spans[lane] -= int((start[1:] - end[:-1])[across].sum())
+    return spans
 
 
 _COMPUTE, _COPY, _NCCL = range(3)

@@ -15,6 +15,7 @@ from traceable.report.text import encodable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
+    from traceable.analysis.windows import Windows
     from traceable.recording import Recording
 
 TERMINAL_ROWS = 100
@@ -49,8 +50,9 @@ def show(
     stream: TextIO,
     save_to: Path | None = None,
     expected: Sequence[str] = (),
-) -> tuple[Verdict, ...]:
-    """Load a recording, save its report, print its ranges, and return what it says of those that were expected.
+    run_directory: Path | None = None,
+) -> tuple[tuple[Verdict, ...], Windows | None]:
+    """Load a recording, save its report, print its ranges; return what it says of ranges and steps asked for.
 
     Args:
         path: what `traceable.load` reads.
@@ -59,6 +61,7 @@ def show(
         stream: where to print.
         save_to: where to write report.json; None for nowhere.
         expected: names of ranges (docs/contract.md).
+        run_directory: as of `traceable.load`.
 
     Raises:
         TraceError: the file can't be read as a trace.
@@ -71,12 +74,12 @@ def show(
     from traceable.report.document import document, save
 
     with Progress() as progress:
-        recording = load(path, progress=progress)
+        recording = load(path, progress=progress, run_directory=run_directory)
         judged = verdicts(expected, recording.profile)
         if save_to is not None:
             save(document(recording, Choice(), judged), save_to)
     print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
-    return judged
+    return judged, recording.windows
 
 
 def print_ranges(

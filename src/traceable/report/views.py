@@ -344,6 +344,7 @@ _STEPS = View(
     options={"step_range": "range_name", "step_kernel": "step_kernel"},
     columns=(
         Column("step"),
+        Column("index", rank=4, only_if_any=True),
         Column("pid", rank=9),
         Column("device", rank=8),
         Column("name", rank=10),

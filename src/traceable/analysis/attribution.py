@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.analysis.enclosure import Events, innermost_around, pairs
+from traceable.analysis.enclosure import innermost_around, pairs
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import KERNEL, GpuOperations, Launches
 from traceable.analysis.replays import Replayed, with_replays
@@ -84,11 +84,6 @@ def attribute(trace: Trace, found: Instances, gpu: GpuOperations, launched: Laun
         order = np.argsort(replayed.depth, kind="stable")
         innermost[replayed.operation[order]] = replayed.instance[order]
     return Attribution(joined, rule, links, replayed, innermost)
-
-
-def launch_events(gpu: GpuOperations, launched: Launches) -> Events:
-    """Return the launch calls as places for their operations: nsys's rule, which knows nothing else."""
-    return Events(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), gpu.by_start)
 
 
 def coverage_of(gpu: GpuOperations, rule: Int8) -> Coverage:

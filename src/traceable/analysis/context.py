@@ -10,16 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from traceable.analysis.attribution import (
-    Attribution,
-    Coverage,
-    attribute,
-    coverage_of,
-    launch_events,
-)
-from traceable.analysis.enclosure import Events, innermost_around, pairs
+from traceable.analysis.attribution import Attribution, Coverage, attribute, coverage_of
+from traceable.analysis.enclosure import Events, few_sorted, innermost_around, pairs
 from traceable.analysis.instances import Instances, instances
 from traceable.analysis.operations import GpuOperations, Launches, launches, operations
+from traceable.analysis.rules import launch_events
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64, Trace
 
@@ -84,10 +79,8 @@ class Context:
     def _call_events(self) -> Events:
         calls = self.trace.calls
         every = np.arange(len(calls))
-        # Calls come by start: by thread is all that is left to sort, which is cheap for small numbers.
-        order = np.argsort(
-            calls.thread.astype(np.int16) if len(self.trace.threads) < 1 << 15 else calls.thread, kind="stable"
-        )
+        # Calls come by start: by thread is all that is left to sort.
+        order = few_sorted(calls.thread)
         return Events(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
 
     @property

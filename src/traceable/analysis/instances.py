@@ -221,6 +221,12 @@ def _where_it_ran(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) ->
     return Stretches(owner[which], ranges.thread[which], ranges.start_ns[which], ranges.end_ns[which])
 
 
+def stretches_of(stretches: Stretches, instances: Bool) -> Stretches:
+    """Return the stretches of some instances."""
+    here = np.flatnonzero(instances[stretches.owner])
+    return Stretches(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
+
+
 def paths_of(parent: Int64, name: Int32) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
     """Return the path of each instance, and the paths: names from the outermost."""
     depth = depths(parent)

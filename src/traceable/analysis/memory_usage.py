@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import over_slices, pairs, sorted_events
+from traceable.analysis.enclosure import Reduction, pairs, sorted_events
 from traceable.analysis.grouping import numbered
 from traceable.analysis.matching import first_match
 from traceable.analysis.named import range_columns, range_labels
@@ -230,7 +230,7 @@ def _peaks(trace: Trace, steps: _Steps, group: int, start: Int64, end: Int64) ->
     # A 0 before the first step, so that the last step before each start has an index.
     values = np.append(0, steps.usage[here])
     first = np.searchsorted(times, start, "left")
-    return over_slices(np.maximum, values, first, np.searchsorted(times, end, "right") + 1 - first, 0)
+    return Reduction(first, np.searchsorted(times, end, "right") + 1 - first)(np.maximum, values, 0)
 
 
 def _identity(trace: Trace, steps: _Steps, group: Int64) -> dict[str, NDArray[Any]]:

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.analysis.attribution import Coverage, launch_events
+from traceable.analysis.attribution import Coverage
 from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summed_up
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import DIRECTIONS
 from traceable.analysis.parentage import depths
-from traceable.analysis.rules import RULES, THREAD, Links
+from traceable.analysis.rules import RULES, launch_events
 from traceable.analysis.statistics import maxima, spread_of, totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.waits import sync_waits
-from traceable.analysis.work import GpuWork, spans_of, work_of
+from traceable.analysis.work import GpuWork, Projection, projected, work_of
 from traceable.trace.model import NULL, PUSH_POP, Int64, Trace
 
 STYLES = ("push_pop", "start_end")
@@ -62,7 +62,7 @@ class Measured:
     """What each instance took: its GPU work, the part of it that nsys's projection knows, its waits in ns."""
 
     work: GpuWork
-    nsys: GpuWork
+    nsys: Projection
     waits: Int64
 
 
@@ -70,10 +70,7 @@ def measured(context: Context) -> Measured:
     """Return what each instance took."""
     found, gpu, launched, attribution = context.found, context.gpu, context.launched, context.attribution
     work = work_of(found, gpu, launched, attribution.links, attribution.replayed)
-    nsys = work
-    if found.replay.any() or (attribution.links.rule != THREAD).any():
-        own = Links(launch_events(gpu, launched), np.full(len(launched.operation), THREAD, np.int8))
-        nsys = spans_of(found.stretches, len(found), gpu, launched, own)
+    nsys = projected(found, gpu, launched, launch_events(gpu, launched), work)
     return Measured(work, nsys, sync_waits(context.trace, found))
 
 
@@ -115,7 +112,7 @@ def _of_names(trace: Trace, found: Instances, took: Measured, group: Int64, firs
     return Table({**_identity(trace, found, first), **columns, **share, **tree})
 
 
-def _tree_columns(found: Instances, nsys: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _tree_columns(found: Instances, nsys: Projection, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return how deep the instances lie that nsys's projection lists, and how many listed ones lie inside each."""
     listed = nsys.operations > 0
     number = np.bincount(group[listed], minlength=groups)
@@ -213,7 +210,7 @@ def _gpu_columns(
     }
 
 
-def _nsys_columns(nsys: GpuWork, duration: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _nsys_columns(nsys: Projection, duration: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return what nsys's projection says, which knows of launch calls on the range's own thread alone."""
     listed = nsys.operations > 0
     count = np.bincount(group[listed], minlength=groups)

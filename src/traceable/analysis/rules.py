@@ -14,10 +14,12 @@ What none of them explains is unattributed, with the reason.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from traceable.analysis.enclosure import Events
+from traceable.analysis.enclosure import Events, Slices, slices
 from traceable.analysis.instances import Instances, Stretches
 from traceable.analysis.operations import GpuOperations, Launches
 from traceable.trace.model import Bool, Int8, Int32, Int64, Trace
@@ -39,10 +41,12 @@ class Links:
     Attributes:
         events: the places, each with its operation as `item`.
         rule: by which rule the place is the operation's: THREAD, ADOPTED or TIME.
+        where: the slice of the places that each stretch of an instance holds.
     """
 
     events: Events
     rule: Int8
+    where: Slices
 
 
 def rules_of(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> tuple[Int8, Links]:
@@ -72,36 +76,58 @@ def rules_of(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launc
     rule[homeless[adopters > 1]] = SEVERAL_THREADS
     rule[homeless[alone]] = np.where(called[alone], ADOPTED, TIME)
     taken_in = homeless[alone]
-    links = _links(gpu, launched, taken_in, adopter[alone], start[alone], end[alone], rule[taken_in])
-    return rule, links
+    events, by_rule = _places(gpu, launched, taken_in, adopter[alone], start[alone], end[alone], rule[taken_in])
+    return rule, Links(events, by_rule, slices(stretches, events))
 
 
-def _links(
+def launch_events(gpu: GpuOperations, launched: Launches) -> Events:
+    """Return the launch calls as places for their operations: nsys's rule, which knows nothing else."""
+    return Events(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), gpu.by_start)
+
+
+def _places(
     gpu: GpuOperations, launched: Launches, operation: Int64, thread: Int32, start: Int64, end: Int64, rule: Int8
-) -> Links:
-    """Return the launch calls as places, and these places more, sorted by thread and start."""
-    order = gpu.by_start
-    places = Events(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), order)
-    own = np.full(len(launched.operation), THREAD, np.int8)
+) -> tuple[Events, Int8]:
+    """Return the launch calls as places, and these places more, sorted by thread and start; and the rule of each."""
+    places = launch_events(gpu, launched)
+    own = np.full(len(places.item), THREAD, np.int8)
     if not len(operation):
-        return Links(places, own)
+        return places, own
+    order = np.lexsort((operation, start, thread))
+    more = Events(thread[order], start[order], end[order], operation[order], places.items, places.order)
     # An operation that was taken in has no range on the thread of its call: that place stands for nothing any more.
-    kept = np.ones(len(gpu), np.bool_)
-    kept[operation] = False
-    kept = kept[places.item]
-    columns = [
-        np.concatenate([ours[kept], theirs])
-        for ours, theirs in (
-            (places.thread, thread),
-            (places.start_ns, start),
-            (places.end_ns, end),
-            (places.item, operation),
-            (own, rule),
-        )
-    ]
-    by_place = np.lexsort((columns[3], columns[1], columns[0]))
-    thread, start, end, item, rule = (column[by_place] for column in columns)
-    return Links(Events(thread, start, end, item, len(gpu), order), rule)
+    homely = np.ones(len(gpu), np.bool_)
+    homely[operation] = False
+    kept = np.flatnonzero(homely[places.item])
+    at = _between(places, kept, more) + np.arange(len(operation))
+    other = np.ones(len(kept) + len(at), np.bool_)
+    other[at] = False
+    others = np.flatnonzero(other)
+
+    def merged(ours: NDArray[Any], theirs: NDArray[Any]) -> NDArray[Any]:
+        column = np.empty(len(other), ours.dtype)
+        column[others], column[at] = ours[kept], theirs
+        return column
+
+    return Events(
+        thread=merged(places.thread, more.thread),
+        start_ns=merged(places.start_ns, more.start_ns),
+        end_ns=merged(places.end_ns, more.end_ns),
+        item=merged(places.item, more.item),
+        items=places.items,
+        order=places.order,
+    ), merged(own, rule[order])
+
+
+def _between(places: Events, kept: Int64, more: Events) -> Int64:
+    """Return before how many of the kept places each further one comes, by thread and start."""
+    at = np.zeros(len(more.item), np.int64)
+    for thread in np.unique(more.thread).tolist():
+        low, high = np.searchsorted(places.thread, [thread, thread + 1])
+        ours = slice(*np.searchsorted(kept, [low, high]).tolist())
+        theirs = slice(*np.searchsorted(more.thread, [thread, thread + 1]).tolist())
+        at[theirs] = ours.start + np.searchsorted(places.start_ns[kept[ours]], more.start_ns[theirs], "right")
+    return at
 
 
 def _sole_thread(

@@ -149,19 +149,12 @@ def pairs_of(stretches: Stretches, events: Events, where: Slices) -> Iterator[tu
 
 
 def innermost_around(found: Instances, events: Events) -> Int64:
-    """Return, for each item of the events, the instance that began last of those around it; -1 for none.
+    """Return, for each item of the events, the innermost instance around it; -1 for none.
 
-    Of several that began together it is the shortest, and of equal ones the last. An item of several events has the
-    one that began last around any of them.
+    That is the one whose stretch began last, of those that began together the shortest, and of equal ones the last. An
+    item of several events has the instance that began last of those around each.
     """
-    stretches = found.stretches
-    around = np.full(len(events.item), -1, np.int64)
-    for here, low, high in _by_thread(stretches, events):
-        order = here[_begun(stretches.start_ns[here], stretches.end_ns[here])]
-        inside = _innermost(
-            stretches.start_ns[order], stretches.end_ns[order], events.start_ns[low:high], events.end_ns[low:high]
-        )
-        around[low:high] = np.append(stretches.owner[order], -1)[inside]
+    around = np.append(found.stretches.owner, -1)[_last_around(found.stretches, events)]
     once = np.full(events.items, -1, np.int64)
     once[events.item] = around
     if len(events.item) > events.items or (once[events.item] != around).any():
@@ -170,6 +163,25 @@ def innermost_around(found: Instances, events: Events) -> Int64:
         np.maximum.at(latest, events.item, rank[around])
         once = np.append(np.argsort(rank[:-1], kind="stable"), -1)[latest]
     return once
+
+
+def covered(stretches: Stretches, events: Events) -> Bool:
+    """Return which items have an event that some stretch is all around."""
+    inside = np.zeros(events.items, np.bool_)
+    inside[events.item[_last_around(stretches, events) >= 0]] = True
+    return inside
+
+
+def _last_around(stretches: Stretches, events: Events) -> Int64:
+    """Return the stretch around each event that began last; -1 for none."""
+    around = np.full(len(events.item), -1, np.int64)
+    for here, low, high in _by_thread(stretches, events):
+        order = here[_begun(stretches.start_ns[here], stretches.end_ns[here])]
+        last = _innermost(
+            stretches.start_ns[order], stretches.end_ns[order], events.start_ns[low:high], events.end_ns[low:high]
+        )
+        around[low:high] = np.append(order, -1)[last]
+    return around
 
 
 def _begun(start: Int64, end: Int64) -> Int64:

@@ -16,7 +16,6 @@ from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summed_up
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import DIRECTIONS
-from traceable.analysis.parentage import depths
 from traceable.analysis.rules import RULES, launch_events
 from traceable.analysis.statistics import maxima, spread_of, totals
 from traceable.analysis.table import Table, integers, objects, ratios
@@ -117,7 +116,7 @@ def _tree_columns(found: Instances, nsys: Projection, group: Int64, groups: int)
     listed = nsys.operations > 0
     number = np.bincount(group[listed], minlength=groups)
     inside = np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))
-    level = depths(found.parent)
+    level = found.depth
     return {
         "nsys_level_mean": ratios(totals(group[listed], level[listed], groups), number),
         "nsys_children_mean": ratios(totals(group[listed], inside[listed], groups), number),
@@ -227,7 +226,7 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
     columns: dict[str, NDArray[Any]] = {}
     for i, direction in enumerate(DIRECTIONS):
         count, size, time = (
-            totals(group, values[i], groups) for values in (work.copies, work.copy_bytes, work.copy_ns)
+            _total(group, values[i], groups) for values in (work.copies, work.copy_bytes, work.copy_ns)
         )
         columns[f"{direction}_count"] = integers(count, count > 0)
         columns[f"{direction}_bytes"] = integers(size, count > 0)
@@ -243,8 +242,8 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
 def _rule_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the rule that explains the most GPU time of each group, and how much each rule explains."""
     labels: list[str | None] = [None] * groups
-    time = np.array([totals(group, values, groups) for values in work.rule_ns])
-    operations = np.array([totals(group, values, groups) for values in work.rule_operations])
+    time = np.array([_total(group, values, groups) for values in work.rule_ns])
+    operations = np.array([_total(group, values, groups) for values in work.rule_operations])
     # Where nothing took time the number of operations decides.
     most = np.lexsort((operations, time), axis=0)[-1]
     for one in np.flatnonzero(operations.sum(axis=0)).tolist():
@@ -253,6 +252,11 @@ def _rule_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
         f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0) for i, rule in enumerate(RULES)
     }
     return {"attribution": objects(labels), **shares}
+
+
+def _total(group: Int64, values: Int64, groups: int) -> Int64:
+    """Return the sum of the values by group; quick where all are 0."""
+    return totals(group, values, groups) if values.any() else np.zeros(groups, np.int64)
 
 
 def _known_total(group: Int64, values: Int64, groups: int) -> Int64:

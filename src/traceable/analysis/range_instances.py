@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.parentage import depths
 from traceable.analysis.profile import STYLES, measured
 from traceable.analysis.rules import RULES
 from traceable.analysis.table import Table, integers, objects
@@ -47,7 +46,7 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
         {
             "instance": number,
             "parent_instance": integers(found.parent + 1, found.parent >= 0),
-            "level": depths(found.parent),
+            "level": found.depth,
             "children": inside,
             "name": _named(trace.names, found.name),
             "domain": _named(trace.names, found.domain),

@@ -22,8 +22,8 @@ def sync_waits(trace: Trace, found: Instances) -> Int64:
     waits = np.full(len(found), NULL, np.int64)
     if not len(trace.calls):
         return waits
-    waiting = [i for i, name in enumerate(trace.names) if _WAITING.match(name)]
-    calls = np.flatnonzero(np.isin(trace.calls.name, waiting))
+    waiting = np.array([_WAITING.match(name) is not None for name in trace.names], np.bool_)
+    calls = np.flatnonzero(waiting[trace.calls.name])
     stretches = found.stretches
     blocked = np.zeros(len(stretches.owner), np.int64)
     for thread in np.unique(trace.calls.thread[calls]).tolist():

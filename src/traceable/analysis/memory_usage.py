@@ -200,7 +200,11 @@ def _calls(trace: Trace) -> Int64:
     """Return the API call that made each record, -1 for none."""
     calls, events = trace.calls, trace.allocations
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
-    return first_match(events.process, events.correlation, process_of_thread[calls.thread], calls.correlation)
+    # Few calls allocate: what the others are called need not be matched.
+    ids = events.correlation[events.correlation != NULL]
+    some = np.flatnonzero(np.isin(calls.correlation, ids))
+    process, correlation = process_of_thread[calls.thread[some]], calls.correlation[some]
+    return np.append(some, -1)[first_match(events.process, events.correlation, process, correlation)]
 
 
 def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[np.bool_]) -> tuple[Int64, Int64]:

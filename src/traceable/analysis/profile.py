@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from traceable.analysis.attribution import Coverage
 from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summed_up
+from traceable.analysis.grouping import ranked
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import DIRECTIONS
 from traceable.analysis.rules import RULES, launch_events
-from traceable.analysis.statistics import maxima, spread_of, totals
+from traceable.analysis.statistics import maxima, totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.waits import sync_waits
 from traceable.analysis.work import GpuWork, Projection, projected, work_of
@@ -165,10 +166,10 @@ def _columns(found: Instances, took: Measured, group: Int64, groups: int) -> dic
         "clipped": np.bincount(group[found.clipped], minlength=groups),
         "cpu_total_ns": total,
         "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
-        **spread_of("cpu", group, duration, whole, groups),
+        **ranked(group, duration, groups, whole).summary("cpu"),
         "cpu_self_total_ns": _known_total(group, found.self_ns, groups),
         "active_total_ns": _known_total(group, found.active_ns, groups),
-        **spread_of("active", group, found.active_ns, whole & found.task, groups),
+        **ranked(group, found.active_ns, groups, whole & found.task).summary("active"),
         "sync_wait_total_ns": _known_total(group, took.waits, groups),
         **_gpu_columns(found, took.work, duration, group, groups),
         **_nsys_columns(took.nsys, duration, group, groups),
@@ -197,9 +198,9 @@ def _gpu_columns(
         "launches": total(work.launches),
         "gpu_sum_total_ns": total(work.sum_ns),
         "gpu_busy_total_ns": total(work.busy_ns),
-        **spread_of("gpu_busy", group, work.busy_ns, whole, groups),
+        **ranked(group, work.busy_ns, groups, whole).summary("gpu_busy"),
         "gpu_span_total_ns": total(work.span_ns),
-        **spread_of("gpu_span", group, work.span_ns, whole, groups),
+        **ranked(group, work.span_ns, groups, whole).summary("gpu_span"),
         "gpu_idle_total_ns": total(work.span_ns - work.busy_ns),
         "queue_count": integers(queued, some),
         "queue_mean_ns": ratios(totals(group, work.queue_ns, groups), queued),
@@ -218,7 +219,7 @@ def _nsys_columns(nsys: Projection, duration: Int64, group: Int64, groups: int) 
         "nsys_cpu_total_ns": integers(totals(group, np.where(listed, duration, 0), groups), count > 0),
         "nsys_launches": integers(totals(group, nsys.launches, groups), count > 0),
         "nsys_gpu_span_total_ns": integers(totals(group, nsys.span_ns, groups), count > 0),
-        **spread_of("nsys_gpu_span", group, nsys.span_ns, listed, groups),
+        **ranked(group, nsys.span_ns, groups, listed).summary("nsys_gpu_span"),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from traceable.trace.model import Trace
 
 Progress = Callable[[str], None]
 """Hears what is being done, as half a sentence: `reading x.sqlite`."""
+
+_KEPT = ("sync", "findings")
+"""Questions that a report asks more than once, for themselves and for the findings: their answers are kept."""
 
 
 def load(path: str | Path, *, progress: Progress | None = None) -> Recording:
@@ -70,6 +73,7 @@ class Recording:
         self.trace = trace
         self.selection: dict[str, Any] | None = None
         self._tell = progress or _tell_nobody
+        self._kept: dict[tuple[str, str], Table] = {}
 
     def ranges(self, *, by: str = "path", range: str | None = None) -> Table:  # noqa: A002 - the word that users know
         """Return what each range cost.
@@ -141,6 +145,17 @@ class Recording:
         """
         return self.answer("steps", range_name=range, step_kernel=kernel)
 
+    def findings(self, *, thresholds: Mapping[str, float] | None = None) -> Table:
+        """Return where time is to be won, most first; the table may be empty (docs/findings.md).
+
+        Args:
+            thresholds: numbers that decide whether a rule speaks, by `rule.name`; for the rest the defaults hold.
+
+        Raises:
+            UsageError: there is no such threshold, or its value is no number from 0 on.
+        """
+        return self.answer("findings", thresholds=thresholds)
+
     def counters(self) -> Table:
         """Return what each counter said."""
         from traceable.analysis.counters import counters
@@ -160,9 +175,21 @@ class Recording:
         # What names a step may be a glob.
         if options.get("range_name") is not None and question != "steps":
             self.check_range(options["range_name"])
+        key = question, repr(sorted((name, value) for name, value in options.items() if value))
+        if key in self._kept:
+            return self._kept[key]
+        if question == "findings" and not len(self.context.gpu):
+            from traceable.analysis.gpus import gpus
+
+            # Says why there is nothing to find, so that the rules are not loaded for it.
+            gpus(self.context)
         ask = getattr(importlib.import_module(f"traceable.analysis.{question}"), question)
         self._tell(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
+        if question == "findings":
+            options["ask"] = self.answer
         found: Table = ask(self.context, **options)
+        if question in _KEPT:
+            self._kept[key] = found
         return found
 
     def select(

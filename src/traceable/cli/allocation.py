@@ -9,6 +9,7 @@ from __future__ import annotations
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _LARGEST_THRESHOLD = 32 << 20
 """The largest that glibc takes on 64-bit machines: arrays above it are mapped as before."""
 
@@ -24,5 +25,7 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        # What one thread freed is of no use to another with a heap of its own.
+        mallopt(_M_ARENA_MAX, 1)
     except (ImportError, OSError, AttributeError, TypeError):
         return

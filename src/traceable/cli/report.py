@@ -20,7 +20,7 @@ from traceable.errors import UnanswerableError, UsageError
 from traceable.launch import contract
 from traceable.launch.reports import manifest_of
 from traceable.report.choice import Choice, column_meant
-from traceable.report.views import RANGES, View
+from traceable.report.views import FINDINGS, RANGES, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what is asked of PATH; return the exit code."""
     views = asked.views_asked(arguments)
+    thresholds = asked.thresholds_of(arguments)
     expected = _expected(arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     from traceable.analysis.contract import verdicts
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         recording = asked.part_asked(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
         by = arguments.by or RANGES.by[0]
-        documented = RANGES in views and by in ("path", "name")
+        documented = asked.documented(views, arguments)
         if documented and arguments.range_name is not None:
             recording.check_range(arguments.range_name)
         answers = {view: _answer(recording, view, arguments) for view in views if not (documented and view is RANGES)}
@@ -73,9 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     ranges = _of_ranges(recording, by, arguments) if documented else None
     if ranges is not None and not answers:
         title = f"profile of {arguments.path}"
-        print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by)
+        print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds)
     elif arguments.json:
-        _print_json(head(recording) if ranges is None else document(recording, ranges, judged), answers, arguments)
+        report = head(recording) if ranges is None else document(recording, ranges, judged, thresholds)
+        _print_json(report, answers, arguments)
     elif arguments.csv:
         _print_csv(next(iter(answers.values())), arguments)
     else:
@@ -111,6 +113,9 @@ def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], argument
     from traceable.report.document import answer, to_json, unanswered
 
     for view, found in answers.items():
+        if view is FINDINGS and FINDINGS.name in report:
+            # The list of them, here as in report.json.
+            continue
         # `ranges` is the list of the range paths, here as in report.json.
         key = f"ranges_by_{arguments.by}" if view is RANGES else view.name
         if isinstance(found, UnanswerableError):

@@ -60,6 +60,10 @@ class Context:
         """How much of the GPU's work the ranges explain."""
         return coverage_of(self.gpu, self.attribution.rule)
 
+    def prepare(self) -> None:
+        """Compute what nearly every question needs, so that two of them can be asked at a time."""
+        _ = (self.attribution, self.innermost_of_call, self.coverage)
+
     def operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation): every instance that an operation belongs to, by whichever rule.
 

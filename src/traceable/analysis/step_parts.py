@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.intervals import Union, covered_ns
+from traceable.analysis.intervals import Blocks, Union, covered_ns
 from traceable.analysis.operations import COPY, KERNEL
+from traceable.analysis.shared import once
 from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import BOUNDARY, Steps
 from traceable.analysis.step_work import Work
@@ -72,7 +73,7 @@ def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
         self_ns=integers(totals(of_range, alone, count), has_range > 0),
         sync_ns=integers(totals(of_range, waited, count), has_range > 0),
         busy_ns=totals(of_operation, work.added_ns[pairs], count),
-        sum_ns=totals(of_operation, (gpu.end_ns - gpu.start_ns)[operation], count),
+        sum_ns=totals(of_operation, gpu.end_ns[operation] - gpu.start_ns[operation], count),
         operations=np.bincount(of_operation, minlength=count),
         kernels=np.bincount(of_operation[gpu.kind[operation] == KERNEL], minlength=count),
         copies=np.bincount(of_operation[gpu.kind[operation] == COPY], minlength=count),
@@ -97,17 +98,24 @@ def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tupl
     None for a step between two boundaries: it is a stretch of the GPU's time, and the host is ahead of that.
     """
     ranges = context.found
-    start, end = int(found.start_ns[step]), int(found.end_ns[step])
-    inside = (ranges.style == PUSH_POP) & ~ranges.replay & (ranges.thread == found.thread[step])
-    inside &= (ranges.start_ns >= start) & (ranges.end_ns <= end)
-    rows = np.flatnonzero(inside & np.full(len(inside), found.kind != BOUNDARY))
-    waited = covered_ns(waits, ranges.thread[rows].astype(np.int64), ranges.start_ns[rows], ranges.end_ns[rows])
-    place = np.full(len(ranges) + 1, -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    above = place[ranges.parent[rows]]
+    rows = np.empty(0, np.int64)
+    if found.kind != BOUNDARY:
+        start, end = int(found.start_ns[step]), int(found.end_ns[step])
+        rows = _ranges_by_time(context).overlapping(start - 1, end + 1)
+        inside = (ranges.style[rows] == PUSH_POP) & ~ranges.replay[rows] & (ranges.thread[rows] == found.thread[step])
+        rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
+    waited = covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
+    above = ranges.parent[rows]
+    place = np.minimum(np.searchsorted(rows, above), max(0, len(rows) - 1))
+    among = np.flatnonzero(rows[place] == above)
     own = waited.copy()
-    np.subtract.at(own, above[above >= 0], waited[above >= 0])
+    np.subtract.at(own, place[among], waited[among])
     return rows, ranges.self_ns[rows], own
+
+
+@once
+def _ranges_by_time(context: Context) -> Blocks:
+    return Blocks(context.found.start_ns, context.found.end_ns)
 
 
 def breakdown(context: Context, found: Steps, work: Work, step: int) -> Table:

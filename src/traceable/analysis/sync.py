@@ -131,7 +131,7 @@ def _asked(context: Context, waits: Waits) -> _Asked:
     lasting = np.where(found.replay, 0, found.end_ns - found.start_ns)
     waiting = label[context.innermost_of_call[waits.call]]
     launching = label[context.innermost[pieces.operation]]
-    operation = operation_labels(context)[pieces.operation]
+    operation = operation_labels(context, pieces.operation)
     who = numbered(waiting, text)[0]
     part, first_of_part = numbered(who[pieces.wait], launching, operation)
     return _Asked(

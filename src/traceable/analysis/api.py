@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.api_names import KINDS, NOT_READY, error_name, kind_of
 from traceable.analysis.context import Context
@@ -23,7 +22,7 @@ from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
 from traceable.trace import model
-from traceable.trace.model import NULL, Bool, Int32, Int64, Trace
+from traceable.trace.model import NULL, Bool, Int32, Int64, NDArray, Trace
 
 _FEW_THREADS = 12
 """Of how many threads the calls are found faster by looking for each thread than by sorting."""

@@ -61,8 +61,16 @@ class Context:
         return coverage_of(self.gpu, self.attribution.rule)
 
     def prepare(self) -> None:
-        """Compute what nearly every question needs, so that two of them can be asked at a time."""
-        _ = (self.attribution, self.innermost_of_call, self.coverage)
+        """Compute what nearly every question needs, in two threads, so that two of them can be asked at a time."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(1) as worker:
+            ranges = worker.submit(lambda: self._instances)
+            _ = self.launched
+            ranges.result()
+            calls = worker.submit(lambda: self.innermost_of_call)
+            _ = self.coverage
+            calls.result()
 
     def operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation): every instance that an operation belongs to, by whichever rule.
@@ -77,10 +85,10 @@ class Context:
 
     def call_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, call): every instance around an API call on its thread; order as `operation_pairs`."""
-        return pairs(self.found.stretches, self._call_events)
+        return pairs(self.found.stretches, self._call_events())
 
-    @cached_property
     def _call_events(self) -> Events:
+        """Return the API calls by thread and start; not kept, for they take 36 bytes a call."""
         calls = self.trace.calls
         every = np.arange(len(calls))
         # Calls come by start: by thread is all that is left to sort.
@@ -95,7 +103,8 @@ class Context:
     @cached_property
     def innermost_of_call(self) -> Int64:
         """Of each API call the instance that began last of those around it; -1 for none."""
-        return innermost_around(self.found, self._call_events)
+        # Replays have no place on a thread.
+        return innermost_around(self._instances, self._call_events())
 
     def operations_in(self, name: str) -> Bool:
         """Return which operations belong to a range of this name.

@@ -13,7 +13,6 @@ from traceable.analysis.context import Context
 from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
 from traceable.analysis.finding_words import count, named, rate, size, time
 from traceable.analysis.finding_words import gpu as gpu_words
-from traceable.analysis.gpus import distinct
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import lanes_of, union
 from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
@@ -236,7 +235,7 @@ def _runs(context: Context, copies: _Copies, small: Bool) -> tuple[Int64, Int64]
     of_context = np.concatenate(
         [kind.context for kind in (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)]
     )
-    stream, first = distinct(gpu.process, gpu.device, of_context, gpu.stream)
+    stream, first = numbered(gpu.process, gpu.device, of_context, gpu.stream)
     order = lanes_of(stream, len(first), gpu.by_start).order
     wanted = np.zeros(len(gpu), np.bool_)
     wanted[copies.first + np.flatnonzero(small)] = True
@@ -256,7 +255,7 @@ def _by_place(
     context, labels = evidence.context, evidence.labels
     operation = copies.first + row
     of_row = labels.of_instance[context.innermost[operation]]
-    process, gpu = context.gpu.process[operation], evidence.used.of_operation[operation]
+    process, gpu = context.gpu.process[operation], evidence.used.of(operation)
     keys = (of_row, process, gpu) if further is None else (of_row, process, gpu, further)
     group, first = numbered(*keys)
     order = np.argsort(group, kind="stable")

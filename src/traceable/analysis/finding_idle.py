@@ -72,7 +72,7 @@ def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
 def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, least: float) -> Iterator[Finding]:
     context, gaps = evidence.context, evidence.gaps
     places = Places(context)
-    here = evidence.used.of_operation == lane
+    here = evidence.gpu_of_operation == lane
     duration = context.gpu.end_ns - context.gpu.start_ns
     kernels = here & (context.gpu.kind == KERNEL)
     idle = places.sums(gaps.after[late], (gaps.end_ns - gaps.start_ns)[late])

@@ -6,7 +6,6 @@ they are one place.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -14,22 +13,11 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.named import range_labels
+from traceable.analysis.naming import without_numbers
 from traceable.trace.model import Int64
 
 DEEPER = 0.8
 """A range inside another is the better place if it has this share of the other's sum."""
-
-_APPENDED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
-
-
-def plain(name: str) -> str:
-    """Return the name of a range without what torch's emit_nvtx appends to it.
-
-    Examples:
-        >>> plain("aten::copy_, seq = 47512, op_id = 998978")
-        'aten::copy_'
-    """
-    return _APPENDED.sub("", name)
 
 
 class Labels:
@@ -46,7 +34,7 @@ class Labels:
         numbers: dict[tuple[str | None, str | None], int] = {}
         merged = []
         for name, domain in zip(found.name[first].tolist(), found.domain[first].tolist(), strict=True):
-            key = (plain(trace.names[name]), trace.names[domain] if domain >= 0 else None)
+            key = (without_numbers(trace.names[name]), trace.names[domain] if domain >= 0 else None)
             merged.append(numbers.setdefault(key, len(numbers)))
         self.of_instance: Int64 = np.append(np.array(merged, np.int64)[label], -1)
         self.names = (*numbers, (None, None))
@@ -57,7 +45,7 @@ class Places:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        names = [plain(name) if ", " in name else name for name in context.trace.names]
+        names = [without_numbers(name) if ", " in name else name for name in context.trace.names]
         numbers: dict[tuple[str, ...], int] = {}
         of_path = [
             numbers.setdefault(tuple(names[name] for name in path), len(numbers)) for path in context.found.paths

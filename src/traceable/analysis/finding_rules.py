@@ -10,9 +10,11 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.finding_places import Labels
-from traceable.analysis.gap_causes import are_nccl, causes_of
-from traceable.analysis.gpus import Gpus, distinct, gpus
-from traceable.analysis.intervals import Between, Lanes, Union, between, lanes_of, union
+from traceable.analysis.gap_causes import causes_of
+from traceable.analysis.gpus import Gpus, gpus, timelines
+from traceable.analysis.grouping import numbered
+from traceable.analysis.intervals import Between, Union, lanes_of, union
+from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table
 from traceable.errors import UnanswerableError
@@ -109,6 +111,7 @@ class Evidence:
         self.context = context
         self.ask = ask
         self.used: Gpus = gpus(context)
+        self.gpu_of_operation = self.used.of_operation
         self.pids = tuple(process.pid for process in context.trace.processes)
         self._cause = np.empty(0, np.int8)
 
@@ -118,15 +121,10 @@ class Evidence:
         start, end = self.context.trace.extent_ns() or (0, 0)
         return end - start
 
-    @cached_property
-    def lanes(self) -> Lanes:
-        """The operations of each GPU, by start."""
-        return lanes_of(self.used.of_operation, len(self.used), self.context.gpu.by_start)
-
-    @cached_property
+    @property
     def gaps(self) -> Between:
         """When each GPU was idle between its first and its last operation."""
-        return between(self.context.gpu.start_ns, self.context.gpu.end_ns, self.lanes)
+        return timelines(self.context).gaps
 
     @cached_property
     def idle_ns(self) -> Int64:
@@ -136,9 +134,8 @@ class Evidence:
     @cached_property
     def total_ns(self) -> Int64:
         """Of each GPU the time from the start of its first operation to the end of its last."""
-        gpu = self.context.gpu
-        spans = [gpu.end_ns[rows].max() - gpu.start_ns[rows[0]] for rows in self.lanes]
-        return np.array(spans, np.int64)
+        when = timelines(self.context)
+        return when.last_ns - when.first_ns
 
     def causes(self, which: Bool) -> Int8:
         """Return the causes of these gaps, as indices into `gap_causes.CAUSES`."""
@@ -146,7 +143,7 @@ class Evidence:
             self._cause = np.full(len(self.gaps), -1, np.int8)
         missing = np.flatnonzero(which & (self._cause < 0))
         if len(missing):
-            found = causes_of(self.context, self.gaps.take(missing), self.used.of_operation, LAUNCH_LATENCY_NS)
+            found = causes_of(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
             self._cause[missing] = found
         return self._cause[which]
 
@@ -154,8 +151,8 @@ class Evidence:
     def working(self) -> Union:
         """When each GPU ran anything but kernels of NCCL, which wait for other GPUs while they run."""
         gpu = self.context.gpu
-        lane = self.used.of_operation.copy()
-        lane[are_nccl(self.context, np.arange(len(gpu)))] = -1
+        lane = self.gpu_of_operation.copy()
+        lane[nccl_kernels(self.context)] = -1
         return union(gpu.start_ns, gpu.end_ns, lanes_of(lane, len(self.used), gpu.by_start))
 
     def room_ns(self, process: int | None = None) -> int:
@@ -175,7 +172,7 @@ class Evidence:
         if all(len(users) == 1 for users in self.used.processes):
             busy, owner = self.total_ns - self.idle_ns, np.array(self.used.processes, np.int64)[:, 0]
         else:
-            pair, first = distinct(gpu.process, self.used.of_operation)
+            pair, first = numbered(gpu.process, self.gpu_of_operation)
             busy = union(gpu.start_ns, gpu.end_ns, lanes_of(pair, len(first), gpu.by_start)).total_ns()
             owner = gpu.process[first].astype(np.int64)
         found = np.zeros(processes, np.int64)

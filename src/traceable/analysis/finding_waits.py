@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_places import plain
 from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
 from traceable.analysis.finding_words import count, listed, named, share, time
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Union, covered_ns, lanes_of, union
 from traceable.analysis.named import call_name
-from traceable.analysis.naming import ALLOCATING, COPYING, names_like
+from traceable.analysis.naming import ALLOCATING, COPYING, without_numbers
+from traceable.analysis.shared import calls_like
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table
 from traceable.errors import UnanswerableError
@@ -103,14 +103,14 @@ _SUMMED = ("wait_total_ns", "blocked_on_gpu_ns", "count")
 
 
 def _who(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (None if row["range"] is None else plain(row["range"]), row["domain"], row["call"])
+    return (None if row["range"] is None else without_numbers(row["range"]), row["domain"], row["call"])
 
 
 def _for_what(row: Mapping[str, int], whom: Mapping[str, Any] | None) -> str:
     if whom is None:
         return "nothing that it waits for ran meanwhile"
     operation = named(whom["waited_for"])
-    of_range = f" of {named(plain(whom['waited_for_range']))}" if whom["waited_for_range"] is not None else ""
+    of_range = f" of {named(without_numbers(whom['waited_for_range']))}" if whom["waited_for_range"] is not None else ""
     return f"{time(row['blocked_on_gpu_ns'])} of it for the GPU, most for {operation}{of_range}"
 
 
@@ -134,7 +134,7 @@ def allocation_in_steady_state(evidence: Evidence, values: Values) -> list[Findi
     evidence.need_calls()
     context = evidence.context
     trace, calls = context.trace, context.trace.calls
-    allocating = np.flatnonzero(names_like(trace, ALLOCATING, calls.name)[calls.name])
+    allocating = calls_like(context, ALLOCATING)
     if not len(allocating):
         return []
     # Loaded where memory is allocated at all: a small recording is answered in less time than that takes.

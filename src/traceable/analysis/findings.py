@@ -13,7 +13,6 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.finding_copies import PAGEABLE_COPIES, SMALL_H2D_COPIES
@@ -22,7 +21,7 @@ from traceable.analysis.finding_rules import Evidence, Finding, Rule
 from traceable.analysis.finding_waits import ALLOCATION_IN_STEADY_STATE, SYNC_IN_HOT_RANGE
 from traceable.analysis.table import Table, objects
 from traceable.errors import UnanswerableError, UsageError
-from traceable.trace.model import NULL
+from traceable.trace.model import NULL, NDArray
 
 RULES: tuple[Rule, ...] = (
     *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.gap_causes import CAUSES, causes_of
@@ -23,7 +22,7 @@ from traceable.analysis.named import operation_labels, operation_name, range_col
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int8, Int64
+from traceable.trace.model import NULL, Int8, Int64, NDArray
 
 BUCKETS = (
     ("<1 us", 0, 1_000),

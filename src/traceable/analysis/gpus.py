@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
@@ -22,7 +21,7 @@ from traceable.analysis.select import gpu_number
 from traceable.analysis.shared import calls_like, once
 from traceable.analysis.table import objects
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 
 @dataclass(frozen=True)
@@ -188,12 +187,6 @@ def timelines(context: Context) -> Timelines:
 def lanes_by(context: Context, lane_of_stream: Int64, count: int) -> Lanes:
     """Return the operations by lane and start, given the lane of each stream; -1 leaves a stream out."""
     return lanes_of(narrowed(lane_of_stream, count)[streams_of(context).of_operation], count, context.gpu.by_start)
-
-
-def distinct(*columns: NDArray[Any]) -> tuple[Int64, Int64]:
-    """Number the distinct rows of columns that mostly hold one value throughout, as `grouping.numbered` does."""
-    varying = [column for column in columns if column.min() < column.max()]
-    return numbered(*varying) if varying else (np.zeros(len(columns[0]), np.int64), np.zeros(1, np.int64))
 
 
 @once

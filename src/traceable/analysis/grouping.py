@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.statistics import QUANTILES, totals
-from traceable.trace.model import NULL, Bool, Float64, Int64
+from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray
 
 _WIDEST = 2**62
 """What a packed key stays below."""

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.enclosure import spread
-from traceable.trace.model import NULL, Bool, Int64
+from traceable.trace.model import NULL, Bool, Int64, NDArray
 
 
 @dataclass(frozen=True)

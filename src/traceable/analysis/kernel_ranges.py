@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import Events, pairs
@@ -22,7 +21,7 @@ from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, objects
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Bool, Int64
+from traceable.trace.model import NULL, Bool, Int64, NDArray
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import commonest, distinct_counts, numbered, only_value, ranked
@@ -23,7 +22,7 @@ from traceable.analysis.select import gpu_number
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
 from traceable.trace import model
-from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, Trace
+from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, NDArray, Trace
 
 _GRAPH_REMEDY = "record with --cuda-graph-trace=node"
 

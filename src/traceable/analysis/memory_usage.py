@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import Reduction, pairs, sorted_events
@@ -25,7 +24,7 @@ from traceable.analysis.select import gpu_number
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
 """CUPTI's kinds of memory, by their number."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
 from traceable.analysis.instances import Instances
 from traceable.analysis.table import objects
-from traceable.trace.model import Int64, Trace
+from traceable.trace.model import Int64, NDArray, Trace
 
 COPY_KINDS = (
     *("Unknown", "Host-to-Device", "Device-to-Host", "Host-to-Array", "Array-to-Host", "Array-to-Array"),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.attribution import Coverage
 from traceable.analysis.context import Context
@@ -18,11 +17,12 @@ from traceable.analysis.grouping import ranked
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import DIRECTIONS
 from traceable.analysis.rules import RULES, launch_events
+from traceable.analysis.shared import once
 from traceable.analysis.statistics import maxima, totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.waits import sync_waits
 from traceable.analysis.work import GpuWork, Projection, projected, work_of
-from traceable.trace.model import NULL, PUSH_POP, Int64, Trace
+from traceable.trace.model import NULL, PUSH_POP, Int64, NDArray, Trace
 
 STYLES = ("push_pop", "start_end")
 
@@ -49,6 +49,7 @@ def profile(trace: Trace) -> Profile:
     return profile_of(Context(trace))
 
 
+@once
 def profile_of(context: Context) -> Profile:
     """Return what `profile` returns, given what the questions share."""
     trace, found = context.trace, context.found
@@ -71,7 +72,7 @@ def measured(context: Context) -> Measured:
     found, gpu, launched, attribution = context.found, context.gpu, context.launched, context.attribution
     work = work_of(found, gpu, launched, attribution.links, attribution.replayed)
     nsys = projected(found, gpu, launched, launch_events(gpu, launched), work)
-    return Measured(work, nsys, sync_waits(context.trace, found))
+    return Measured(work, nsys, sync_waits(context))
 
 
 def _by_path(trace: Trace, found: Instances, took: Measured) -> tuple[Table, tuple[Fields | None, ...]]:

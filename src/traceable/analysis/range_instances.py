@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import STYLES, measured
 from traceable.analysis.rules import RULES
 from traceable.analysis.table import Table, integers, objects
-from traceable.trace.model import Int64
+from traceable.trace.model import Int64, NDArray
 
 
 def range_instances(context: Context, *, range_name: str | None = None) -> Table:

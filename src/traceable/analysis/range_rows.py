@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.instances import Instances
 from traceable.analysis.named import range_columns
 from traceable.analysis.table import objects
-from traceable.trace.model import PUSH_POP, Bool, Int64, Trace
+from traceable.trace.model import PUSH_POP, Bool, Int64, NDArray, Trace
 
 OUTSIDE = -1
 """The number of the range of what lies outside every range."""

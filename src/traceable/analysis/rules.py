@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.enclosure import Events, Slices, covered, innermost_around, slices, sorted_events
 from traceable.analysis.instances import Instances, Stretches, stretches_of
 from traceable.analysis.operations import GpuOperations, Launches
-from traceable.trace.model import Bool, Int8, Int32, Int64, Trace
+from traceable.trace.model import Bool, Int8, Int32, Int64, NDArray, Trace
 
 THREAD, TASK, GRAPH_NODE, ADOPTED, TIME = range(5)
 NO_LAUNCH_CALL, OUTSIDE_RANGES, SEVERAL_THREADS = range(5, 8)

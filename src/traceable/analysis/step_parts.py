@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.intervals import Blocks, Union, covered_ns
+from traceable.analysis.naming import without_numbers
 from traceable.analysis.operations import COPY, KERNEL
 from traceable.analysis.shared import once
 from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import BOUNDARY, Steps
 from traceable.analysis.step_work import Work
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.trace.model import NULL, PUSH_POP, Int64
+from traceable.trace.model import NULL, PUSH_POP, Int64, NDArray
 
 SLOWEST = 5
 """How many of the slowest steps are compared with the median one."""
-
-_APPENDED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
-"""What torch's emit_nvtx appends to the name of an operator: different in each step."""
 
 _COMPARED = (
     *("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
@@ -87,7 +83,7 @@ def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] |
     numbers: dict[tuple[str, ...] | None, int] = {}
     group = []
     for one in distinct.tolist():
-        key = tuple(_APPENDED.sub("", names[name]) for name in paths[one]) if one >= 0 else None
+        key = tuple(without_numbers(names[name]) for name in paths[one]) if one >= 0 else None
         group.append(numbers.setdefault(key, len(numbers)))
     return np.array(group, np.int64)[place.reshape(-1)], list(numbers)
 

@@ -7,21 +7,21 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import slices, spread
 from traceable.analysis.gpus import lanes_by, streams_of
 from traceable.analysis.grouping import distinct_pairs
 from traceable.analysis.instances import Stretches
-from traceable.analysis.intervals import Lanes, Union, covered_ns, lanes_of, union
-from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
+from traceable.analysis.intervals import Lanes, Union, covered_ns, union
+from traceable.analysis.naming import ALLOCATING
 from traceable.analysis.operations import COPY, GRAPH
 from traceable.analysis.shared import calls_like, nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps
 from traceable.analysis.table import integers, ratios
-from traceable.trace.model import Bool, Int64
+from traceable.analysis.waits import waits_by_thread
+from traceable.trace.model import Bool, Int64, NDArray
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def work_of(context: Context, found: Steps) -> Work:
     step, operation = _of_ranges(context, found, lanes) if found.kind == RANGE else _between(context, found, lanes)
     bounds = np.searchsorted(step, np.arange(len(found) + 1, dtype=step.dtype))
     added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
-    return Work(step, operation, bounds, added, _waits_by_thread(context), lanes)
+    return Work(step, operation, bounds, added, waits_by_thread(context), lanes)
 
 
 def _between(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
@@ -255,10 +255,3 @@ def _on_the_thread(context: Context, found: Steps, waits: Union) -> tuple[Int64,
     known = np.zeros(len(found), np.bool_)
     known[step] = True
     return blocked, begun, known
-
-
-def _waits_by_thread(context: Context) -> Union:
-    trace, calls = context.trace, context.trace.calls
-    waiting = calls_like(context, SYNCHRONISING)
-    lanes = lanes_of(calls.thread[waiting], len(trace.threads), np.arange(len(waiting)))
-    return union(calls.start_ns[waiting], calls.end_ns[waiting], lanes)

@@ -8,20 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import gpus, streams_of
-from traceable.analysis.grouping import only_value
+from traceable.analysis.grouping import only_value, ranked
 from traceable.analysis.intervals import narrowed
 from traceable.analysis.select import gpu_number
-from traceable.analysis.statistics import spread_of
 from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps, steps_of
 from traceable.analysis.step_parts import breakdown, slowest
 from traceable.analysis.step_work import Work, columns_of, work_of
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Bool, Int64
+from traceable.trace.model import NULL, Bool, Int64, NDArray
 
 WARM_UP_FACTOR = 1.5
 """A leading step is warm-up if it lasts longer than so many times the median of the later half."""
@@ -189,7 +187,7 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
             "cut": np.bincount(found.lane[found.edge], minlength=lanes),
             "steady_start_ns": integers(start, count > 0),
             "steady_end_ns": integers(end, count > 0),
-            **spread_of("wall", found.lane, columns["wall_ns"], steady, lanes),
+            **ranked(found.lane, columns["wall_ns"], lanes, steady).summary("wall"),
             "steps_per_s": ratios(count * 1e9, elapsed),
             "utilisation_share": ratios(busy, wall),
             **means,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.blocking import Pieces, Waits, waited_for, waiting_calls
 from traceable.analysis.context import Context
@@ -22,7 +21,7 @@ from traceable.analysis.named import call_name, operation_labels, operation_name
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 _OUTSIDE, _NOTHING = -1, -2
 """Instead of the number of a range: no range launched it, and there was nothing to be launched."""

@@ -68,12 +68,15 @@ def show(
     """
     # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
     from traceable.analysis.contract import verdicts
+    from traceable.cli.allocation import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
     from traceable.report.document import document, save
 
+    keep_freed_memory()
     with Progress() as progress:
         recording = load(path, progress=progress)
+        recording.answers([("ranges", {}), ("findings", {})])
         judged = verdicts(expected, recording.profile)
         if save_to is not None:
             save(document(recording, Choice(), judged), save_to)

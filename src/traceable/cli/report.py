@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
@@ -54,10 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
     expected = _expected(arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     from traceable.analysis.contract import verdicts
+    from traceable.cli.allocation import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
     from traceable.report.document import document, head
 
+    keep_freed_memory()
     with Progress() as progress:
         whole = load(arguments.path, progress=progress)
         judged = verdicts(expected, whole.profile) if expected else ()
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         documented = asked.documented(views, arguments)
         if documented and arguments.range_name is not None:
             recording.check_range(arguments.range_name)
-        answers = {view: _answer(recording, view, arguments) for view in views if not (documented and view is RANGES)}
+        answers = _answers(recording, views, documented, arguments)
     refused = next((answer for answer in answers.values() if isinstance(answer, UnanswerableError)), None)
     if refused is not None and len(views) == 1:
         raise refused
@@ -102,11 +104,17 @@ def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> 
     return dataclasses.replace(_choice(arguments, table), name=arguments.range_name)
 
 
-def _answer(recording: Recording, view: View, arguments: argparse.Namespace) -> Answer:
-    try:
-        return recording.answer(view.name, **asked.options_of(view, arguments))
-    except UnanswerableError as error:
-        return error
+def _answers(
+    recording: Recording, views: Sequence[View], documented: bool, arguments: argparse.Namespace
+) -> dict[View, Answer]:
+    """Ask for the views; where the ranges are a document of their own, for what that holds as well."""
+    options = {view: asked.options_of(view, arguments) for view in views}
+    if documented:
+        options[RANGES] = {"by": RANGES.by[0]}
+        options.setdefault(FINDINGS, {"thresholds": asked.thresholds_of(arguments)})
+    found = recording.answers([(view.name, options[view]) for view in options])
+    answers = dict(zip(options, found, strict=True))
+    return {view: answers[view] for view in views if not (documented and view is RANGES)}
 
 
 def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], arguments: argparse.Namespace) -> None:

@@ -144,10 +144,14 @@ def _coverage(coverage: Coverage) -> dict[str, Any]:
         return {"operations": share.operations, "gpu_ns": share.gpu_ns}
 
     if not coverage.total.operations:
-        return dict.fromkeys(("gpu_operations", "gpu_ns", "attributed", "unattributed"))
+        return dict.fromkeys(
+            ("gpu_operations", "gpu_ns", "attributed", "unattributed", "kernels", "attributed_kernels")
+        )
     return {
         "gpu_operations": coverage.total.operations,
         "gpu_ns": coverage.total.gpu_ns,
         "attributed": {label: plain(share) for label, share in coverage.attributed.items()},
         "unattributed": {reason: plain(share) for reason, share in coverage.unattributed.items()},
+        "kernels": plain(coverage.kernels),
+        "attributed_kernels": plain(coverage.attributed_kernels),
     }

@@ -232,9 +232,17 @@ def _coverage_line(coverage: Mapping[str, Any]) -> str:
         if part["operations"]
     ]
     line = f"GPU: {count(coverage['gpu_operations'])} operations, {time(coverage['gpu_ns'])}; "
-    line += f"{share(sum(attributed.values()))} of GPU time attributed"
+    line += _kernel_share(coverage) + f"{share(sum(attributed.values()))} of GPU time attributed"
     line += f" ({', '.join(parts)})" if parts else ""
     return line + (f"; unattributed: {', '.join(reasons)}" if reasons else "")
+
+
+def _kernel_share(coverage: Mapping[str, Any]) -> str:
+    """Return how much of the kernels' time is attributed, where other operations are as well."""
+    kernels = coverage["kernels"]
+    if not kernels["gpu_ns"] or kernels["operations"] == coverage["gpu_operations"]:
+        return ""
+    return f"{share(coverage['attributed_kernels']['gpu_ns'] / kernels['gpu_ns'])} of kernel time and "
 
 
 def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Choice, more: str) -> None:

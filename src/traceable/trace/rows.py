@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from traceable.trace.model import NULL, Int32, Int64
+from traceable.trace.model import NULL, Int32, Int64, NDArray
 
 Column: TypeAlias = NDArray[Any]
 _ROWS_AT_ONCE = 1 << 17

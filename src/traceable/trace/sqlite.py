@@ -17,11 +17,10 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.errors import TraceError
 from traceable.trace.decoding import Begun, Decoding, Prepare
-from traceable.trace.model import NULL
+from traceable.trace.model import NULL, NDArray
 from traceable.trace.pages import DamagedPagesError, Layout, Pages
 from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, small
 

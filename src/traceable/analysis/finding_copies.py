@@ -11,14 +11,15 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import count, named, rate, size, time
 from traceable.analysis.finding_words import gpu as gpu_words
+from traceable.analysis.finding_words import named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import lanes_of, union
 from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
 from traceable.analysis.named import call_name
 from traceable.analysis.operations import DIRECTIONS
 from traceable.analysis.statistics import totals
+from traceable.analysis.units import count, rate, size, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Float64, Int64
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from traceable.analysis.finding_places import Places
 from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import count, gpu, listed, named, share, time
+from traceable.analysis.finding_words import gpu, listed, named
 from traceable.analysis.gap_causes import CAUSES
 from traceable.analysis.gpus import unseen_graphs
 from traceable.analysis.operations import KERNEL
 from traceable.analysis.statistics import totals
+from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool
 

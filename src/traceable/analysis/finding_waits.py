@@ -12,7 +12,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import count, listed, named, share, time
+from traceable.analysis.finding_words import listed, named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Union, covered_ns, lanes_of, union
 from traceable.analysis.named import call_name
@@ -20,6 +20,7 @@ from traceable.analysis.naming import ALLOCATING, COPYING, without_numbers
 from traceable.analysis.shared import calls_like
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table
+from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64
 

@@ -20,6 +20,7 @@ from traceable.analysis.matching import first_match
 from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns, range_labels
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.units import often, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 
@@ -261,21 +262,10 @@ def _longest_first(columns: dict[str, NDArray[Any]]) -> Table:
 def _sentences(answer: Table) -> tuple[str, ...]:
     real = [row for row in answer.rows() if row["waited_for"] is not None]
     return tuple(
-        f"{row['range'] or 'what is outside every range'} waits {_said(row['wait_total_ns'])} in total for "
-        f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {_times(row['count'])})"
+        f"{row['range'] or 'what is outside every range'} waits {time(row['wait_total_ns'])} in total for "
+        f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {often(row['count'])})"
         for row in real[:_SENTENCES]
     )
-
-
-def _said(ns: int) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if ns >= size * 0.9995:
-            return f"{ns / size:.{3 if ns < 9.9995 * size else 2 if ns < 99.995 * size else 1}f} {unit}"
-    return f"{ns} ns"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _nobody_waits(calls: int, waits: int, range_name: str | None) -> UnanswerableError:

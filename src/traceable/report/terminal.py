@@ -12,11 +12,11 @@ from typing import Any, TextIO
 
 from traceable.analysis.profile import Profile
 from traceable.analysis.table import Table
+from traceable.analysis.units import count, moment, share, time
 from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, wrapped
 from traceable.report.text import encodable, escaped, printable, width_of
-from traceable.report.units import count, moment, share, time
 from traceable.report.view_columns import COUNTER_COLUMNS, RANGE_COLUMNS, Other
 from traceable.report.views import FINDINGS, View
 

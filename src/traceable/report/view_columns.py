@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traceable.analysis.units import value
 from traceable.report.columns import Column
-from traceable.report.units import value
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from tests.report.made import STEPS, export
 
 import traceable
-from traceable.errors import TraceError, UnanswerableError
+from traceable.errors import TraceError, UnanswerableError, UsageError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
 
@@ -88,6 +88,17 @@ def test_families_of_ones_own_come_first(recording: Recording, tmp_path: Path) -
     families = [row["family"] for row in recording.kernels(families=path, by="family").rows()]
     assert "mine" in families
     assert "mine" not in [row["family"] for row in recording.kernels(by="family").rows()]
+
+
+def test_thresholds_say_when_a_finding_is_said_and_the_answer_is_kept(recording: Recording) -> None:
+    said = recording.findings()
+    assert recording.findings() is recording.findings(thresholds={}) is said
+    strict = recording.findings(thresholds={"pageable_copies.bytes": 4_097})
+    lax = recording.findings(thresholds={"pageable_copies.bytes": 4_096})
+    assert "pageable_copies" not in [row["rule"] for row in (*said.rows(), *strict.rows())]
+    assert [row["count"] for row in lax.rows() if row["rule"] == "pageable_copies"] == [STEPS, STEPS]
+    with pytest.raises(UsageError, match=r"did you mean pageable_copies\.bytes"):
+        recording.findings(thresholds={"pageable_copies.byte": 1})
 
 
 def test_progress_hears_what_is_done(tmp_path: Path) -> None:

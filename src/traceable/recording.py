@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from traceable.trace.model import Trace
 
 Progress = Callable[[str], None]
 """Hears what is being done, as half a sentence: `reading x.sqlite`."""
+
+_KEPT = ("sync", "findings")
+"""Questions that a report asks more than once, for themselves and for the findings: their answers are kept."""
+
+_WORTH_A_THREAD = 200_000
+"""From how many operations and calls on two questions are worked on at a time."""
 
 
 def load(path: str | Path, *, progress: Progress | None = None, run_directory: Path | None = None) -> Recording:
@@ -54,7 +60,7 @@ def load(path: str | Path, *, progress: Progress | None = None, run_directory: P
         traces = []
         for file in files:
             tell(f"reading {path if len(files) == 1 else file}")
-            traces.append(load_trace(file))
+            traces.append(load_trace(file, progress=tell))
     wanted = None if manifest is None else asked(directory, manifest)
     trace = joined(traces)
     if path.is_file() and len(files) == 1:
@@ -96,6 +102,7 @@ class Recording:
         self.selection: dict[str, Any] | None = None
         self.windows: Windows | None = None
         self._tell = progress or _tell_nobody
+        self._kept: dict[tuple[str, str], Table] = {}
 
     def ranges(self, *, by: str = "path", range: str | None = None) -> Table:  # noqa: A002 - the word that users know
         """Return what each range cost.
@@ -167,6 +174,17 @@ class Recording:
         """
         return self.answer("steps", range_name=range, step_kernel=kernel)
 
+    def findings(self, *, thresholds: Mapping[str, float] | None = None) -> Table:
+        """Return where time is to be won, most first; the table may be empty (docs/findings.md).
+
+        Args:
+            thresholds: numbers that decide whether a rule speaks, by `rule.name`; for the rest the defaults hold.
+
+        Raises:
+            UsageError: there is no such threshold, or its value is no number from 0 on.
+        """
+        return self.answer("findings", thresholds=thresholds)
+
     def counters(self) -> Table:
         """Return what each counter said."""
         from traceable.analysis.counters import counters
@@ -186,10 +204,47 @@ class Recording:
         # What names a step may be a glob.
         if options.get("range_name") is not None and question != "steps":
             self.check_range(options["range_name"])
+        key = question, repr(sorted((name, value) for name, value in options.items() if value))
+        if key in self._kept:
+            return self._kept[key]
+        if question == "findings" and not len(self.context.gpu):
+            from traceable.analysis.gpus import gpus
+
+            # Says why there is nothing to find, so that the rules are not loaded for it.
+            gpus(self.context)
         ask = getattr(importlib.import_module(f"traceable.analysis.{question}"), question)
         self._tell(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
+        if question == "findings":
+            options["ask"] = self.answer
         found: Table = ask(self.context, **options)
+        if question in _KEPT:
+            self._kept[key] = found
         return found
+
+    def answers(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Table | UnanswerableError]:
+        """Ask several questions, as `answer` does, and return what it returns or raises for each, in their order.
+
+        Those about a large recording are worked on two at a time: most of the work is numpy's, which lets go of the
+        interpreter. A third would wait for memory.
+        """
+        if len(asked) < 2 or len(self.context.gpu) + len(self.trace.calls) < _WORTH_A_THREAD:
+            return [self._answer_or_reason(*one) for one in asked]
+        # Of use to large recordings alone, and takes 5 ms to import.
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._tell(f"attributing {len(self.context.gpu):,} GPU operations")
+        self.context.prepare()
+        # The findings ask others of them, and come last.
+        first = [i for i, (question, _) in enumerate(asked) if question != "findings"]
+        with ThreadPoolExecutor(2) as workers:
+            found = dict(zip(first, workers.map(lambda i: self._answer_or_reason(*asked[i]), first), strict=True))
+        return [found[i] if i in found else self._answer_or_reason(*asked[i]) for i in range(len(asked))]
+
+    def _answer_or_reason(self, question: str, options: Mapping[str, Any]) -> Table | UnanswerableError:
+        try:
+            return self.answer(question, **options)
+        except UnanswerableError as error:
+            return error
 
     def select(
         self,
@@ -228,7 +283,7 @@ class Recording:
         self._tell(f"attributing {len(self.context.gpu):,} GPU operations")
         return self.context.coverage
 
-    @cached_property
+    @property
     def profile(self) -> Profile:
         """What the ranges cost, by path and by name, in one."""
         self._tell(f"profiling {len(self.trace.ranges):,} ranges")

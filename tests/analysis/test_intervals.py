@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.analysis.intervals import beneath, between, covered_ns, lanes_of, touched, union
+from traceable.analysis import intervals
+from traceable.analysis.intervals import Blocks, beneath, between, covered_ns, extents, lanes_of, touched, union
+from traceable.trace.model import NULL
 
 LANES = 3
+
+
+@pytest.fixture(scope="module", autouse=True, params=[1, 3, 1 << 15])
+def _rows_at_once(request: Any) -> Iterator[None]:
+    """However many rows are gone through at once, the results are the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "_ROWS_AT_ONCE", request.param)
+        yield
 
 
 @st.composite
@@ -122,3 +134,32 @@ def test_touched_gaps_are_those_that_overlap_an_interval(found: Any, other: Any)
         for begin, until in zip(gaps.start_ns, gaps.end_ns, strict=True)
     ]
     assert touched(gaps, other[1], other[2]).tolist() == expected
+
+
+@given(rows(lowest_lane=-1))
+def test_extents_are_what_the_union_amounts_to(found: Any) -> None:
+    lane, start, end = found
+    of = extents(start, end, sorted_lanes(lane, start))
+    for which in range(LANES):
+        joined = merged(lane, start, end, which)
+        row = [int(column[which]) for column in (of.first_ns, of.last_ns, of.busy_ns, of.sum_ns)]
+        assert row == [
+            joined[0][0] if joined else NULL,
+            joined[-1][1] if joined else NULL,
+            sum(last - first for first, last in joined),
+            int((end - start)[lane == which].sum()),
+        ]
+
+
+@given(rows(), rows())
+def test_no_row_near_a_time_is_passed_over(table: Any, asked: Any) -> None:
+    (_, start, end), (_, begin, until) = table, asked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "_BLOCK", 2)
+        blocks = Blocks(start, end)
+        near = blocks.near(begin, until).tolist()
+        overlapping = [blocks.overlapping(*one).tolist() for one in zip(begin.tolist(), until.tolist(), strict=True)]
+    assert near == sorted(set(near))
+    for first, last, rows_of_one in zip(begin.tolist(), until.tolist(), overlapping, strict=True):
+        assert {i for i in range(len(start)) if start[i] <= last and end[i] >= first} <= set(near)
+        assert rows_of_one == [i for i in range(len(start)) if start[i] < last and end[i] > first]

@@ -127,7 +127,15 @@ class Oracle:
         occupied = len(units(*everything) & units((start, end)))
         where = self.stretches(step)
         launches = [int(launched.call_of[o]) for o in ours if launched.leads[o] and launched.call_of[o] >= 0]
-        nccl = [o for o in ours if gpu.kind[o] == KERNEL and trace.names[gpu.name[o]].startswith("nccl")]
+        nccl = [
+            o
+            for o in ours
+            if gpu.kind[o] == KERNEL
+            and any(
+                name >= 0 and trace.names[name].startswith("nccl")
+                for name in (trace.kernels.name[o], trace.kernels.short_name[o])
+            )
+        ]
         lane = int(self.found.lane[step])
         devices = {int(gpu.device[o]) for o in ours} if self.found.kind != BOUNDARY else {int(self.found.device[lane])}
         allocations = [

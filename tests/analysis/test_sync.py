@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, table, trace_of, traces
 
+from traceable.analysis.blocking import _begun_later
 from traceable.analysis.context import Context
 from traceable.analysis.sync import sync
 from traceable.errors import UnanswerableError
@@ -401,3 +402,15 @@ def test_both_processes_of_a_two_gpu_capture_wait_for_their_own_kernels(captures
     calls = list(found.others["calls"].rows())
     assert sum(row["count"] for row in calls) == 33
     assert all(row["blocked_on_gpu_ns"] > 0.98 * row["wait_total_ns"] for row in calls)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.one_of(st.integers(0, 9), st.integers(-(2**61), 2**61)))))
+def test_the_next_to_begin_is_found_however_far_apart_times_are(drawn: list[tuple[int, int]]) -> None:
+    members = sorted(member for member, _ in drawn)
+    begun = [time for _, time in drawn]
+    later = _begun_later(np.array(begun, np.int64), np.array(members, np.int64))
+    never = int(np.iinfo(np.int64).max)
+    assert later.tolist() == [
+        min((begun[j] for j in range(i + 1, len(begun)) if members[j] == members[i]), default=never)
+        for i in range(len(begun))
+    ]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import traceable
 from traceable.trace import load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,6 +32,9 @@ REPORTS = {
     "kernels by range": ("nvtx_kern_sum", "nvtxkernsum"),
 }
 """Names of nsys's reports since 2023, and before."""
+
+PROJECTED = ("Orig Start", "Orig Duration", "Projected Start", "Projected Duration")
+"""What the projection says of a range, in the order of ours."""
 
 PID = "(globalTid >> 24) & 0xFFFFFF"
 SAME_PROCESS = "(r.globalTid & ~0xFFFFFF) = o.globalPid"
@@ -143,6 +147,52 @@ def test_nsys_sums_copies_and_memsets_as_sql_does(nsys: str, trace: Path, databa
     # In MB of a million bytes, with three digits.
     printed = {(int(row["Count"]), round(float(row["Total (MB)"]) * 1000)) for row in sizes.values()}
     assert {(count, round(size / 1000)) for _, count, size in expected} == printed
+
+
+def full_name(row: dict[str, Any], name: str = "name") -> str:
+    return f"{row['domain']}:{row[name]}" if row["domain"] else row[name] or "None"
+
+
+def test_our_answers_are_those_of_nsys(nsys: str, trace: Path) -> None:
+    recording = traceable.load(trace)
+    ranges = {full_name(row): row for row in recording.ranges(by="name").rows() if row["style"] == "push_pop"}
+    said = nsys_rows(nsys, trace, "ranges")
+    expected = {row["Range"].removeprefix(":"): (int(row["Instances"]), total(row)) for row in said}
+    assert {name: (row["count"], row["cpu_total_ns"]) for name, row in ranges.items()} == expected
+
+    calls = {row["name"]: (row["count"], row["total_ns"]) for row in recording.api().rows()}
+    said = nsys_rows(nsys, trace, "api")
+    assert calls == {without_version(row["Name"]): (int(row["Num Calls"]), total(row)) for row in said}
+
+    by_range: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for row in recording.kernels(by="range").rows():
+        if row["nsys_count"]:
+            entry = by_range[full_name(row, "range"), row["name"]]
+            entry[0] += row["nsys_count"]
+            entry[1] += row["nsys_total_ns"]
+    expected_by_range: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for row in nsys_rows(nsys, trace, "kernels by range"):
+        entry = expected_by_range[row["NVTX Range"].removeprefix(":"), row["Kernel Name"]]
+        entry[0] += int(row["Kern Inst"])
+        entry[1] += total(row)
+    assert by_range == expected_by_range
+
+
+def test_our_projection_of_every_range_is_that_of_nsys(nsys: str, tmp_path: Path) -> None:
+    path = tmp_path / "few.sqlite"
+    assert generate(path, "--kernels", "3000", "--shape", "small").returncode == 0
+    expected = [
+        (row["Name"].removeprefix(":"), *(int(row[f"{what} (ns)"]) for what in PROJECTED))
+        for row in nsys_rows(nsys, path, "projection")
+    ]
+    columns = ("start_ns", "cpu_ns", "nsys_gpu_start_ns", "nsys_gpu_span_ns")
+    ours = [
+        (full_name(row), *(row[column] for column in columns))
+        for row in traceable.load(path).ranges(by="instance").rows()
+        if row["nsys_gpu_span_ns"] is not None
+    ]
+    assert len(ours) > 100
+    assert sorted(ours) == sorted(expected)
 
 
 def test_tables_are_declared_as_real_nsys_declares_them(captures: Path, database: sqlite3.Connection) -> None:

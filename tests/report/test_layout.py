@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceable.report.layout import Cells, laid_out
+from traceable.report.layout import Cells, laid_out, wrapped
 from traceable.report.text import cut, width_of
 
 WORDS = st.text("ab \u65e5\u00e9", max_size=90)
@@ -64,3 +64,19 @@ def test_what_is_left_of_the_width_is_shared_by_the_words() -> None:
 def test_a_cut_text_fits_and_a_short_one_is_whole(text: str, width: int) -> None:
     assert width_of(cut(text, width)) <= width
     assert cut(text, width_of(text) or 1) == text
+
+
+def test_sentences_are_wrapped_between_words_but_not_within_numbers() -> None:
+    text = "GPU 0 waits for launches in 10 292 gaps, beside 15 580 kernels"
+    for width in range(1, 70):
+        lines = wrapped(text, width)
+        assert all(width_of(line) <= width for line in lines)
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+        if width >= 8:
+            assert " ".join(lines) == text
+            assert any("10 292" in line for line in lines)
+
+
+def test_wide_characters_are_wrapped_by_their_width() -> None:
+    assert wrapped("前向 forward", 4) == ["前向", "forw", "ard"]
+    assert wrapped("前向", 1) == ["前", "向"]

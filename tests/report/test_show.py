@@ -63,6 +63,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "names",
         "counters",
         "findings",
+        "finding_rules",
         "expectations",
         "selection",
         "capture",
@@ -74,6 +75,8 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
     # Absent is null, never 0: this trace has no GPU work.
     assert step["gpu_busy_total_ns"] is step["kernels"] is step["attribution"] is step["active_total_ns"] is None
     assert report["coverage"]["gpu_operations"] is None
+    assert report["findings"] == []
+    assert report["finding_rules"] == {"unanswerable": "no GPU operation in the trace; record with --trace=cuda,nvtx"}
 
 
 def test_csv_has_every_column_and_row(made: Any) -> None:

@@ -81,21 +81,18 @@ def test_damage_ends_in_one_line_or_in_what_sqlite_reads(tmp_path: Path, capture
     for file in tmp_path.glob("*.sqlite"):
         load(file)
     command = [sys.executable, "-m", "tests.trace.fuzz_worker", str(tmp_path)]
-    workers = [
-        subprocess.Popen(
-            [*command, str(first), str(NUMBER), str(PROCESSES)],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for first in range(PROCESSES)
-    ]
+    # Into files: a pipe that nobody reads until the worker before it has ended fills, and looks like a hang.
+    files = [tmp_path / f"said-{first}.txt" for first in range(PROCESSES)]
+    workers = []
+    for first, file in enumerate(files):
+        with file.open("w") as out:
+            argv = [*command, str(first), str(NUMBER), str(PROCESSES)]
+            workers.append(subprocess.Popen(argv, cwd=REPOSITORY, stdout=out, stderr=subprocess.STDOUT))
     seen: Counter[str] = Counter()
-    for worker in workers:
-        out, err = worker.communicate()
-        lines = out.splitlines()
-        assert worker.returncode == 0, f"{lines[-1:]}: ended with {worker.returncode}: {err[-2000:]}"
+    for worker, file in zip(workers, files, strict=True):
+        ended = worker.wait()
+        lines = file.read_text().splitlines()
+        assert ended == 0, f"ended with {ended}: {lines[-30:]}"
         assert not [line for line in lines if line.startswith("wrong")]
         for pair in lines[-1].split()[1:]:
             outcome, count = pair.split("=")

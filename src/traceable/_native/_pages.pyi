@@ -14,6 +14,9 @@ class Unusual(Exception):  # noqa: N818
 class Damaged(Unusual):
     """What no sound file holds, and SQLite would not always notice."""
 
+class Stopped(Exception):  # noqa: N818
+    """The caller had it end."""
+
 def decode(
     descriptor: int,
     page_size: int,
@@ -22,6 +25,7 @@ def decode(
     root: int,
     rowid_column: int,
     wanted: tuple[tuple[int, tuple[int, ...]], ...],
+    stop: bytearray,
     /,
 ) -> tuple[int, list[Any]]:
     """Decode columns of the table with the b-tree at page `root`.
@@ -32,6 +36,7 @@ def decode(
         page_count: pages of the file.
         rowid_column: position of the column that stands for the rowid; -1 for none.
         wanted: for each column a kind and the positions it comes from: one, but for KEY any number.
+        stop: decoding ends soon after another thread makes its first byte another than 0.
 
     Returns:
         The number of rows and, for each wanted column, its values: a number where all rows hold the same, else a
@@ -42,5 +47,6 @@ def decode(
 
     Raises:
         Unusual: only SQLite should read this table; the reason is its text.
-        Damaged: see there.
+        Damaged, Stopped: see there.
+        OSError: a page can't be read.
     """

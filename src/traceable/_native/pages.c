@@ -10,7 +10,11 @@
 
 #include "pages_table.h"
 
-static PyObject *unusual_error, *damaged_error;
+/* The types of one import of the module. */
+typedef struct {
+    PyTypeObject *memory;
+    PyObject *unusual, *damaged, *stopped;
+} State;
 
 /* Memory of a column, handed over to Python. */
 typedef struct {
@@ -42,15 +46,14 @@ static PyType_Slot memory_slots[] = {
 static PyType_Spec memory_spec = {
     .name = "traceable._native._pages.Memory",
     .basicsize = sizeof(Memory),
-    .flags = Py_TPFLAGS_DEFAULT,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = memory_slots,
 };
-static PyTypeObject *memory_type;
 
 /* Move `block` into a Python object. */
-static PyObject *handed_over(Block *block, size_t bytes)
+static PyObject *handed_over(const State *state, Block *block, size_t bytes)
 {
-    Memory *memory = (Memory *)memory_type->tp_alloc(memory_type, 0);
+    Memory *memory = (Memory *)state->memory->tp_alloc(state->memory, 0);
     if (!memory)
         return NULL;
     shrink(block, bytes);
@@ -60,11 +63,11 @@ static PyObject *handed_over(Block *block, size_t bytes)
     return (PyObject *)memory;
 }
 
-static PyObject *values_of(const Table *table, Column *column)
+static PyObject *values_of(const State *state, const Table *table, Column *column)
 {
     Values *values = &column->values;
     if (values->block.at)
-        return handed_over(&values->block, table->rows * values->width);
+        return handed_over(state, &values->block, table->rows * values->width);
     if (!table->rows)
         return PyLong_FromLong(0);
     if (column->kind != REAL)
@@ -89,26 +92,26 @@ static PyObject *texts_of(const Distinct *distinct)
     return texts;
 }
 
-static PyObject *result_of(const Table *table, Column *column)
+static PyObject *result_of(const State *state, const Table *table, Column *column)
 {
-    PyObject *values = values_of(table, column), *distinct = NULL;
+    PyObject *values = values_of(state, table, column), *distinct = NULL;
     if (!values || (column->kind != KEY && column->kind != TEXT))
         return values;
     if (column->kind == TEXT)
         distinct = texts_of(&column->distinct);
     else
-        distinct = handed_over(&column->distinct.bytes, (size_t)column->distinct.count * column->width * 8);
+        distinct = handed_over(state, &column->distinct.bytes, (size_t)column->distinct.count * column->width * 8);
     PyObject *pair = distinct ? PyTuple_Pack(2, values, distinct) : NULL;
     Py_DECREF(values);
     Py_XDECREF(distinct);
     return pair;
 }
 
-static PyObject *results_of(Table *table)
+static PyObject *results_of(const State *state, Table *table)
 {
     PyObject *results = PyList_New(table->column_count);
     for (unsigned i = 0; results && i < table->column_count; i++) {
-        PyObject *result = result_of(table, &table->columns[i]);
+        PyObject *result = result_of(state, table, &table->columns[i]);
         if (!result)
             Py_CLEAR(results);
         else
@@ -153,7 +156,7 @@ static bool describe(Table *table, Column *column, PyObject *wanted)
     return true;
 }
 
-static PyObject *run(Table *table, unsigned root)
+static PyObject *run(const State *state, Table *table, unsigned root)
 {
     File *file = &table->file;
     bool done;
@@ -161,33 +164,27 @@ static PyObject *run(Table *table, unsigned root)
     done = decode(table, root);
     Py_END_ALLOW_THREADS
     if (done)
-        return results_of(table);
+        return results_of(state, table);
     if (file->no_memory)
         return PyErr_NoMemory();
-    PyErr_SetString(file->damaged ? damaged_error : unusual_error, file->why);
+    if (file->error) {
+        errno = file->error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    PyErr_SetString(file->stopped ? state->stopped : file->damaged ? state->damaged : state->unusual, file->why);
     return NULL;
 }
 
 PyDoc_STRVAR(decode_doc, "Decode columns of the table with the b-tree at page `root`; see _pages.pyi.");
 
-static PyObject *decode_table(PyObject *module, PyObject *args)
+/* As `decode_table`, with the arguments taken apart. */
+static PyObject *decoded(const State *state, File file, unsigned root, int rowid_column, PyObject *wanted)
 {
-    (void)module;
-    int descriptor, rowid_column;
-    unsigned page_size, usable, page_count, root;
-    PyObject *wanted;
-    if (!PyArg_ParseTuple(args, "iIIIIiO!", &descriptor, &page_size, &usable, &page_count, &root, &rowid_column,
-                          &PyTuple_Type, &wanted))
-        return NULL;
-    if (page_size < 512 || page_size > 65536 || page_size & (page_size - 1) || usable < 480 || usable > page_size) {
-        PyErr_SetString(PyExc_ValueError, "no such size of pages");
-        return NULL;
-    }
     Table *table = calloc(1, sizeof *table);
     PyObject *result = NULL;
     if (!table)
         return PyErr_NoMemory();
-    table->file = (File){.descriptor = descriptor, .page_size = page_size, .usable = usable, .page_count = page_count};
+    table->file = file;
     table->rowid_column = rowid_column;
     table->last_wanted = -1;
     table->columns = calloc((size_t)PyTuple_GET_SIZE(wanted) + 1, sizeof *table->columns);
@@ -195,10 +192,32 @@ static PyObject *decode_table(PyObject *module, PyObject *args)
     for (Py_ssize_t i = 0; described && i < PyTuple_GET_SIZE(wanted); i++)
         described = describe(table, &table->columns[table->column_count++], PyTuple_GET_ITEM(wanted, i));
     if (described)
-        result = run(table, root);
+        result = run(state, table, root);
     if (table->columns)
         clear(table);
     free(table);
+    return result;
+}
+
+static PyObject *decode_table(PyObject *module, PyObject *args)
+{
+    int descriptor, rowid_column;
+    unsigned page_size, usable, page_count, root;
+    PyObject *wanted, *result = NULL;
+    Py_buffer stop;
+    if (!PyArg_ParseTuple(args, "iIIIIiO!y*", &descriptor, &page_size, &usable, &page_count, &root, &rowid_column,
+                          &PyTuple_Type, &wanted, &stop))
+        return NULL;
+    if (page_size < 512 || page_size > 65536 || page_size & (page_size - 1) || usable < 480 || usable > page_size)
+        PyErr_SetString(PyExc_ValueError, "no such size of pages");
+    else if (stop.len < 1)
+        PyErr_SetString(PyExc_ValueError, "nothing to be stopped by");
+    else {
+        File file = {.descriptor = descriptor, .page_size = page_size, .usable = usable, .page_count = page_count};
+        file.stop = stop.buf;
+        result = decoded(PyModule_GetState(module), file, root, rowid_column, wanted);
+    }
+    PyBuffer_Release(&stop);
     return result;
 }
 
@@ -209,34 +228,65 @@ static PyMethodDef methods[] = {
 
 static int add_types(PyObject *module)
 {
-    PyObject *memory = PyType_FromSpec(&memory_spec);
-    memory_type = (PyTypeObject *)memory;
-    if (!memory || PyModule_AddIntMacro(module, INTEGER) || PyModule_AddIntMacro(module, SMALL) ||
-        PyModule_AddIntMacro(module, REAL) || PyModule_AddIntMacro(module, KEY) || PyModule_AddIntMacro(module, TEXT))
+    State *state = PyModule_GetState(module);
+    state->memory = (PyTypeObject *)PyType_FromSpec(&memory_spec);
+    state->unusual = PyErr_NewException("traceable._native._pages.Unusual", NULL, NULL);
+    state->damaged = PyErr_NewException("traceable._native._pages.Damaged", state->unusual, NULL);
+    state->stopped = PyErr_NewException("traceable._native._pages.Stopped", NULL, NULL);
+    if (!state->memory || !state->unusual || !state->damaged || !state->stopped)
         return -1;
-    unusual_error = PyErr_NewException("traceable._native._pages.Unusual", NULL, NULL);
-    damaged_error = unusual_error ? PyErr_NewException("traceable._native._pages.Damaged", unusual_error, NULL) : NULL;
-    if (!damaged_error)
-        return -1;
-    Py_INCREF(unusual_error);
-    Py_INCREF(damaged_error);
-    return PyModule_AddObject(module, "Unusual", unusual_error) || PyModule_AddObject(module, "Damaged", damaged_error)
+    return PyModule_AddIntMacro(module, INTEGER) || PyModule_AddIntMacro(module, SMALL) ||
+                   PyModule_AddIntMacro(module, REAL) || PyModule_AddIntMacro(module, KEY) ||
+                   PyModule_AddIntMacro(module, TEXT) || PyModule_AddObjectRef(module, "Unusual", state->unusual) ||
+                   PyModule_AddObjectRef(module, "Damaged", state->damaged) ||
+                   PyModule_AddObjectRef(module, "Stopped", state->stopped)
                ? -1
                : 0;
 }
+
+static int traverse(PyObject *module, visitproc visit, void *arg)
+{
+    State *state = PyModule_GetState(module);
+    Py_VISIT(state->memory);
+    Py_VISIT(state->unusual);
+    Py_VISIT(state->damaged);
+    Py_VISIT(state->stopped);
+    return 0;
+}
+
+static int clear_types(PyObject *module)
+{
+    State *state = PyModule_GetState(module);
+    Py_CLEAR(state->memory);
+    Py_CLEAR(state->unusual);
+    Py_CLEAR(state->damaged);
+    Py_CLEAR(state->stopped);
+    return 0;
+}
+
+static void free_types(void *module) { (void)clear_types((PyObject *)module); }
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, add_types},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "traceable._native._pages",
     .m_doc = "Columns out of the pages of an SQLite file.",
-    .m_size = -1,
+    .m_size = sizeof(State),
     .m_methods = methods,
+    .m_slots = slots,
+    .m_traverse = traverse,
+    .m_clear = clear_types,
+    .m_free = free_types,
 };
 
-PyMODINIT_FUNC PyInit__pages(void)
-{
-    PyObject *module = PyModule_Create(&definition);
-    if (module && add_types(module) < 0)
-        Py_CLEAR(module);
-    return module;
-}
+PyMODINIT_FUNC PyInit__pages(void) { return PyModuleDef_Init(&definition); }

@@ -13,6 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#if SIZE_MAX < UINT64_MAX
+#error "sizes of columns are computed in 64 bits; without them SQLite reads the tables"
+#endif
+
 /* Numbers are loaded eight bytes at a time, so that many bytes behind every buffer can be read as well. */
 #define PADDING 8
 #define WINDOW_BYTES (256u << 10)
@@ -26,7 +30,9 @@ typedef struct {
     uint32_t first, held; /* the pages in the window: [first, first + held) */
     uint32_t most;        /* pages that the window has room for */
     const char *why;      /* why the table can't be decoded here; static text */
-    bool no_memory, damaged;
+    bool no_memory, damaged, stopped;
+    int error;                    /* errno of a read that failed */
+    const volatile uint8_t *stop; /* decoding ends soon after this is no longer 0 */
 } File;
 
 static inline uint16_t two(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }
@@ -105,19 +111,29 @@ static bool fill_window(File *file, uint32_t number)
     count = count > file->most ? file->most : count;
     count = count > file->page_count - number + 1 ? file->page_count - number + 1 : count;
     size_t wanted = (size_t)count * file->page_size, got = 0;
+    int error = 0;
     off_t offset = (off_t)(number - 1) * file->page_size;
     file->held = 0;
+    if (*file->stop) {
+        file->stopped = true;
+        return unusual(file, "stopped");
+    }
     while (got < wanted) {
         ssize_t read = pread(file->descriptor, file->window + got, wanted - got, offset + (off_t)got);
         if (read < 0 && errno == EINTR)
             continue;
+        if (read < 0)
+            error = errno;
         if (read <= 0)
             break;
         got += (size_t)read;
     }
     file->first = number;
     file->held = (uint32_t)(got / file->page_size);
-    return file->held ? true : damaged(file, "a page can't be read");
+    if (file->held)
+        return true;
+    file->error = error;
+    return damaged(file, "the file ends before a page of the table");
 }
 
 /* Return page `number`, valid until the next call; NULL where there is none. */

@@ -201,6 +201,17 @@ static bool record(Table *table, const uint8_t *record, uint64_t local, uint64_t
     return ++table->waiting < ROWS_AT_ONCE || flush(table);
 }
 
+/* Take note of a page. Each belongs to one place of one table; without this a small file could send us in circles, or
+ * have every row of it hold the same gigabyte. */
+static bool first_visit(Table *table, uint32_t number)
+{
+    uint8_t *byte = &table->visited[number / 8], bit = (uint8_t)(1 << number % 8);
+    if (*byte & bit)
+        return damaged(&table->file, "a page that is in the table twice");
+    *byte |= bit;
+    return true;
+}
+
 /* Copy the first `need` bytes of a record that goes on in overflow pages. `local` is copied, as is `next`: reading
  * another page may end the life of the one they lie on. */
 static bool assemble(Table *table, const uint8_t *start, uint64_t local, uint32_t next, uint64_t need)
@@ -211,7 +222,7 @@ static bool assemble(Table *table, const uint8_t *start, uint64_t local, uint32_
     memcpy(table->whole.at, start, local);
     for (uint64_t have = local; have < need;) {
         const uint8_t *page = page_at(file, next);
-        if (!page)
+        if (!page || !first_visit(table, next))
             return false;
         uint64_t piece = file->usable - 4 < need - have ? file->usable - 4 : need - have;
         memcpy(table->whole.at + have, page + 4, piece);
@@ -221,8 +232,9 @@ static bool assemble(Table *table, const uint8_t *start, uint64_t local, uint32_
     return true;
 }
 
-/* Decode the cell at `cell` of a leaf that ends at `end`. Sets `moved` where the page has left the window. */
-static bool leaf_cell(Table *table, const uint8_t *cell, const uint8_t *end, bool *moved)
+/* Decode the cell at `cell` of a leaf that ends at `end`; its bytes there are added to `used`. Sets `moved` where the
+ * page has left the window. */
+static bool leaf_cell(Table *table, const uint8_t *cell, const uint8_t *end, uint64_t *used, bool *moved)
 {
     File *file = &table->file;
     uint64_t payload, rowid, need = 0;
@@ -230,13 +242,17 @@ static bool leaf_cell(Table *table, const uint8_t *cell, const uint8_t *end, boo
     p = p ? varint(p, end, &rowid) : NULL;
     if (!p || payload > LONGEST_RECORD)
         return damaged(file, "a cell");
-    if (payload <= table->most_local)
+    *used += (uint64_t)(p - cell);
+    if (payload <= table->most_local) {
+        *used += payload;
         return (uint64_t)(end - p) >= payload ? record(table, p, payload, payload, (int64_t)rowid, NULL)
                                               : damaged(file, "a cell beyond its page");
+    }
     uint64_t local = table->least_local + (payload - table->least_local) % (file->usable - 4);
     local = local > table->most_local ? table->least_local : local;
     if ((uint64_t)(end - p) < local + 4 || payload / file->usable > file->page_count)
         return damaged(file, "a cell beyond its page");
+    *used += local + 4;
     if (!record(table, p, local, payload, (int64_t)rowid, &need))
         return false;
     if (need <= local)
@@ -265,6 +281,7 @@ static bool leaf(Table *table, const uint8_t *page, uint32_t number, bool root)
     File *file = &table->file;
     unsigned cells = two(page + 3);
     uint32_t first = 8 + 2 * cells;
+    uint64_t used = first;
     if (first > file->usable || (!cells && !root))
         return damaged(file, "the number of cells");
     if (!make_room(table, cells))
@@ -274,12 +291,13 @@ static bool leaf(Table *table, const uint8_t *page, uint32_t number, bool root)
         bool moved = false;
         if (at < first || at >= file->usable)
             return damaged(file, "a pointer to no cell");
-        if (!leaf_cell(table, page + at, page + file->usable, &moved))
+        if (!leaf_cell(table, page + at, page + file->usable, &used, &moved))
             return false;
         if (moved && !(page = page_at(file, number)))
             return false;
     }
-    return true;
+    /* Else two bytes of a file would be a row of dozens, and a small file fill the memory. */
+    return used <= file->usable || damaged(file, "cells that share bytes");
 }
 
 static bool subtree(Table *table, uint32_t number, int depth);
@@ -308,11 +326,8 @@ static bool subtree(Table *table, uint32_t number, int depth)
 {
     File *file = &table->file;
     const uint8_t *page = page_at(file, number);
-    if (!page)
+    if (!page || !first_visit(table, number))
         return false;
-    if (table->visited[number / 8] & 1 << number % 8)
-        return damaged(file, "a page that is in the table twice");
-    table->visited[number / 8] |= (uint8_t)(1 << number % 8);
     if (page[0] == TABLE_LEAF)
         return leaf(table, page, number, depth == 0);
     if (page[0] != TABLE_INTERIOR)

@@ -7,24 +7,26 @@ column is explained in docs/report.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.api_names import KINDS, NOT_READY, error_name, kind_of
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import commonest, distinct_counts, distinct_pairs, numbered, ranked
+from traceable.analysis.grouping import commonest, numbered, ranked
 from traceable.analysis.named import call_name
-from traceable.analysis.range_rows import OUTSIDE, in_order, range_and_style
+from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order, of_ranges, range_and_style
 from traceable.analysis.remedies import record_gpu
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
 from traceable.trace import model
-from traceable.trace.model import NULL, Bool, Int64, Trace
+from traceable.trace.model import NULL, Bool, Int32, Int64, NDArray, Trace
+
+_FEW_THREADS = 12
+"""Of how many threads the calls are found faster by looking for each thread than by sorting."""
 
 
 def api(context: Context, *, by: str = "call", range_name: str | None = None) -> Table:
@@ -52,22 +54,20 @@ class _Asked:
     """The calls that are asked about, as equally long columns.
 
     Attributes:
-        nested: which lie inside another call of their thread, of all the calls there are.
-        texts, kinds: name without version, and index into KINDS, of the indices into `Trace.names` that occur.
+        function: number of the function of each call: of its name.
+        first: of each function its first call.
+        texts, kinds: of each function its name without version, and an index into KINDS.
+        nested: which of them lie inside another call of their thread, of all the calls there are.
     """
 
     trace: Trace
     calls: model.Calls
     duration_ns: Int64
-    nested: Bool
-    texts: dict[int, str]
+    function: Int64
+    first: Int64
+    texts: list[str]
     kinds: Int64
-
-    @property
-    def kind(self) -> Int64:
-        """Index into KINDS of each call."""
-        of_call: Int64 = self.kinds[self.calls.name]
-        return of_call
+    nested: Int64
 
 
 def _asked(context: Context, range_name: str | None) -> _Asked:
@@ -79,14 +79,11 @@ def _asked(context: Context, range_name: str | None) -> _Asked:
                 f"no CUDA API call lies inside a range {range_name!r}", "`--view ranges` lists what each range did"
             )
         calls, inside = model.Calls(**calls.take(which)), inside[which]
-    texts = {
-        name: call_name(context.trace.names[name]) if name >= 0 else ""
-        for name in calls.name[numbered(calls.name)[1]].tolist()
-    }
-    kinds = np.full(len(context.trace.names) + 1, KINDS.index("other"), np.int64)
-    for name, text in texts.items():
-        kinds[name] = KINDS.index(kind_of(text))
-    return _Asked(context.trace, calls, calls.end_ns - calls.start_ns, inside, texts, kinds)
+    function, first = numbered(calls.name)
+    texts = [call_name(context.trace.names[name]) if name >= 0 else "" for name in calls.name[first].tolist()]
+    kinds = np.array([KINDS.index(kind_of(text)) for text in texts], np.int64)
+    duration = calls.end_ns - calls.start_ns
+    return _Asked(context.trace, calls, duration, function, first, texts, kinds, np.flatnonzero(inside))
 
 
 def nested(calls: model.Calls) -> Bool:
@@ -95,54 +92,61 @@ def nested(calls: model.Calls) -> Bool:
     Calls come by start, the longer first, so that one lies inside another if it ends no later than the latest end so
     far on its thread.
     """
-    order = np.argsort(calls.thread.astype(np.int16) if _few(calls.thread) else calls.thread, kind="stable")
-    thread, end = calls.thread[order], calls.end_ns[order]
-    inside = np.zeros(len(order), np.bool_)
-    bounds = np.flatnonzero(np.diff(thread, prepend=-2, append=-2))
-    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        latest = np.maximum.accumulate(end[first:last])
-        inside[order[first + 1 : last]] = end[first + 1 : last] <= latest[:-1]
+    inside = np.zeros(len(calls), np.bool_)
+    for here in _by_thread(calls.thread):
+        end = calls.end_ns[here]
+        within = np.flatnonzero(end[1:] <= np.maximum.accumulate(end[:-1]))
+        inside[here[within + 1]] = True
     return inside
 
 
+def _by_thread(thread: Int32) -> Iterator[Int64]:
+    """Yield the calls of each thread that made several."""
+    number = np.bincount(thread)
+    threads = np.flatnonzero(number > 1)
+    if len(threads) <= _FEW_THREADS:
+        for one in threads.tolist():
+            yield np.flatnonzero(thread == one)
+        return
+    # numpy sorts 16 bits in a few ms a million, and more bits in a hundred.
+    order = np.argsort(thread.astype(np.int16) if len(number) < 1 << 15 else thread, kind="stable")
+    last = np.cumsum(number)
+    for one in threads.tolist():
+        yield order[last[one] - number[one] : last[one]]
+
+
 def _by_call(asked: _Asked) -> Table:
-    calls = asked.calls
-    group, first = numbered(calls.name)
+    calls, first = asked.calls, asked.first
     groups = len(first)
     driver = calls.driver[first] == 1
-    failed, known = _failures(calls.return_value)
-    errors = np.bincount(group[failed], minlength=groups)
-    answered = np.bincount(group[known], minlength=groups) > 0
-    waiting = np.bincount(group[calls.return_value == NOT_READY], minlength=groups)
+    returned = _returned(calls.return_value)
     code = np.full(groups, NULL, np.int64)
-    if failed.any():
-        code = commonest(group[failed], calls.return_value[failed], groups)[1]
-    names = calls.name[first].tolist()
+    if len(returned.failed):
+        code = commonest(asked.function[returned.failed], calls.return_value[returned.failed], groups)[1]
     values = {
-        "name": objects(asked.texts[name] or None for name in names),
-        "kind": objects(KINDS[kind] for kind in asked.kind[first].tolist()),
+        "name": objects(text or None for text in asked.texts),
+        "kind": objects(KINDS[kind] for kind in asked.kinds.tolist()),
         "api": objects("driver" if one else "runtime" for one in driver.tolist()),
-        **_times(asked, group, groups),
-        "errors": integers(errors, answered),
+        **_times(asked, asked.function, groups),
+        "errors": _errors(returned, asked.function, groups),
         "error": objects(
             None if one == NULL else error_name(one, of_driver)
             for one, of_driver in zip(code.tolist(), driver.tolist(), strict=True)
         ),
-        "not_ready": integers(waiting, answered),
+        "not_ready": _errors(returned, asked.function, groups, returned.waiting),
     }
     return Table(values, notes=_notes(asked)).take(_largest_first(values))
 
 
 def _by_kind(asked: _Asked) -> Table:
-    group, first = numbered(asked.kind)
+    kind, first = numbered(asked.kinds)
     groups = len(first)
-    failed, known = _failures(asked.calls.return_value)
-    answered = np.bincount(group[known], minlength=groups) > 0
+    group = kind[asked.function]
     values = {
-        "kind": objects(KINDS[kind] for kind in asked.kind[first].tolist()),
-        "functions": distinct_counts(group, asked.calls.name, groups),
+        "kind": objects(KINDS[one] for one in asked.kinds[first].tolist()),
+        "functions": np.bincount(kind, minlength=groups),
         **_times(asked, group, groups),
-        "errors": integers(np.bincount(group[failed], minlength=groups), answered),
+        "errors": _errors(_returned(asked.calls.return_value), group, groups),
     }
     return Table(values, notes=_notes(asked)).take(_largest_first(values))
 
@@ -158,81 +162,55 @@ def _by_range(context: Context, range_name: str | None) -> Table:
     if not len(found):
         raise UnanswerableError("the trace holds no ranges", "annotate the program, and have nvtx in --trace")
     asked = _asked(context, None)
-    wanted = np.ones(len(found), np.bool_) if range_name is None else context.instances_of(range_name)
-    pieces = [(instance[wanted[instance]], call[wanted[instance]]) for instance, call in context.call_pairs()]
-    instance = np.concatenate([np.empty(0, np.int64), *(piece[0] for piece in pieces)])
-    call = np.concatenate([np.empty(0, np.int64), *(piece[1] for piece in pieces)])
-    if range_name is not None and not len(call):
+    path, first_of_path = numbered(found.path, found.domain, found.style)
+    name, first_of_name = numbered(found.domain, found.name, found.style)
+    wanted = None if range_name is None else context.instances_of(range_name)[first_of_path]
+    pieces = of_ranges(context.call_pairs(), path, wanted)
+    by_path = credits_of(pieces, path, len(asked.calls), wanted is None).once()
+    if not len(by_path):
         raise UnanswerableError(
             f"no CUDA API call lies inside a range {range_name!r}", "`--view ranges` lists what each range did"
         )
-    alone = np.zeros(0, np.int64)
-    if range_name is None:
-        outside = np.ones(len(asked.calls), np.bool_)
-        outside[call] = False
-        alone = np.flatnonzero(outside)
-    names = _range_table(context, asked, numbered(found.domain, found.name, found.style), instance, call, alone)
-    paths = _range_table(
-        context, asked, numbered(found.path, found.domain, found.style), instance, call, alone, paths=True
-    )
-    return Table(names.values, {"paths": paths}, _notes(asked))
+    by_name = by_path.moved(name[first_of_path] + 1).once()
+    paths = _range_table(context, asked, by_path, path, first_of_path, paths=True)
+    return Table(_range_table(context, asked, by_name, name, first_of_name).values, {"paths": paths}, _notes(asked))
 
 
 def _range_table(
-    context: Context,
-    asked: _Asked,
-    numbers: tuple[Int64, Int64],
-    instance: Int64,
-    call: Int64,
-    alone: Int64,
-    paths: bool = False,
+    context: Context, asked: _Asked, credited: Credits, of_instance: Int64, first: Int64, paths: bool = False
 ) -> Table:
     """Return one row a range and kind.
 
     Args:
-        numbers: the range of each instance, and of each range its first instance.
-        instance, call: pairs; a call counts once in a range, in however many of its instances it lies.
-        alone: calls outside every range.
+        credited: the calls; a call counts once in a range, in however many of its instances it lies.
+        of_instance, first: the range of each instance, and of each range its first instance.
     """
-    of_instance, first = numbers
-    ranges, once = of_instance[instance], call
-    if _overlapping(context, of_instance):
-        ranges, once = distinct_pairs(ranges, once, len(asked.calls))
-    ranges = np.concatenate([ranges, np.full(len(alone), OUTSIDE)])
-    once = np.concatenate([once, alone])
-    kind = asked.kind[once]
-    group, row = numbered(ranges, kind)
-    found = ranked(group, asked.duration_ns[once], len(row))
-    total = found.totals()
-    number = ranges[row]
+    kind_of_call = asked.kinds[asked.function]
+    inner = np.zeros(len(asked.calls), np.bool_)
+    inner[asked.nested] = True
+    parts = []
+    for number, call in credited.parts():
+        group, row = numbered(number, kind_of_call[call])
+        columns = _measured(group, asked.duration_ns[call], np.flatnonzero(inner[call]), len(row))
+        parts.append({"range": number[row] - 1, "kind": kind_of_call[call[row]], **columns})
+    measured = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    number, kind = measured.pop("range"), measured.pop("kind")
     # What a CUDA graph does again is no range that was entered, and makes no calls.
     entered = np.bincount(of_instance[~context.found.replay], minlength=len(first))
     instances = np.where(number == OUTSIDE, 0, entered[number])
-    inner = asked.nested[once]
+    count, total = measured.pop("count"), measured.pop("total_ns")
     values = {
         **(_path_column(context, first, number) if paths else {}),
         **range_and_style(context.trace, context.found, first, number),
-        "kind": objects(KINDS[code] for code in kind[row].tolist()),
+        "kind": objects(KINDS[code] for code in kind.tolist()),
         "range_instances": integers(instances, number != OUTSIDE),
-        "count": found.number,
+        "count": count,
         "total_ns": total,
-        "count_per_instance": ratios(found.number, instances),
+        "count_per_instance": ratios(count, instances),
         "total_per_instance_ns": ratios(total, instances),
-        "nested_count": np.bincount(group[inner], minlength=len(row)),
-        "nested_total_ns": totals(group[inner], asked.duration_ns[once][inner], len(row)),
-        **found.spread("call"),
-        "call_stddev_ns": found.deviations(),
+        **measured,
     }
     return Table(values).take(in_order(number, total))
-
-
-def _overlapping(context: Context, of_instance: Int64) -> bool:
-    """Whether a call may lie in two instances of a range: whether any two run at one time on one thread."""
-    where = context.found.stretches
-    number = of_instance[where.owner]
-    order = np.lexsort((where.start_ns, where.thread, number))
-    same = (np.diff(number[order]) == 0) & (np.diff(where.thread[order]) == 0)
-    return bool((same & (where.start_ns[order][1:] <= where.end_ns[order][:-1])).any())
 
 
 def _path_column(context: Context, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:
@@ -242,24 +220,46 @@ def _path_column(context: Context, first: Int64, number: Int64) -> dict[str, NDA
 
 
 def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    found = ranked(group, asked.duration_ns, groups)
-    total = found.totals()
-    inner = asked.nested
+    measured = _measured(group, asked.duration_ns, asked.nested, groups)
+    total = measured["total_ns"]
+    share = {"api_share": ratios(total, np.full(groups, total.sum()))}
+    return {"count": measured["count"], "total_ns": total, **share, **measured}
+
+
+def _measured(group: Int64, duration_ns: Int64, inner: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    """Return the columns that count and measure calls; `inner` says which lie inside another one."""
+    found = ranked(group, duration_ns, groups)
     return {
         "count": found.number,
-        "total_ns": total,
-        "api_share": ratios(total, np.full(groups, total.sum())),
+        "total_ns": found.totals(),
         "nested_count": np.bincount(group[inner], minlength=groups),
-        "nested_total_ns": totals(group[inner], asked.duration_ns[inner], groups),
-        **found.spread("call"),
-        "call_stddev_ns": found.deviations(),
+        "nested_total_ns": totals(group[inner], duration_ns[inner], groups),
+        **found.summary("call"),
     }
 
 
-def _failures(code: Int64) -> tuple[Bool, Bool]:
-    """Return which calls failed, and of which the return code was recorded."""
-    known = code != NULL
-    return known & (code != 0) & (code != NOT_READY), known
+@dataclass(frozen=True)
+class _Returned:
+    """What calls returned: which failed, said that the GPU still works, or have no return code."""
+
+    failed: Int64
+    waiting: Int64
+    unknown: Int64
+
+
+def _returned(code: Int64) -> _Returned:
+    # Success is 0, and nearly all there is.
+    others = np.flatnonzero(code)
+    code = code[others]
+    failed = (code != NULL) & (code != NOT_READY)
+    return _Returned(others[failed], others[code == NOT_READY], others[code == NULL])
+
+
+def _errors(returned: _Returned, group: Int64, groups: int, which: Int64 | None = None) -> Int64:
+    """Return how many calls of each group failed, or are `which`; absent where no return code was recorded."""
+    of = returned.failed if which is None else which
+    known = np.bincount(group, minlength=groups) > np.bincount(group[returned.unknown], minlength=groups)
+    return integers(np.bincount(group[of], minlength=groups), known)
 
 
 def _notes(asked: _Asked) -> tuple[str, ...]:
@@ -270,11 +270,6 @@ def _notes(asked: _Asked) -> tuple[str, ...]:
         f"{len(inner)} calls were made inside another call of their thread: their {inner.sum() / 1e6:.3f} ms count in "
         "both, as in nsys's sums",
     )
-
-
-def _few(thread: NDArray[Any]) -> bool:
-    """Whether the numbers fit 16 bits, of which numpy sorts a million in a few ms."""
-    return not len(thread) or int(thread.max()) < 1 << 15
 
 
 def _largest_first(values: dict[str, NDArray[Any]]) -> Int64:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.analysis.enclosure import Events, innermost_around, pairs
+from traceable.analysis.enclosure import pairs
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import KERNEL, GpuOperations, Launches
 from traceable.analysis.replays import Replayed, with_replays
@@ -74,8 +74,7 @@ class Coverage:
 
 def attribute(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> Attribution:
     """Return what belongs to which range, and by which rule."""
-    rule, links = rules_of(trace, found, gpu, launched)
-    innermost = innermost_around(found, links.events)
+    rule, links, innermost = rules_of(trace, found, gpu, launched)
     joined, replayed = with_replays(trace, found, gpu, launched, links, innermost)
     if len(replayed.instance):
         rule[replayed.operation[rule[replayed.operation] > TASK]] = GRAPH_NODE
@@ -84,11 +83,6 @@ def attribute(trace: Trace, found: Instances, gpu: GpuOperations, launched: Laun
         order = np.argsort(replayed.depth, kind="stable")
         innermost[replayed.operation[order]] = replayed.instance[order]
     return Attribution(joined, rule, links, replayed, innermost)
-
-
-def launch_events(gpu: GpuOperations, launched: Launches) -> Events:
-    """Return the launch calls as places for their operations: nsys's rule, which knows nothing else."""
-    return Events(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), gpu.by_start)
 
 
 def coverage_of(gpu: GpuOperations, rule: Int8) -> Coverage:

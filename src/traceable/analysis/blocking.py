@@ -17,11 +17,14 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import spread
+from traceable.analysis.gpus import streams_of
 from traceable.analysis.grouping import numbered
+from traceable.analysis.intervals import lanes_of
 from traceable.analysis.matching import first_match
 from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, moves_of
 from traceable.analysis.naming import SYNCHRONISING, names_like
-from traceable.trace.model import NULL, Bool, Int32, Int64, Operations, Trace
+from traceable.analysis.shared import calls_like
+from traceable.trace.model import NULL, Bool, Int64, Trace
 
 CLOCK_SKEW_NS = 20_000
 """How long after the return of a call an operation may end that the call waited for. GPU times are converted to the
@@ -81,7 +84,7 @@ class Pieces:
 def waiting_calls(context: Context) -> Waits:
     """Return the calls that waited, by thread and start."""
     trace = context.trace
-    named = np.flatnonzero(names_like(trace, SYNCHRONISING, trace.calls.name)[trace.calls.name])
+    named = calls_like(context, SYNCHRONISING)
     process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[named]]
     record = first_match(
         process, trace.calls.correlation[named], trace.synchronisations.process, trace.synchronisations.correlation
@@ -89,17 +92,20 @@ def waiting_calls(context: Context) -> Waits:
     # The type of a record does not tell what is waited for: its numbers have moved between exporters (a stream's is 3
     # in Nsight Systems 2024.2 and 2026.2, and 2 in 2024.6). The name of the call and the stream of the record do. Its
     # device does not either: 2026.2 gives 0 for the contexts of other GPUs.
-    whole = names_like(trace, _WHOLE_CONTEXT, trace.calls.name)[trace.calls.name[named]]
+    name = trace.calls.name[named]
+    whole = names_like(trace, _WHOLE_CONTEXT, name)[name]
     at_context = np.append(trace.synchronisations.context, -1)[record].astype(np.int64)
     at_stream = np.append(trace.synchronisations.stream, -1)[record].astype(np.int64)
     at_stream[whole] = -1
     move, of_move = _waiting_moves(context)
     call = np.append(named, of_move)
-    stream: Int64 = np.append(at_stream, _column(trace, "stream")[move])
+    streams = streams_of(context)
+    of_move_stream = streams.of_operation[move]
+    stream: Int64 = np.append(at_stream, streams.stream[of_move_stream])
     waits = Waits(
         call=call,
-        process=np.append(process, _column(trace, "process")[move]),
-        context=np.append(at_context, _column(trace, "context")[move]),
+        process=np.append(process, streams.process[of_move_stream]),
+        context=np.append(at_context, streams.context[of_move_stream]),
         stream=stream,
         one_stream=np.append(~whole, np.ones(len(move), np.bool_)) & (stream < 0),
         own=np.append(np.full(len(named), -1, np.int64), move),
@@ -120,57 +126,48 @@ def waited_for(context: Context, waits: Waits) -> Pieces:
     """
     group, first = numbered(waits.process, waits.context, waits.stream)
     found = [Pieces(*(np.empty(0, np.int64),) * 3)]
-    work = _work(context)
+    streams = streams_of(context)
+    members: dict[tuple[int, ...], list[int]] = {}
     for scope, one in enumerate(first.tolist()):
-        mine = work.process == waits.process[one]
+        mine = streams.process == waits.process[one]
         if waits.context[one] >= 0:
-            mine &= work.context == waits.context[one]
+            mine &= streams.context == waits.context[one]
         if waits.stream[one] >= 0:
-            mine &= work.stream == waits.stream[one]
-        found += _Reach(work, mine).pieces(waits, np.flatnonzero(group == scope))
+            mine &= streams.stream == waits.stream[one]
+        members.setdefault(tuple(np.flatnonzero(mine).tolist()), []).append(scope)
+    operations = _ByEnd(context)
+    for of_streams, scopes in members.items():
+        reach = _Reach(context, operations.of(of_streams))
+        for scope in scopes:
+            found += reach.pieces(waits, np.flatnonzero(group == scope))
     return Pieces(*(np.concatenate([getattr(part, column.name) for part in found]) for column in fields(Pieces)))
 
 
-@dataclass(frozen=True)
-class _Work:
-    """All GPU operations, as equally long columns.
+class _ByEnd:
+    """All operations by their end, of equal ends the earlier to start first; and those of single streams."""
 
-    Attributes:
-        launch_ns: start of the launch call; what has none may have been launched at any time, and has NULL.
-    """
+    def __init__(self, context: Context) -> None:
+        gpu, streams = context.gpu, streams_of(context)
+        self.streams = len(streams)
+        self.order = gpu.by_start[np.argsort(gpu.end_ns[gpu.by_start], kind="stable")]
+        self.stream = streams.of_operation[self.order]
+        self.lanes = lanes_of(streams.of_operation, len(streams), self.order)
 
-    process: Int32
-    context: Int32
-    stream: Int32
-    start_ns: Int64
-    end_ns: Int64
-    launch_ns: Int64
-    by_start: Int64
-
-
-def _work(context: Context) -> _Work:
-    gpu, trace = context.gpu, context.trace
-    return _Work(
-        process=gpu.process,
-        context=_column(trace, "context"),
-        stream=gpu.stream,
-        start_ns=gpu.start_ns,
-        end_ns=gpu.end_ns,
-        launch_ns=np.append(trace.calls.start_ns, NULL)[context.launched.call_of],
-        by_start=gpu.by_start,
-    )
+    def of(self, streams: tuple[int, ...]) -> Int64:
+        """Return the operations of some streams."""
+        if len(streams) == 1:
+            return self.lanes.lane(streams[0])
+        wanted = np.zeros(self.streams, np.bool_)
+        wanted[list(streams)] = True
+        return self.order[np.flatnonzero(wanted[self.stream])]
 
 
 class _Reach:
     """The operations of one process, or of one of its contexts or streams, by their end."""
 
-    def __init__(self, work: _Work, mine: Bool) -> None:
-        self.work = work
-        by_start = work.by_start[mine[work.by_start]]
-        self.starts = work.start_ns[by_start]
-        self.rank = np.argsort(work.end_ns[by_start], kind="stable")
-        self.operation = by_start[self.rank]
-        self.start, self.end = self.starts[self.rank], work.end_ns[self.operation]
+    def __init__(self, context: Context, operation: Int64) -> None:
+        self.context, self.operation = context, operation
+        self.end = context.gpu.end_ns[operation]
 
     def pieces(self, waits: Waits, members: Int64) -> Iterator[Pieces]:
         """Yield the pieces of the waits numbered `members`, some waits at a time."""
@@ -178,7 +175,7 @@ class _Reach:
         own = waits.own[members]
         last = waits.end_ns[members] + CLOCK_SKEW_NS
         copies = np.flatnonzero(own >= 0)
-        last[copies] = np.maximum(last[copies], self.work.end_ns[own[copies]])
+        last[copies] = np.maximum(last[copies], self.context.gpu.end_ns[own[copies]])
         number = np.searchsorted(self.end, last, "right") - first
         number = np.maximum(number, 0)
         sizes = np.concatenate([[0], np.cumsum(number)])
@@ -190,46 +187,63 @@ class _Reach:
             at = until
 
     def _pieces(self, waits: Waits, members: Int64, first: Int64, number: Int64) -> Pieces:
-        item = spread(first, number)
+        operation = self.operation[spread(first, number)]
         member = np.repeat(np.arange(len(members)), number)
         wait = members[member]
-        start = np.maximum(self.start[item], waits.start_ns[wait])
-        end = np.minimum(self.end[item], waits.end_ns[wait])
-        ran = (end > start) & (self.work.launch_ns[self.operation[item]] <= waits.start_ns[wait])
-        in_time = self.end[item] <= waits.end_ns[wait] + CLOCK_SKEW_NS
-        ran &= in_time | (self.operation[item] == waits.own[wait])
-        item, member, wait, start, end = (column[ran] for column in (item, member, wait, start, end))
-        same = self._in_its_stream(item, member, waits.one_stream[wait])
-        item, member, wait, start, end = (column[same] for column in (item, member, wait, start, end))
-        ns = np.minimum(end, self._begun_later(item, member)) - start
+        begun, ended = self.context.gpu.start_ns[operation], self.context.gpu.end_ns[operation]
+        start, end = np.maximum(begun, waits.start_ns[wait]), np.minimum(ended, waits.end_ns[wait])
+        ran = (end > start) & ((ended <= waits.end_ns[wait] + CLOCK_SKEW_NS) | (operation == waits.own[wait]))
+        operation, member, start, end, begun = (column[ran] for column in (operation, member, start, end, begun))
+        counts = self._launched(operation) <= waits.start_ns[members[member]]
+        operation, member, start, end, begun = (column[counts] for column in (operation, member, start, end, begun))
+        same = self._in_its_stream(operation, member, waits.one_stream[members[member]])
+        operation, member, start, end, begun = (column[same] for column in (operation, member, start, end, begun))
+        ns = np.minimum(end, _begun_later(begun, member)) - start
         some = ns > 0
-        return Pieces(wait[some], self.operation[item[some]], ns[some])
+        return Pieces(members[member[some]], operation[some], ns[some])
 
-    def _in_its_stream(self, item: Int64, member: Int64, one_stream: Bool) -> Bool:
+    def _launched(self, operation: Int64) -> Int64:
+        """Return when the launch call of each began; what has none may have been launched at any time, and has NULL."""
+        call = self.context.launched.call_of[operation]
+        launched = np.full(len(operation), NULL, np.int64)
+        known = np.flatnonzero(call >= 0)
+        launched[known] = self.context.trace.calls.start_ns[call[known]]
+        return launched
+
+    def _in_its_stream(self, operation: Int64, member: Int64, one_stream: Bool) -> Bool:
         """Return which rows are of the stream of their wait's last row, or of a wait for more than one stream."""
         if not one_stream.any():
             return ~one_stream
         ends = np.append(np.flatnonzero(np.diff(member)), len(member) - 1)
-        last = np.repeat(item[ends], np.diff(ends, prepend=-1))
-        operation, of_last = self.operation[item], self.operation[last]
-        same: Bool = self.work.stream[operation] == self.work.stream[of_last]
-        same &= self.work.context[operation] == self.work.context[of_last]
+        last = np.repeat(operation[ends], np.diff(ends, prepend=-1))
+        streams = streams_of(self.context)
+        # All are of one process, where a stream is known by these two.
+        pair = numbered(streams.context, streams.stream)[0]
+        same: Bool = pair[streams.of_operation[operation]] == pair[streams.of_operation[last]]
         return same | ~one_stream
 
-    def _begun_later(self, item: Int64, member: Int64) -> Int64:
-        """Return when the first of the rows began that end later in the same wait: until then a row is on its own.
 
-        Rows come by wait and end. Starts are compared by rank, with the wait above it, so that one running minimum
-        from the back serves all waits.
-        """
-        if not len(item):
-            return item
-        stride = len(self.operation)
-        earliest = np.minimum.accumulate((member * stride + self.rank[item])[::-1])[::-1]
-        begun = np.full(len(item), np.iinfo(np.int64).max)
-        inner = np.flatnonzero(member[:-1] == member[1:])
-        begun[inner] = self.starts[earliest[inner + 1] % stride]
-        return begun
+def _begun_later(begun_ns: Int64, member: Int64) -> Int64:
+    """Return when the first of the rows began that end later in the same wait: until then a row is on its own.
+
+    Rows come by wait and end. The wait stands above the start in one number, so that one running minimum from the back
+    serves all waits.
+    """
+    if not len(begun_ns):
+        return begun_ns
+    low, high = int(begun_ns.min()), int(begun_ns.max())
+    bits = (high - low).bit_length()
+    if bits + int(member[-1]).bit_length() > 62:
+        times, begun_ns = np.unique(begun_ns, return_inverse=True)
+        low, bits = 0, len(times).bit_length()
+    else:
+        times = None
+    earliest = np.minimum.accumulate((member << bits | (begun_ns - low))[::-1])[::-1]
+    first = (earliest & ((1 << bits) - 1)) + low
+    later = np.full(len(begun_ns), np.iinfo(np.int64).max)
+    inner = np.flatnonzero(member[:-1] == member[1:])
+    later[inner] = first[inner + 1] if times is None else times[first[inner + 1]]
+    return later
 
 
 def _waiting_moves(context: Context) -> tuple[Int64, Int64]:
@@ -254,9 +268,3 @@ def _outermost(trace: Trace, waits: Waits) -> Waits:
         before[low + 1 : high] = np.maximum.accumulate(waits.end_ns[low : high - 1])
     waits.start_ns[:] = np.maximum(waits.start_ns, before)
     return waits.take(waits.end_ns > before)
-
-
-def _column(trace: Trace, name: str) -> Int32:
-    """Return a column of the GPU operations, which come as kernels, copies, memsets and graphs."""
-    kinds: tuple[Operations, ...] = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
-    return np.concatenate([getattr(events, name) for events in kinds])

@@ -10,16 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from traceable.analysis.attribution import (
-    Attribution,
-    Coverage,
-    attribute,
-    coverage_of,
-    launch_events,
-)
-from traceable.analysis.enclosure import Events, innermost_around, pairs
+from traceable.analysis.attribution import Attribution, Coverage, attribute, coverage_of
+from traceable.analysis.enclosure import Events, few_sorted, innermost_around, pairs
 from traceable.analysis.instances import Instances, instances
 from traceable.analysis.operations import GpuOperations, Launches, launches, operations
+from traceable.analysis.rules import launch_events
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64, Trace
 
@@ -65,6 +60,18 @@ class Context:
         """How much of the GPU's work the ranges explain."""
         return coverage_of(self.gpu, self.attribution.rule)
 
+    def prepare(self) -> None:
+        """Compute what nearly every question needs, in two threads, so that two of them can be asked at a time."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(1) as worker:
+            ranges = worker.submit(lambda: self._instances)
+            _ = self.launched
+            ranges.result()
+            calls = worker.submit(lambda: self.innermost_of_call)
+            _ = self.coverage
+            calls.result()
+
     def operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation): every instance that an operation belongs to, by whichever rule.
 
@@ -78,16 +85,14 @@ class Context:
 
     def call_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, call): every instance around an API call on its thread; order as `operation_pairs`."""
-        return pairs(self.found.stretches, self._call_events)
+        return pairs(self.found.stretches, self._call_events())
 
-    @cached_property
     def _call_events(self) -> Events:
+        """Return the API calls by thread and start; not kept, for they take 36 bytes a call."""
         calls = self.trace.calls
         every = np.arange(len(calls))
-        # Calls come by start: by thread is all that is left to sort, which is cheap for small numbers.
-        order = np.argsort(
-            calls.thread.astype(np.int16) if len(self.trace.threads) < 1 << 15 else calls.thread, kind="stable"
-        )
+        # Calls come by start: by thread is all that is left to sort.
+        order = few_sorted(calls.thread)
         return Events(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
 
     @property
@@ -98,7 +103,8 @@ class Context:
     @cached_property
     def innermost_of_call(self) -> Int64:
         """Of each API call the instance that began last of those around it; -1 for none."""
-        return innermost_around(self.found, self._call_events)
+        # Replays have no place on a thread.
+        return innermost_around(self._instances, self._call_events())
 
     def operations_in(self, name: str) -> Bool:
         """Return which operations belong to a range of this name.

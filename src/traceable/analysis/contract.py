@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +100,9 @@ def near(name: str, known: Iterable[str]) -> tuple[str, ...]:
     for one in sorted(known, key=len):
         folded.setdefault(one.casefold(), one)
     wanted = name.casefold()
+    # Seldom needed, and takes a millisecond to import.
+    import difflib
+
     alike = [folded[one] for one in difflib.get_close_matches(wanted, folded, _NEAR, _CUTOFF)]
     same_end = [one for key, one in folded.items() if _last_part(key) == _last_part(wanted)]
     found = dict.fromkeys(one for one in (*alike, *same_end) if one)

@@ -11,10 +11,9 @@ which, unlike the mean over samples, does not depend on how often a value was sa
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.table import Table
-from traceable.trace.model import Float64, Int64, Trace
+from traceable.trace.model import Float64, Int64, NDArray, Trace
 
 COLUMNS = ("domain", "name", "samples", "first", "last", "min", "max", "mean", "time_mean")
 """The columns of the table; each is explained in docs/report.md."""

@@ -25,8 +25,9 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.intervals import Between, covered_ns, lanes_of, touched, union
-from traceable.analysis.naming import ALLOCATING, COPYING, NCCL, SYNCHRONISING, names_like, which_like
+from traceable.analysis.intervals import Between, Blocks, covered_ns, lanes_of, touched, union
+from traceable.analysis.naming import ALLOCATING, COPYING, NCCL, SYNCHRONISING, names_like
+from traceable.analysis.shared import calls_like
 from traceable.trace.model import Bool, Int8, Int64
 
 CAUSES = (
@@ -52,16 +53,18 @@ def causes_of(context: Context, gaps: Between, gpu_of_operation: Int64, launch_l
         return cause
     host = _Host(context, gaps)
     length = gaps.end_ns - gaps.start_ns
-    pending = host.begun_ns <= gaps.start_ns
-    pending &= host.launched
-    # Written from the last rule to the first, so that the first that holds counts.
-    waiting = np.flatnonzero(pending & (length > launch_latency_ns))
+    pending = host.launched & ~host.late
+    short = length <= launch_latency_ns
+    waiting = np.flatnonzero(pending & ~short)
     operation = gaps.after[waiting]
+    # Written from the last rule to the first, so that the first that holds counts.
     _set(cause, waiting[context.gpu.stream[gaps.before[waiting]] != context.gpu.stream[operation]], "waiting_stream")
     _set(cause, waiting[_another_ended(context, gaps, waiting, gpu_of_operation, launch_latency_ns)], _OTHER)
     _set(cause, waiting[are_nccl(context, operation)], "waiting_nccl")
-    _set(cause, host.launched & ~pending, "host_late")
-    _set(cause, (pending & (length <= launch_latency_ns)) | (2 * host.in_launch_ns >= length), "launch_latency")
+    _set(cause, host.late, "host_late")
+    short &= pending
+    short |= 2 * host.in_launch_ns >= length
+    _set(cause, short, "launch_latency")
     for name in ("waiting_copy", "synchronisation", "allocation"):
         _set(cause, host.mostly_in(name), name)
     _set(cause, host.mostly_profiler(), "profiler_flush")
@@ -72,13 +75,12 @@ def are_nccl(context: Context, operations: Int64) -> Bool:
     """Return which of these operations are kernels of NCCL, by their short or demangled name."""
     kernels = context.trace.kernels
     # The kernels stand first among the operations.
-    is_kernel = operations < len(kernels)
-    row = operations[is_kernel]
+    which = np.flatnonzero(operations < len(kernels))
+    row = operations[which]
     name, short_name = kernels.name[row], kernels.short_name[row]
     matching = names_like(context.trace, NCCL, name, short_name)
     found = np.zeros(len(operations), np.bool_)
-    if matching.any():
-        found[is_kernel] = matching[name] | matching[short_name]
+    found[which] = matching[name] | matching[short_name]
     return found
 
 
@@ -88,8 +90,8 @@ class _Host:
     Attributes:
         launched: whether the launch of the operation that ends the gap is recorded.
         begun_ns, ended_ns: of the launch; meaningless where not `launched`.
+        late: whether it began after the gap began.
         in_launch_ns: how much of the gap the launch covers.
-        kind_of_call: one value an API call: its place in CALLS_OF_CAUSE, -1 for none.
     """
 
     def __init__(self, context: Context, gaps: Between) -> None:
@@ -101,26 +103,30 @@ class _Host:
             self.begun_ns, self.ended_ns = calls.start_ns[self.call], calls.end_ns[self.call]
         else:
             self.begun_ns = self.ended_ns = self.call.astype(np.int64)
+        self.late = self.launched & (self.begun_ns > gaps.start_ns)
         inside = np.minimum(self.ended_ns, gaps.end_ns)
         inside -= np.maximum(self.begun_ns, gaps.start_ns)
-        inside[~self.launched] = 0
-        self.in_launch_ns = np.maximum(inside, 0, out=inside)
-        self.kind_of_call = which_like(context.trace, tuple(CALLS_OF_CAUSE.values()), calls.name)[calls.name]
+        np.maximum(inside, 0, out=inside)
+        inside *= self.launched
+        self.in_launch_ns = inside
 
     def mostly_in(self, name: str) -> Int64:
         """Return the gaps that calls of a kind cover most of, made by the launching thread before the launch."""
         trace, gaps = self.context.trace, self.gaps
-        which = np.flatnonzero(self.kind_of_call == list(CALLS_OF_CAUSE).index(name))
+        which = calls_like(self.context, CALLS_OF_CAUSE[name])
         own = np.zeros(len(gaps), np.bool_)
         if name == "waiting_copy":
-            own = self.launched & (self.context.gpu.pageable_bytes(gaps.after) > 0)
+            # Kernels, which nearly all are, stand first among the operations and copy nothing.
+            copies = np.flatnonzero(self.launched & (gaps.after >= len(trace.kernels)))
+            own[copies] = self.context.gpu.pageable_bytes(gaps.after[copies]) > 0
         if not len(which) and not own.any():
             return which
         start, end, thread = trace.calls.start_ns[which], trace.calls.end_ns[which], trace.calls.thread[which]
-        rows = np.flatnonzero((touched(gaps, start, end) & self.launched) | own)
-        inside = union(start, end, lanes_of(thread.astype(np.int64), len(trace.threads), np.arange(len(which))))
+        # No call lies between the begin of the gap and that of a launch before it.
+        rows = np.flatnonzero((touched(gaps, start, end) & self.late) | own)
+        inside = union(start, end, lanes_of(thread, len(trace.threads), np.arange(len(which))))
         until = np.minimum(self.begun_ns[rows], gaps.end_ns[rows])
-        threads = trace.calls.thread[self.call[rows]].astype(np.int64)
+        threads = trace.calls.thread[self.call[rows]]
         covered = covered_ns(inside, threads, gaps.start_ns[rows], until)
         covered += np.where(own[rows], self.in_launch_ns[rows], 0)
         return rows[2 * covered >= gaps.end_ns[rows] - gaps.start_ns[rows]]
@@ -128,13 +134,11 @@ class _Host:
     def mostly_profiler(self) -> Int64:
         """Return the gaps that the profiler's own work covers most of, and before which nothing had been launched."""
         gaps, overheads = self.gaps, self.context.trace.overheads
-        free = ~self.launched | (self.ended_ns > gaps.start_ns)
-        rows = np.flatnonzero(touched(gaps, overheads.start_ns, overheads.end_ns) & free)
-        lanes = lanes_of(
-            overheads.process.astype(np.int64), len(self.context.trace.processes), np.arange(len(overheads))
-        )
+        rows = np.flatnonzero(touched(gaps, overheads.start_ns, overheads.end_ns))
+        rows = rows[~self.launched[rows] | (self.ended_ns[rows] > gaps.start_ns[rows])]
+        lanes = lanes_of(overheads.process, len(self.context.trace.processes), np.arange(len(overheads)))
         own = union(overheads.start_ns, overheads.end_ns, lanes)
-        process = self.context.gpu.process[gaps.after[rows]].astype(np.int64)
+        process = self.context.gpu.process[gaps.after[rows]]
         start, end = gaps.start_ns[rows], gaps.end_ns[rows]
         return rows[2 * covered_ns(own, process, start, end) >= end - start]
 
@@ -148,15 +152,16 @@ def _another_ended(context: Context, gaps: Between, which: Int64, gpu: Int64, wi
     lanes = np.unique(gaps.lane[which])
     if not len(lanes) or (gpu == lanes[0]).all():
         return found
-    by_end = np.argsort(context.gpu.end_ns, kind="stable")
-    ends, gpu = context.gpu.end_ns[by_end], gpu[by_end]
+    ends, until = context.gpu.end_ns, gaps.end_ns[which]
+    # Exclusive of the gap's begin: what ended then, or before, was no reason to wait.
+    since = np.maximum(gaps.start_ns[which], until - within_ns - 1)
+    near = Blocks(context.gpu.start_ns, ends).near(since, until)
+    near = near[np.argsort(ends[near], kind="stable")]
+    ends, gpu = ends[near], gpu[near]
     for lane in lanes.tolist():
-        here = gaps.lane[which] == lane
+        here = np.flatnonzero(gaps.lane[which] == lane)
         others = ends[gpu != lane]
-        until = gaps.end_ns[which[here]]
-        # Exclusive of the gap's begin: what ended then, or before, was no reason to wait.
-        since = np.maximum(gaps.start_ns[which[here]], until - within_ns - 1)
-        found[here] = np.searchsorted(others, until, "right") > np.searchsorted(others, since, "right")
+        found[here] = np.searchsorted(others, until[here], "right") > np.searchsorted(others, since[here], "right")
     return found
 
 

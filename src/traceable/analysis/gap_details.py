@@ -12,12 +12,9 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.gap_causes import CALLS_OF_CAUSE, CAUSES
 from traceable.analysis.gpus import Gpus
-from traceable.analysis.intervals import Between, lanes_of, union
+from traceable.analysis.intervals import Between, Blocks, merged
 from traceable.analysis.named import call_name, operation_labels, operation_name
-from traceable.trace.model import Int8, Int64
-
-_BLOCK = 4096
-"""How many rows are passed over at once if none of them lies near."""
+from traceable.trace.model import Int8
 
 
 def details(context: Context, used: Gpus, gaps: Between, cause: Int8) -> list[str]:
@@ -33,8 +30,8 @@ _SLIGHT = 20
 class _Writer:
     def __init__(self, context: Context, used: Gpus) -> None:
         self.context, self.used = context, used
-        self.calls = _Blocks(context.trace.calls.start_ns, context.trace.calls.end_ns)
-        self.operations = _Blocks(context.gpu.start_ns, context.gpu.end_ns)
+        self.calls = Blocks(context.trace.calls.start_ns, context.trace.calls.end_ns)
+        self.operations = Blocks(context.gpu.start_ns, context.gpu.end_ns)
 
     def sentence(self, gaps: Between, i: int, cause: str) -> str:
         begin, end, after = int(gaps.start_ns[i]), int(gaps.end_ns[i]), int(gaps.after[i])
@@ -81,9 +78,7 @@ class _Writer:
             return ""
         start = np.maximum(trace.calls.start_ns[rows], begin)
         until = np.minimum(trace.calls.end_ns[rows], end)
-        covered = int(
-            union(start, until, lanes_of(np.zeros(len(rows), np.int64), 1, np.arange(len(rows)))).total_ns()[0]
-        )
+        covered = int(merged(start, until).total_ns()[0])
         if pattern is None and _SLIGHT * covered < gap:
             return ""
         longest = call_name(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
@@ -94,29 +89,11 @@ class _Writer:
         """Name the operation of another device that ended last before the gap's end."""
         gpu = self.context.gpu
         rows = self.operations.overlapping(begin, end + 1)
-        rows = rows[(self.used.of_operation[rows] != lane) & (gpu.end_ns[rows] <= end)]
-        last = rows[int(np.argmax(gpu.end_ns[rows]))]
-        name = operation_name(self.context.trace, int(operation_labels(self.context)[last]))
-        device = self.used.number[self.used.of_operation[last]]
-        return f"{name} on device {device} ended {_said(end - int(gpu.end_ns[last]))} before the gap's end"
-
-
-class _Blocks:
-    """Finds the rows of a long, nearly sorted table that overlap a time, without looking at each."""
-
-    def __init__(self, start_ns: Int64, end_ns: Int64) -> None:
-        self.start_ns, self.end_ns = start_ns, end_ns
-        self.first = np.arange(0, len(start_ns), _BLOCK)
-        self.earliest = np.minimum.reduceat(start_ns, self.first) if len(start_ns) else start_ns
-        self.latest = np.maximum.reduceat(end_ns, self.first) if len(start_ns) else end_ns
-
-    def overlapping(self, begin: int, end: int) -> Int64:
-        """Return the rows that start before `end` and end after `begin`, in order."""
-        near = np.flatnonzero((self.earliest < end) & (self.latest > begin))
-        rows = (self.first[near][:, None] + np.arange(_BLOCK)).reshape(-1)
-        rows = rows[rows < len(self.start_ns)]
-        found: Int64 = rows[(self.start_ns[rows] < end) & (self.end_ns[rows] > begin)]
-        return found
+        rows = rows[(self.used.of(rows) != lane) & (gpu.end_ns[rows] <= end)]
+        last = rows[[np.argmax(gpu.end_ns[rows])]]
+        name = operation_name(self.context.trace, int(operation_labels(self.context, last)[0]))
+        device = self.used.number[int(self.used.of(last)[0])]
+        return f"{name} on device {device} ended {_said(end - int(gpu.end_ns[last[0]]))} before the gap's end"
 
 
 def _said(ns: int) -> str:

@@ -8,23 +8,23 @@ operation counts as busy, however little of the GPU it used.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.gap_causes import CAUSES, causes_of
 from traceable.analysis.gap_details import details
-from traceable.analysis.gpus import Gpus, gpus, unseen_graphs
+from traceable.analysis.gpus import Gpus, Timelines, gpus, timelines, unseen_graphs
 from traceable.analysis.grouping import ranked
-from traceable.analysis.intervals import Between, Lanes, between, lanes_of, touched
+from traceable.analysis.intervals import Between, touched
 from traceable.analysis.named import operation_labels, operation_name, range_columns
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int8, Int64
+from traceable.trace.model import NULL, Int8, Int64, NDArray
 
 BUCKETS = (
     ("<1 us", 0, 1_000),
@@ -55,14 +55,12 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     Raises:
         UnanswerableError: the trace holds no GPU operations, or none of the range.
     """
-    gpu = context.gpu
     used = gpus(context)
-    lanes = lanes_of(used.of_operation, len(used), gpu.by_start)
-    every = between(gpu.start_ns, gpu.end_ns, lanes)
-    across = touched(every, *unrecorded(context.trace))
-    found = every.take(~across)
+    worked = timelines(context)
+    across = touched(worked.gaps, *unrecorded(context.trace))
+    found = worked.gaps.take(~across) if across.any() else worked.gaps
     idle = _idle(found, len(used))
-    out = _idle(every.take(across), len(used))
+    out = _idle(worked.gaps.take(across), len(used))
     notes = [*used.notes, *unseen_graphs(context)]
     if range_name is not None:
         inside = context.operations_in(range_name)
@@ -81,16 +79,14 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         "largest": _largest(context, used, found, cause, top),
         "causes": _causes(used, found, cause),
     }
-    return Table(_devices(context, used, lanes, found, idle, out), others, tuple(notes))
+    return Table(_devices(context, used, worked, found, idle, out), others, tuple(notes))
 
 
 def _devices(
-    context: Context, used: Gpus, lanes: Lanes, found: Between, idle: Int64, out: Int64
+    context: Context, used: Gpus, worked: Timelines, found: Between, idle: Int64, out: Int64
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of each GPU; `idle` and `out` are how long it was idle and how long nothing was recorded."""
-    gpu = context.gpu
-    first = np.array([gpu.start_ns[rows[0]] for rows in lanes], np.int64)
-    last = np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64)
+    first, last = worked.first_ns, worked.last_ns
     length = found.end_ns - found.start_ns
     pids = [process.pid for process in context.trace.processes]
     return {
@@ -103,23 +99,28 @@ def _devices(
         "busy_ns": last - first - out - idle,
         "idle_ns": idle,
         "utilisation_share": ratios(last - first - out - idle, last - first - out),
-        "gaps": np.bincount(found.lane, minlength=len(used)).astype(np.int64),
-        "gap_total_ns": _idle(found, len(used)),
+        "gaps": np.diff(_bounds(found, len(used))),
+        "gap_total_ns": idle if found is worked.gaps else _idle(found, len(used)),
         **ranked(found.lane, length, len(used)).spread("gap"),
     }
 
 
+def _bounds(found: Between, lanes: int) -> Int64:
+    """Return where the gaps of each lane begin and, at last, end."""
+    return np.searchsorted(found.lane, np.arange(lanes + 1))
+
+
 def _idle(found: Between, lanes: int) -> Int64:
     """Return the summed length of the gaps of each lane."""
-    until = np.concatenate([[0], np.cumsum(found.end_ns - found.start_ns)])
-    return np.diff(until[np.searchsorted(found.lane, np.arange(lanes + 1))])
+    bounds = _bounds(found, lanes).tolist()
+    return np.array([int((found.end_ns[a:b] - found.start_ns[a:b]).sum()) for a, b in pairwise(bounds)], np.int64)
 
 
 def _grouped(used: Gpus, found: Between, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
     """Return the columns of count and time by GPU and kind, each in order."""
-    group = found.lane * kinds + kind
-    length = found.end_ns - found.start_ns
-    total = totals(group, length, len(used) * kinds)
+    group = found.lane * kinds
+    group += kind
+    total = totals(group, found.end_ns - found.start_ns, len(used) * kinds)
     whole = np.repeat(total.reshape(len(used), kinds).sum(axis=1), kinds)
     return {
         "count": np.bincount(group, minlength=len(used) * kinds).astype(np.int64),
@@ -156,12 +157,13 @@ def _causes(used: Gpus, found: Between, cause: Int8) -> Table:
 def _largest(context: Context, used: Gpus, found: Between, cause: Int8, top: int) -> Table:
     """Return the largest gaps, the earlier first of two equals."""
     length = found.end_ns - found.start_ns
-    top = min(max(top, 0), len(found))
-    which = np.flatnonzero(length >= np.partition(length, len(found) - top)[len(found) - top]) if top else np.arange(0)
-    which = which[np.lexsort((found.lane[which], found.start_ns[which], -length[which]))][:top]
+    # Few are as long as the longest: so many are sorted that there are enough of them.
+    limits = (low for _, low, _ in reversed(BUCKETS))
+    longest = (np.flatnonzero(length >= low) for low in limits)
+    which = next((rows for rows in longest if len(rows) >= top), np.arange(len(found)))
+    which = which[np.lexsort((found.lane[which], found.start_ns[which], -length[which]))][: max(top, 0)]
     listed = found.take(which)
     gpu, trace = context.gpu, context.trace
-    label = operation_labels(context)
     pids = np.array([process.pid for process in trace.processes], np.int64)
     columns: dict[str, NDArray[Any]] = {
         "device": used.numbers()[listed.lane],
@@ -171,7 +173,8 @@ def _largest(context: Context, used: Gpus, found: Between, cause: Int8, top: int
         "detail": objects(details(context, used, listed, cause[which])),
     }
     for word, operation in (("before", listed.before), ("after", listed.after)):
-        columns[word] = objects(operation_name(trace, i) for i in label[operation].tolist())
+        label = operation_labels(context, operation)
+        columns[word] = objects(operation_name(trace, i) for i in label.tolist())
         columns |= range_columns(trace, context.found, context.innermost[operation], f"{word}_")
         stream = gpu.stream[operation]
         columns[f"{word}_stream"] = integers(stream, stream >= 0)

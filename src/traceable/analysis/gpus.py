@@ -7,20 +7,47 @@ makes a difference.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
+from traceable.analysis.intervals import Between, Lanes, between, lanes_of, narrowed
 from traceable.analysis.naming import GRAPH_LAUNCHING, names_like
 from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import gpu_number
+from traceable.analysis.shared import calls_like, once
 from traceable.analysis.table import objects
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, NDArray, Trace
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The CUDA streams that ran something, as equally long columns; there are few. And which ran each operation.
+
+    They come by GPU, process, context and stream.
+
+    Attributes:
+        gpu: index into `Gpus.number`; number: see there.
+        process: index into `Trace.processes`.
+        device, context, stream: CUDA's numbers, -1 where not recorded.
+        of_operation: index into these columns of each operation of the trace, in as few bytes as do.
+    """
+
+    gpu: Int64
+    number: Int64
+    process: Int64
+    device: Int64
+    context: Int64
+    stream: Int64
+    of_operation: NDArray[np.integer]
+
+    def __len__(self) -> int:
+        return len(self.gpu)
 
 
 @dataclass(frozen=True)
@@ -29,18 +56,29 @@ class Gpus:
 
     Attributes:
         number: nsys's number of each GPU, or CUDA's where that is all there is; -1 where operations carry none.
-        of_operation: index into `number` of each operation of the trace.
+        streams: the streams of all of them.
         processes: of each GPU the indices of the processes that used it.
         notes: what must be said of the numbers.
     """
 
     number: tuple[int, ...]
-    of_operation: Int64
+    streams: Streams
     processes: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.number)
+
+    @property
+    def of_operation(self) -> Int64:
+        """Index into `number` of each operation of the trace; a new array of 8 bytes an operation each time."""
+        found: Int64 = self.streams.gpu[self.streams.of_operation]
+        return found
+
+    def of(self, operation: Int64) -> Int64:
+        """Return index into `number` of some operations of the trace."""
+        found: Int64 = self.streams.gpu[self.streams.of_operation[operation]]
+        return found
 
     def numbers(self) -> Int64:
         """Return the numbers as a column of a table: absent for the GPU without one."""
@@ -52,46 +90,115 @@ class Gpus:
         return objects(known.get(number) or None for number in self.number)
 
 
+@once
 def gpus(context: Context) -> Gpus:
     """Return the GPUs of a trace and where its operations ran.
 
     Raises:
         UnanswerableError: there are no GPU operations; with the reason, as far as the trace tells it.
     """
-    trace, gpu = context.trace, context.gpu
-    if not len(gpu):
+    trace = context.trace
+    if not len(context.gpu):
         raise _no_operations(trace)
-    pair, first = distinct(gpu.process, gpu.device)
-    process, device = gpu.process[first], gpu.device[first]
-    number = np.maximum(gpu_number(trace, process, device), -1)
-    used, place = np.unique(number, return_inverse=True)
+    streams = streams_of(context)
+    used = np.unique(streams.number).tolist()
+    pair = numbered(streams.process, streams.device)[1]
     return Gpus(
-        number=tuple(used.tolist()),
-        of_operation=place.reshape(-1)[pair],
-        processes=tuple(tuple(sorted(set(process[number == one].tolist()))) for one in used.tolist()),
-        notes=_notes(trace, process.tolist(), device.tolist(), number.tolist()),
+        number=tuple(used),
+        streams=streams,
+        processes=tuple(tuple(sorted(set(streams.process[streams.number == one].tolist()))) for one in used),
+        notes=_notes(
+            trace, streams.process[pair].tolist(), streams.device[pair].tolist(), streams.number[pair].tolist()
+        ),
     )
 
 
-def distinct(*columns: NDArray[Any]) -> tuple[Int64, Int64]:
-    """Number the distinct rows of columns that mostly hold one value throughout, as `grouping.numbered` does."""
-    varying = [column for column in columns if column.min() < column.max()]
-    return numbered(*varying) if varying else (np.zeros(len(columns[0]), np.int64), np.zeros(1, np.int64))
+@once
+def streams_of(context: Context) -> Streams:
+    """Return the streams of a trace; none where there are no GPU operations."""
+    trace, gpu = context.trace, context.gpu
+    kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
+    of_context = np.concatenate([events.context for events in kinds])
+    code, codes, (process, device, own_context, stream) = _coded(gpu.process, gpu.device, of_context, gpu.stream)
+    number = np.maximum(gpu_number(trace, process.astype(np.int32), device.astype(np.int32)), -1)
+    order = np.lexsort((device, stream, own_context, process, number))
+    rank = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    rank[codes[order]] = np.arange(len(order))
+    return Streams(
+        gpu=numbered(number[order])[0],
+        number=number[order],
+        process=process[order],
+        device=device[order],
+        context=own_context[order],
+        stream=stream[order],
+        of_operation=narrowed(rank, len(order))[code],
+    )
 
 
+_MOST_CODES = 1 << 22
+
+
+def _coded(*columns: NDArray[np.int32]) -> tuple[NDArray[np.integer], Int64, list[Int64]]:
+    """Return one number for each row of the columns, which numbers occur, and the columns at each of those."""
+    rows = len(columns[0])
+    lowest = [int(column.min()) if rows else 0 for column in columns]
+    widths = [int(column.max()) - low + 1 if rows else 1 for column, low in zip(columns, lowest, strict=True)]
+    if not rows or math.prod(widths) > _MOST_CODES:
+        numbers, first = numbered(*columns)
+        return numbers, np.arange(len(first)), [column[first].astype(np.int64) for column in columns]
+    # Few numbers far below 2**31, as nearly always: in half the bytes, and without looking for each one's first row.
+    code = np.zeros(rows, np.int32)
+    for column, low, width in zip(columns, lowest, widths, strict=True):
+        if width > 1:
+            code *= width
+            code += column
+            code -= low
+    occurs = np.zeros(math.prod(widths), np.bool_)
+    occurs[code] = True
+    codes = np.flatnonzero(occurs)
+    return code, codes, [at + low for at, low in zip(np.unravel_index(codes, widths), lowest, strict=True)]
+
+
+@dataclass(frozen=True)
+class Timelines:
+    """When each GPU worked.
+
+    Attributes:
+        first_ns, last_ns: start of the first and end of the last operation of each.
+        gaps: when it was idle in between; the lanes are the GPUs.
+    """
+
+    first_ns: Int64
+    last_ns: Int64
+    gaps: Between
+
+
+@once
+def timelines(context: Context) -> Timelines:
+    """Return when each GPU worked; raises as `gpus`."""
+    gpu, used = context.gpu, gpus(context)
+    lanes = lanes_by(context, used.streams.gpu, len(used))
+    return Timelines(
+        first_ns=gpu.start_ns[lanes.order[lanes.bounds[:-1]]],
+        last_ns=np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64),
+        gaps=between(gpu.start_ns, gpu.end_ns, lanes),
+    )
+
+
+def lanes_by(context: Context, lane_of_stream: Int64, count: int) -> Lanes:
+    """Return the operations by lane and start, given the lane of each stream; -1 leaves a stream out."""
+    return lanes_of(narrowed(lane_of_stream, count)[streams_of(context).of_operation], count, context.gpu.by_start)
+
+
+@once
 def unseen_graphs(context: Context) -> tuple[str, ...]:
     """Return a note if CUDA graphs were launched and no operation of any was recorded: their time looks idle."""
-    trace = context.trace
-    names = names_like(trace, GRAPH_LAUNCHING, trace.calls.name)
-    if not names.any():
-        return ()
-    launching = names[trace.calls.name]
-    call_of = context.launched.call_of
-    if launching[call_of[call_of >= 0]].any():
+    launching = calls_like(context, GRAPH_LAUNCHING)
+    if not len(launching) or np.isin(context.launched.call_of, launching).any():
         return ()
     return (
-        f"CUDA graphs were launched ({int(launching.sum())} times) but left no operation in the trace: their time "
-        "looks idle; record with --cuda-graph-trace=node",
+        f"CUDA graphs were launched ({len(launching)} times) but left no operation in the trace: their time looks "
+        "idle; record with --cuda-graph-trace=node",
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.analysis.nesting import parents
-from traceable.analysis.parentage import depths, parents_of
+from traceable.analysis.parentage import parents_of
 from traceable.trace.emitted import ACTIVE_DOMAIN as ACTIVE_DOMAIN
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
 
@@ -69,6 +69,11 @@ class Instances:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def depth(self) -> Int64:
+        """How many instances each lies inside."""
+        return np.array([len(path) - 1 for path in self.paths], np.int64)[self.path]
 
 
 def instances(trace: Trace) -> Instances:
@@ -232,20 +237,44 @@ def _where_it_ran(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) ->
     return Stretches(owner[which], ranges.thread[which], ranges.start_ns[which], ranges.end_ns[which])
 
 
-def paths_of(parent: Int64, name: Int32) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
-    """Return the path of each instance, and the paths: names from the outermost."""
-    depth = depths(parent)
-    path = np.full(len(parent), -1, np.int64)
-    paths: list[tuple[int, ...]] = []
-    by_depth = np.argsort(depth, kind="stable")
-    levels = np.flatnonzero(np.diff(depth[by_depth], prepend=-1, append=-1))
-    for first, last in zip(levels[:-1].tolist(), levels[1:].tolist(), strict=True):
-        here = by_depth[first:last]
-        above = np.where(parent[here] >= 0, path[parent[here]], -1)
-        key = (above + 1) << 32 | name[here]
-        distinct, number = np.unique(key, return_inverse=True)
-        path[here] = len(paths) + number.reshape(-1)
+def stretches_of(stretches: Stretches, instances: Bool) -> Stretches:
+    """Return the stretches of some instances."""
+    here = np.flatnonzero(instances[stretches.owner])
+    return Stretches(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
+
+
+def paths_of(
+    parent: Int64, name: Int32, path: Int64 | None = None, paths: tuple[tuple[int, ...], ...] = ()
+) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
+    """Return the path of each instance, and the paths: names from the outermost.
+
+    Args:
+        path, paths: the same of the first instances, where those are known.
+    """
+    number_of = {one: i for i, one in enumerate(paths)}
+    known = 0 if path is None else len(path)
+    found = np.full(len(parent) + 1, -2, np.int64)
+    # What lies in nothing lies in the path -1, which stands at the end.
+    found[-1] = -1
+    if path is not None:
+        found[:known] = path
+    all_paths = list(paths)
+    waiting = np.arange(known, len(parent))
+    while len(waiting):
+        above = found[parent[waiting]]
+        ready = above > -2
+        here = waiting[ready]
+        if not len(here):
+            break
+        waiting = waiting[~ready]
+        distinct, number = np.unique((above[ready] + 1) << 32 | name[here], return_inverse=True)
+        numbers = []
         for pair in distinct.tolist():
             outer = (pair >> 32) - 1
-            paths.append((*(paths[outer] if outer >= 0 else ()), pair & 0xFFFFFFFF))
-    return path, tuple(paths)
+            one = (*(all_paths[outer] if outer >= 0 else ()), pair & 0xFFFFFFFF)
+            if one not in number_of:
+                number_of[one] = len(all_paths)
+                all_paths.append(one)
+            numbers.append(number_of[one])
+        found[here] = np.array(numbers, np.int64)[number.reshape(-1)]
+    return found[:-1], tuple(all_paths)

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from traceable.trace.model import Bool, Int64
+from traceable.analysis.enclosure import spread
+from traceable.trace.model import NULL, Bool, Int64, NDArray
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Lanes:
     """Rows in the order of their lane and start.
 
     Attributes:
-        order: indices of the rows, those of no lane first.
+        order: indices of the rows, without those of no lane.
         bounds: the rows of lane i are `order[bounds[i]:bounds[i + 1]]`; shape (lanes + 1,).
     """
 
@@ -30,11 +31,29 @@ class Lanes:
 
     def __iter__(self) -> Iterator[Int64]:
         """Yield the rows of each lane, by start."""
-        for first, last in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
-            yield self.order[first:last]
+        for here in self.places():
+            yield self.order[here]
+
+    def lane(self, i: int) -> Int64:
+        """Return the rows of a lane, by start."""
+        return self.order[int(self.bounds[i]) : int(self.bounds[i + 1])]
+
+    def places(self) -> Iterator[slice]:
+        """Yield where in `order` the rows of each lane are."""
+        for first, last in pairwise(self.bounds.tolist()):
+            yield slice(first, last)
 
 
-def lanes_of(lane: Int64, count: int, order: Int64) -> Lanes:
+_FEW_LANES = 16
+"""Up to so many lanes, picking the rows of one after another is faster than sorting them by counting."""
+
+
+def narrowed(lane: NDArray[np.integer], count: int) -> NDArray[np.integer]:
+    """Return lanes 0..count-1, or -1, in as few bytes as hold them: that is faster to move, compare and sort."""
+    return lane.astype(np.int8 if count < 1 << 7 else np.int16 if count < 1 << 15 else np.int64)
+
+
+def lanes_of(lane: NDArray[np.integer], count: int, order: Int64) -> Lanes:
     """Return the rows by lane and, within it, in the order given.
 
     Args:
@@ -42,13 +61,15 @@ def lanes_of(lane: Int64, count: int, order: Int64) -> Lanes:
         count: how many lanes there are.
         order: indices of rows; those not in it are left out.
     """
-    lane = lane[order]
-    bounds = np.cumsum(np.bincount(lane + 1, minlength=count + 1))
-    if count == 1 and not bounds[0]:
-        return Lanes(order, bounds)
-    # numpy sorts 16-bit numbers by counting.
-    narrow = lane.astype(np.int16) if count < 1 << 15 else lane
-    return Lanes(order[np.argsort(narrow, kind="stable")], bounds)
+    if count == 1 and lane.min(initial=0) >= 0:
+        return Lanes(order, np.array([0, len(order)]))
+    narrow = narrowed(lane, count)[order]
+    if count <= _FEW_LANES:
+        parts = [order[np.flatnonzero(narrow == i)] for i in range(count)]
+        return Lanes(np.concatenate([order[:0], *parts]), np.cumsum([0, *map(len, parts)]))
+    bounds = np.cumsum(np.bincount(narrow.astype(np.int64) + 1, minlength=count + 1))
+    # numpy sorts numbers of up to 16 bits by counting.
+    return Lanes(order[np.argsort(narrow, kind="stable")[bounds[0] :]], bounds - bounds[0])
 
 
 @dataclass(frozen=True)
@@ -85,15 +106,75 @@ class Union:
 
 def union(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
     """Return the union of the intervals of each lane."""
-    starts, ends, sizes = [start_ns[:0]], [end_ns[:0]], [0]
+    starts, ends, sizes, last = [start_ns[:0]], [end_ns[:0]], [0], [0]
     for rows in lanes:
-        start = start_ns[rows]
-        latest = np.maximum.accumulate(end_ns[rows])
-        begins = np.flatnonzero(_apart(start, latest))
-        sizes.append(len(begins))
-        starts.append(start[begins])
-        ends.append(latest[np.append(begins[1:] - 1, len(rows) - 1)] if len(rows) else latest)
-    return Union(np.concatenate(starts), np.concatenate(ends), np.cumsum(sizes))
+        number = 0
+        for _, start, end, before in _in_parts(start_ns, end_ns, rows):
+            begins = np.flatnonzero(start > before)
+            number += len(begins)
+            starts.append(start[begins])
+            ends.append(before[begins])
+            last[-1] = max(int(before[-1]), int(end[-1]))
+        sizes.append(number)
+        last.append(0)
+    bounds = np.cumsum(sizes)
+    # What was latest before an interval is the end of the one before it, but for the first of a lane.
+    found = np.append(np.concatenate(ends)[1:], 0)[: bounds[-1]]
+    some = np.flatnonzero(np.diff(bounds))
+    found[bounds[some + 1] - 1] = np.array(last, np.int64)[some]
+    return Union(np.concatenate(starts), found, bounds)
+
+
+_ROWS_AT_ONCE = 1 << 15
+"""How many rows of a lane are gone through at once: what is computed of so few stays in the processor's cache."""
+
+
+def _in_parts(start_ns: Int64, end_ns: Int64, rows: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
+    """Yield the rows of a lane, some at a time, with their starts, ends, and the latest end of all rows before each.
+
+    That is NULL, which is less than any start, for the first row of the lane.
+    """
+    latest = NULL
+    for at in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[at : at + _ROWS_AT_ONCE]
+        start, end = start_ns[some], end_ns[some]
+        before = np.empty_like(end)
+        before[0] = latest
+        before[1:] = end[:-1]
+        np.maximum.accumulate(before, out=before)
+        latest = max(int(before[-1]), int(end[-1]))
+        yield some, start, end, before
+
+
+@dataclass(frozen=True)
+class Extents:
+    """How far each lane extends, and how much of that its intervals cover; as equally long columns.
+
+    Attributes:
+        first_ns, last_ns: the first start and the last end; NULL for an empty lane.
+        busy_ns: the length of the union.
+        sum_ns: the summed length of all intervals, those that overlap counted each.
+    """
+
+    first_ns: Int64
+    last_ns: Int64
+    busy_ns: Int64
+    sum_ns: Int64
+
+
+def extents(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Extents:
+    """Return what the union of the intervals of each lane amounts to, without making it."""
+    columns = []
+    for rows in lanes:
+        first, last, idle, summed = NULL, NULL, 0, 0
+        for _, start, end, before in _in_parts(start_ns, end_ns, rows):
+            if last == NULL:
+                first = before[0] = int(start[0])
+            last = max(int(before[-1]), int(end[-1]))
+            summed += int((end - start).sum())
+            idle += int(np.maximum(np.subtract(start, before, out=start), 0, out=start).sum())
+        columns.append((first, last, last - first - idle, summed))
+    return Extents(*np.array(columns, np.int64).reshape(-1, 4).T)
 
 
 @dataclass(frozen=True)
@@ -125,17 +206,24 @@ class Between:
 
 def between(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Between:
     """Return the gaps between the intervals of each lane."""
-    nothing = start_ns[:0]
-    found: list[tuple[Int64, ...]] = [(nothing.astype(np.int64),) * 5]
+    nothing = np.empty(0, np.int64)
+    found: list[tuple[Int64, ...]] = [(nothing,) * 5]
     for lane, rows in enumerate(lanes):
-        start, end = start_ns[rows], end_ns[rows]
-        latest = np.maximum.accumulate(end)
-        after = np.flatnonzero(_apart(start, latest))[1:]
-        grows = np.zeros(len(rows), np.int64)
-        later = np.flatnonzero(end[1:] > latest[:-1]) + 1
-        grows[later] = later
-        before = np.maximum.accumulate(grows)[after - 1]
-        found.append((np.full(len(after), lane), rows[before], rows[after], latest[after - 1], start[after]))
+        longest = -1
+        for some, start, end, before in _in_parts(start_ns, end_ns, rows):
+            after = np.flatnonzero(start > before)
+            if longest < 0:
+                after = after[1:]
+            begin = before[after]
+            row = some[after - 1]
+            # The row just before a gap mostly is the one that ends last; else it is looked up where that was reached.
+            latest = np.maximum(before, end)
+            behind = np.flatnonzero((before[after - 1] == begin) | (after == 0))
+            reached = np.searchsorted(latest, begin[behind], "left")
+            row[behind] = np.where(begin[behind] == before[0], longest, some[np.minimum(reached, len(some) - 1)])
+            found.append((np.full(len(after), lane), row, some[after], begin, start[after]))
+            if latest[-1] > before[0]:
+                longest = int(some[np.searchsorted(latest, latest[-1], "left")])
     return Between(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
@@ -144,20 +232,18 @@ def touched(gaps: Between, start_ns: Int64, end_ns: Int64) -> Bool:
 
     To pass over what needs no closer look: its cost grows with the number of intervals more than with that of gaps.
     """
-    change = np.zeros(len(gaps) + 1, np.int64)
-    if not len(start_ns) or not len(gaps):
-        return change[:-1] > 0
-    bounds = np.flatnonzero(np.diff(gaps.lane, prepend=-1, append=-1)).tolist()
+    found = np.zeros(len(gaps), np.bool_)
+    whole = merged(start_ns, end_ns)
+    bounds = np.searchsorted(gaps.lane, np.arange(int(gaps.lane.max(initial=-1)) + 2)).tolist()
     for low, high in pairwise(bounds):
-        first = np.searchsorted(gaps.end_ns[low:high], start_ns, "right")
-        last = np.searchsorted(gaps.start_ns[low:high], end_ns, "left")
-        some = last > first
-        np.add.at(change, low + first[some], 1)
-        np.add.at(change, low + last[some], -1)
-    return np.cumsum(change[:-1]) > 0
+        first = np.searchsorted(gaps.end_ns[low:high], whole.start_ns, "right")
+        last = np.searchsorted(gaps.start_ns[low:high], whole.end_ns, "left")
+        # Both are disjoint, so that there are hardly more pairs than gaps and intervals.
+        found[low + spread(first, np.maximum(last - first, 0))] = True
+    return found
 
 
-def covered_ns(within: Union, lane: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+def covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> Int64:
     """Return how much of each interval from `start_ns` to `end_ns` its lane of `within` covers, in ns.
 
     An interval of lane -1, and one whose end is not after its start, has 0.
@@ -182,21 +268,53 @@ def beneath(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> tuple[Int64, Int64,
     """
     starts, ends, sizes = [start_ns[:0]], [end_ns[:0]], [0]
     for rows in lanes:
-        start, end = start_ns[rows][1:], end_ns[rows]
-        # Each interval prolongs the union from its latest end so far, and what it shares with that is left.
-        until = np.minimum(end[1:], np.maximum.accumulate(end)[:-1])
-        left = np.flatnonzero(until > start)
-        starts.append(start[left])
-        ends.append(until[left])
-        sizes.append(len(left))
+        number = 0
+        for _, start, end, before in _in_parts(start_ns, end_ns, rows):
+            # Each interval prolongs the union from its latest end so far, and what it shares with that is left.
+            until = np.minimum(end, before)
+            left = np.flatnonzero(until > start)
+            number += len(left)
+            starts.append(start[left])
+            ends.append(until[left])
+        sizes.append(number)
     return np.concatenate(starts), np.concatenate(ends), Lanes(np.arange(sum(sizes)), np.cumsum(sizes))
 
 
-def _apart(start: Int64, latest: Int64) -> Bool:
-    """Return which rows begin after all before them ended: the first does; `latest` is the running latest end."""
-    apart = np.ones(len(start), np.bool_)
-    apart[1:] = start[1:] > latest[:-1]
-    return apart
+def merged(start_ns: Int64, end_ns: Int64) -> Union:
+    """Return the union of intervals in any order, as a single lane."""
+    order = np.argsort(start_ns, kind="stable")
+    return union(start_ns, end_ns, Lanes(order, np.array([0, len(order)])))
+
+
+_BLOCK = 64
+"""How many rows are passed over at once if none of them lies near."""
+
+
+class Blocks:
+    """Finds the rows of a long, nearly sorted table that lie near some times, without looking at each."""
+
+    def __init__(self, start_ns: Int64, end_ns: Int64) -> None:
+        self.start_ns, self.end_ns = start_ns, end_ns
+        self.first = np.arange(0, len(start_ns), _BLOCK)
+        self.earliest = np.minimum.reduceat(start_ns, self.first) if len(start_ns) else start_ns
+        self.latest = np.maximum.reduceat(end_ns, self.first) if len(start_ns) else end_ns
+
+    def overlapping(self, begin: int, end: int) -> Int64:
+        """Return the rows that start before `end` and end after `begin`, in order."""
+        rows = self._rows((self.earliest < end) & (self.latest > begin))
+        found: Int64 = rows[(self.start_ns[rows] < end) & (self.end_ns[rows] > begin)]
+        return found
+
+    def near(self, begin_ns: Int64, end_ns: Int64) -> Int64:
+        """Return all rows that overlap or touch any of the closed intervals, and some more, in order."""
+        whole = merged(begin_ns, end_ns)
+        next_one = np.searchsorted(whole.end_ns, self.earliest, "left")
+        begins = np.append(whole.start_ns, np.iinfo(np.int64).max)
+        return self._rows(begins[next_one] <= self.latest)
+
+    def _rows(self, blocks: Bool) -> Int64:
+        rows: Int64 = (self.first[blocks][:, None] + np.arange(_BLOCK)).reshape(-1)
+        return rows[rows < len(self.start_ns)]
 
 
 def _covered(starts: Int64, ends: Int64, since_ns: Int64, until_ns: Int64) -> Int64:

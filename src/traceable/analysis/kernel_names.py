@@ -10,6 +10,7 @@ import numpy as np
 
 from traceable.analysis.grouping import numbered
 from traceable.analysis.kernel_families import OTHER, Family, family_of
+from traceable.trace import model
 from traceable.trace.model import Int64, Trace
 
 NAMES = ("demangled", "short", "base")
@@ -19,13 +20,38 @@ _TOKEN = re.compile(r"<unnamed>|\(anonymous namespace\)|operator ?\(\)|[<>()\s]"
 
 
 @dataclass(frozen=True)
-class KernelNames:
-    """What the kernels of a trace are called.
+class Kinds:
+    """Kernels of equal name, geometry and place: of a million kernels some hundreds, by which all are then counted.
 
     Attributes:
-        label: index into `texts`, one value a kernel.
+        of_kernel: the kind of each kernel, from 0.
+        columns: of each kind one of its kernels; all but the times, the correlation and the node are those of all.
+    """
+
+    of_kernel: Int64
+    columns: model.Kernels
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
+def kinds_of(kernels: model.Kernels) -> Kinds:
+    """Return the kinds of kernels, ordered by name."""
+    of_kernel, first = numbered(
+        *(kernels.name, kernels.short_name, kernels.geometry),
+        *(kernels.process, kernels.device, kernels.context, kernels.stream),
+    )
+    return Kinds(of_kernel, model.Kernels(**kernels.take(first)))
+
+
+@dataclass(frozen=True)
+class KernelNames:
+    """What the kinds of kernels are called.
+
+    Attributes:
+        label: index into `texts`, one value a kind.
         texts: every distinct name; None for kernels whose name was not recorded.
-        family: index into `families`, one value a kernel.
+        family: index into `families`, one value a kind.
         families: every family that occurs.
     """
 
@@ -35,8 +61,8 @@ class KernelNames:
     families: Sequence[str]
 
 
-def kernel_names(trace: Trace, names: str, families: Iterable[Family]) -> KernelNames:
-    """Return name and family of each kernel of `trace`.
+def kernel_names(trace: Trace, kinds: Kinds, names: str, families: Iterable[Family]) -> KernelNames:
+    """Return name and family of each kind of kernel.
 
     Args:
         names: `demangled`, the whole name with template arguments and parameters; `short`, what the file holds as the
@@ -45,10 +71,10 @@ def kernel_names(trace: Trace, names: str, families: Iterable[Family]) -> Kernel
 
     Two kernels of one demangled name share their family; of one short name they need not.
     """
-    kernels = trace.kernels
+    kernels = kinds.columns
     of_name, first = numbered(kernels.name)
     demangled = [trace.names[name] if name >= 0 else None for name in kernels.name[first].tolist()]
-    kinds, family = _coded([OTHER if name is None else family_of(name, families) for name in demangled])
+    words, family = _coded([OTHER if name is None else family_of(name, families) for name in demangled])
     if names == "short":
         short = np.where(kernels.short_name >= 0, kernels.short_name, kernels.name)
         label, first = numbered(short)
@@ -58,7 +84,7 @@ def kernel_names(trace: Trace, names: str, families: Iterable[Family]) -> Kernel
         label = codes[of_name]
     else:
         texts, label = demangled, of_name
-    return KernelNames(label, texts, family[of_name], [kind or OTHER for kind in kinds])
+    return KernelNames(label, texts, family[of_name], [word or OTHER for word in words])
 
 
 def base_name(name: str) -> str:

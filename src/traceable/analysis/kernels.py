@@ -11,20 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import gpus
-from traceable.analysis.grouping import Ranked, commonest, distinct_counts, numbered, only_value, ranked
+from traceable.analysis.grouping import commonest, distinct_counts, numbered, only_value, ranked
 from traceable.analysis.kernel_families import Family, load_families
-from traceable.analysis.kernel_names import NAMES, KernelNames, kernel_names
+from traceable.analysis.kernel_names import NAMES, KernelNames, Kinds, kernel_names, kinds_of
 from traceable.analysis.kernel_ranges import by_range
 from traceable.analysis.named import call_name
 from traceable.analysis.remedies import record_gpu
+from traceable.analysis.select import gpu_number
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
 from traceable.trace import model
-from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, Trace
+from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, NDArray, Trace
 
 _GRAPH_REMEDY = "record with --cuda-graph-trace=node"
 
@@ -55,63 +54,75 @@ def kernels(
     if by not in BY or names not in NAMES:
         raise ValueError(f"by={by!r}, names={names!r}: one of {', '.join(BY)} and one of {', '.join(NAMES)}")
     _require_kernels(context)
-    named = kernel_names(context.trace, names, load_families() if families is None else families)
-    table = by_range(context, named, range_name) if by == "range" else _VIEWS[by](_asked(context, named, range_name))
+    kinds = kinds_of(context.trace.kernels)
+    named = kernel_names(context.trace, kinds, names, load_families() if families is None else families)
+    if by == "range":
+        table = by_range(context, kinds, named, range_name)
+    else:
+        table = _VIEWS[by](_asked(context, kinds, named, range_name))
     return replace(table, notes=(*table.notes, *_graph_notes(context.trace)))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """The kernels that are asked about, as equally long columns.
+    """The kernels that are asked about.
 
     Attributes:
-        index: of each kernel in `Trace.kernels`.
-        queue_ns: see `Launches`.
-        label, family: see `KernelNames`.
+        inside: which of the trace's they are; None for all.
+        kinds: the kinds of all kernels, which `named` is about.
+        kind: the kind of each kernel asked about; kinds that none is of are left out of these numbers.
+        times: how many are of each kind.
+        columns: one kernel of each kind.
+        label, family: of each kind, see `KernelNames`.
     """
 
     context: Context
-    kernels: model.Kernels
-    index: Int64
-    duration_ns: Int64
-    queue_ns: Int64
+    inside: Bool | None
+    kinds: Kinds
+    named: KernelNames
+    kind: Int64
+    times: Int64
+    columns: model.Kernels
     label: Int64
     family: Int64
-    named: KernelNames
 
     @property
     def trace(self) -> Trace:
         return self.context.trace
 
+    def column(self, values: Int64) -> Int64:
+        """Return those values of a column of all kernels that are of the kernels asked about."""
+        return values if self.inside is None else values[self.inside]
 
-def _asked(context: Context, named: KernelNames, range_name: str | None) -> _Asked:
-    found = context.trace.kernels
-    index = np.arange(len(found))
-    queue, label, family = context.launched.queue_ns[: len(found)], named.label, named.family
-    if range_name is not None:
-        index = np.flatnonzero(context.operations_in(range_name)[: len(found)])
-        if not len(index):
-            raise UnanswerableError(
-                f"no kernel belongs to a range {range_name!r}", "`--view ranges` shows what each range put on the GPU"
-            )
-        found = model.Kernels(**found.take(index))
-        queue, label, family = queue[index], label[index], family[index]
-    return _Asked(context, found, index, found.end_ns - found.start_ns, queue, label, family, named)
+
+def _asked(context: Context, kinds: Kinds, named: KernelNames, range_name: str | None) -> _Asked:
+    kind = kinds.of_kernel
+    if range_name is None:
+        times = np.bincount(kind, minlength=len(kinds))
+        return _Asked(context, None, kinds, named, kind, times, kinds.columns, named.label, named.family)
+    inside = context.operations_in(range_name)[: len(kind)]
+    if not inside.any():
+        raise UnanswerableError(
+            f"no kernel belongs to a range {range_name!r}", "`--view ranges` shows what each range put on the GPU"
+        )
+    kind, first = numbered(kind[inside])
+    some = kinds.of_kernel[np.flatnonzero(inside)[first]]
+    columns = model.Kernels(**kinds.columns.take(some))
+    times = np.bincount(kind, minlength=len(some))
+    return _Asked(context, inside, kinds, named, kind, times, columns, named.label[some], named.family[some])
 
 
 def _by_kernel(asked: _Asked) -> Table:
     group, first = numbered(asked.label)
     groups = len(first)
-    kernels = asked.kernels
-    found = gpus(asked.context)
-    number = np.array(found.number, np.int64)[found.of_operation[asked.index]]
-    devices, device = only_value(group, number, groups)
+    kernels = asked.columns
+    devices, device = only_value(group, gpu_number(asked.trace, kernels.process, kernels.device), groups)
     # A stream's number is its context's own.
     place, one = numbered(kernels.process, kernels.device, kernels.context, kernels.stream)
     place[kernels.stream < 0] = -1
     streams, only = only_value(group, place, groups)
     shapes, shape_of = _shapes(asked.trace)
-    geometries, shape, often = commonest(group, shape_of[kernels.geometry], groups)
+    geometries, shape, often = commonest(group, shape_of[kernels.geometry], groups, asked.times)
     values = {
         **_name_columns(asked, group, first),
         **_times(asked, group, groups),
@@ -138,8 +149,8 @@ def _by_family(asked: _Asked) -> Table:
 
 
 def _by_geometry(asked: _Asked) -> Table:
-    group, first = numbered(asked.label, asked.kernels.geometry)
-    row = asked.kernels.geometry[first]
+    group, first = numbered(asked.label, asked.columns.geometry)
+    row = asked.columns.geometry[first]
     # One row more, for kernels whose geometry was not recorded: they have -1.
     table = np.concatenate([asked.trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
     geometry = dict(zip(GEOMETRY, table[row].T, strict=True))
@@ -157,44 +168,70 @@ def _by_geometry(asked: _Asked) -> Table:
 
 
 def _by_launch(asked: _Asked) -> Table:
-    context, calls = asked.context, asked.trace.calls
-    position = np.full(len(context.trace.kernels), -1, np.int64)
-    position[asked.index] = np.arange(len(asked.index))
-    wanted = np.flatnonzero(context.launched.operation < len(position))
-    wanted = wanted[position[context.launched.operation[wanted]] >= 0]
-    if not len(wanted):
+    context, calls, kernels = asked.context, asked.trace.calls, asked.trace.kernels
+    at, call = context.launched.operation, context.launched.call
+    if asked.inside is not None or len(context.gpu) > len(kernels):
+        wanted = at < len(kernels)
+        if asked.inside is not None:
+            wanted[wanted] = asked.inside[at[wanted]]
+        chosen = np.flatnonzero(wanted)
+        at, call = at[chosen], call[chosen]
+    if not len(at):
         raise UnanswerableError(
-            f"none of {len(asked.index)} kernels has its launch call in the trace", "record the calls: --trace=cuda"
+            f"none of {len(asked.kind)} kernels has its launch call in the trace", "record the calls: --trace=cuda"
         )
-    at, call = position[context.launched.operation[wanted]], context.launched.call[wanted]
-    api, texts = _call_labels(asked.trace, call)
-    thread, device = calls.thread[call], asked.kernels.device[at]
-    group, first = numbered(thread, device, api, asked.label[at])
-    queue = asked.kernels.start_ns[at] - calls.end_ns[call]
-    end = np.maximum(calls.end_ns[call], asked.kernels.end_ns[at])
-    measured = {
-        "end_to_end": ranked(group, end - calls.start_ns[call], len(first)),
-        "api": ranked(group, calls.end_ns[call] - calls.start_ns[call], len(first)),
-        "queue": ranked(group, queue, len(first), queue >= 0),
-        "kernel": ranked(group, asked.duration_ns[at], len(first)),
-    }
-    threads = [asked.trace.threads[one] for one in thread[first].tolist()]
+    group, rows = _launched(asked, at, call)
+    groups = len(rows["label"])
+    called_ns, start_ns, end_ns = calls.end_ns[call], kernels.start_ns[at], kernels.end_ns[at]
+    measured = {"kernel": ranked(group, end_ns - start_ns, groups)}
+    start_ns -= called_ns
+    measured["queue"] = ranked(group, start_ns, groups, start_ns >= 0)
+    start_ns = calls.start_ns[call]
+    measured["end_to_end"] = ranked(group, np.maximum(end_ns, called_ns, out=end_ns) - start_ns, groups)
+    measured["api"] = ranked(group, np.subtract(called_ns, start_ns, out=called_ns), groups)
+    threads = [asked.trace.threads[one] for one in rows["thread"].tolist()]
     values = {
         "pid": np.array([asked.trace.processes[one.process].pid for one in threads], np.int64),
         "tid": np.array([one.tid for one in threads], np.int64),
-        "cuda_device": _known(device[first], device[first] >= 0),
-        "api_name": objects(texts[code] for code in api[first].tolist()),
-        "name": objects(asked.named.texts[code] for code in asked.label[at][first].tolist()),
-        "family": objects(asked.named.families[code] for code in asked.family[at][first].tolist()),
+        "cuda_device": _known(rows["device"], rows["device"] >= 0),
+        "api_name": rows["api"],
+        "name": objects(asked.named.texts[code] for code in rows["label"].tolist()),
+        "family": objects(asked.named.families[code] for code in rows["family"].tolist()),
         "count": measured["kernel"].number,
         "total_ns": measured["kernel"].totals(),
         "queue_count": measured["queue"].number,
     }
-    for prefix, one in measured.items():
-        values.update(_spread(prefix, one))
-    missing = len(asked.index) - len(np.unique(at))
-    notes = (f"{missing} of {len(asked.index)} kernels have no launch call in the trace and are left out",)
+    for prefix in ("end_to_end", "api", "queue", "kernel"):
+        values.update(measured[prefix].summary(prefix))
+    launched = np.zeros(len(kernels), np.bool_)
+    launched[at] = True
+    missing = len(asked.kind) - int(np.count_nonzero(launched))
+    notes = (f"{missing} of {len(asked.kind)} kernels have no launch call in the trace and are left out",)
     return replace(_largest_first(values), notes=notes if missing else ())
+
+
+def _launched(asked: _Asked, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
+    """Return the row of each pair of a kernel and its launch call, and by column what each row is of."""
+    calls, trace, kinds = asked.trace.calls, asked.trace, asked.kinds
+    combination, first = numbered(calls.thread[call], calls.name[call], kinds.of_kernel[kernel])
+    # The family of a row is that of its first kernel.
+    in_order = np.argsort(first)
+    first = first[in_order]
+    kind, thread = kinds.of_kernel[kernel[first]], calls.thread[call[first]]
+    device, label, family = kinds.columns.device[kind], asked.named.label[kind], asked.named.family[kind]
+    # Without the version two functions may become one.
+    name, one = numbered(calls.name[call[first]])
+    texts = [call_name(trace.names[i]) if i >= 0 else "" for i in calls.name[call[first[one]]].tolist()]
+    index = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    api = np.array([index[text] for text in texts], np.int64)[name]
+    group, row = numbered(thread, device, api, label)
+    columns: dict[str, NDArray[Any]] = {"thread": thread, "device": device, "label": label, "family": family}
+    of_combination = np.empty_like(group)
+    of_combination[in_order] = group
+    return of_combination[combination], {
+        **{word: values[row] for word, values in columns.items()},
+        "api": objects(list(index)[code] for code in api[row].tolist()),
+    }
 
 
 _VIEWS: dict[str, Callable[[_Asked], Table]] = {
@@ -219,8 +256,12 @@ def _name_columns(asked: _Asked, group: Int64, first: Int64) -> dict[str, NDArra
 
 
 def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    found = ranked(group, asked.duration_ns, groups)
-    waited = ranked(group, asked.queue_ns, groups, asked.queue_ns != NULL)
+    """Return the columns that count and measure, given the group of each kind."""
+    of_kernel = group[asked.kind]
+    kernels = asked.trace.kernels
+    found = ranked(of_kernel, asked.column(kernels.end_ns - kernels.start_ns), groups)
+    queue_ns = asked.column(asked.context.launched.queue_ns[: len(kernels)])
+    waited = ranked(of_kernel, queue_ns, groups, queue_ns != NULL)
     total = found.totals()
     extent = asked.trace.extent_ns()
     wall = extent[1] - extent[0] if extent else 0
@@ -230,23 +271,10 @@ def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
         "total_ns": total,
         "gpu_share": ratios(total, np.full(groups, total.sum())),
         "wall_share": ratios(total, np.full(groups, wall)),
-        **_spread("kernel", found),
+        **found.summary("kernel"),
         "queue_count": waited.number,
         **{f"queue_{word}_ns": queue[f"queue_{word}_ns"] for word in ("mean", "p50", "p99", "max")},
     }
-
-
-def _spread(prefix: str, found: Ranked) -> dict[str, NDArray[Any]]:
-    return {**found.spread(prefix), f"{prefix}_stddev_ns": found.deviations()}
-
-
-def _call_labels(trace: Trace, call: Int64) -> tuple[Int64, list[str]]:
-    """Return a number for the name of each call, and the names: without the version, so that two may become one."""
-    name = trace.calls.name[call]
-    code, first = numbered(name)
-    texts = [call_name(trace.names[one]) if one >= 0 else "" for one in name[first].tolist()]
-    index = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    return np.array([index[text] for text in texts], np.int64)[code], list(index)
 
 
 def _shapes(trace: Trace) -> tuple[Int64, Int64]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.grouping import numbered
-from traceable.trace.model import NULL, Int64
+from traceable.trace.model import NULL, Int64, NDArray
 
 
 def first_match(process: NDArray[np.integer], ids: Int64, of_process: NDArray[np.integer], of_ids: Int64) -> Int64:

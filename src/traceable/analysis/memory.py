@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import gpus
@@ -28,7 +27,7 @@ from traceable.analysis.named import (
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Bool, Float64, Int64, Trace
+from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray, Trace
 
 BY = ("operation", "range", "process")
 """What a row of the answer can be."""

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import over_slices, pairs, sorted_events
+from traceable.analysis.enclosure import Reduction, pairs, sorted_events
 from traceable.analysis.grouping import numbered
 from traceable.analysis.matching import first_match
 from traceable.analysis.named import range_columns, range_labels
@@ -25,7 +24,7 @@ from traceable.analysis.select import gpu_number
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
 """CUPTI's kinds of memory, by their number."""
@@ -200,7 +199,11 @@ def _calls(trace: Trace) -> Int64:
     """Return the API call that made each record, -1 for none."""
     calls, events = trace.calls, trace.allocations
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
-    return first_match(events.process, events.correlation, process_of_thread[calls.thread], calls.correlation)
+    # Few calls allocate: what the others are called need not be matched.
+    ids = events.correlation[events.correlation != NULL]
+    some = np.flatnonzero(np.isin(calls.correlation, ids))
+    process, correlation = process_of_thread[calls.thread[some]], calls.correlation[some]
+    return np.append(some, -1)[first_match(events.process, events.correlation, process, correlation)]
 
 
 def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[np.bool_]) -> tuple[Int64, Int64]:
@@ -230,7 +233,7 @@ def _peaks(trace: Trace, steps: _Steps, group: int, start: Int64, end: Int64) ->
     # A 0 before the first step, so that the last step before each start has an index.
     values = np.append(0, steps.usage[here])
     first = np.searchsorted(times, start, "left")
-    return over_slices(np.maximum, values, first, np.searchsorted(times, end, "right") + 1 - first, 0)
+    return Reduction(first, np.searchsorted(times, end, "right") + 1 - first)(np.maximum, values, 0)
 
 
 def _identity(trace: Trace, steps: _Steps, group: Int64) -> dict[str, NDArray[Any]]:

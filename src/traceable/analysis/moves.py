@@ -13,7 +13,7 @@ from traceable.analysis.named import COPY_KINDS, MEMSET_KIND, memory_kinds
 from traceable.analysis.naming import names_like
 from traceable.analysis.select import gpu_number
 from traceable.trace import model
-from traceable.trace.model import Bool, Float64, Int8, Int64, Trace
+from traceable.trace.model import Bool, Float64, Int8, Int32, Int64, Trace
 
 _FROM_HOST, _TO_HOST = (1, 3, 9), (2, 4, 9)
 """CUPTI's kinds of copies that read from, and write to, host memory that the program gave."""
@@ -88,10 +88,10 @@ def moves_of(context: Context) -> Moves:
     )
 
 
-def copying_calls(trace: Trace) -> Int8:
-    """Return for each name SYNCHRONOUS or ASYNCHRONOUS if a call that copies or sets has it, else OTHER_CALL."""
-    copying = names_like(trace, _COPYING, trace.calls.name)[:-1]
-    asynchronous = names_like(trace, _ASYNCHRONOUS, trace.calls.name)[:-1]
+def _copying_calls(trace: Trace, used: Int32) -> Int8:
+    """Return for each of the `used` names SYNCHRONOUS or ASYNCHRONOUS if calls of it copy or set, else OTHER_CALL."""
+    copying = names_like(trace, _COPYING, used)[:-1]
+    asynchronous = names_like(trace, _ASYNCHRONOUS, used)[:-1]
     kinds: Int8 = np.where(copying, np.where(asynchronous, ASYNCHRONOUS, SYNCHRONOUS), OTHER_CALL).astype(np.int8)
     return kinds
 
@@ -99,7 +99,8 @@ def copying_calls(trace: Trace) -> Int8:
 def _call_kinds(trace: Trace, call: Int64) -> Int8:
     kinds = np.full(len(call), NO_CALL, np.int8)
     known = call >= 0
-    kinds[known] = copying_calls(trace)[trace.calls.name[call[known]]]
+    name = trace.calls.name[call[known]]
+    kinds[known] = _copying_calls(trace, name)[name]
     return kinds
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
 from traceable.analysis.instances import Instances
 from traceable.analysis.table import objects
-from traceable.trace.model import Int64, Trace
+from traceable.trace.model import Int64, NDArray, Trace
 
 COPY_KINDS = (
     *("Unknown", "Host-to-Device", "Device-to-Host", "Host-to-Array", "Array-to-Host", "Array-to-Array"),
@@ -39,14 +38,15 @@ def memory_kinds(trace: Trace) -> Int64:
     return np.concatenate([kind, np.full(len(trace.memsets), MEMSET_KIND, np.int64)])
 
 
-def operation_labels(context: Context) -> Int64:
-    """Return a number for the name of each GPU operation, for `operation_name`."""
-    trace, gpu = context.trace, context.gpu
-    own = len(trace.names)
-    label = gpu.name.astype(np.int64)
-    memory = slice(len(trace.kernels), len(trace.kernels) + len(trace.copies) + len(trace.memsets))
-    label[memory] = own + memory_kinds(trace)
-    label[memory.stop :] = own + MEMSET_KIND + 1
+def operation_labels(context: Context, operation: Int64) -> Int64:
+    """Return a number for the name of each of these GPU operations, for `operation_name`."""
+    trace, own = context.trace, len(context.trace.names)
+    label = context.gpu.name[operation].astype(np.int64)
+    memory = operation - len(trace.kernels)
+    kinds = memory_kinds(trace)
+    moves = np.flatnonzero((memory >= 0) & (memory < len(kinds)))
+    label[moves] = own + kinds[memory[moves]]
+    label[memory >= len(kinds)] = own + MEMSET_KIND + 1
     label[label < 0] = own + MEMSET_KIND + 2
     return label
 

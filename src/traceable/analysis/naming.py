@@ -24,6 +24,8 @@ COPYING = re.compile(r"cu(da)?Memcpy")
 GRAPH_LAUNCHING = re.compile(r"cu(da)?GraphLaunch")
 """Calls that launch a CUDA graph."""
 
+_APPENDED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
+
 NCCL = re.compile(r"(void )?nccl")
 """NCCL's kernels: ncclDevKernel_..., ncclKernel_..., in old versions with a return type before it."""
 
@@ -47,3 +49,13 @@ def which_like(trace: Trace, patterns: Sequence[re.Pattern[str]], *used: Int32) 
         name = trace.names[i]
         found[i] = next((number for number, pattern in enumerate(patterns) if pattern.match(name)), -1)
     return found
+
+
+def without_numbers(name: str) -> str:
+    """Return the name of a range without what torch's emit_nvtx appends to it, which differs from call to call.
+
+    Examples:
+        >>> without_numbers("aten::copy_, seq = 47512, op_id = 998978")
+        'aten::copy_'
+    """
+    return _APPENDED.sub("", name)

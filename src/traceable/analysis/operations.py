@@ -197,8 +197,15 @@ def _by_lookup(
     operation = np.flatnonzero(call_of >= 0)
     call = call_of[operation]
     # By thread and then by call, which come by start; of one call the operations by their number.
-    thread = calls.thread[call]
-    operation = operation[np.argsort(thread.astype(np.int64) * max(1, len(calls)) + call, kind="stable")]
+    key = calls.thread[call].astype(np.int64) * max(1, len(calls)) + call
+    if int(key.max(initial=0)) < (1 << 62) // max(1, len(gpu)):
+        # One number for both: sorting numbers is several times faster than sorting an order of them.
+        key *= len(gpu)
+        key += operation
+        key.sort()
+        operation = key % len(gpu)
+    else:
+        operation = operation[np.argsort(key, kind="stable")]
     return call_of, call_of[operation], operation
 
 

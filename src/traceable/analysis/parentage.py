@@ -42,7 +42,8 @@ def parents_of(
     by_name = (named_rank > nested_rank) & (~push_pop | (nested_rank < 0))
     chosen = np.where(by_name, named_rank, nested_rank)
     parent: Int64 = np.where(chosen >= 0, order[chosen], -1)
-    parent[by_name & (_above(parent, by_name) % DEEPEST == 0)] = -1
+    if by_name.any():
+        parent[by_name & (_above(parent, by_name) % DEEPEST == 0)] = -1
     return parent
 
 
@@ -69,11 +70,6 @@ def _named(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, process: I
     fits = (at >= 0) & (kinds[kind] == whose) & (last // len(rank) == kind) & (end_ns[parent] >= start_ns[children])
     found[children[fits]] = rank[parent[fits]]
     return found
-
-
-def depths(parent: Int64) -> Int64:
-    """Return how many instances each lies inside."""
-    return _above(parent, parent >= 0)
 
 
 def _above(parent: Int64, counts: Bool) -> Int64:

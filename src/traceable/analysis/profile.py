@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from traceable.analysis.attribution import Coverage, launch_events
+from traceable.analysis.attribution import Coverage
 from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summed_up
+from traceable.analysis.grouping import ranked
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import DIRECTIONS
-from traceable.analysis.parentage import depths
-from traceable.analysis.rules import RULES, THREAD, Links
-from traceable.analysis.statistics import maxima, spread_of, totals
+from traceable.analysis.rules import RULES, launch_events
+from traceable.analysis.shared import once
+from traceable.analysis.statistics import maxima, totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.waits import sync_waits
-from traceable.analysis.work import GpuWork, spans_of, work_of
-from traceable.trace.model import NULL, PUSH_POP, Int64, Trace
+from traceable.analysis.work import GpuWork, Projection, projected, work_of
+from traceable.trace.model import NULL, PUSH_POP, Int64, NDArray, Trace
 
 STYLES = ("push_pop", "start_end")
 
@@ -49,6 +49,7 @@ def profile(trace: Trace) -> Profile:
     return profile_of(Context(trace))
 
 
+@once
 def profile_of(context: Context) -> Profile:
     """Return what `profile` returns, given what the questions share."""
     trace, found = context.trace, context.found
@@ -62,7 +63,7 @@ class Measured:
     """What each instance took: its GPU work, the part of it that nsys's projection knows, its waits in ns."""
 
     work: GpuWork
-    nsys: GpuWork
+    nsys: Projection
     waits: Int64
 
 
@@ -70,11 +71,8 @@ def measured(context: Context) -> Measured:
     """Return what each instance took."""
     found, gpu, launched, attribution = context.found, context.gpu, context.launched, context.attribution
     work = work_of(found, gpu, launched, attribution.links, attribution.replayed)
-    nsys = work
-    if found.replay.any() or (attribution.links.rule != THREAD).any():
-        own = Links(launch_events(gpu, launched), np.full(len(launched.operation), THREAD, np.int8))
-        nsys = spans_of(found.stretches, len(found), gpu, launched, own)
-    return Measured(work, nsys, sync_waits(context.trace, found))
+    nsys = projected(found, gpu, launched, launch_events(gpu, launched), work)
+    return Measured(work, nsys, sync_waits(context))
 
 
 def _by_path(trace: Trace, found: Instances, took: Measured) -> tuple[Table, tuple[Fields | None, ...]]:
@@ -115,12 +113,12 @@ def _of_names(trace: Trace, found: Instances, took: Measured, group: Int64, firs
     return Table({**_identity(trace, found, first), **columns, **share, **tree})
 
 
-def _tree_columns(found: Instances, nsys: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _tree_columns(found: Instances, nsys: Projection, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return how deep the instances lie that nsys's projection lists, and how many listed ones lie inside each."""
     listed = nsys.operations > 0
     number = np.bincount(group[listed], minlength=groups)
     inside = np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))
-    level = depths(found.parent)
+    level = found.depth
     return {
         "nsys_level_mean": ratios(totals(group[listed], level[listed], groups), number),
         "nsys_children_mean": ratios(totals(group[listed], inside[listed], groups), number),
@@ -169,10 +167,10 @@ def _columns(found: Instances, took: Measured, group: Int64, groups: int) -> dic
         "clipped": np.bincount(group[found.clipped], minlength=groups),
         "cpu_total_ns": total,
         "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
-        **spread_of("cpu", group, duration, whole, groups),
+        **ranked(group, duration, groups, whole).summary("cpu"),
         "cpu_self_total_ns": _known_total(group, found.self_ns, groups),
         "active_total_ns": _known_total(group, found.active_ns, groups),
-        **spread_of("active", group, found.active_ns, whole & found.task, groups),
+        **ranked(group, found.active_ns, groups, whole & found.task).summary("active"),
         "sync_wait_total_ns": _known_total(group, took.waits, groups),
         **_gpu_columns(found, took.work, duration, group, groups),
         **_nsys_columns(took.nsys, duration, group, groups),
@@ -201,9 +199,9 @@ def _gpu_columns(
         "launches": total(work.launches),
         "gpu_sum_total_ns": total(work.sum_ns),
         "gpu_busy_total_ns": total(work.busy_ns),
-        **spread_of("gpu_busy", group, work.busy_ns, whole, groups),
+        **ranked(group, work.busy_ns, groups, whole).summary("gpu_busy"),
         "gpu_span_total_ns": total(work.span_ns),
-        **spread_of("gpu_span", group, work.span_ns, whole, groups),
+        **ranked(group, work.span_ns, groups, whole).summary("gpu_span"),
         "gpu_idle_total_ns": total(work.span_ns - work.busy_ns),
         "queue_count": integers(queued, some),
         "queue_mean_ns": ratios(totals(group, work.queue_ns, groups), queued),
@@ -213,7 +211,7 @@ def _gpu_columns(
     }
 
 
-def _nsys_columns(nsys: GpuWork, duration: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _nsys_columns(nsys: Projection, duration: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return what nsys's projection says, which knows of launch calls on the range's own thread alone."""
     listed = nsys.operations > 0
     count = np.bincount(group[listed], minlength=groups)
@@ -222,7 +220,7 @@ def _nsys_columns(nsys: GpuWork, duration: Int64, group: Int64, groups: int) -> 
         "nsys_cpu_total_ns": integers(totals(group, np.where(listed, duration, 0), groups), count > 0),
         "nsys_launches": integers(totals(group, nsys.launches, groups), count > 0),
         "nsys_gpu_span_total_ns": integers(totals(group, nsys.span_ns, groups), count > 0),
-        **spread_of("nsys_gpu_span", group, nsys.span_ns, listed, groups),
+        **ranked(group, nsys.span_ns, groups, listed).summary("nsys_gpu_span"),
     }
 
 
@@ -230,7 +228,7 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
     columns: dict[str, NDArray[Any]] = {}
     for i, direction in enumerate(DIRECTIONS):
         count, size, time = (
-            totals(group, values[i], groups) for values in (work.copies, work.copy_bytes, work.copy_ns)
+            _total(group, values[i], groups) for values in (work.copies, work.copy_bytes, work.copy_ns)
         )
         columns[f"{direction}_count"] = integers(count, count > 0)
         columns[f"{direction}_bytes"] = integers(size, count > 0)
@@ -246,8 +244,8 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
 def _rule_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the rule that explains the most GPU time of each group, and how much each rule explains."""
     labels: list[str | None] = [None] * groups
-    time = np.array([totals(group, values, groups) for values in work.rule_ns])
-    operations = np.array([totals(group, values, groups) for values in work.rule_operations])
+    time = np.array([_total(group, values, groups) for values in work.rule_ns])
+    operations = np.array([_total(group, values, groups) for values in work.rule_operations])
     # Where nothing took time the number of operations decides.
     most = np.lexsort((operations, time), axis=0)[-1]
     for one in np.flatnonzero(operations.sum(axis=0)).tolist():
@@ -256,6 +254,11 @@ def _rule_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
         f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0) for i, rule in enumerate(RULES)
     }
     return {"attribution": objects(labels), **shares}
+
+
+def _total(group: Int64, values: Int64, groups: int) -> Int64:
+    """Return the sum of the values by group; quick where all are 0."""
+    return totals(group, values, groups) if values.any() else np.zeros(groups, np.int64)
 
 
 def _known_total(group: Int64, values: Int64, groups: int) -> Int64:

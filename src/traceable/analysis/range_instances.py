@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.parentage import depths
 from traceable.analysis.profile import STYLES, measured
 from traceable.analysis.rules import RULES
 from traceable.analysis.table import Table, integers, objects
-from traceable.trace.model import Int64
+from traceable.trace.model import Int64, NDArray
 
 
 def range_instances(context: Context, *, range_name: str | None = None) -> Table:
@@ -47,7 +45,7 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
         {
             "instance": number,
             "parent_instance": integers(found.parent + 1, found.parent >= 0),
-            "level": depths(found.parent),
+            "level": found.depth,
             "children": inside,
             "name": _named(trace.names, found.name),
             "domain": _named(trace.names, found.domain),

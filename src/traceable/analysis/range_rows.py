@@ -2,20 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.instances import Instances
 from traceable.analysis.named import range_columns
 from traceable.analysis.table import objects
-from traceable.trace.model import PUSH_POP, Int64, Trace
+from traceable.trace.model import PUSH_POP, Bool, Int64, NDArray, Trace
 
 OUTSIDE = -1
 """The number of the range of what lies outside every range."""
 
 _STYLES = ("push_pop", "start_end")
+
+_ROWS_AT_ONCE = 1 << 20
+"""How many credited items are measured at once, as long as a range has no more: about 50 MB."""
+
+
+@dataclass(frozen=True)
+class Credits:
+    """Which items (kernels, calls) belong to which ranges: one number a pair and nothing else, for there may be ten
+    times as many pairs as items.
+
+    Attributes:
+        key: range and item as one number, in ascending order. Range 0 is what lies outside every range, so that the
+            others are counted from 1.
+        bits: how many of the key are the item.
+    """
+
+    key: NDArray[Any]
+    bits: int
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def once(self) -> Credits:
+        """Return each pair once."""
+        kept = self.changes()
+        return self if len(kept) == len(self) else Credits(self.key[kept], self.bits)
+
+    def changes(self) -> Int64:
+        """Return where a pair differs from the one before."""
+        differs = np.ones(len(self), np.bool_)
+        np.not_equal(self.key[1:], self.key[:-1], out=differs[1:])
+        return np.flatnonzero(differs)
+
+    def moved(self, to: Int64) -> Credits:
+        """Return the pairs with other ranges: `to` gives that of each range, itself counted from 1 too."""
+        key = np.append(0, to)[self.key >> self.bits].astype(self.key.dtype)
+        key <<= self.key.dtype.type(self.bits)
+        key |= self.key & self.key.dtype.type((1 << self.bits) - 1)
+        key.sort()
+        return Credits(key, self.bits)
+
+    def parts(self) -> Iterator[tuple[Int64, Int64]]:
+        """Yield the ranges and items of the pairs, whole ranges together; at least once, be it without pairs."""
+        key, first = self.key, 0
+        while not first or first < len(key):
+            last = int(key[min(first + _ROWS_AT_ONCE, len(key)) - 1]) >> self.bits if len(key) else 0
+            # The last range alone if it is a large one, else up to its end.
+            until = max(self._before(last), first)
+            if until == first or self._before(last + 1) - first <= _ROWS_AT_ONCE:
+                until = self._before(last + 1)
+            part = key[first:until].astype(np.int64)
+            yield part >> self.bits, part & ((1 << self.bits) - 1)
+            first = max(until, 1)
+
+    def _before(self, number: int) -> int:
+        # A number of another type would have the whole key copied.
+        return int(np.searchsorted(self.key, self.key.dtype.type(number << self.bits)))
+
+
+def credits_of(pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, items: int, outside: bool) -> Credits:
+    """Join pairs (instance, item).
+
+    Args:
+        pieces: the pairs.
+        of_instance: the range of each instance, from 0.
+        items: how many items there are.
+        outside: whether to add the items that are in no pair.
+    """
+    bits = items.bit_length()
+    fits = bits + (int(of_instance.max(initial=0)) + 2).bit_length() <= 32
+    kind = np.uint32 if fits else np.int64
+    keys = [np.zeros(0, kind)]
+    alone = np.ones(items, np.bool_)
+    for instance, item in pieces:
+        alone[item] = False
+        key = of_instance[instance]
+        key += 1
+        key <<= bits
+        key |= item
+        keys.append(key.astype(kind))
+    if outside:
+        keys.append(np.flatnonzero(alone).astype(kind))
+    joined = np.concatenate(keys)
+    joined.sort()
+    return Credits(joined, bits)
+
+
+def of_ranges(
+    pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, wanted: Bool | None
+) -> Iterator[tuple[Int64, Int64]]:
+    """Yield those pairs (instance, item) whose range is wanted; None for all."""
+    for instance, item in pieces:
+        if wanted is None:
+            yield instance, item
+        else:
+            here = np.flatnonzero(wanted[of_instance[instance]])
+            yield instance[here], item[here]
 
 
 def range_and_style(trace: Trace, found: Instances, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:

@@ -119,7 +119,7 @@ def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launch
         "thread": trace.calls.thread[call],
     }
     joined: dict[str, Any] = {name: np.concatenate([getattr(found, name), column]) for name, column in columns.items()}
-    path, paths = paths_of(joined["parent"], joined["name"])
+    path, paths = paths_of(joined["parent"], joined["name"], found.path, found.paths)
     return replace(found, **joined, path=path, paths=paths)
 
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.intervals import Union, covered_ns
+from traceable.analysis.intervals import Blocks, Union, covered_ns
+from traceable.analysis.naming import without_numbers
 from traceable.analysis.operations import COPY, KERNEL
+from traceable.analysis.shared import once
 from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import BOUNDARY, Steps
 from traceable.analysis.step_work import Work
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.trace.model import NULL, PUSH_POP, Int64
+from traceable.trace.model import NULL, PUSH_POP, Int64, NDArray
 
 SLOWEST = 5
 """How many of the slowest steps are compared with the median one."""
-
-_APPENDED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
-"""What torch's emit_nvtx appends to the name of an operator: different in each step."""
 
 _COMPARED = (
     *("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
@@ -72,7 +69,7 @@ def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
         self_ns=integers(totals(of_range, alone, count), has_range > 0),
         sync_ns=integers(totals(of_range, waited, count), has_range > 0),
         busy_ns=totals(of_operation, work.added_ns[pairs], count),
-        sum_ns=totals(of_operation, (gpu.end_ns - gpu.start_ns)[operation], count),
+        sum_ns=totals(of_operation, gpu.end_ns[operation] - gpu.start_ns[operation], count),
         operations=np.bincount(of_operation, minlength=count),
         kernels=np.bincount(of_operation[gpu.kind[operation] == KERNEL], minlength=count),
         copies=np.bincount(of_operation[gpu.kind[operation] == COPY], minlength=count),
@@ -86,7 +83,7 @@ def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] |
     numbers: dict[tuple[str, ...] | None, int] = {}
     group = []
     for one in distinct.tolist():
-        key = tuple(_APPENDED.sub("", names[name]) for name in paths[one]) if one >= 0 else None
+        key = tuple(without_numbers(names[name]) for name in paths[one]) if one >= 0 else None
         group.append(numbers.setdefault(key, len(numbers)))
     return np.array(group, np.int64)[place.reshape(-1)], list(numbers)
 
@@ -97,17 +94,24 @@ def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tupl
     None for a step between two boundaries: it is a stretch of the GPU's time, and the host is ahead of that.
     """
     ranges = context.found
-    start, end = int(found.start_ns[step]), int(found.end_ns[step])
-    inside = (ranges.style == PUSH_POP) & ~ranges.replay & (ranges.thread == found.thread[step])
-    inside &= (ranges.start_ns >= start) & (ranges.end_ns <= end)
-    rows = np.flatnonzero(inside & np.full(len(inside), found.kind != BOUNDARY))
-    waited = covered_ns(waits, ranges.thread[rows].astype(np.int64), ranges.start_ns[rows], ranges.end_ns[rows])
-    place = np.full(len(ranges) + 1, -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    above = place[ranges.parent[rows]]
+    rows = np.empty(0, np.int64)
+    if found.kind != BOUNDARY:
+        start, end = int(found.start_ns[step]), int(found.end_ns[step])
+        rows = _ranges_by_time(context).overlapping(start - 1, end + 1)
+        inside = (ranges.style[rows] == PUSH_POP) & ~ranges.replay[rows] & (ranges.thread[rows] == found.thread[step])
+        rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
+    waited = covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
+    above = ranges.parent[rows]
+    place = np.minimum(np.searchsorted(rows, above), max(0, len(rows) - 1))
+    among = np.flatnonzero(rows[place] == above)
     own = waited.copy()
-    np.subtract.at(own, above[above >= 0], waited[above >= 0])
+    np.subtract.at(own, place[among], waited[among])
     return rows, ranges.self_ns[rows], own
+
+
+@once
+def _ranges_by_time(context: Context) -> Blocks:
+    return Blocks(context.found.start_ns, context.found.end_ns)
 
 
 def breakdown(context: Context, found: Steps, work: Work, step: int) -> Table:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import slices, spread
+from traceable.analysis.gpus import lanes_by, streams_of
+from traceable.analysis.grouping import distinct_pairs
 from traceable.analysis.instances import Stretches
-from traceable.analysis.intervals import Union, covered_ns, lanes_of, union
-from traceable.analysis.naming import ALLOCATING, NCCL, SYNCHRONISING, names_like
-from traceable.analysis.operations import COPY, GRAPH, KERNEL
+from traceable.analysis.intervals import Lanes, Union, covered_ns, union
+from traceable.analysis.naming import ALLOCATING
+from traceable.analysis.operations import COPY, GRAPH
+from traceable.analysis.shared import calls_like, nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps
 from traceable.analysis.table import integers, ratios
-from traceable.trace.model import Bool, Int64
+from traceable.analysis.waits import waits_by_thread
+from traceable.trace.model import Bool, Int64, NDArray
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Work:
         added_ns: by how much the operation makes the union of those before it in its step longer: what a step was busy
             is the sum of it, however its operations are grouped.
         waits: when each thread was in a call that waits for the GPU; its lanes are the threads.
+        lanes: all operations by the lanes of the steps.
     """
 
     step: Int64
@@ -37,60 +42,85 @@ class Work:
     bounds: Int64
     added_ns: Int64
     waits: Union
+    lanes: Lanes
 
-    def total(self, values: Int64 | Bool) -> Int64:
+    def total(self, values: Int64) -> Int64:
         """Return the sum of one value a pair, by step."""
-        until = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+        until = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(values, out=until[1:])
         return np.diff(until[self.bounds])
 
 
 def work_of(context: Context, found: Steps) -> Work:
     """Return the operations of each step."""
-    step, operation = members(context, found)
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(step, minlength=len(found)))])
+    lanes = lanes_by(context, _lane_of_stream(context, found), len(found.process))
+    step, operation = _of_ranges(context, found, lanes) if found.kind == RANGE else _between(context, found, lanes)
+    bounds = np.searchsorted(step, np.arange(len(found) + 1, dtype=step.dtype))
     added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
-    return Work(step, operation, bounds, added, _waits_by_thread(context))
+    return Work(step, operation, bounds, added, waits_by_thread(context), lanes)
 
 
-def members(context: Context, found: Steps) -> tuple[Int64, Int64]:
-    """Return pairs (step, operation), by step and start of the operation."""
-    gpu = context.gpu
-    if found.kind == RANGE:
-        return _of_ranges(context, found)
-    time = gpu.start_ns.copy()
-    if found.kind == CYCLE:
-        called = context.launched.call_of >= 0
-        time[called] = context.trace.calls.start_ns[context.launched.call_of[called]]
-    step = np.full(len(gpu), -1, np.int64)
-    for lane in range(len(found.process)):
-        here = gpu.process == found.process[lane]
-        if found.kind == BOUNDARY:
-            here &= gpu.device == found.device[lane]
-        low, high = np.searchsorted(found.lane, [lane, lane + 1])
-        rows = np.flatnonzero(here)
-        at = low + np.searchsorted(found.start_ns[low:high], time[rows], "right") - 1
-        inside = (at >= low) & (time[rows] < found.end_ns[at])
-        step[rows[inside]] = at[inside]
-    operation = gpu.by_start[step[gpu.by_start] >= 0]
-    step = step[operation]
-    by_step = np.argsort(step.astype(np.int16) if len(found) < 1 << 15 else step, kind="stable")
-    return step[by_step], operation[by_step]
+def _between(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
+    """Return pairs (step, operation) of what starts, or of CYCLE whose launch call starts, in each step."""
+    gpu, calls = context.gpu, context.trace.calls
+    step_of = np.full(len(gpu), -1, np.int64)
+    bounds = np.searchsorted(found.lane, np.arange(len(found.process) + 1)).tolist()
+    for rows, (low, high) in zip(lanes, pairwise(bounds), strict=True):
+        time = gpu.start_ns[rows]
+        if found.kind == CYCLE:
+            call = context.launched.call_of[rows]
+            called = np.flatnonzero(call >= 0)
+            time[called] = calls.start_ns[call[called]]
+        at = low + np.searchsorted(found.start_ns[low:high], time, "right") - 1
+        inside = np.flatnonzero((at >= low) & (time < found.end_ns[at]))
+        step_of[rows[inside]] = at[inside]
+    return _by_step(step_of, gpu.by_start, lanes)
 
 
-def _of_ranges(context: Context, found: Steps) -> tuple[Int64, Int64]:
+def _of_ranges(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
     """Return what `Context.operation_pairs` has of the steps' ranges, without making the pairs of all others."""
     step, stretches = _stretches(context, found)
     events = context.attribution.links.events
     where = slices(stretches, events)
     event = spread(where.first, where.number)
-    inside = events.end_ns[event] <= np.repeat(stretches.end_ns, where.number)
+    step = np.repeat(step, where.number)
+    if not where.whole.all():
+        inside = np.flatnonzero(events.end_ns[event] <= np.repeat(stretches.end_ns, where.number))
+        event, step = event[inside], step[inside]
+    operation = events.item[event]
+    step_of = np.full(events.items, -1, np.int64)
+    step_of[operation] = step
+    if (step_of[operation] == step).all():
+        return _by_step(step_of, events.order, lanes)
+    # Steps lie inside one another, so that an operation may be of several.
     rank = np.empty(events.items, np.int64)
     rank[events.order] = np.arange(events.items)
-    key = np.repeat(step, where.number)[inside] * max(1, events.items) + rank[events.item[event[inside]]]
-    key.sort()
-    key = key[np.diff(key, prepend=-1) > 0]
-    step = key // max(1, events.items)
-    return step, events.order[key - step * events.items]
+    step, place = distinct_pairs(step, rank[operation], events.items)
+    return step, events.order[place]
+
+
+def _by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64, Int64]:
+    """Return pairs (step, operation) by step and start, given the step of each operation; -1 for none."""
+    # Steps come by lane and start as well, so that nothing is left to sort where all of one precede all of the next.
+    for order in (lanes.order, by_start) if len(lanes.order) == len(by_start) else (by_start,):
+        step = step_of[order]
+        some = np.flatnonzero(step >= 0)
+        step, operation = step[some], order[some]
+        if (step[1:] >= step[:-1]).all():
+            return step, operation
+    # Sorting one number for both is several times faster than sorting an order.
+    step, place = distinct_pairs(step, np.arange(len(step)), len(step))
+    return step, operation[place]
+
+
+def _lane_of_stream(context: Context, found: Steps) -> Int64:
+    """Return the lane of the steps that the operations of each stream are in; -1 for none."""
+    streams = streams_of(context)
+    lane = np.full(len(streams), -1, np.int64)
+    for i in range(len(found.process)):
+        here = streams.process == found.process[i]
+        lane[here & (streams.device == found.device[i]) if found.kind == BOUNDARY else here] = i
+    return lane
 
 
 def _stretches(context: Context, found: Steps) -> tuple[Int64, Stretches]:
@@ -111,30 +141,27 @@ def _stretches(context: Context, found: Steps) -> tuple[Int64, Stretches]:
 def _added(step: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return the ns by which each operation makes the union of those before it in its step longer.
 
-    Operations stand by step and start. Times count from the first start of their step; to that comes the length of all
-    steps before, so that one running maximum of the ends serves all of them.
+    Operations stand by step and start. The times of each step are put after those of all steps before, so that one
+    running maximum of the ends serves all of them. The arrays given are used up.
     """
     if not len(step):
         return np.empty(0, np.int64)
-    first = np.flatnonzero(np.diff(step, prepend=-1))
-    number = np.diff(np.append(first, len(step)))
-    start = start_ns - np.repeat(start_ns[first], number)
-    end = end_ns - np.repeat(start_ns[first], number)
-    length = np.maximum.reduceat(end, first) + 1
-    if float(length.sum(dtype=np.float64)) > 2**62:
-        parts = np.split(np.arange(len(step)), first[1:])
-        return np.concatenate([_added_in_one(start[rows], end[rows]) for rows in parts])
-    before = np.repeat(np.cumsum(length) - length, number)
-    latest = np.maximum.accumulate(before + end)
-    covered = np.concatenate([[0], latest[:-1]]) - before
-    added: Int64 = np.maximum(0, end - np.maximum(start, covered))
-    return added
+    low, high = int(start_ns.min()), int(end_ns.max())
+    if (high - low + 1) * (int(step[-1]) + 1) > 2**62:
+        parts = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step)) + 1)
+        return np.concatenate([_added_in_order(start_ns[rows], end_ns[rows]) for rows in parts])
+    later = step * (high - low + 1)
+    later -= low
+    start_ns += later
+    end_ns += later
+    return _added_in_order(start_ns, end_ns)
 
 
-def _added_in_one(start: Int64, end: Int64) -> Int64:
-    latest = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
-    added: Int64 = np.maximum(0, end - np.maximum(start, latest))
-    return added
+def _added_in_order(start: Int64, end: Int64) -> Int64:
+    latest = np.maximum.accumulate(end)
+    np.maximum(start[1:], latest[:-1], out=start[1:])
+    added = np.subtract(end, start, out=latest)
+    return np.maximum(added, 0, out=added)
 
 
 def columns_of(context: Context, found: Steps, work: Work) -> dict[str, NDArray[Any]]:
@@ -142,21 +169,22 @@ def columns_of(context: Context, found: Steps, work: Work) -> dict[str, NDArray[
     trace, gpu = context.trace, context.gpu
     wall = found.end_ns - found.start_ns
     has_gpu = np.full(len(found), len(gpu) > 0)
-    kind = gpu.kind[work.operation]
-    nccl = np.zeros(len(gpu), np.bool_)
-    nccl[: len(trace.kernels)] = names_like(trace, NCCL, trace.kernels.name)[trace.kernels.name]
-    idle = wall - _occupied(context, found)
+    steps, operations = len(found), np.diff(work.bounds)
+    # The kernels, which stand first among the operations, are what is left when all else is counted.
+    other = np.flatnonzero(work.operation >= len(trace.kernels))
+    kind = gpu.kind[work.operation[other]]
+    idle = wall - _occupied(context, found, work)
     columns: dict[str, NDArray[Any]] = {
         "start_ns": found.start_ns,
         "end_ns": found.end_ns,
         "wall_ns": wall,
         "gpu_busy_ns": work.total(work.added_ns),
         "gpu_sum_ns": work.total((gpu.end_ns - gpu.start_ns)[work.operation]),
-        "operations": np.diff(work.bounds),
-        "kernels": work.total(kind == KERNEL),
-        "graph_launches": work.total(kind == GRAPH),
-        "copy_ns": _union_of(context, work, kind == COPY),
-        "nccl_ns": _union_of(context, work, nccl[work.operation]),
+        "operations": operations,
+        "kernels": operations - np.bincount(work.step[other], minlength=steps),
+        "graph_launches": np.bincount(work.step[other[kind == GRAPH]], minlength=steps),
+        "copy_ns": _union_of(context, work, other[kind == COPY]),
+        "nccl_ns": _union_of(context, work, _nccl(context, work)),
         "idle_ns": idle,
     }
     for name in list(columns)[3:]:
@@ -172,31 +200,39 @@ def columns_of(context: Context, found: Steps, work: Work) -> dict[str, NDArray[
     }
 
 
-def _occupied(context: Context, found: Steps) -> Int64:
+def _occupied(context: Context, found: Steps, work: Work) -> Int64:
     """Return for how long of each step any operation of its process (and device) ran, whichever step it is of."""
-    gpu = context.gpu
-    lane = np.full(len(gpu), -1, np.int64)
-    for i in range(len(found.process)):
-        here = gpu.process == found.process[i]
-        lane[here & (gpu.device == found.device[i]) if found.kind == BOUNDARY else here] = i
-    busy = union(gpu.start_ns, gpu.end_ns, lanes_of(lane, len(found.process), gpu.by_start))
+    busy = union(context.gpu.start_ns, context.gpu.end_ns, work.lanes)
     return covered_ns(busy, found.lane, found.start_ns, found.end_ns)
 
 
-def _union_of(context: Context, work: Work, which: Bool) -> Int64:
+def _nccl(context: Context, work: Work) -> Int64:
+    """Return the pairs whose operation is a kernel of NCCL."""
+    kernels = nccl_kernels(context)
+    if not len(kernels):
+        return kernels
+    is_nccl = np.zeros(len(context.gpu), np.bool_)
+    is_nccl[kernels] = True
+    return np.flatnonzero(is_nccl[work.operation])
+
+
+def _union_of(context: Context, work: Work, pairs: Int64) -> Int64:
     """Return the union of those of the steps' operations that count, by step."""
-    step, operation = work.step[which], work.operation[which]
+    step, operation = work.step[pairs], work.operation[pairs]
     added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
     return totals(step, added, len(work.bounds) - 1)
 
 
 def _launching(context: Context, work: Work) -> Int64:
     """Return the summed time of the launch calls of each step; a call counts where the operation that leads it does."""
-    call = context.launched.call_of[work.operation]
-    counts = context.launched.leads[work.operation] & (call >= 0)
-    calls = context.trace.calls
-    time = np.zeros(len(call), np.int64)
-    time[counts] = calls.end_ns[call[counts]] - calls.start_ns[call[counts]]
+    calls, launched = context.trace.calls, context.launched
+    if not len(calls):
+        return np.zeros(len(work.bounds) - 1, np.int64)
+    call = launched.call_of[work.operation]
+    time = calls.end_ns[call]
+    time -= calls.start_ns[call]
+    # What has no call leads none.
+    time *= launched.leads[work.operation]
     return work.total(time)
 
 
@@ -206,11 +242,11 @@ def _on_the_thread(context: Context, found: Steps, waits: Union) -> tuple[Int64,
     """
     trace = context.trace
     step, stretches = _stretches(context, found)
-    thread, start, end = stretches.thread.astype(np.int64), stretches.start_ns, stretches.end_ns
+    thread, start, end = stretches.thread, stretches.start_ns, stretches.end_ns
     blocked, begun = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
     np.add.at(blocked, step, covered_ns(waits, thread, start, end))
     calls = trace.calls
-    allocating = np.flatnonzero(names_like(trace, ALLOCATING, calls.name)[calls.name])
+    allocating = calls_like(context, ALLOCATING)
     for one in np.unique(calls.thread[allocating]).tolist():
         times = calls.start_ns[allocating[calls.thread[allocating] == one]]
         rows = np.flatnonzero(thread == one)
@@ -219,10 +255,3 @@ def _on_the_thread(context: Context, found: Steps, waits: Union) -> tuple[Int64,
     known = np.zeros(len(found), np.bool_)
     known[step] = True
     return blocked, begun, known
-
-
-def _waits_by_thread(context: Context) -> Union:
-    trace, calls = context.trace, context.trace.calls
-    waiting = np.flatnonzero(names_like(trace, SYNCHRONISING, calls.name)[calls.name])
-    lanes = lanes_of(calls.thread.astype(np.int64), len(trace.threads), waiting)
-    return union(calls.start_ns, calls.end_ns, lanes)

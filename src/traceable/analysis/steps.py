@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import numbered, only_value
+from traceable.analysis.gpus import gpus, streams_of
+from traceable.analysis.grouping import only_value, ranked
 from traceable.analysis.instances import own_ranges
+from traceable.analysis.intervals import narrowed
 from traceable.analysis.select import gpu_number
-from traceable.analysis.statistics import spread_of
 from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps, steps_of
 from traceable.analysis.step_parts import breakdown, slowest
 from traceable.analysis.step_work import Work, columns_of, work_of
@@ -22,7 +22,7 @@ from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.analysis.windows import STEP
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Bool, Int64
+from traceable.trace.model import NULL, Bool, Int64, NDArray
 
 WARM_UP_FACTOR = 1.5
 """A leading step is warm-up if it lasts longer than so many times the median of the later half."""
@@ -141,16 +141,17 @@ def _whose(context: Context, found: Steps, lane: Int64) -> dict[str, NDArray[Any
 
 def _devices(context: Context, found: Steps, work: Work) -> dict[str, NDArray[Any]]:
     """Return how many GPUs each step ran on, and the number of the GPU where it is one."""
-    gpu = context.gpu
     if found.kind == BOUNDARY:
         device = _lane_devices(context, found)[found.lane]
         return {"devices": np.ones(len(found), np.int64), "device": integers(device, device >= 0)}
-    pair, first = numbered(gpu.process, gpu.device)
-    number = gpu_number(context.trace, gpu.process[first], gpu.device[first])
-    if len(first) == 1 and number[0] >= 0:
-        used = (np.diff(work.bounds) > 0).astype(np.int64)
-        return {"devices": used, "device": integers(np.full(len(found), number[0]), used > 0)}
-    devices, device = only_value(work.step, number[pair][work.operation], len(found))
+    if not len(context.gpu):
+        return {"devices": np.zeros(len(found), np.int64), "device": np.full(len(found), NULL)}
+    used = gpus(context)
+    on = narrowed(used.streams.gpu, len(used))[used.streams.of_operation][work.operation]
+    # Of neighbours in one step and on one GPU the first will do.
+    other = (work.step[1:] != work.step[:-1]) | (on[1:] != on[:-1])
+    rows = np.flatnonzero(np.append(np.ones(min(1, len(on)), np.bool_), other))
+    devices, device = only_value(work.step[rows], np.array(used.number)[on[rows]], len(found))
     return {"devices": devices, "device": device}
 
 
@@ -206,7 +207,7 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
             "cut": np.bincount(found.lane[found.edge], minlength=lanes),
             "steady_start_ns": integers(start, count > 0),
             "steady_end_ns": integers(end, count > 0),
-            **spread_of("wall", found.lane, columns["wall_ns"], steady, lanes),
+            **ranked(found.lane, columns["wall_ns"], lanes, steady).summary("wall"),
             "steps_per_s": ratios(count * 1e9, elapsed),
             "utilisation_share": ratios(busy, wall),
             **means,
@@ -227,15 +228,16 @@ def _notes(context: Context, found: Steps, work: Work, warm_up: Bool) -> tuple[s
         why = "the first of its process and device, whose begin is not known" if found.kind == BOUNDARY else "cut"
         why = "the last, whose end is not known" if found.kind == CYCLE else why
         notes.append(f"left out of the steady state at the edge of the capture: {_counted(found.edge)}, {why}")
-    outside = np.ones(len(gpu), np.bool_)
-    outside[work.operation] = False
-    if outside.any():
-        time = int((gpu.end_ns - gpu.start_ns)[outside].sum())
-        notes.append(f"{int(outside.sum())} GPU operations, {time / 1e6:.3f} ms in sum, are of no step")
+    inside = np.zeros(len(gpu), np.bool_)
+    inside[work.operation] = True
+    outside = np.flatnonzero(~inside)
+    if len(outside):
+        time = int((gpu.end_ns[outside] - gpu.start_ns[outside]).sum())
+        notes.append(f"{len(outside)} GPU operations, {time / 1e6:.3f} ms in sum, are of no step")
     without = [
         str(process.pid)
         for index, process in enumerate(context.trace.processes)
-        if index not in found.process and (gpu.process == index).any()
+        if index not in found.process and (streams_of(context).process == index).any()
     ]
     if without:
         notes.append(f"no step in process {', '.join(without[:20])}, which used the GPU")

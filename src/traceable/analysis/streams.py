@@ -7,22 +7,34 @@ stream ran; how much of the GPU such an operation used is not known here.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.context import Context
-from traceable.analysis.gap_causes import are_nccl
-from traceable.analysis.gpus import Gpus, distinct, gpus
-from traceable.analysis.intervals import Lanes, Union, beneath, covered_ns, lanes_of, union
+from traceable.analysis.gpus import Gpus, gpus, timelines
+from traceable.analysis.grouping import numbered
+from traceable.analysis.intervals import (
+    Extents,
+    Lanes,
+    Union,
+    beneath,
+    covered_ns,
+    extents,
+    lanes_of,
+    narrowed,
+    touched,
+    union,
+)
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
+from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import Bool, Int64, NDArray
 
 _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
 
@@ -43,126 +55,171 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
     Raises:
         UnanswerableError: the trace holds no GPU operations, or none of the range.
     """
-    used = gpus(context)
-    gpu = context.gpu
-    rows, notes = gpu.by_start, used.notes
+    used, gpu = gpus(context), context.gpu
+    inside, order, notes = None, gpu.by_start, used.notes
     if range_name is not None:
         inside = context.operations_in(range_name)
-        rows = rows[inside[rows]]
-        if not len(rows):
+        order = order[inside[order]]
+        if not len(order):
             raise UnanswerableError(
                 f"range {range_name!r} put nothing on the GPU", "`--view ranges` shows which ranges did"
             )
         notes = (*notes, f"all numbers are of operations of range {range_name!r} only")
-    of_context = _cuda_contexts(context)
-    stream, first = distinct(used.of_operation, gpu.process, of_context, gpu.stream)
-    by_stream = union(gpu.start_ns, gpu.end_ns, lanes_of(stream, len(first), rows))
-    # The intervals of a GPU's streams, by start: what stream each is of no longer matters.
-    gpu_of_stream = used.of_operation[first]
-    of_gpu = lanes_of(gpu_of_stream[by_stream.lane_of()], len(used), np.argsort(by_stream.start_ns, kind="stable"))
-    by_gpu = union(by_stream.start_ns, by_stream.end_ns, of_gpu)
+    place = _Places.of(used)
+    by_stream = lanes_of(place.row_of_operation(used), len(place), order)
+    of_stream = extents(gpu.start_ns, gpu.end_ns, by_stream)
+    some = np.diff(by_stream.bounds) > 0
+    first = _by_gpu(np.minimum, of_stream.first_ns[some], place.gpu[some], len(used))
+    last = _by_gpu(np.maximum, of_stream.last_ns[some], place.gpu[some], len(used))
+    total = last - first - _between_windows(context, first, last)
+    one, two, three = _concurrency(context, used, place, by_stream, of_stream)
+    busy = one + two + three
     table = Table(
         {
-            **_places(context, used, of_context, first),
-            **_work(context, stream, rows, by_stream),
-            **_shares(context.trace, by_stream, by_gpu, gpu_of_stream),
+            **place.columns(context, used),
+            **_kinds(context, used, place, by_stream, inside),
+            "sum_ns": of_stream.sum_ns,
+            "busy_ns": of_stream.busy_ns,
+            "mean_concurrency": ratios(of_stream.sum_ns, of_stream.busy_ns),
+            "busy_share": ratios(of_stream.busy_ns, busy[place.gpu]),
+            "total_share": ratios(of_stream.busy_ns, total[place.gpu]),
+            "first_start_ns": of_stream.first_ns,
+            "last_end_ns": of_stream.last_ns,
         }
     )
     overlap = {
         "device": used.numbers(),
         "name": used.names(context.trace),
-        "total_ns": _spans(by_gpu, context.trace),
-        "busy_ns": by_gpu.total_ns(),
-        **_classes(context, used, rows),
-        **_concurrency(by_stream, by_gpu, gpu_of_stream, of_gpu),
+        "total_ns": total,
+        "busy_ns": busy,
+        **_classes(context, used, order, inside),
+        "streams": np.bincount(place.gpu[some], minlength=len(used)),
+        "one_stream_ns": one,
+        "two_streams_ns": two,
+        "three_or_more_streams_ns": three,
+        "mean_streams": ratios(totals(place.gpu, of_stream.busy_ns, len(used)), busy),
     }
-    found = table.take(table.values["operations"] > 0)
-    return replace(found, others={"overlap": Table(overlap).take(np.diff(by_gpu.bounds) > 0)}, notes=notes)
+    here = np.bincount(place.gpu[some], minlength=len(used)) > 0
+    return Table(table.take(some).values, {"overlap": Table(overlap).take(here)}, notes)
 
 
-def _cuda_contexts(context: Context) -> NDArray[np.int32]:
-    """Return the CUDA context of each operation."""
-    trace = context.trace
-    kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
-    return np.concatenate([events.context for events in kinds])
+@dataclass(frozen=True)
+class _Places:
+    """The streams that are a row each, as equally long columns; see `gpus.Streams`.
+
+    Attributes:
+        row: of each of `Gpus.streams`, where two of CUDA's device numbers may stand for one GPU.
+    """
+
+    gpu: Int64
+    process: Int64
+    context: Int64
+    stream: Int64
+    row: Int64
+
+    @classmethod
+    def of(cls, used: Gpus) -> _Places:
+        of = used.streams
+        row, first = numbered(of.gpu, of.process, of.context, of.stream)
+        return cls(of.gpu[first], of.process[first], of.context[first], of.stream[first], row)
+
+    def __len__(self) -> int:
+        return len(self.gpu)
+
+    def row_of_operation(self, used: Gpus) -> NDArray[np.integer]:
+        row: NDArray[np.integer] = narrowed(self.row, len(self))[used.streams.of_operation]
+        return row
+
+    def columns(self, context: Context, used: Gpus) -> dict[str, NDArray[Any]]:
+        processes = [context.trace.processes[i] for i in self.process.tolist()]
+        return {
+            "device": used.numbers()[self.gpu],
+            "pid": np.array([process.pid for process in processes], np.int64),
+            "process": objects(process.name or None for process in processes),
+            "context": integers(self.context, self.context >= 0),
+            "stream": integers(self.stream, self.stream >= 0),
+        }
 
 
-def _places(context: Context, used: Gpus, of_context: NDArray[np.int32], first: Int64) -> dict[str, NDArray[Any]]:
-    gpu, processes = context.gpu, context.trace.processes
-    process = gpu.process[first].tolist()
-    return {
-        "device": used.numbers()[used.of_operation[first]],
-        "pid": np.array([processes[i].pid for i in process], np.int64),
-        "process": objects(processes[i].name or None for i in process),
-        "context": integers(of_context[first], of_context[first] >= 0),
-        "stream": integers(gpu.stream[first], gpu.stream[first] >= 0),
-    }
+def _between_windows(context: Context, first: Int64, last: Int64) -> Int64:
+    """Return how long each GPU, from `first` to `last`, was idle because nothing was recorded."""
+    begins, ends = unrecorded(context.trace)
+    if not len(begins):
+        return np.zeros(len(first), np.int64)
+    idle = timelines(context).gaps
+    idle = idle.take(touched(idle, begins, ends))
+    idle = idle.take((idle.start_ns >= first[idle.lane]) & (idle.end_ns <= last[idle.lane]))
+    return totals(idle.lane, idle.end_ns - idle.start_ns, len(first))
 
 
-def _work(context: Context, stream: Int64, rows: Int64, by_stream: Union) -> dict[str, NDArray[Any]]:
-    gpu = context.gpu
-    streams, kinds = len(by_stream), len(_KINDS)
-    of_row = stream[rows]
-    count = np.bincount(of_row * kinds + gpu.kind[rows], minlength=streams * kinds).reshape(streams, kinds)
-    summed = totals(of_row, gpu.end_ns[rows] - gpu.start_ns[rows], streams)
-    return {
-        "operations": count.sum(axis=1),
-        **{name: count[:, number] for name, number in _KINDS.items()},
-        "sum_ns": summed,
-        "busy_ns": by_stream.total_ns(),
-        "mean_concurrency": ratios(summed, by_stream.total_ns()),
-    }
+def _by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:
+    """Return the first start or the last end of each GPU, given those of its streams; 0 for a GPU without any."""
+    found = np.zeros(count, np.int64)
+    found[gpu] = values
+    reduce.at(found, gpu, values)
+    return found
 
 
-def _shares(trace: Trace, by_stream: Union, by_gpu: Union, gpu_of_stream: Int64) -> dict[str, NDArray[Any]]:
-    busy = by_stream.total_ns()
-    first, last = _edges(by_stream)
-    return {
-        "busy_share": ratios(busy, by_gpu.total_ns()[gpu_of_stream]),
-        "total_share": ratios(busy, _spans(by_gpu, trace)[gpu_of_stream]),
-        "first_start_ns": first,
-        "last_end_ns": last,
-    }
+def _kinds(
+    context: Context, used: Gpus, place: _Places, by_stream: Lanes, inside: Bool | None
+) -> dict[str, NDArray[Any]]:
+    """Return how many operations of each kind each stream ran."""
+    gpu, streams, kinds = context.gpu, len(place), len(_KINDS)
+    # The kernels, which stand first among the operations, are what is left when all else is counted.
+    other = np.arange(len(context.trace.kernels), len(gpu))
+    if inside is not None:
+        other = other[inside[other]]
+    row = place.row[used.streams.of_operation[other]]
+    count = np.bincount(row * kinds + gpu.kind[other], minlength=streams * kinds).reshape(streams, kinds)
+    operations = np.diff(by_stream.bounds)
+    count[:, KERNEL] = operations - count.sum(axis=1)
+    return {"operations": operations, **{name: count[:, number] for name, number in _KINDS.items()}}
 
 
-def _edges(of: Union) -> tuple[Int64, Int64]:
-    """Return the first start and the last end of each lane; NULL for an empty one."""
-    some = np.diff(of.bounds) > 0
-    first, last = np.full(len(of), NULL, np.int64), np.full(len(of), NULL, np.int64)
-    first[some] = of.start_ns[of.bounds[:-1][some]]
-    last[some] = of.end_ns[of.bounds[1:][some] - 1]
-    return first, last
+def _concurrency(
+    context: Context, used: Gpus, place: _Places, by_stream: Lanes, of_stream: Extents
+) -> tuple[Int64, Int64, Int64]:
+    """Return for how long exactly one, exactly two, and three or more streams of each GPU were busy."""
+    start, end = context.gpu.start_ns, context.gpu.end_ns
+    if (of_stream.sum_ns == of_stream.busy_ns).all():
+        # Operations of one stream overlap in graphs only: where none do there is nothing to unite.
+        order, lane = context.gpu.by_start, narrowed(used.streams.gpu, len(used))[used.streams.of_operation]
+        if len(by_stream.order) < len(order):
+            of_any = np.zeros(len(order), np.bool_)
+            of_any[by_stream.order] = True
+            order = order[of_any[order]]
+    else:
+        busy = union(start, end, by_stream)
+        start, end, lane = busy.start_ns, busy.end_ns, place.gpu[busy.lane_of()]
+        order = np.argsort(start, kind="stable")
+    lanes = lanes_of(lane, len(used), order)
+    left = [totals(place.gpu, of_stream.busy_ns, len(used))]
+    for _ in range(3):
+        start, end, lanes = beneath(start, end, lanes)
+        left.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.places()], np.int64))
+    # What is left beneath is the time of two streams, and again that of three, and so on, each as often as it is open.
+    one, two, three = (above - below for above, below in pairwise(left))
+    return one - two, two - three, three
 
 
-def _spans(of: Union, trace: Trace) -> Int64:
-    """Return the time from first to last of each lane, less what lies between the operations of two windows."""
-    first, last = _edges(of)
-    begins, ends = unrecorded(trace)
-    spans = last - first
-    for lane in range(len(of)) if len(begins) else ():
-        start, end = of.lane(lane)
-        before = np.searchsorted(ends, end[:-1], "right")
-        across = np.searchsorted(begins, start[1:], "left") > before
-        spans[lane] -= int((start[1:] - end[:-1])[across].sum())
-    return spans
-
-
-_COMPUTE, _COPY, _NCCL = range(3)
-"""The classes of operations."""
-
-
-def _classes(context: Context, used: Gpus, rows: Int64) -> dict[str, NDArray[Any]]:
+def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) -> dict[str, NDArray[Any]]:
     """Return how long each GPU was busy with each class of operations, and with two of them at once."""
-    gpu = context.gpu
-    of_class = np.full(len(gpu), _COMPUTE, np.int64)
-    of_class[gpu.kind == COPY] = _COPY
-    of_class[np.flatnonzero(are_nccl(context, np.arange(len(gpu))))] = _NCCL
-    of_class += 3 * used.of_operation
-    classes = union(gpu.start_ns, gpu.end_ns, lanes_of(of_class, 3 * len(used), rows))
-    compute, copy, nccl = classes.total_ns().reshape(-1, 3).T
-    with_copy, with_nccl = _both(classes, _COPY, _COMPUTE), _both(classes, _NCCL, _COMPUTE)
+    gpu, kernels = context.gpu, len(context.trace.kernels)
+    lane = narrowed(used.streams.gpu, len(used))[used.streams.of_operation]
+    few = {"copy": np.arange(kernels, kernels + len(context.trace.copies)), "nccl": nccl_kernels(context)}
+    found = {}
+    for name, rows in few.items():
+        rows = rows if inside is None else rows[inside[rows]]
+        rows = rows[np.argsort(gpu.start_ns[rows], kind="stable")]
+        of_rows = lanes_of(lane[rows], len(used), np.arange(len(rows)))
+        found[name] = union(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
+    for rows in few.values():
+        lane[rows] = -1
+    compute = union(gpu.start_ns, gpu.end_ns, lanes_of(lane, len(used), order))
+    copy, nccl = (busy.total_ns() for busy in found.values())
+    with_copy, with_nccl = (_both(busy, compute) for busy in found.values())
     return {
-        "compute_ns": compute,
+        "compute_ns": compute.total_ns(),
         "copy_ns": copy,
         "nccl_ns": nccl,
         "compute_and_copy_ns": with_copy,
@@ -171,27 +228,11 @@ def _classes(context: Context, used: Gpus, rows: Int64) -> dict[str, NDArray[Any
         "compute_and_nccl_ns": with_nccl,
         "nccl_exposed_ns": nccl - with_nccl,
         "nccl_hidden_share": ratios(with_nccl, nccl),
-        "copy_and_nccl_ns": _both(classes, _COPY, _NCCL),
+        "copy_and_nccl_ns": _both(found["copy"], found["nccl"]),
     }
 
 
-def _both(classes: Union, one: int, other: int) -> Int64:
-    """Return how long two classes were busy at once on each GPU; there are three lanes a GPU."""
-    lane = classes.lane_of()
-    mine = np.flatnonzero(lane % 3 == one)
-    lane = lane[mine]
-    covered = covered_ns(classes, lane - one + other, classes.start_ns[mine], classes.end_ns[mine])
-    return totals(lane // 3, covered, len(classes) // 3)
-
-
-def _concurrency(by_stream: Union, by_gpu: Union, gpu_of_stream: Int64, of_gpu: Lanes) -> dict[str, NDArray[Any]]:
-    """Return for how long exactly one, exactly two, and three or more streams of each GPU were busy."""
-    second = beneath(by_stream.start_ns, by_stream.end_ns, of_gpu)
-    busy, two, three = by_gpu.total_ns(), union(*second).total_ns(), union(*beneath(*second)).total_ns()
-    return {
-        "streams": np.bincount(gpu_of_stream[np.diff(by_stream.bounds) > 0], minlength=len(by_gpu)),
-        "one_stream_ns": busy - two,
-        "two_streams_ns": two - three,
-        "three_or_more_streams_ns": three,
-        "mean_streams": ratios(totals(gpu_of_stream, by_stream.total_ns(), len(by_gpu)), busy),
-    }
+def _both(few: Union, many: Union) -> Int64:
+    """Return how long both were busy at once, by lane."""
+    lane = few.lane_of()
+    return totals(lane, covered_ns(many, lane, few.start_ns, few.end_ns), len(few))

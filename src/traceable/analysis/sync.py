@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.analysis.blocking import Pieces, Waits, waited_for, waiting_calls
 from traceable.analysis.context import Context
@@ -22,8 +21,9 @@ from traceable.analysis.named import call_name, operation_labels, operation_name
 from traceable.analysis.remedies import record_gpu
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.units import often, time
 from traceable.errors import UnanswerableError
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 _OUTSIDE, _NOTHING = -1, -2
 """Instead of the number of a range: no range launched it, and there was nothing to be launched."""
@@ -134,7 +134,7 @@ def _asked(context: Context, waits: Waits) -> _Asked:
     lasting = np.where(found.replay, 0, found.end_ns - found.start_ns)
     waiting = label[context.innermost_of_call[waits.call]]
     launching = label[context.innermost[pieces.operation]]
-    operation = operation_labels(context)[pieces.operation]
+    operation = operation_labels(context, pieces.operation)
     who = numbered(waiting, text)[0]
     part, first_of_part = numbered(who[pieces.wait], launching, operation)
     return _Asked(
@@ -265,21 +265,10 @@ def _longest_first(columns: dict[str, NDArray[Any]]) -> Table:
 def _sentences(answer: Table) -> tuple[str, ...]:
     real = [row for row in answer.rows() if row["waited_for"] is not None]
     return tuple(
-        f"{row['range'] or 'what is outside every range'} waits {_said(row['wait_total_ns'])} in total for "
-        f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {_times(row['count'])})"
+        f"{row['range'] or 'what is outside every range'} waits {time(row['wait_total_ns'])} in total for "
+        f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {often(row['count'])})"
         for row in real[:_SENTENCES]
     )
-
-
-def _said(ns: int) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if ns >= size * 0.9995:
-            return f"{ns / size:.{3 if ns < 9.9995 * size else 2 if ns < 99.995 * size else 1}f} {unit}"
-    return f"{ns} ns"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _nobody_waits(calls: int, waits: int, range_name: str | None) -> UnanswerableError:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from traceable.trace.model import NULL
+from traceable.trace.model import NULL, NDArray
 
 
 @dataclass(frozen=True)

@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
-from traceable.analysis.instances import Instances
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.analysis.context import Context
+from traceable.analysis.intervals import Union, covered_ns, lanes_of, union
+from traceable.analysis.naming import SYNCHRONISING
+from traceable.analysis.shared import calls_like, once
+from traceable.trace.model import NULL, Int64
 
-_WAITING = re.compile(r"cu(da)?(Thread|Device|Ctx|Context|Stream|Event)Synchronize(_ptsz)?(_v\d+)?$")
-"""The synchronising calls of the runtime (cuda...) and the driver API (cu...)."""
+
+@once
+def waits_by_thread(context: Context) -> Union:
+    """Return when each thread was in a synchronising call; the lanes are the threads."""
+    calls = context.trace.calls
+    waiting = calls_like(context, SYNCHRONISING)
+    lanes = lanes_of(calls.thread[waiting], len(context.trace.threads), np.arange(len(waiting)))
+    return union(calls.start_ns[waiting], calls.end_ns[waiting], lanes)
 
 
-def sync_waits(trace: Trace, found: Instances) -> Int64:
-    """Return the ns that each instance's thread spent in synchronising calls while it ran, shape (len(found),).
+def sync_waits(context: Context) -> Int64:
+    """Return the ns that each instance's thread spent in synchronising calls while it ran, one value an instance.
 
     Calls inside one another count once, and a call that the range's edge cuts counts with what lies inside. NULL where
     the trace holds no API calls, or the range ended on another thread than it began.
     """
-    waits = np.full(len(found), NULL, np.int64)
-    if not len(trace.calls):
+    waits = np.full(len(context.found), NULL, np.int64)
+    if not len(context.trace.calls):
         return waits
-    waiting = [i for i, name in enumerate(trace.names) if _WAITING.match(name)]
-    calls = np.flatnonzero(np.isin(trace.calls.name, waiting))
-    stretches = found.stretches
-    blocked = np.zeros(len(stretches.owner), np.int64)
-    for thread in np.unique(trace.calls.thread[calls]).tolist():
-        here = calls[trace.calls.thread[calls] == thread]
-        of_thread = np.flatnonzero(stretches.thread == thread)
-        starts, ends = union(trace.calls.start_ns[here], trace.calls.end_ns[here])
-        until = _blocked_until(starts, ends, stretches.end_ns[of_thread])
-        blocked[of_thread] = until - _blocked_until(starts, ends, stretches.start_ns[of_thread])
+    stretches = context.found.stretches
+    blocked = covered_ns(waits_by_thread(context), stretches.thread, stretches.start_ns, stretches.end_ns)
     waits[stretches.owner] = 0
     np.add.at(waits, stretches.owner, blocked)
     return waits
-
-
-def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Return the union of closed intervals as disjoint intervals in order."""
-    order = np.argsort(start_ns, kind="stable")
-    start = start_ns[order]
-    latest = np.maximum.accumulate(end_ns[order])
-    if not len(order):
-        return start, latest
-    begins = np.append(True, start[1:] > latest[:-1])
-    return start[begins], latest[np.append(np.flatnonzero(begins)[1:] - 1, len(order) - 1)]
-
-
-def _blocked_until(starts: Int64, ends: Int64, time_ns: Int64) -> Int64:
-    """Return the summed length of disjoint sorted intervals before each time, in ns."""
-    before = np.searchsorted(starts, time_ns, "right")
-    whole = np.concatenate([[0], np.cumsum(ends - starts)])
-    last = np.maximum(before - 1, 0)
-    overhang = np.where(before > 0, np.maximum(0, ends[last] - time_ns), 0)
-    until: Int64 = whole[before] - overhang
-    return until

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from traceable.analysis.enclosure import Slices, over_slices, pairs_of, slices, spread
-from traceable.analysis.instances import Instances, Stretches
+from traceable.analysis.enclosure import Events, Reduction, Slices, pairs_of, slices, spread
+from traceable.analysis.instances import Instances, Stretches, stretches_of
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
 from traceable.analysis.replays import Replayed
-from traceable.analysis.rules import GRAPH_NODE, RULES, TASK, THREAD, Links
+from traceable.analysis.rules import ADOPTED, GRAPH_NODE, RULES, TASK, THREAD, TIME, Links
 from traceable.analysis.statistics import totals
 from traceable.trace.model import NULL, Bool, Int8, Int64
 
@@ -55,20 +55,30 @@ class GpuWork:
     rule_operations: Int64
 
 
+@dataclass(frozen=True)
+class Projection:
+    """What nsys's projection shows of each instance; columns as in `GpuWork`."""
+
+    operations: Int64
+    launches: Int64
+    start_ns: Int64
+    span_ns: Int64
+
+
 def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replayed) -> GpuWork:
     """Return the GPU work of each instance."""
     work = _nothing(len(found))
-    stretches, events = found.stretches, links.events
-    where = slices(stretches, events)
-    simple = _simple(stretches, where, links, len(found), len(gpu))
+    stretches, events, where = found.stretches, links.events, links.where
+    simple = _simple(stretches, where, events, len(found), len(gpu))
     rows = np.flatnonzero(simple & (where.number > 0))
     if len(rows):
         _add_slices(work, found, gpu, launched, links, stretches.owner[rows], where.first[rows], where.number[rows])
     rest = replace(where, number=np.where(simple, 0, where.number))
-    place = np.full(len(gpu), THREAD, np.int8)
-    place[events.item] = links.rule
-    for instance, operation in pairs_of(stretches, events, rest):
-        _add_pairs(work, found, gpu, launched, instance, operation, place[operation])
+    if rest.number.any():
+        place = np.full(len(gpu), THREAD, np.int8)
+        place[events.item] = links.rule
+        for instance, operation in pairs_of(stretches, events, rest):
+            _add_pairs(work, found, gpu, launched, instance, operation, place[operation])
     if len(replayed.instance):
         by_node = np.full(len(replayed.operation), GRAPH_NODE, np.int8)
         _add_pairs(work, found, gpu, launched, replayed.instance, replayed.operation, by_node)
@@ -77,18 +87,34 @@ def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Lin
     return work
 
 
-def spans_of(stretches: Stretches, instances: int, gpu: GpuOperations, launched: Launches, links: Links) -> GpuWork:
-    """Return the part of the work that nsys's projection holds: operations, launches, start and span, else 0."""
-    work = _nothing(instances)
-    where = slices(stretches, links.events)
-    simple = _simple(stretches, where, links, instances, len(gpu))
+def projected(found: Instances, gpu: GpuOperations, launched: Launches, events: Events, work: GpuWork) -> Projection:
+    """Return what nsys's projection shows, which knows of launch calls on the range's own thread alone.
+
+    That is `work` but for instances with operations by another rule, which are looked at again.
+
+    Args:
+        events: the launch calls as places, whatever else is known of their operations.
+    """
+    nsys = Projection(work.operations, work.launches, work.start_ns, work.span_ns)
+    other = found.replay.copy()
+    for rule in (GRAPH_NODE, ADOPTED, TIME):
+        other |= work.rule_operations[rule] > 0
+    if not other.any():
+        return nsys
+    nsys = replace(nsys, **{column.name: getattr(nsys, column.name).copy() for column in fields(nsys)})
+    for values in (nsys.operations, nsys.launches, nsys.span_ns):
+        values[other] = 0
+    nsys.start_ns[other] = NULL
+    stretches = stretches_of(found.stretches, other)
+    where = slices(stretches, events)
+    simple = _simple(stretches, where, events, len(found), len(gpu))
     rows = np.flatnonzero(simple & (where.number > 0))
-    columns = _Columns(gpu, launched, links.events.item)
-    _span_of_slices(work, columns, stretches.owner[rows], where.first[rows], where.number[rows])
+    columns = _Columns(gpu, launched, events.item)
+    _span_of_slices(nsys, columns, stretches.owner[rows], where.first[rows], where.number[rows])
     rest = replace(where, number=np.where(simple, 0, where.number))
-    for instance, operation in pairs_of(stretches, links.events, rest):
-        _span_of_pairs(work, gpu, launched, instance, operation)
-    return work
+    for instance, operation in pairs_of(stretches, events, rest):
+        _span_of_pairs(nsys, gpu, launched, instance, operation)
+    return nsys
 
 
 def _nothing(count: int) -> GpuWork:
@@ -102,13 +128,13 @@ def _nothing(count: int) -> GpuWork:
     return work
 
 
-def _simple(stretches: Stretches, where: Slices, links: Links, instances: int, operations: int) -> Bool:
+def _simple(stretches: Stretches, where: Slices, events: Events, instances: int, operations: int) -> Bool:
     """Return which stretches are their instance's only one and have a slice that is wholly theirs, nothing twice."""
     alone = np.bincount(stretches.owner, minlength=instances)[stretches.owner] == 1
-    twice = np.bincount(links.events.item, minlength=operations)[links.events.item] > 1
+    number = np.bincount(events.item, minlength=operations)
     simple: Bool = where.whole & alone
-    if twice.any():
-        before = _running(twice)
+    if number.max(initial=0) > 1:
+        before = _running(number[events.item] > 1)
         simple &= before[where.first + where.number] == before[where.first]
     return simple
 
@@ -130,14 +156,17 @@ def _running(values: Int64 | Bool) -> Int64:
     return sums
 
 
-def _span_of_slices(work: GpuWork, columns: _Columns, who: Int64, first: Int64, number: Int64) -> None:
-    last = first + number
+def _span_of_slices(
+    work: GpuWork | Projection, columns: _Columns, who: Int64, first: Int64, number: Int64
+) -> Reduction:
+    """Put operations, launches, start and span into `work`; return what reduces the slices."""
     work.operations[who] = number
-    running = _running(columns.leads)
-    work.launches[who] = running[last] - running[first]
-    start = over_slices(np.minimum, columns.start, first, number, 0)
+    work.launches[who] = _SlicesOf(first, first + number).total(columns.leads)
+    reduced = Reduction(first, number)
+    start = reduced(np.minimum, columns.start, 0)
     work.start_ns[who] = start
-    work.span_ns[who] = over_slices(np.maximum, columns.end, first, number, 0) - start
+    work.span_ns[who] = reduced(np.maximum, columns.end, 0) - start
+    return reduced
 
 
 class _SlicesOf:
@@ -184,10 +213,10 @@ def _add_slices(
 ) -> None:
     """Put the work of instances with one slice of places each into `work`."""
     columns = _Columns(gpu, launched, links.events.item)
-    _span_of_slices(work, columns, who, first, number)
+    reduced = _span_of_slices(work, columns, who, first, number)
     sums = _SlicesOf(first, first + number)
     _add_sums(work, found, gpu, launched, who, columns.item, links.rule, sums)
-    work.queue_max_ns[who] = over_slices(np.maximum, launched.queue_ns[columns.item], first, number, NULL)
+    work.queue_max_ns[who] = reduced(np.maximum, launched.queue_ns[columns.item], NULL)
     work.busy_ns[who] = _busy_of_slices(links, columns, first, number)
 
 
@@ -221,8 +250,9 @@ def _add_sums(
     graphs = others[kind[others] == GRAPH]
     work.graphs[who] = sums.among(graphs).total(np.ones(len(graphs), np.int64))
     queue = launched.queue_ns[item]
-    work.queue_ns[who] = sums.total(np.where(queue == NULL, 0, queue))
-    work.queued[who] = sums.total(queue != NULL)
+    waited = queue >= 0
+    work.queued[who] = sums.total(waited)
+    work.queue_ns[who] = sums.total(np.multiply(queue, waited, out=queue))
     _add_copies(work, gpu, who, item[others], duration[others], sums.among(others))
 
 
@@ -257,7 +287,7 @@ def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64
         cut[low + 1 : high] = before <= after
     block = np.cumsum(cut) - 1
     bounds = np.append(np.flatnonzero(cut), len(start))
-    whole = _running(_union_of_groups(block, start, end, int(block[-1]) + 1))
+    whole = _running(_unions_of_blocks(bounds, start, end))
     last = first + number
     # The first block of which the slice has the beginning, and the one after the last of which it has the end.
     lower = block[first] + ~cut[first]
@@ -273,6 +303,19 @@ def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64
             group = np.repeat(np.arange(len(some)), length[some])
             busy[some] += _union_of_groups(group, start[place], end[place], len(some))
     return busy
+
+
+def _unions_of_blocks(bounds: Int64, start: Int64, end: Int64) -> Int64:
+    """Return the union of the intervals of each block, in ns; `bounds` is where each begins, and the end."""
+    # Most blocks are of one operation, which is its own union.
+    unions = end[bounds[:-1]] - start[bounds[:-1]]
+    several = np.flatnonzero(np.diff(bounds) > 1)
+    if len(several):
+        number = bounds[several + 1] - bounds[several]
+        place = spread(bounds[several], number)
+        group = np.repeat(np.arange(len(several)), number)
+        unions[several] = _union_of_groups(group, start[place], end[place], len(several))
+    return unions
 
 
 _AT_ONCE = 1 << 20
@@ -315,7 +358,9 @@ def _union_of_groups(group: Int64, start: Int64, end: Int64, groups: int) -> Int
     return union
 
 
-def _span_of_pairs(work: GpuWork, gpu: GpuOperations, launched: Launches, instance: Int64, operation: Int64) -> None:
+def _span_of_pairs(
+    work: GpuWork | Projection, gpu: GpuOperations, launched: Launches, instance: Int64, operation: Int64
+) -> None:
     if not len(instance):
         return
     first = np.flatnonzero(np.diff(instance, prepend=-1))

@@ -12,7 +12,7 @@ from typing import Any
 
 from traceable.cli.profile import positive
 from traceable.errors import UsageError
-from traceable.report.views import ALL, RANGES, VIEWS, View
+from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _OF_VIEWS = {
     "names": "--names",
     "range_name": "--range",
     "families": "--families",
+    "threshold": "--threshold",
     "domain": "--domain",
     "match": "--match",
     "sort": "--sort",
@@ -49,6 +50,12 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (docs/report.md)")
     group.add_argument("--range", metavar="NAME", dest="range_name", help="only what belongs to ranges of this name")
+    group.add_argument(
+        "--threshold",
+        metavar="RULE.NAME=VALUE",
+        action="append",
+        help="when a finding is said (docs/findings.md); repeatable",
+    )
     step = group.add_mutually_exclusive_group()
     step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")
     step.add_argument("--step-kernel", metavar="GLOB", help="a step ends where a kernel of such a name does")
@@ -73,6 +80,8 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
     taken |= {"by" for view in views if view.by} | {name for view in views for name in view.chooses}
     if every:
         taken -= _FOR_ONE_TABLE
+    if documented(views, arguments):
+        taken |= set(FINDINGS.options)
     for name, flag in _OF_VIEWS.items():
         if getattr(arguments, name) is not None and name not in taken:
             raise UsageError(f"--view {arguments.view} takes no {flag}", _who_takes(name))
@@ -85,10 +94,40 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
     return views
 
 
+def documented(views: Sequence[View], arguments: argparse.Namespace) -> bool:
+    """Whether the ranges are among what is asked, by path or by name: a document of their own, with the findings."""
+    return RANGES in views and arguments.by in (None, "path", "name")
+
+
+def thresholds_of(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the thresholds of the findings that the options set.
+
+    Raises:
+        UsageError: an option that is not RULE.NAME=VALUE, or names no threshold, or has a value that is none.
+    """
+    said: dict[str, float] = {}
+    for word in arguments.threshold or ():
+        name, _, value = word.partition("=")
+        try:
+            said[name.strip()] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--threshold {word[:80]!r} is not RULE.NAME=VALUE", "say for instance low_utilisation.utilisation=0.8"
+            ) from None
+    if said:
+        # The rules need numpy, which takes a tenth of a second to import.
+        from traceable.analysis.findings import checked
+
+        checked(said)
+    return said
+
+
 def options_of(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of a view's question that the options give; what was not said is left to it."""
     keywords = {**view.options, **({"by": "by"} if view.by else {})}
     said = {word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None}
+    if "thresholds" in said:
+        said["thresholds"] = thresholds_of(arguments)
     if "families" in said:
         from traceable.analysis.kernel_families import load_families
 
@@ -121,6 +160,8 @@ def part_asked(recording: Recording, arguments: argparse.Namespace) -> Recording
 def _check_output(arguments: argparse.Namespace, every: bool) -> None:
     if arguments.csv and every:
         raise UsageError("--view all is no single table for --csv", "use --json, or --csv with one view")
+    if arguments.threshold is not None and arguments.csv and arguments.view == RANGES.name:
+        raise UsageError("--csv of the ranges has no findings for --threshold", f"add --view {FINDINGS.name}")
     if arguments.table is not None and not arguments.csv:
         raise UsageError("--table says which table --csv prints", "add --csv; without it all tables are printed")
 

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from traceable.analysis.units import time as duration
 from traceable.errors import UsageError
 from traceable.launch import control
-from traceable.report.units import time as duration
 
 SCHEMA = "traceable.control/1"
 _FORM = "write +N as in --steps +20: that many steps from the next one on"

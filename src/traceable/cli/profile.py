@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
+from traceable.errors import UnanswerableError
 from traceable.report.choice import LARGEST, Choice, column_meant
 from traceable.report.text import encodable
 
@@ -69,12 +71,15 @@ def show(
     """
     # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
     from traceable.analysis.contract import verdicts
+    from traceable.cli.allocation import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
     from traceable.report.document import document, save
 
+    keep_freed_memory()
     with Progress() as progress:
         recording = load(path, progress=progress, run_directory=run_directory)
+        recording.answers([("ranges", {}), ("findings", {})])
         judged = verdicts(expected, recording.profile)
         if save_to is not None:
             save(document(recording, Choice(), judged), save_to)
@@ -91,24 +96,31 @@ def print_ranges(
     title: str,
     stream: TextIO,
     by: str = "path",
+    thresholds: Mapping[str, float] | None = None,
 ) -> None:
-    """Print the chosen ranges by path or by name, in the form that the options ask for."""
+    """Print the chosen ranges by path or by name, in the form that the options ask for; below them the findings.
+
+    Args:
+        thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
+    """
     from traceable.report.delimited import to_csv
     from traceable.report.document import document, head, to_json
 
     if arguments.json:
-        stream.write(to_json(document(recording, choice, verdicts)) + "\n")
+        stream.write(to_json(document(recording, choice, verdicts, thresholds)) + "\n")
     elif arguments.csv:
         table = recording.profile.names if by == "name" else recording.profile.ranges
         write_text(stream, to_csv(choice.rows(table, LARGEST), table.columns))
     else:
-        from traceable.report.terminal import Page, write_head, write_notes, write_ranges
+        from traceable.report.terminal import Page, write_head, write_largest_findings, write_notes, write_ranges
 
         page = Page(stream)
         said = head(recording)
         shown = dataclasses.replace(choice, top=choice.top or TERMINAL_ROWS)
         write_head(page, said, title)
         write_ranges(page, recording.profile, recording.counters(), shown, by)
+        with contextlib.suppress(UnanswerableError):
+            write_largest_findings(page, recording.findings(thresholds=thresholds))
         write_notes(page, said)
     stream.flush()
 

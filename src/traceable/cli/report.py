@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
@@ -21,7 +21,7 @@ from traceable.launch import contract
 from traceable.launch.reports import manifest_of
 from traceable.launch.windows import asked as asked_steps
 from traceable.report.choice import Choice, column_meant
-from traceable.report.views import RANGES, View
+from traceable.report.views import FINDINGS, RANGES, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,13 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what is asked of PATH; return the exit code."""
     views = asked.views_asked(arguments)
+    thresholds = asked.thresholds_of(arguments)
     expected = _expected(arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     from traceable.analysis.contract import verdicts
+    from traceable.cli.allocation import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
     from traceable.report.document import document, head
 
+    keep_freed_memory()
     with Progress() as progress:
         try:
             whole = load(arguments.path, progress=progress)
@@ -72,19 +75,20 @@ def run(arguments: argparse.Namespace) -> int:
         recording = asked.part_asked(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
         by = arguments.by or RANGES.by[0]
-        documented = RANGES in views and by in ("path", "name")
+        documented = asked.documented(views, arguments)
         if documented and arguments.range_name is not None:
             recording.check_range(arguments.range_name)
-        answers = {view: _answer(recording, view, arguments) for view in views if not (documented and view is RANGES)}
+        answers = _answers(recording, views, documented, arguments)
     refused = next((answer for answer in answers.values() if isinstance(answer, UnanswerableError)), None)
     if refused is not None and len(views) == 1:
         raise refused
     ranges = _of_ranges(recording, by, arguments) if documented else None
     if ranges is not None and not answers:
         title = f"profile of {arguments.path}"
-        print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by)
+        print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds)
     elif arguments.json:
-        _print_json(head(recording) if ranges is None else document(recording, ranges, judged), answers, arguments)
+        report = head(recording) if ranges is None else document(recording, ranges, judged, thresholds)
+        _print_json(report, answers, arguments)
     elif arguments.csv:
         _print_csv(next(iter(answers.values())), arguments)
     else:
@@ -124,17 +128,26 @@ def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> 
     return dataclasses.replace(_choice(arguments, table), name=arguments.range_name)
 
 
-def _answer(recording: Recording, view: View, arguments: argparse.Namespace) -> Answer:
-    try:
-        return recording.answer(view.name, **asked.options_of(view, arguments))
-    except UnanswerableError as error:
-        return error
+def _answers(
+    recording: Recording, views: Sequence[View], documented: bool, arguments: argparse.Namespace
+) -> dict[View, Answer]:
+    """Ask for the views; where the ranges are a document of their own, for what that holds as well."""
+    options = {view: asked.options_of(view, arguments) for view in views}
+    if documented:
+        options[RANGES] = {"by": RANGES.by[0]}
+        options.setdefault(FINDINGS, {"thresholds": asked.thresholds_of(arguments)})
+    found = recording.answers([(view.name, options[view]) for view in options])
+    answers = dict(zip(options, found, strict=True))
+    return {view: answers[view] for view in views if not (documented and view is RANGES)}
 
 
 def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], arguments: argparse.Namespace) -> None:
     from traceable.report.document import answer, to_json, unanswered
 
     for view, found in answers.items():
+        if view is FINDINGS and FINDINGS.name in report:
+            # The list of them, here as in report.json.
+            continue
         # `ranges` is the list of the range paths, here as in report.json.
         key = f"ranges_by_{arguments.by}" if view is RANGES else view.name
         if isinstance(found, UnanswerableError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traceable.report import units
+from traceable.analysis import units
 from traceable.report.choice import Row
 from traceable.report.layout import Cells
 from traceable.report.text import printable

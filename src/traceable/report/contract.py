@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from traceable.analysis.contract import NEVER_ENTERED, WITHOUT_GPU_WORK, Verdict
+from traceable.analysis.units import count
 from traceable.report.text import printable
-from traceable.report.units import count
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def lines(verdicts: Sequence[Verdict]) -> list[str]:
     """Return one line an expectation, and a last one where any is unmet."""
     said = [f"expected {printable(one.name)}: {_outcome(one)}" for one in verdicts]
     unmet = sum(not one.met for one in verdicts)
-    return [*said, f"{count(unmet)} of {_number(len(verdicts), 'expectation')} not met"] if unmet else said
+    return [*said, f"{count(unmet)} of {count(len(verdicts), 'expectation')} not met"] if unmet else said
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -37,9 +37,5 @@ def _outcome(verdict: Verdict) -> str:
         near = " or ".join(map(printable, verdict.near))
         return "never entered" + (f"; did you mean {near}?" if near else "")
     if verdict.verdict == WITHOUT_GPU_WORK:
-        return f"entered {_number(verdict.count, 'time')} without GPU work"
-    return f"seen {_number(verdict.count, 'time')}"
-
-
-def _number(number: int, what: str) -> str:
-    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+        return f"entered {count(verdict.count, 'time')} without GPU work"
+    return f"seen {count(verdict.count, 'time')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,16 @@ def _between_windows(trace: Trace, start_ns: int, end_ns: int) -> int:
     return int(unrecorded_ns(trace, np.array([start_ns]), np.array([end_ns]))[0])
 
 
-def document(recording: Recording, choice: Choice, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def document(
+    recording: Recording, choice: Choice, verdicts: Sequence[Verdict], thresholds: Mapping[str, float] | None = None
+) -> dict[str, Any]:
     """Return the report of the ranges as docs/report.md describes it, in plain Python values; None for absent.
 
     Args:
         recording: what is reported on.
         choice: which ranges and counters are in it.
         verdicts: what became of the ranges that were expected.
+        thresholds: of the findings, as `Recording.findings` takes them.
     """
     profile, counters = recording.profile, recording.counters()
     places = choice.places(profile.ranges, LARGEST)
@@ -85,9 +88,18 @@ def document(recording: Recording, choice: Choice, verdicts: Sequence[Verdict]) 
         ],
         "names": choice.rows(profile.names, LARGEST),
         "counters": list(counters.take(choice.matching(counters)).rows()),
-        "findings": [],
+        **_findings(recording, thresholds),
         "expectations": expectation_rows(verdicts),
     }
+
+
+def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> dict[str, Any]:
+    """Return all findings and what became of each rule; instead of the rules why the recording supports none."""
+    try:
+        found = recording.findings(thresholds=thresholds)
+    except UnanswerableError as error:
+        return {"findings": [], "finding_rules": unanswered(error)}
+    return {"findings": list(found.rows()), "finding_rules": list(found.others["rules"].rows())}
 
 
 def answer(table: Table, choice: Choice) -> dict[str, Any]:
@@ -143,10 +155,14 @@ def _coverage(coverage: Coverage) -> dict[str, Any]:
         return {"operations": share.operations, "gpu_ns": share.gpu_ns}
 
     if not coverage.total.operations:
-        return dict.fromkeys(("gpu_operations", "gpu_ns", "attributed", "unattributed"))
+        return dict.fromkeys(
+            ("gpu_operations", "gpu_ns", "attributed", "unattributed", "kernels", "attributed_kernels")
+        )
     return {
         "gpu_operations": coverage.total.operations,
         "gpu_ns": coverage.total.gpu_ns,
         "attributed": {label: plain(share) for label, share in coverage.attributed.items()},
         "unattributed": {reason: plain(share) for reason, share in coverage.unattributed.items()},
+        "kernels": plain(coverage.kernels),
+        "attributed_kernels": plain(coverage.attributed_kernels),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ _WIDEST_FURTHER_TEXT = 60
 
 _NARROWEST_TEXT = 24
 """To how many cells a column of text may be cut before a column is dropped instead."""
+
+
+_BREAKS = re.compile(r"(?<!\d) | (?!\d{3}\b)")
+"""Where a line may be broken: at spaces, but not at those within a number (62 195)."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,29 @@ def laid_out(columns: Sequence[Cells], width: int | None) -> list[str]:
         .rstrip()
         for row in zip(*lines, strict=True)
     ]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a text as lines of at most `width` cells, broken between words, and inside one that is longer than a line.
+
+    Examples:
+        >>> wrapped("one two three", 7), wrapped("abcdefg", 3)
+        (['one two', 'three'], ['abc', 'def', 'g'])
+    """
+    lines = [""]
+    for word in _BREAKS.split(text):
+        if lines[-1] and width_of(lines[-1]) + 1 + width_of(word) > width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+        while width_of(lines[-1]) > width:
+            line = lines.pop()
+            # At least one character a line, however wide it is: else this would not end.
+            fits = next((n for n in range(len(line) - 1, 1, -1) if width_of(line[:n]) <= width), 1)
+            lines += [line[:fits], line[fits:]]
+            if not line[fits:]:
+                lines.pop()
+                break
+    return lines
 
 
 def _fitted(columns: Sequence[Cells], wanted: dict[int, int], width: int) -> dict[int, int]:

@@ -12,16 +12,21 @@ from typing import Any, TextIO
 
 from traceable.analysis.profile import Profile
 from traceable.analysis.table import Table
+from traceable.analysis.units import count, moment, share, time
 from traceable.report import windows
 from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
-from traceable.report.layout import Cells, laid_out
-from traceable.report.text import encodable, escaped, printable
-from traceable.report.units import count, moment, share, time
-from traceable.report.views import COUNTER_COLUMNS, RANGE_COLUMNS, Other, View
+from traceable.report.layout import GAP, Cells, laid_out, wrapped
+from traceable.report.text import encodable, escaped, printable, width_of
+from traceable.report.view_columns import COUNTER_COLUMNS, RANGE_COLUMNS, Other
+from traceable.report.views import FINDINGS, View
 
 _COUNTERS_MAX = 100
+_FINDINGS_BELOW_RANGES = 3
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_NARROWEST_TEXT = 20
+"""In how many cells at least a text is wrapped: with less beside others, it begins a line of its own."""
+
 _NARROWEST = 5
 """Some terminals say that they have no width: below this nobody can be reading."""
 
@@ -65,6 +70,26 @@ class Page:
         for line in rest:
             self._stream.write(line + "\n")
 
+    def paragraph(self, first: Sequence[str], text: str) -> None:
+        """Print a text, wrapped where there is a width to keep, beside cells that stand in its first line only.
+
+        Args:
+            first: the cells, already padded; as wide as they are, further lines are indented.
+            text: what is wrapped; never cut.
+        """
+        beside = "".join(cell + " " * GAP for cell in map(self._writable, first))
+        text = self._writable(text)
+        indent = width_of(beside)
+        if self._width is not None and self._width - indent < _NARROWEST_TEXT:
+            beside, indent = beside.rstrip(), 0
+            if beside:
+                self._stream.write(beside + "\n")
+                beside = ""
+        lines = [text] if self._width is None else wrapped(text, max(1, self._width - indent))
+        for line in lines:
+            self._stream.write(f"{beside}{line}".rstrip() + "\n")
+            beside = " " * indent
+
     def _writable(self, text: str) -> str:
         return encodable(escaped(text), getattr(self._stream, "encoding", None))
 
@@ -99,6 +124,48 @@ def write_ranges(page: Page, profile: Profile, counters: Table, choice: Choice, 
     _write_counters(page, list(counters.take(choice.matching(counters)).rows()))
 
 
+def write_largest_findings(page: Page, findings: Table) -> None:
+    """Print the findings by which most time is to be won, and where the rest is; nothing where there are none."""
+    rows = list(findings.take(slice(_FINDINGS_BELOW_RANGES)).rows())
+    if not rows:
+        return
+    page.line()
+    page.heading("time to be won, at most:")
+    for row, won in zip(rows, _aligned([time(row["won_ns"]) for row in rows]), strict=True):
+        page.paragraph([won], row["sentence"])
+    left_out = len(findings) - len(rows)
+    more = f"{left_out} more: " if left_out else ""
+    page.paragraph([], f"{more}--view {FINDINGS.name} says what to do, and what was looked for")
+
+
+def write_findings(page: Page, findings: Table, choice: Choice) -> None:
+    """Print the findings with what to do, what became of each rule, and the notes."""
+    rows = choice.rows(findings)
+    won = _aligned([time(row["won_ns"]) for row in rows])
+    part = _aligned([share(row["won_share"]) for row in rows])
+    for row, *cells_of_row in zip(rows, won, part, strict=True):
+        page.paragraph(cells_of_row, row["sentence"])
+        indent = [" " * len(cell) for cell in cells_of_row]
+        page.paragraph(indent, f"{row['rule']}: {row['advice']}")
+        page.line()
+    if left_out := len(findings) - len(rows):
+        page.paragraph([], f"{left_out} more findings: --top N shows more, --json has all")
+    page.heading("rules:")
+    rules = list(findings.others["rules"].rows())
+    names = [row["rule"] for row in rules]
+    for row in rules:
+        state = f"{row['findings']} {row['state']}" if row["findings"] else row["state"]
+        why = f"{row['reason']}; {row['remedy']}" if row["reason"] is not None else ", ".join(row["thresholds"])
+        page.paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {why}")
+    for note in findings.notes:
+        page.paragraph([], note)
+
+
+def _aligned(texts: Sequence[str]) -> list[str]:
+    widest = max(map(len, texts), default=0)
+    return [text.rjust(widest) for text in texts]
+
+
 def write_notes(page: Page, report: Mapping[str, Any]) -> None:
     """Print what of the file could not be read as it stood."""
     for note in report["source"]["notes"]:
@@ -107,6 +174,9 @@ def write_notes(page: Page, report: Mapping[str, Any]) -> None:
 
 def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows: int) -> None:
     """Print the tables of a view, of each but the main one at most `other_rows` rows, and its notes."""
+    if view.sentences:
+        write_findings(page, table, choice)
+        return
     main = [column for column in view.columns if column.source in table.columns]
     _write_table(page, table, main, choice, "--top N shows more, --json has all")
     for name, other in table.others.items():
@@ -163,9 +233,17 @@ def _coverage_line(coverage: Mapping[str, Any]) -> str:
         if part["operations"]
     ]
     line = f"GPU: {count(coverage['gpu_operations'])} operations, {time(coverage['gpu_ns'])}; "
-    line += f"{share(sum(attributed.values()))} of GPU time attributed"
+    line += _kernel_share(coverage) + f"{share(sum(attributed.values()))} of GPU time attributed"
     line += f" ({', '.join(parts)})" if parts else ""
     return line + (f"; unattributed: {', '.join(reasons)}" if reasons else "")
+
+
+def _kernel_share(coverage: Mapping[str, Any]) -> str:
+    """Return how much of the kernels' time is attributed, where other operations are as well."""
+    kernels = coverage["kernels"]
+    if not kernels["gpu_ns"] or kernels["operations"] == coverage["gpu_operations"]:
+        return ""
+    return f"{share(coverage['attributed_kernels']['gpu_ns'] / kernels['gpu_ns'])} of kernel time and "
 
 
 def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Choice, more: str) -> None:

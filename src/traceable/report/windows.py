@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from traceable.analysis.units import count, time
 from traceable.analysis.windows import CAPTURED, ON_REQUEST, Verdict, Windows
 from traceable.report.text import printable
-from traceable.report.units import count, time
 
 _WORTH_SAYING_NS = 10_000_000
 """From when on it is said how long opening and closing took: less is not felt by anybody."""

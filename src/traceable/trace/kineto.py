@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.errors import TraceError
 from traceable.trace import model
@@ -26,7 +25,7 @@ from traceable.trace.kineto_columns import OPERATIONS, Table
 from traceable.trace.kineto_file import File, read_file, readable, whole
 from traceable.trace.kineto_gpus import devices, gpu_numbers, renumbered
 from traceable.trace.kineto_json import Document
-from traceable.trace.model import NULL, Int32, Trace
+from traceable.trace.model import NULL, Int32, NDArray, Trace
 from traceable.trace.rows import folded, same, start_order
 
 _SUFFIXES = (".json", ".json.gz")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.trace.emitted import (
     ACTIVE_DOMAIN,
@@ -24,7 +23,7 @@ from traceable.trace.emitted import (
 from traceable.trace.intern import Names
 from traceable.trace.kineto_columns import Table
 from traceable.trace.kineto_events import Events
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int32
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, NDArray
 from traceable.trace.rows import folded
 
 Columns = dict[str, NDArray[Any]]

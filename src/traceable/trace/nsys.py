@@ -7,10 +7,10 @@ silent, in what real exports hold (docs/report.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from traceable.errors import TraceError
 from traceable.trace import model
 from traceable.trace.intern import Names, Strings, Threads, process_of
 from traceable.trace.model import NULL, Bool, Int64, Trace
-from traceable.trace.nvtx import NVTX, read_nvtx
+from traceable.trace.nvtx import read_nvtx
 from traceable.trace.rows import Coded, Rows, Wanted, nothing, start_order
 from traceable.trace.sqlite import RE_EXPORT, Database
+from traceable.trace.tables import ALWAYS, CUPTI, MEMORY_USAGE, NAMES, NVTX_EVENTS, OVERHEAD, REQUIRED, SPOKEN, TABLES
 
 NEWEST_SCHEMA = (3, 28)
 OLDEST_SCHEMA = (2, 0)
@@ -28,7 +29,6 @@ OLDEST_SCHEMA = (2, 0)
 _RECORDER = "traceable"
 """How the product name of the embedded recorder begins, in EXPORT_PRODUCT_NAME."""
 
-_CUPTI = "CUPTI_ACTIVITY_KIND_"
 _KNOWN_TABLES = frozenset({"NVTX_EVENTS", "StringIds", "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS"})
 _LATEST_NS = 1 << 62
 _LONGEST_NS = 1 << 53
@@ -37,18 +37,27 @@ _LONGEST_NS = 1 << 53
 _ROWS_AT_ONCE = 1 << 17
 
 
-def load(path: Path, decode: bool = True) -> Trace:
+Progress: TypeAlias = Callable[[str], None]
+"""Hears what is being done, as half a sentence: `reading 5.2 GB: kernels`."""
+
+
+def load(path: Path, decode: bool = True, *, progress: Progress | None = None) -> Trace:
     """Read an nsys SQLite export.
 
     Args:
         path: the `.sqlite` file. It is only read, and nothing is created beside it.
         decode: False has SQLite read every table, which takes about ten times as long; the trace is the same.
+        progress: is told which tables are being read, in this thread; None for nobody.
 
     Raises:
-        TraceError: it is not a whole, finished nsys export of a schema that this reader knows; the message says which.
+        TraceError: it is not a whole, finished nsys export of a schema that this reader knows, or memory does not
+            suffice; the message says which.
     """
-    with Database(path, decode) as database:
-        return _Reader(database).read()
+    try:
+        with Database(path, decode) as database:
+            return _Reader(database, progress).read()
+    except MemoryError as error:
+        raise TraceError(f"{path} takes more memory than there is", "read it on a larger machine") from error
 
 
 @dataclass
@@ -56,21 +65,25 @@ class _Reader:
     """What is shared while one file is read."""
 
     database: Database
+    progress: Progress | None
     names: Names = field(default_factory=Names)
     threads: Threads = field(default_factory=Threads)
     notes: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> Trace:
         metadata = self._metadata()
         schema = self._check_schema(metadata)
-        found = self.database.read({name: wanted for name, wanted in _TABLES.items() if self._complete(name)} | _NAMES)
+        whole = {name: wanted for name, wanted in TABLES.items() if self._complete(name)}
+        found = self.database.read(whole | NAMES, self._prepared, self._begun)
+        self._note_what_was_left_out()
         strings = Strings(found["StringIds"]["id"], found["StringIds"].coded["value"], self.names)
-        tables = {name: self._events(name, found.pop(name, None)) for name in _TABLES}
-        nvtx = tables.pop(_NVTX)
+        tables = {name: found.pop(name) if name in found else nothing(wanted) for name, wanted in TABLES.items()}
+        nvtx = tables.pop(NVTX_EVENTS)
         for name, events in tables.items():
             if "process" in events.coded:
                 self.threads.see_processes(events.coded["process"].values[:, 0])
-            elif name != _OVERHEAD:  # The profiler's own threads are none of the program's.
+            elif name != OVERHEAD:  # The profiler's own threads are none of the program's.
                 self.threads.see(events.coded["thread"].values[:, 0])
         self.threads.see(nvtx.coded["scope"].values[:, 0])
         closers = nvtx.coded["closer"].values[:, 0]
@@ -125,7 +138,7 @@ class _Reader:
         path = self.database.path
         stated = metadata.get("EXPORT_SCHEMA_VERSION", "")
         if not stated:
-            if not any(table in _KNOWN_TABLES or table.startswith(_CUPTI) for table in self.database.tables):
+            if not any(table in _KNOWN_TABLES or table.startswith(CUPTI) for table in self.database.tables):
                 raise TraceError(
                     f"{path} is an SQLite file, but not an nsys export",
                     "name a file made by `nsys export --type sqlite`, a .nsys-rep or a run directory",
@@ -155,45 +168,58 @@ class _Reader:
 
     def _complete(self, table: str) -> bool:
         """Return whether the table has what makes an event: a start, an end if it has one, and who did it."""
-        wanted, present = _TABLES[table], self.database.columns(table)
-        needed = [name for name in (*wanted.integers, *wanted.names()) if name in _REQUIRED.get(table, _ALWAYS)]
+        wanted, present = TABLES[table], self.database.columns(table)
+        needed = [name for name in (*wanted.integers, *wanted.names()) if name in REQUIRED.get(table, ALWAYS)]
         missing = [name for name in dict.fromkeys(needed) if name not in present]
         if missing and table in self.database.tables:
             self.notes.append(f"table {table} has no column {', '.join(missing)}: not read")
         return not missing
 
-    def _events(self, table: str, rows: Rows | None) -> Rows:
-        """Return one table of events, sorted by start, the longer of two first; equal ones stay in the file's order.
+    def _begun(self, tables: Sequence[str]) -> None:
+        """Say which tables are being read."""
+        if self.progress is not None:
+            what = dict.fromkeys(SPOKEN.get(table, "names") for table in tables)
+            self.progress(f"reading {_spoken(self.database.size_bytes)}: {' and '.join(what)}")
 
-        Rows that can't be events are left out, with a note: without a start, ending before it, or absurdly late.
+    def _prepared(self, table: str, rows: Rows) -> Rows:
+        """Return a table of events sorted by start, the longer of two first; equal ones stay in the file's order.
+
+        Rows that can't be events are left out and counted: without a start, ending before it, or absurdly late. Other
+        tables stay as they are. May run in two threads at once, each time with another table.
         """
-        if rows is None:
-            rows = nothing(_TABLES[table])
+        if table not in TABLES:
+            return rows
         end = rows.columns.get("end", rows["start"])
         # An NVTX range, or a mark, may have no end: it was still going on.
-        sane = _sane(rows["start"], end, open_ended=table == _NVTX)
+        sane = _sane(rows["start"], end, open_ended=table == NVTX_EVENTS)
         if not sane.all():
-            self.notes.append(f"{int((~sane).sum())} rows of {table} lie outside time (end before start): left out")
+            self.left_out[table] = int((~sane).sum())
             rows = rows.take(sane).without_unused()
         order = start_order(rows["start"], rows.columns.get("end", rows["start"]))
         if order is not None:
             rows.sort(order)
         return rows
 
+    def _note_what_was_left_out(self) -> None:
+        for table in TABLES:
+            if table in self.left_out:
+                count = self.left_out[table]
+                self.notes.append(f"{count} rows of {table} lie outside time (end before start): left out")
+
     def _cuda(self, tables: dict[str, Rows], strings: Strings) -> dict[str, Any]:
         """Return the columns of the CUDA tables as `Trace` holds them; `tables` is emptied, to hold no row twice."""
-        geometries, kernels = self._kernels(tables.pop(_CUPTI + "KERNEL"), strings)
+        geometries, kernels = self._kernels(tables.pop(CUPTI + "KERNEL"), strings)
         return {
             "geometries": geometries,
             "kernels": kernels,
-            "calls": self._calls(tables.pop(_CUPTI + "RUNTIME"), strings),
-            "copies": self._copies(tables.pop(_CUPTI + "MEMCPY")),
-            "memsets": self._memsets(tables.pop(_CUPTI + "MEMSET")),
-            "graph_launches": self._graph_launches(tables.pop(_CUPTI + "GRAPH_TRACE")),
-            "synchronisations": self._synchronisations(tables.pop(_CUPTI + "SYNCHRONIZATION")),
+            "calls": self._calls(tables.pop(CUPTI + "RUNTIME"), strings),
+            "copies": self._copies(tables.pop(CUPTI + "MEMCPY")),
+            "memsets": self._memsets(tables.pop(CUPTI + "MEMSET")),
+            "graph_launches": self._graph_launches(tables.pop(CUPTI + "GRAPH_TRACE")),
+            "synchronisations": self._synchronisations(tables.pop(CUPTI + "SYNCHRONIZATION")),
             "graph_nodes": self._graph_nodes(tables.pop("CUDA_GRAPH_NODE_EVENTS"), tables.pop("CUDA_GRAPH_EVENTS")),
-            "allocations": self._allocations(tables.pop(_MEMORY_USAGE)),
-            "overheads": self._overheads(tables.pop(_OVERHEAD), strings),
+            "allocations": self._allocations(tables.pop(MEMORY_USAGE)),
+            "overheads": self._overheads(tables.pop(OVERHEAD), strings),
         }
 
     def _kernels(self, rows: Rows, strings: Strings) -> tuple[Int64, model.Kernels]:
@@ -331,58 +357,12 @@ def _process_name(rows: Rows) -> Callable[[int], str]:
     return lambda global_pid: known.get(global_pid) or ""
 
 
-_NVTX = "NVTX_EVENTS"
-_OVERHEAD = "PROFILER_OVERHEAD"
-_MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
-_LAUNCH = (
-    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
-    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
-)
-_THREAD = {"thread": ("globalTid",)}
-
-
-def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Wanted:
-    """Return what is read of a table of GPU operations: what all of them have, and these."""
-    return Wanted(
-        ("start", "end", "correlationId", "graphNodeId", *integers),
-        ("deviceId", "contextId", "streamId", *small),
-        keys={"process": ("globalPid",), **{name.replace("_", " "): columns for name, columns in keys.items()}},
-    )
-
-
-_TABLES: dict[str, Wanted] = {
-    _CUPTI + "RUNTIME": Wanted(
-        ("start", "end", "correlationId", "returnValue"), ("eventClass",), keys={**_THREAD, "name": ("nameId",)}
-    ),
-    _CUPTI + "KERNEL": _operations(name=("demangledName",), short_name=("shortName",), launch=_LAUNCH),
-    _CUPTI + "MEMCPY": _operations("bytes", small=("copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId")),
-    _CUPTI + "MEMSET": _operations("bytes", small=("memKind",)),
-    _CUPTI + "GRAPH_TRACE": _operations("graphId"),
-    _CUPTI + "SYNCHRONIZATION": _operations(small=("syncType",)),
-    "CUDA_GRAPH_NODE_EVENTS": Wanted(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
-    "CUDA_GRAPH_EVENTS": Wanted(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
-    _MEMORY_USAGE: Wanted(
-        ("start", "bytes", "address", "correlationId"),
-        ("deviceId", "memKind", "memoryOperationType"),
-        keys={"process": ("globalPid",)},
-    ),
-    _OVERHEAD: Wanted(("start", "end"), keys={**_THREAD, "name": ("nameId",)}),
-    _NVTX: NVTX,
-}
-"""The tables of events and what is read of each."""
-
-_ALWAYS = ("start", "end", "globalTid", "globalPid")
-_REQUIRED = {
-    "CUDA_GRAPH_NODE_EVENTS": ("start", "globalTid", "graphNodeId"),
-    _MEMORY_USAGE: ("start", "globalPid", "bytes"),
-}
-"""Columns without which a table is not read; all others may be absent."""
-
-_NAMES = {
-    "StringIds": Wanted(("id",), texts=("value",)),
-    "ThreadNames": Wanted(("nameId", "priority", "globalTid")),
-    "PROCESSES": Wanted(("globalPid",), texts=("name",)),
-}
+def _spoken(size_bytes: int) -> str:
+    """Return a size in decimal units, as `5.2 GB`."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes / 1000:.1f} kB"
 
 
 def _sane(start: Int64, end: Int64, open_ended: bool) -> Bool:

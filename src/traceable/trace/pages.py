@@ -51,17 +51,25 @@ class DamagedPagesError(Exception):
     """Pages hold what no sound file does, and SQLite would not always notice: a page in a table twice is one."""
 
 
+class StoppedError(Exception):
+    """Decoding was ended, because nobody waits for it any more."""
+
+
 class Pages:
     """The pages of one file. A table may be decoded while another thread decodes another one.
 
     Args:
         descriptor: of the file, open for reading.
         size_bytes: its size.
+
+    Raises:
+        OSError: the file can't be read.
     """
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self._descriptor = descriptor
-        header = os.pread(descriptor, 100, 0)
+        self._stop = bytearray(1)
+        header = os.pread(descriptor, 100, 0).ljust(100, b"\0")  # It may have been emptied since it was checked.
         page_size = int.from_bytes(header[16:18], "big")
         self._page_size = 65536 if page_size == 1 else page_size
         self._usable = self._page_size - header[20]
@@ -75,11 +83,16 @@ class Pages:
         stated, whole = int.from_bytes(header[28:32], "big"), size_bytes // self._page_size
         return stated if 0 < stated <= whole and header[24:28] == header[92:96] else whole
 
+    def stop(self) -> None:
+        """Have `rows` in other threads end soon, with `StoppedError`, and every later one."""
+        self._stop[0] = 1
+
     def rows(self, layout: Layout, wanted: Wanted) -> Rows | None:
         """Return the rows of a table in the order in which SQLite would; None where SQLite should read it.
 
         Raises:
-            DamagedPagesError: see there.
+            DamagedPagesError, StoppedError: see there.
+            OSError: the file can't be read.
         """
         present = frozenset(layout.positions)
         asked = _asked(wanted, present)
@@ -90,10 +103,12 @@ class Pages:
         rowid = layout.positions[layout.rowid] if layout.rowid else -1
         try:
             count, found = _pages.decode(
-                self._descriptor, self._page_size, self._usable, self._count, layout.root, rowid, columns
+                self._descriptor, self._page_size, self._usable, self._count, layout.root, rowid, columns, self._stop
             )
         except _pages.Damaged as error:
             raise DamagedPagesError(str(error)) from error
+        except _pages.Stopped as error:
+            raise StoppedError from error
         except _pages.Unusual:
             return None
         results = {name: value for (_, name, _), value in zip(asked, found, strict=True)}

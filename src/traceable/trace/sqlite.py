@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceable.errors import TraceError
-from traceable.trace.model import NULL
+from traceable.trace.decoding import Begun, Decoding, Prepare
+from traceable.trace.model import NULL, NDArray
 from traceable.trace.pages import DamagedPagesError, Layout, Pages
 from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, small
 
@@ -34,6 +34,14 @@ _COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "
 
 _UNREADABLE = (sqlite3.Error, UnicodeError, OverflowError)
 """What a damaged file makes the sqlite3 module raise: its own errors, and these two while it converts a value."""
+
+
+def _as_read(_: str, rows: Rows) -> Rows:
+    return rows
+
+
+def _told_nobody(_: Sequence[str]) -> None:
+    pass
 
 
 class Database:
@@ -51,25 +59,23 @@ class Database:
         self.path = path
         self.size_bytes = _checked_size(path)
         self._decode = decode
-        quoted = urllib.parse.quote(os.fsencode(path.absolute()))
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise TraceError(f"{path} can't be read ({error.strerror})", "check its permissions") from error
-        try:
-            self._opened = self._state()
-            self._connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
-        except _UNREADABLE as error:
-            os.close(self._descriptor)
-            raise self._damaged(error) from error
-        try:
-            # Names in real exports are not always UTF-8 (a Windows capture in a Cyrillic locale): decode by hand.
-            self._connection.text_factory = bytes
-            self._tables = self._layouts()
-        except _UNREADABLE as error:
-            self._close()
-            raise self._damaged(error) from error
-        self._pages = Pages(self._descriptor, self.size_bytes)
+        with ExitStack() as opened:
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, self._descriptor)
+                self._opened = self._state()
+                self._pages = Pages(self._descriptor, self.size_bytes)
+                quoted = urllib.parse.quote(os.fsencode(path.absolute()))
+                self._connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
+                opened.callback(self._connection.close)
+                # Names in real exports are not always UTF-8 (a Windows capture in a Cyrillic locale): decode by hand.
+                self._connection.text_factory = bytes
+                self._tables = self._layouts()
+            except _UNREADABLE as error:
+                raise self._damaged(error) from error
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            self._close = opened.pop_all().close
 
     def __enter__(self) -> Database:
         return self
@@ -77,10 +83,8 @@ class Database:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            changed = self._state() != self._opened
-        finally:
-            self._close()
+        changed = self._changed()
+        self._close()
         if changed and (kind is None or issubclass(kind, TraceError)):
             raise TraceError(f"{self.path} was written to while it was read", "wait until the export has ended")
 
@@ -93,8 +97,15 @@ class Database:
         """The names of the columns of `table`; empty where the file has no such table."""
         return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
-    def read(self, tables: Mapping[str, Wanted]) -> dict[str, Rows]:
+    def read(
+        self, tables: Mapping[str, Wanted], prepare: Prepare = _as_read, begun: Begun = _told_nobody
+    ) -> dict[str, Rows]:
         """Read tables, each of which may be absent, which is the same as empty.
+
+        Args:
+            tables: what is wanted of each.
+            prepare: may be called in two threads at once, each time with another table.
+            begun: is called in this thread only.
 
         Raises:
             TraceError: a table can't be read, or a column of numbers holds something else.
@@ -102,42 +113,26 @@ class Database:
         present = [
             name for name in tables if name in self._tables and not self.columns(name).isdisjoint(tables[name].names())
         ]
-        found = self._decoded({name: tables[name] for name in present}) if self._decode else {}
-        read = {name: self._selected(name, tables[name]) for name in present if name not in found}
-        missing = {name: nothing(wanted) for name, wanted in tables.items()}
-        return missing | found | read
-
-    def _decoded(self, tables: Mapping[str, Wanted]) -> dict[str, Rows]:
-        """Return the rows of the tables that the decoder can read."""
         found: dict[str, Rows] = {}
-        failed: list[tuple[str, Exception]] = []
-        waiting = list(tables.items())[::-1]
+        if self._decode and self._pages.readable:
+            found = self._decoded({name: tables[name] for name in present}, prepare, begun)
+        for name in present:
+            if name not in found:
+                begun((name,))
+                found[name] = prepare(name, self._selected(name, tables[name]))
+        return {name: found[name] if name in found else nothing(wanted) for name, wanted in tables.items()}
 
-        def work() -> None:
-            while not failed:
-                try:
-                    name, wanted = waiting.pop()
-                except IndexError:
-                    return
-                try:
-                    rows = self._pages.rows(self._tables[name], wanted)
-                except (DamagedPagesError, MemoryError) as error:
-                    failed.append((name, error))
-                    return
-                if rows is not None:
-                    found[name] = rows
-
-        # The decoder lets go of the interpreter. A third thread gained nothing: one table is most of a file.
+    def _decoded(self, tables: Mapping[str, Wanted], prepare: Prepare, begun: Begun) -> dict[str, Rows]:
+        """Return the rows of the tables that the decoder can read."""
+        decoding = Decoding(self._pages, {name: (self._tables[name], tables[name]) for name in tables}, prepare)
         several = self.size_bytes >= _WORTH_A_THREAD_BYTES and len(tables) > 1
-        helper = threading.Thread(target=work) if several else None
-        if helper:
-            helper.start()
-        work()
-        if helper:
-            helper.join()
-        for name, error in failed:
-            raise self._damaged(error, name) if isinstance(error, DamagedPagesError) else error
-        return found
+        try:
+            # A third thread gained nothing: one table is most of a file.
+            return decoding.run(2 if several else 0, begun)
+        except DamagedPagesError as error:
+            raise self._damaged(error, decoding.failed) from error
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
 
     def _selected(self, table: str, wanted: Wanted) -> Rows:
         """Return the rows of a table as SQLite reads them."""
@@ -229,9 +224,15 @@ class Database:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
-    def _close(self) -> None:
-        self._connection.close()
-        os.close(self._descriptor)
+    def _changed(self) -> bool:
+        """Return whether the file is another one than when it was checked."""
+        try:
+            if self._state() != self._opened or self._opened[0] != self.size_bytes:
+                return True
+            # SQLite opened it by its name. One that was deleted since is whole all the same.
+            return self.path.exists() and not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except OSError:
+            return True
 
     def _damaged(self, error: Exception, table: str | None = None) -> TraceError:
         where = f" in table {table}" if table else ""
@@ -258,7 +259,7 @@ def _checked_size(path: Path) -> int:
             header = file.read(100)
         unfinished = [name for name in _journals(path) if name.is_file() and name.stat().st_size]
     except OSError as error:
-        raise TraceError(f"{path} can't be read ({error.strerror})", "check its permissions") from error
+        raise _unreadable(path, error) from error
     if not size:
         raise TraceError(f"{path} is empty", "the export failed or has not begun to write; export the report again")
     if not header.startswith(MAGIC[: len(header)]):
@@ -268,6 +269,11 @@ def _checked_size(path: Path) -> int:
         raise TraceError(f"{path} is still being written ({unfinished[0].name} lies beside it)", remedy)
     _check_whole(path, size, header)
     return size
+
+
+def _unreadable(path: Path, error: OSError) -> TraceError:
+    remedy = "check its permissions" if isinstance(error, PermissionError) else "check the disk that it lies on"
+    return TraceError(f"{path} can't be read ({error.strerror})", remedy)
 
 
 def _journals(path: Path) -> Iterable[Path]:

@@ -22,14 +22,25 @@ def time(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
-def count(number: int) -> str:
-    """Write a number with its thousands apart.
+def count(number: int, one: str = "", many: str = "") -> str:
+    """Write a number with its thousands apart and, if said, what it counts.
 
     Examples:
-        >>> count(62195)
-        '62 195'
+        >>> count(62195), count(1536, "call"), count(1, "copy", "copies")
+        ('62 195', '1 536 calls', '1 copy')
     """
-    return f"{number:,}".replace(",", " ")
+    noun = one if number == 1 else many or one + "s"
+    return f"{number:,}".replace(",", " ") + (f" {noun}" if one else "")
+
+
+def often(number: int) -> str:
+    """Write how often something happened.
+
+    Examples:
+        >>> often(1), often(1536)
+        ('once', '1 536 times')
+    """
+    return "once" if number == 1 else count(number, "time")
 
 
 def value(number: float) -> str:

@@ -1,0 +1,80 @@
+"""Which ranges are around which events: the look-ups against a comparison of every stretch with every event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.made import traces
+
+from traceable.analysis.context import Context
+from traceable.analysis.enclosure import Reduction, covered, few_sorted, innermost_around, sorted_events
+from traceable.analysis.instances import Instances, Stretches, stretches_of
+from traceable.trace.model import Trace
+
+
+def enclosing(stretches: Stretches, event: tuple[int, int, int]) -> list[int]:
+    thread, start, end = event
+    return [
+        i
+        for i in range(len(stretches.owner))
+        if stretches.thread[i] == thread and stretches.start_ns[i] <= start and end <= stretches.end_ns[i]
+    ]
+
+
+def innermost_by_hand(found: Instances, places: list[tuple[int, int, int]]) -> int:
+    stretches = found.stretches
+    around = []
+    for place in places:
+        inside = enclosing(stretches, place)
+        if inside:
+            last = max(inside, key=lambda i: (stretches.start_ns[i], -stretches.end_ns[i], i))
+            around.append(int(stretches.owner[last]))
+    return max(around, key=lambda one: (found.start_ns[one], -found.end_ns[one], one), default=-1)
+
+
+@st.composite
+def events_of(draw: Any, trace: Trace) -> list[tuple[int, int, int, int]]:
+    """Events (thread, start, end, item), some of one item; their edges are often those of the ranges."""
+    edges = sorted({*trace.ranges.start_ns.tolist(), *trace.ranges.end_ns.tolist()}) or [0]
+    time = st.one_of(st.sampled_from(edges), st.integers(edges[0] - 2, edges[-1] + 2))
+    one = st.tuples(st.integers(0, len(trace.threads) - 1), time, time, st.integers(0, 5))
+    return [(thread, min(a, b), max(a, b), item) for thread, a, b, item in draw(st.lists(one, max_size=12))]
+
+
+@given(st.data())
+def test_the_innermost_range_is_the_one_whose_stretch_began_last(data: Any) -> None:
+    trace = data.draw(traces())
+    events = data.draw(events_of(trace))
+    found = Context(trace).found
+    columns = (np.array([event[i] for event in events], kind) for i, kind in enumerate([np.int32] + 3 * [np.int64]))
+    thread, start, end, item = columns
+    made = sorted_events(thread, start, end, item, np.arange(6))
+    of_item = {one: [event[:3] for event in events if event[3] == one] for one in range(6)}
+    expected = [innermost_by_hand(found, of_item[one]) for one in range(6)]
+    assert innermost_around(found, made).tolist() == expected
+    for stretches in (found.stretches, stretches_of(found.stretches, ~found.task)):
+        inside = [any(enclosing(stretches, place) for place in of_item[one]) for one in range(6)]
+        assert covered(stretches, made).tolist() == inside
+
+
+@given(
+    st.lists(st.integers(-5, 5), min_size=1, max_size=9),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8),
+)
+def test_slices_are_reduced_in_any_order_and_inside_one_another(
+    values: list[int], asked: list[tuple[int, int]]
+) -> None:
+    asked = [(first % len(values), min(number, len(values) - first % len(values))) for first, number in asked]
+    first, number = (np.array([one[i] for one in asked], np.int64) for i in range(2))
+    reduced = Reduction(first, number)
+    for reduce, by_hand in ((np.maximum, max), (np.minimum, min)):
+        expected = [by_hand(values[begin : begin + count], default=77) for begin, count in asked]
+        assert reduced(reduce, np.array(values, np.int64), 77).tolist() == expected
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 40_000, -1]), max_size=9))
+def test_an_index_column_is_sorted_stably_whatever_it_holds(index: list[int]) -> None:
+    assert few_sorted(np.array(index, np.int32)).tolist() == sorted(range(len(index)), key=lambda i: index[i])

@@ -1,0 +1,532 @@
+"""What the findings say: against slow oracles, on hand-made traces on both sides of each threshold, and against SQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.analysis.finding_oracle import ORACLES, UNSUPPORTED, Facts
+from tests.analysis.gpu_work import gpu_traces
+from tests.analysis.made import NAMES, table, trace_of
+
+from traceable.analysis.context import Context
+from traceable.analysis.finding_rules import Evidence, Finding
+from traceable.analysis.findings import RULES, findings
+from traceable.analysis.gaps import gaps
+from traceable.analysis.links import host_link_gb_per_s
+from traceable.analysis.sync import sync
+from traceable.errors import UnanswerableError, UsageError
+from traceable.trace import load, model
+from traceable.trace.model import NULL, PUSH_POP, Trace
+
+UNITS = {
+    "bytes": st.sampled_from([0, 20, 50, 100]),
+    "count": st.sampled_from([0, 0.5, 1, 2]),
+    "us": st.sampled_from([0.003, 0.02, 20, 20]),
+    "share": st.sampled_from([0, 0, 0.05, 0.3, 0.6, 1]),
+}
+
+
+SLOWLY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Traces are drawn event by event, which on a busy machine takes longer than hypothesis likes."""
+
+
+def works(trace: Trace) -> bool:
+    return any(map(len, (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)))
+
+
+@st.composite
+def asked(draw: Any) -> tuple[Trace, dict[str, dict[str, float]]]:
+    """A trace with GPU work, some of whose ranges are steps, and thresholds."""
+    trace = draw(gpu_traces().filter(works))
+    if draw(st.sampled_from([True, True, True, False])):
+        trace = replace(trace, names=("step", *trace.names[1:]))
+    return trace, {rule.name: {one.name: draw(UNITS[one.unit]) for one in rule.thresholds} for rule in RULES}
+
+
+def told(rule: Any, evidence: Evidence, values: dict[str, float]) -> list[Finding] | None:
+    try:
+        found: list[Finding] = rule.find(evidence, values)
+    except UnanswerableError:
+        return UNSUPPORTED
+    return found
+
+
+def alike(found: Finding, expected: dict[str, Any]) -> bool:
+    """Whether a finding says what the oracle does; a set holds what would do as well."""
+    for name, value in expected.items():
+        mine = getattr(found, name)
+        if name == "won_ns":
+            if abs(mine - value) > 1:
+                return False
+        elif mine not in value if isinstance(value, set) else mine != value:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@SLOWLY
+@given(asked())
+def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any) -> None:
+    trace, thresholds = drawn
+    evidence = Evidence(Context(trace), lambda question: {"sync": sync}[question](Context(trace)))
+    # What wins too little is left out elsewhere.
+    values = {**thresholds[rule.name], "share": 0.0}
+    found = told(rule, evidence, values)
+    expected = ORACLES[rule.name](Facts(trace), values)
+    if expected is UNSUPPORTED:
+        assert found is UNSUPPORTED
+        return
+    assert found is not UNSUPPORTED
+    assert len(found) == len(expected)
+    for one in expected:
+        assert any(alike(mine, one) for mine in found), (one, found)
+
+
+@SLOWLY
+@given(asked())
+def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(drawn: Any) -> None:
+    trace, thresholds = drawn
+    flat = {f"{rule}.{name}": value for rule, names in thresholds.items() for name, value in names.items()}
+    evidence = Evidence(Context(trace), lambda _: sync(Context(trace)))
+    each = {rule.name: told(rule, evidence, thresholds[rule.name]) for rule in RULES}
+    # Two rules support any trace with GPU work, so that it is always answered.
+    answer = findings(Context(trace), thresholds=flat)
+    start, end = trace.extent_ns() or (0, 0)
+    won = [row["won_ns"] for row in answer.rows()]
+    assert won == sorted(won, reverse=True)
+    assert all(0 < row["won_ns"] <= end - start for row in answer.rows())
+    assert all(row["won_share"] == row["won_ns"] / (end - start) for row in answer.rows())
+    for row in answer.others["rules"].rows():
+        rule, said = row["rule"], each[row["rule"]]
+        assert row["thresholds"] == [f"{name}={value:g}" for name, value in thresholds[rule].items()]
+        assert row["state"] == ("unsupported" if said is UNSUPPORTED else "found" if row["findings"] else "nothing")
+        assert (row["reason"] is None) == (row["remedy"] is None) == (said is not UNSUPPORTED)
+        least = max(1, thresholds[rule]["share"] * (end - start))
+        worth = [one for one in said or () if min(one.won_ns, end - start) >= least]
+        assert (row["findings"] or 0) == len(worth) == sum(one["rule"] == rule for one in answer.rows())
+    assert len(answer.notes) == 1
+
+
+MORE = ("step", "forward", "aten::add, op_id = 1", "aten::add, op_id = 2", "ncclDevKernel_AllReduce")
+MORE += ("cudaMalloc_v3020", "cudaMemcpyAsync_v3020", "cudaGraphLaunch_v10000")
+WORDS = {name: i for i, name in enumerate((*NAMES, *MORE))}
+LAUNCH, WAIT = "cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020"
+
+
+class Made:
+    """A trace by hand, in microseconds, of one thread of process 0."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {"ranges": [], "calls": [], "kernels": [], "copies": []}
+        self.correlation = 0
+
+    def range(self, name: str, start: float, end: float) -> None:
+        same = {"category": -1, "thread": 0, "end_thread": -1, "style": PUSH_POP, "clipped": False, "fields": -1}
+        same |= {"payload": 0, "has_payload": False, "identity": NULL, "domain": -1}
+        self.rows["ranges"].append({**same, **times(start, end), "name": WORDS[name]})
+
+    def call(self, name: str, start: float, end: float) -> int:
+        self.correlation += 1
+        same = {"thread": 0, "driver": 0, "return_value": 0, "correlation": self.correlation}
+        self.rows["calls"].append({**same, **times(start, end), "name": WORDS[name]})
+        return self.correlation
+
+    def kernel(self, start: float, end: float, launch: int = NULL, device: int = 0, name: str = "c") -> None:
+        same = {"short_name": WORDS[name], "name": WORDS[name], "geometry": -1}
+        self.rows["kernels"].append({**same, **times(start, end), **place(device, launch)})
+
+    def copy(self, start: float, end: float, size: int, launch: int = NULL, kind: int = 1, memory: int = 1) -> None:
+        same = {"source_kind": memory, "target_kind": 2, "source_device": -1, "target_device": -1, "kind": kind}
+        self.rows["copies"].append({**same, **times(start, end), **place(0, launch), "size_bytes": size})
+
+    def trace(self) -> Trace:
+        kinds = {"ranges": model.Ranges, "calls": model.Calls, "kernels": model.Kernels, "copies": model.Copies}
+        made = trace_of(**{name: table(kind, self.rows[name]) for name, kind in kinds.items()})
+        return replace(made, names=tuple(WORDS))
+
+    def says(self, rule: str, **thresholds: float) -> dict[str, Any] | None:
+        """The one finding of a rule, whatever it would win; None for none."""
+        asked = {f"{one.name}.share": 0.0 for one in RULES} | {f"{rule}.{n}": v for n, v in thresholds.items()}
+        answer = findings(Context(self.trace()), thresholds=asked)
+        assert state(answer, rule)["state"] != "unsupported"
+        said = [row for row in answer.rows() if row["rule"] == rule]
+        assert len(said) < 2
+        return said[0] if said else None
+
+
+def state(answer: Any, rule: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(row for row in answer.others["rules"].rows() if row["rule"] == rule)
+    return found
+
+
+def times(start: float, end: float) -> dict[str, int]:
+    return {"start_ns": round(start * 1_000), "end_ns": round(end * 1_000)}
+
+
+def place(device: int, launch: int) -> dict[str, int]:
+    same = {"process": 0, "context": 0, "stream": 7, "graph_node": NULL}
+    return {**same, "device": device, "correlation": launch}
+
+
+def small_copies(number: int = 8, between: bool = False) -> Made:
+    """Copies of 1 KiB that take 2 us, 3 us with their calls, in one range; and a large one of 10 GB/s."""
+    made = Made()
+    made.range("forward", 0, 10 * number + 5)
+    for i in range(number):
+        launch = made.call("cudaMemcpyAsync_v3020", 10 * i, 10 * i + 2)
+        made.copy(10 * i + 1, 10 * i + 3, 1_024, launch)
+    if between:
+        made.kernel(35, 36)
+    made.copy(500, 600, 1_000_000)
+    return made
+
+
+def test_small_copies_in_a_row_are_said_with_what_one_copy_would_take() -> None:
+    said = small_copies().says("small_h2d_copies")
+    assert said is not None
+    # The call of the first counts from the begin of its copy, and 8 KiB take 819.2 ns at 10 GB/s.
+    assert said["won_ns"] == 7 * 3_000 + 2_000 - 819
+    assert said["sentence"] == (
+        "forward: 8 host-to-device copies of 1.000 KiB on average, 1 run of 8 in a row, take 23.00 us with their "
+        "calls; as fast as the fastest such copy of the recording, their bytes take 819 ns"
+    )
+    assert (said["range"], said["count"], said["call"], said["device"]) == ("forward", 8, "cudaMemcpyAsync", 0)
+
+
+def test_small_copies_are_silent_below_their_thresholds() -> None:
+    assert small_copies(7).says("small_h2d_copies") is None
+    assert small_copies(8).says("small_h2d_copies", run=9) is None
+    assert small_copies().says("small_h2d_copies", bytes=1_023) is None
+    # A kernel between them may need what came before, or make what comes after.
+    assert small_copies(between=True).says("small_h2d_copies") is None
+    assert small_copies(between=True).says("small_h2d_copies", run=4) is not None
+
+
+def pageable(memory: int = 0) -> Made:
+    made = Made()
+    made.copy(0, 300, 1 << 20, memory=memory)
+    made.kernel(0, 1_000)
+    return made
+
+
+def test_pageable_copies_are_held_against_the_peak_of_the_link_or_pinned_copies_or_nothing() -> None:
+    made = pageable()
+    said = made.says("pageable_copies")
+    assert said is not None
+    assert said["won_ns"] == 300_000
+    assert "neither the link's peak nor a pinned copy is known" in said["sentence"]
+    made.copy(2_000, 2_100, 1 << 20, memory=1)
+    said = made.says("pageable_copies")
+    assert said is not None
+    assert said["won_ns"] == 200_000
+    assert "at the rate of the fastest pinned copy, 10.5 GB/s, their bytes take 100.0 us" in said["sentence"]
+    gpu = model.Device(0, "NVIDIA A100-SXM4-80GB", "", None, None, None, None)
+    answer = findings(Context(replace(made.trace(), devices=(gpu,))))
+    peak = host_link_gb_per_s(gpu.name)
+    assert peak is not None
+    assert [row["won_ns"] for row in answer.rows() if row["rule"] == "pageable_copies"] == [
+        300_000 - round((1 << 20) / peak)
+    ]
+
+
+def test_pageable_copies_are_silent_below_their_threshold_and_where_memory_is_not_told() -> None:
+    assert pageable().says("pageable_copies", bytes=(1 << 20) + 1) is None
+    assert pageable(memory=1).says("pageable_copies") is None
+    row = state(findings(Context(pageable(memory=-1).trace())), "pageable_copies")
+    assert (row["state"], row["reason"]) == ("unsupported", "the kind of host memory of the copies was not recorded")
+
+
+def waiting() -> Made:
+    """A range of half of the time, in which a tenth is waited for a kernel."""
+    made = Made()
+    made.range("forward", 0, 500)
+    launch = made.call(LAUNCH, 10, 20)
+    made.kernel(100, 200, launch)
+    made.call(WAIT, 150, 200)
+    made.kernel(990, 1_000)
+    return made
+
+
+def test_a_wait_inside_a_hot_range_is_said_with_what_it_waits_for() -> None:
+    said = waiting().says("sync_in_hot_range", hot=0.5, wait=0.1)
+    assert said is not None
+    assert said["won_ns"] == 50_000
+    assert said["sentence"] == (
+        "forward: cudaStreamSynchronize waits 50.00 us in 1 call, 10.0 % of the range's time; 50.00 us of it for the "
+        "GPU, most for c of forward"
+    )
+
+
+def test_a_wait_is_silent_below_its_thresholds_and_wins_no_more_than_the_gpu_leaves() -> None:
+    assert waiting().says("sync_in_hot_range", hot=0.501) is None
+    assert waiting().says("sync_in_hot_range", wait=0.101) is None
+    busy = waiting()
+    busy.kernel(200, 985)
+    said = busy.says("sync_in_hot_range")
+    # Of 1000 us the GPU works 100 + 785 + 10.
+    assert said is not None
+    assert said["won_ns"] == 50_000
+    busy.kernel(0, 80)
+    said = busy.says("sync_in_hot_range")
+    assert said is not None
+    assert said["won_ns"] == 25_000
+
+
+def stepping(allocations: int) -> Made:
+    made = Made()
+    for i in range(6):
+        made.range("step", 1_000 * i, 1_000 * i + 900)
+        launch = made.call(LAUNCH, 1_000 * i + 10, 1_000 * i + 20)
+        made.kernel(1_000 * i + 100, 1_000 * i + 800, launch)
+        for k in range(allocations):
+            made.call("cudaMalloc_v3020", 1_000 * i + 30 + 5 * k, 1_000 * i + 33 + 5 * k)
+    return made
+
+
+def test_allocation_in_steps_is_said_by_how_many_a_step() -> None:
+    said = stepping(2).says("allocation_in_steady_state", per_step=2)
+    assert said is not None
+    assert (said["won_ns"], said["count"], said["pid"], said["call"]) == (36_000, 12, 0, "cudaMalloc")
+    assert said["sentence"] == (
+        "process 0 allocates or releases memory 12 times in 6 steady steps, 2 a step (12 of cudaMalloc), which takes "
+        "36.00 us, most of it in step"
+    )
+    assert stepping(2).says("allocation_in_steady_state", per_step=2.01) is None
+    assert stepping(0).says("allocation_in_steady_state") is None
+
+
+def test_allocation_before_the_steps_and_in_the_warm_up_is_not_said() -> None:
+    made = stepping(0)
+    made.call("cudaMalloc_v3020", 30, 40)
+    made.call("cudaMalloc_v3020", 950, 960)
+    assert made.says("allocation_in_steady_state", per_step=0) is None
+
+
+def test_without_steps_allocation_is_unsupported() -> None:
+    made = Made()
+    made.kernel(0, 10)
+    made.call("cudaMalloc_v3020", 0, 5)
+    row = state(findings(Context(made.trace())), "allocation_in_steady_state")
+    assert row["state"] == "unsupported"
+    assert "no steps found" in row["reason"]
+    assert "--step-range" in row["remedy"]
+
+
+def launching(returned: float = 8, names: tuple[str, ...] = ("forward",)) -> Made:
+    """100 kernels of 5 us, each launched as late as 5 us after the end of the one before."""
+    made = Made()
+    for name in names:
+        made.range(name, 1_000 * names.index(name), 1_000 * (names.index(name) + 1))
+    for i in range(100):
+        launch = made.call(LAUNCH, 10 * i + 5, 10 * i + returned)
+        made.kernel(10 * i + 9.9, 10 * i + 14.9, launch)
+    return made
+
+
+def test_small_kernels_that_wait_for_their_launch_are_said() -> None:
+    said = launching().says("launch_bound", gap=5, kernel=5, idle=0.49)
+    assert said is not None
+    assert (said["won_ns"], said["count"], said["range"], said["device"]) == (99 * 5_000, 99, "forward", 0)
+    assert said["sentence"] == (
+        "forward: GPU 0 waits 495.0 us for launches in 99 gaps of up to 5.000 us, beside 500.0 us of work in "
+        "100 kernels of 5.000 us on average"
+    )
+
+
+def test_launches_are_silent_below_their_thresholds_and_where_the_gpu_has_what_it_needs() -> None:
+    assert launching().says("launch_bound", gap=4.999) is None
+    assert launching().says("launch_bound", kernel=4.999) is None
+    assert launching().says("launch_bound", idle=0.5) is None
+    queued = launching()
+    queued.rows["calls"] = [
+        {**row, "start_ns": row["start_ns"] - 5_000, "end_ns": row["start_ns"] - 4_000} for row in queued.rows["calls"]
+    ]
+    assert queued.says("launch_bound") is None
+
+
+def test_what_torch_appends_to_names_makes_no_difference() -> None:
+    said = launching(names=("aten::add, op_id = 1", "aten::add, op_id = 2")).says("launch_bound")
+    assert said is not None
+    # The last launch ends within the second range; the first kernel has no gap before it.
+    assert (said["range"], said["count"]) == ("aten::add", 99)
+
+
+def test_a_gpu_that_is_idle_is_said_with_its_longest_gap() -> None:
+    made = Made()
+    for start in (0, 10, 40):
+        launch = made.call(LAUNCH, start + 5, start + 9)
+        made.kernel(start + 10, start + 15, launch)
+    said = made.says("low_utilisation")
+    assert said is not None
+    assert (said["won_ns"], said["count"], said["start_ns"], said["end_ns"]) == (30_000, 2, 25_000, 50_000)
+    assert said["sentence"] == (
+        "GPU 0 is busy 33.3 % of 45.00 us and idle 30.00 us in 2 gaps; for 25.00 us of that the host had not launched "
+        "anything; the longest gap is 25.00 us at 0.000025 s"
+    )
+    assert made.says("low_utilisation", utilisation=1 / 3) is None
+    assert made.says("low_utilisation", utilisation=0.334) is not None
+
+
+def test_idle_time_is_not_believed_where_graphs_left_no_operation() -> None:
+    made = Made()
+    made.kernel(0, 1)
+    made.kernel(99, 100)
+    made.call("cudaGraphLaunch_v10000", 1, 2)
+    row = state(findings(Context(made.trace())), "low_utilisation")
+    assert row["state"] == "unsupported"
+    assert "CUDA graphs were launched" in row["reason"]
+
+
+def two_gpus(second: float) -> Made:
+    made = Made()
+    made.kernel(0, 100)
+    made.kernel(0, second, device=1)
+    # While it waits for the other, NCCL's kernel runs.
+    made.kernel(second, 100, device=1, name="ncclDevKernel_AllReduce")
+    return made
+
+
+def test_gpus_that_work_unequally_long_are_said_without_nccl() -> None:
+    said = two_gpus(90).says("device_imbalance", spread=0.1)
+    assert said is not None
+    assert (said["won_ns"], said["device"], said["count"]) == (5_000, 0, 2)
+    assert two_gpus(90.1).says("device_imbalance", spread=0.1) is None
+    assert two_gpus(4).says("device_imbalance", member=0.05) is None
+    assert two_gpus(5).says("device_imbalance", member=0.05) is not None
+
+
+def test_what_would_win_too_little_is_not_said() -> None:
+    made = two_gpus(90)
+    assert len(findings(Context(made.trace()), thresholds={"device_imbalance.share": 0.05})) == 1
+    answer = findings(Context(made.trace()), thresholds={"device_imbalance.share": 0.051})
+    assert len(answer) == 0
+    assert state(answer, "device_imbalance")["state"] == "nothing"
+    assert answer.notes == ("4 rules looked, and found nothing; the recording does not support 3 more",)
+    assert answer.columns == findings(Context(made.trace())).columns
+
+
+def test_without_gpu_work_there_is_no_answer() -> None:
+    made = Made()
+    made.call(LAUNCH, 0, 1)
+    with pytest.raises(UnanswerableError, match="no GPU operation"):
+        findings(Context(made.trace()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("launch_bound.gapp", 1, "did you mean launch_bound.gap?"),
+        ("launch_bound", 1, "there are small_h2d_copies.bytes, "),
+        ("launch_bound.gap", -1, "-1 is no value for launch_bound.gap; give a number from 0 on, in microseconds"),
+        ("launch_bound.gap", float("nan"), "nan is no value"),
+        ("launch_bound.gap", "5", "'5' is no value"),
+        ("launch_bound.gap", True, "True is no value"),
+    ],
+)
+def test_a_threshold_that_there_is_not_is_refused_with_those_that_there_are(name: str, value: Any, found: str) -> None:
+    with pytest.raises(UsageError) as error:
+        findings(Context(two_gpus(90).trace()), thresholds={name: value})
+    assert found in str(error.value)
+
+
+def test_the_names_of_ranges_may_be_of_any_length_and_the_sentence_stays_short() -> None:
+    trace = launching().trace()
+    name = "x" * 100_000
+    answer = findings(Context(replace(trace, names=tuple(name if one == "forward" else one for one in trace.names))))
+    assert [row["range"] for row in answer.rows() if row["rule"] == "launch_bound"] == [name]
+    assert all(len(row["sentence"]) < 500 for row in answer.rows())
+
+
+# -- real captures
+
+SAID = {
+    "a100-cuda-graphs-graph-level": [],
+    "a100-lm-training": [
+        *("low_utilisation", "launch_bound", "pageable_copies", "launch_bound", "launch_bound", "sync_in_hot_range")
+    ],
+    "a100-transformer-forward": ["sync_in_hot_range", "pageable_copies"],
+    "h100x2-torchrun-after": ["sync_in_hot_range", *["launch_bound"] * 7],
+    "h100x2-torchrun-before": ["sync_in_hot_range"],
+    "windows-three-adapters": ["low_utilisation", "launch_bound", "pageable_copies"],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_of_a_capture(captures: Path, name: str) -> None:
+    trace = load(captures / "nsys" / f"{name}.sqlite")
+    answer = findings(Context(trace))
+    start, end = trace.extent_ns() or (0, 0)
+    assert [row["rule"] for row in answer.rows()] == SAID[name]
+    assert all(0 < row["won_ns"] <= end - start for row in answer.rows())
+
+
+def said_of(captures: Path, name: str) -> tuple[list[dict[str, Any]], sqlite3.Connection, Context]:
+    path = captures / "nsys" / f"{name}.sqlite"
+    context = Context(load(path))
+    return list(findings(context).rows()), sqlite3.connect(f"file:{path}?immutable=1", uri=True), context
+
+
+def test_pageable_copies_of_a_capture_are_those_that_sql_counts(captures: Path) -> None:
+    rows, database, _ = said_of(captures, "a100-lm-training")
+    count, size, time = database.execute(
+        "SELECT count(*), sum(bytes), sum(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY "
+        "WHERE copyKind = 1 AND srcKind = 0 AND bytes >= 65536"
+    ).fetchone()
+    row = next(row for row in rows if row["rule"] == "pageable_copies")
+    peak = host_link_gb_per_s("NVIDIA A100 80GB PCIe")
+    assert peak is not None
+    assert row["count"] == count
+    # The calls go on after their copies for a little.
+    assert time <= row["won_ns"] + size / peak <= 1.01 * time
+
+
+def test_the_waits_of_a_range_of_a_capture_are_those_that_sql_sums_up(captures: Path) -> None:
+    rows, database, _ = said_of(captures, "a100-lm-training")
+    count, time = database.execute(
+        "SELECT count(*), sum(call.end - call.start) FROM CUPTI_ACTIVITY_KIND_RUNTIME AS call "
+        "JOIN StringIds AS name ON name.id = call.nameId JOIN NVTX_EVENTS AS range "
+        "ON call.globalTid = range.globalTid AND call.start >= range.start AND call.end <= range.end "
+        "WHERE name.value LIKE 'cudaDeviceSynchronize%' AND range.text = 'optimizer'"
+    ).fetchone()
+    row = next(row for row in rows if row["rule"] == "sync_in_hot_range")
+    assert (row["range"], row["count"], row["won_ns"]) == ("optimizer", count, time)
+
+
+OPERATIONS = (
+    "SELECT start, end, correlationId FROM CUPTI_ACTIVITY_KIND_KERNEL UNION ALL "
+    "SELECT start, end, correlationId FROM CUPTI_ACTIVITY_KIND_MEMCPY UNION ALL "
+    "SELECT start, end, correlationId FROM CUPTI_ACTIVITY_KIND_MEMSET"
+)
+GAPS = f"SELECT *, lag(end) OVER (ORDER BY start) AS until FROM ({OPERATIONS})"
+"""Of one stream, whose operations follow one another."""
+
+
+def test_the_idle_time_of_a_capture_is_what_sql_finds_between_the_operations(captures: Path) -> None:
+    rows, database, context = said_of(captures, "a100-lm-training")
+    (idle,) = database.execute(f"SELECT sum(start - until) FROM ({GAPS}) WHERE start > until").fetchone()
+    row = next(row for row in rows if row["rule"] == "low_utilisation")
+    causes = {one["cause"]: one["total_ns"] for one in gaps(context).others["causes"].rows()}
+    assert row["won_ns"] == idle - causes["profiler_flush"]
+    longest = database.execute(f"SELECT until, start FROM ({GAPS}) ORDER BY start - until DESC LIMIT 1").fetchone()
+    assert (row["start_ns"], row["end_ns"]) == longest
+
+
+def test_the_late_launches_of_a_range_of_a_capture_are_those_that_sql_finds(captures: Path) -> None:
+    rows, database, context = said_of(captures, "a100-lm-training")
+    row = next(row for row in rows if row["rule"] == "launch_bound" and row["range"] == "backward")
+    # By time: the threads of backward() launch for no other range.
+    late = database.execute(
+        f"SELECT until FROM ({GAPS}) AS gap JOIN CUPTI_ACTIVITY_KIND_RUNTIME AS call USING (correlationId) "
+        "JOIN NVTX_EVENTS AS range ON range.text = 'backward' AND call.start >= range.start AND call.end <= range.end "
+        "WHERE gap.start > until AND gap.start - until <= 100000 AND call.end > until"
+    ).fetchall()
+    causes = {one["start_ns"]: one["cause"] for one in gaps(context, top=10**6).others["largest"].rows()}
+    launching = [until for (until,) in late if causes[until] in ("host_late", "launch_latency")]
+    assert row["count"] == len(launching)
+    assert len(launching) > 0.9 * len(late)

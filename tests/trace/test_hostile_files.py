@@ -1,0 +1,224 @@
+"""What a file, a disk or a machine may do to the reader: no crash, no hang, no flood, and one line that says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trace.conftest import THREAD
+
+from traceable.errors import TraceError
+from traceable.trace import load, pages
+from traceable.trace.rows import Wanted
+from traceable.trace.sqlite import Database
+
+pytestmark = pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")
+PAGE = 4096
+START = Wanted(integers=("start",))
+
+
+def written(path: Path, columns: str, rows: Sequence[tuple[object, ...]], tables: str = "a") -> Path:
+    """Write a file with equal tables, each named by a letter."""
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA page_size = {PAGE}")
+    for table in tables:
+        connection.execute(f"CREATE TABLE {table} ({columns})")
+        connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    connection.commit()
+    connection.close()
+    return path
+
+
+def read(path: Path, wanted: Wanted = START) -> Any:
+    with Database(path) as database:
+        return database.read({"a": wanted})["a"]
+
+
+def cells(data: bytes, page: int) -> list[int]:
+    """Return where in the file the cells of a leaf begin."""
+    assert data[page] == 0x0D
+    count = int.from_bytes(data[page + 3 : page + 5], "big")
+    pointers = [data[page + 8 + 2 * i : page + 10 + 2 * i] for i in range(count)]
+    return [page + int.from_bytes(pointer, "big") for pointer in pointers]
+
+
+def test_rows_that_share_overflow_pages_are_refused(tmp_path: Path) -> None:
+    """Else a small file is gigabytes of text, as each of its rows holds most of it."""
+    # 16 867 bytes with their header: 499 in the cell, behind its length (3 bytes) and row id (1), and 4 pages of 4092.
+    path = written(tmp_path / "a", "text_ TEXT", [("a" * 16_863,), ("b" * 16_863,)])
+    data = bytearray(path.read_bytes())
+    first, second = (cell + 3 + 1 + 499 for cell in cells(data, PAGE))
+    assert (data[first - 1], data[second - 1]) == (ord("a"), ord("b"))
+    data[second : second + 4] = data[first : first + 4]
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="a page that is in the table twice"):
+        read(path, Wanted(texts=("text_",)))
+
+
+def test_an_overflow_chain_that_is_a_circle_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", "text_ TEXT", [("a" * 60_000,)])
+    data = bytearray(path.read_bytes())
+    # The chain is the pages behind the table's: let the second lead to the first.
+    assert data[2 * PAGE : 2 * PAGE + 4] == (4).to_bytes(4, "big")
+    data[3 * PAGE : 3 * PAGE + 4] = (3).to_bytes(4, "big")
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="a page that is in the table twice"):
+        read(path, Wanted(texts=("text_",)))
+
+
+def test_rows_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    """Else two bytes of a file, a pointer to one and the same cell, are a row of a hundred."""
+    path = written(tmp_path / "a", "start INTEGER", [(1 << 60,)])
+    data = bytearray(path.read_bytes())
+    (cell,) = cells(data, PAGE)
+    pointers = 1500
+    data[PAGE + 3 : PAGE + 5] = pointers.to_bytes(2, "big")
+    data[PAGE + 8 : PAGE + 8 + 2 * pointers] = (cell - PAGE).to_bytes(2, "big") * pointers
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="cells that share bytes"):
+        read(path)
+
+
+@pytest.mark.parametrize("page", [0, 1, 1 << 20, (1 << 32) - 1])
+def test_a_pointer_to_a_page_that_is_none_is_refused(tmp_path: Path, page: int) -> None:
+    path = written(tmp_path / "a", "start INTEGER", [(i,) for i in range(5000)])
+    data = bytearray(path.read_bytes())
+    assert data[PAGE] == 0x05
+    data[PAGE + 8 : PAGE + 12] = page.to_bytes(4, "big")
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="a pointer to no page"):
+        read(path)
+
+
+@pytest.mark.parametrize("payload", [b"\xff\xff\xff\xff\x7f", b"\xff" * 9, b"\xc0\x80\x00"])
+def test_a_row_that_claims_to_be_huge_takes_no_memory(tmp_path: Path, payload: bytes) -> None:
+    path = written(tmp_path / "a", "start INTEGER, text_ TEXT", [(1, "x" * 40)])
+    data = bytearray(path.read_bytes())
+    (cell,) = cells(data, PAGE)
+    data[cell : cell + len(payload)] = payload
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="is damaged in table a"):
+        read(path, Wanted(integers=("start",), texts=("text_",)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the error comes from /proc/self/mem")
+def test_a_disk_that_fails_is_said_to(tmp_path: Path) -> None:
+    """The memory of a process, read where there is none, fails with EIO as a broken disk does."""
+    wanted = ((pages._pages.INTEGER, (0,)),)
+    with Path("/proc/self/mem").open("rb") as broken, pytest.raises(OSError) as caught:
+        pages._pages.decode(broken.fileno(), PAGE, PAGE, 9, 2, -1, wanted, bytearray(1))
+    assert caught.value.errno == errno.EIO
+    path = written(tmp_path / "a", "start INTEGER", [(1,)])
+    with Database(path) as database, Path("/proc/self/mem").open("rb") as broken:
+        whole = os.dup(database._descriptor)
+        os.dup2(broken.fileno(), database._descriptor)
+        with pytest.raises(TraceError, match=r"can't be read \(Input/output error\)"):
+            database.read({"a": START})
+        os.dup2(whole, database._descriptor)
+        os.close(whole)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path, other = (written(tmp_path / name, "start INTEGER", [(1,)]) for name in "ab")
+    with pytest.raises(TraceError, match="was written to while it was read"), Database(path) as database:
+        other.replace(path)
+        database.read({"a": START})
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", "start INTEGER", [(17,)])
+    with Database(path) as database:
+        path.unlink()
+        assert database.read({"a": START})["a"]["start"].tolist() == [17]
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "traceable-reader"]
+
+
+def test_ctrl_c_ends_the_reading_of_all_tables(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
+    begun: list[Sequence[str]] = []
+
+    def interrupted(tables: Sequence[str]) -> None:
+        begun.append(tables)
+        raise KeyboardInterrupt
+
+    with Database(path) as database:
+        with pytest.raises(KeyboardInterrupt):
+            database.read(dict.fromkeys("abcdef", START), begun=interrupted)
+        assert not readers()
+        assert len(begun) == 1
+        with pytest.raises(pages.StoppedError):
+            database._pages.rows(database._tables["a"], START)
+
+
+def test_what_preparing_a_table_raises_is_raised(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
+
+    def prepare(table: str, rows: Any) -> Any:
+        if table == "c":
+            raise MemoryError
+        return rows
+
+    with Database(path) as database:
+        with pytest.raises(MemoryError):
+            database.read(dict.fromkeys("abcdef", START), prepare)
+        assert not readers()
+
+
+def test_little_memory_ends_in_one_line(export: Any) -> None:
+    rows = 300_000
+    starts = list(range(rows))
+    ends = [start + 1 + start % 7 for start in starts]
+    calls = {"start": starts, "end": ends, "globalTid": [THREAD] * rows, "correlationId": [i * i for i in starts]}
+    path = export(CUPTI_ACTIVITY_KIND_RUNTIME=calls)
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from traceable.errors import TraceError; from traceable.trace import load\n"
+        "path = Path(sys.argv[1])\n"
+        "held = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (held + (4 << 20),) * 2)\n"
+        "try: load(path)\n"
+        "except TraceError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "takes more memory than there is" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_progress_says_what_is_read(export: Any, nvtx: Any, decode: bool) -> None:
+    calls = {"start": [0], "end": [1], "globalTid": [THREAD], "correlationId": [5]}
+    path = export(NVTX_EVENTS=nvtx((1, 2, "r")), CUPTI_ACTIVITY_KIND_RUNTIME=calls)
+    said: list[str] = []
+    trace = load(path, decode, progress=said.append)
+    size = f"{path.stat().st_size / 1000:.1f} kB"
+    assert len(trace.ranges) == 1
+    assert [line for line in said if line.endswith(("API calls", "ranges"))] == [
+        f"reading {size}: API calls",
+        f"reading {size}: ranges",
+    ]
+
+
+def test_progress_is_said_in_the_thread_that_asks(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
+    heard: list[tuple[str, threading.Thread]] = []
+
+    def begun(tables: Sequence[str]) -> None:
+        assert 1 <= len(tables) <= 2
+        heard.append((tables[-1], threading.current_thread()))
+
+    with Database(path) as database:
+        database.read(dict.fromkeys("abcdef", START), begun=begun)
+    assert [name for name, _ in heard] == list("abcdef")
+    assert {thread for _, thread in heard} == {threading.current_thread()}

@@ -17,7 +17,6 @@ from traceable.report.text import encodable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
-    from traceable.analysis.windows import Windows
     from traceable.recording import Recording
 
 TERMINAL_ROWS = 100
@@ -52,9 +51,8 @@ def show(
     stream: TextIO,
     save_to: Path | None = None,
     expected: Sequence[str] = (),
-    run_directory: Path | None = None,
-) -> tuple[tuple[Verdict, ...], Windows | None]:
-    """Load a recording, save its report, print its ranges; return what it says of ranges and steps asked for.
+) -> tuple[Verdict, ...]:
+    """Load a recording, save its report, print its ranges, and return what it says of those that were expected.
 
     Args:
         path: what `traceable.load` reads.
@@ -63,7 +61,6 @@ def show(
         stream: where to print.
         save_to: where to write report.json; None for nowhere.
         expected: names of ranges (docs/contract.md).
-        run_directory: as of `traceable.load`.
 
     Raises:
         TraceError: the file can't be read as a trace.
@@ -78,13 +75,13 @@ def show(
 
     keep_freed_memory()
     with Progress() as progress:
-        recording = load(path, progress=progress, run_directory=run_directory)
+        recording = load(path, progress=progress)
         recording.answers([("ranges", {}), ("findings", {})])
         judged = verdicts(expected, recording.profile)
         if save_to is not None:
             save(document(recording, Choice(), judged), save_to)
     print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
-    return judged, recording.windows
+    return judged
 
 
 def print_ranges(

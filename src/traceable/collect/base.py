@@ -22,17 +22,6 @@ class Availability:
 
 
 @dataclass(frozen=True)
-class Gating:
-    """Record only the windows that the program opens.
-
-    Attributes:
-        windows: how many there are; None for as many as come.
-    """
-
-    windows: int | None
-
-
-@dataclass(frozen=True)
 class Plan:
     """How to start the program under a collector.
 
@@ -54,7 +43,6 @@ class Recorded:
 
     Attributes:
         database: the nsys SQLite file to read, or None where nothing was recorded.
-        more: further databases, where windows were recorded into files of their own.
         files: every file that belongs to the recording, to be kept and named in the manifest.
         notes: one sentence for each thing the user should know (events dropped, report imported by hand).
     """
@@ -62,7 +50,6 @@ class Recorded:
     database: Path | None
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
-    more: tuple[Path, ...] = ()
 
 
 class Collector(Protocol):
@@ -74,15 +61,8 @@ class Collector(Protocol):
         """Say whether this collector works on this machine. Cheap: no program is recorded for it."""
         ...
 
-    def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
-        """Return how to start `command` so that its recording lands in `run_dir` under the name `stem`.
-
-        Args:
-            command: the program's own command line.
-            run_dir: absolute path.
-            stem: how the files are named.
-            gating: which windows to record; None for everything.
-        """
+    def plan(self, command: Sequence[str], run_dir: Path, stem: str) -> Plan:
+        """Return how to start `command` so that its recording lands in `run_dir` under the name `stem`."""
         ...
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:

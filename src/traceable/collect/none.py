@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceable import environment
-from traceable.collect.base import Availability, Gating, Plan, Recorded
+from traceable.collect.base import Availability, Plan, Recorded
 
 
 class NoneCollector:
@@ -21,15 +20,9 @@ class NoneCollector:
         """Always works."""
         return Availability(True, "nothing is recorded")
 
-    def plan(
-        self,
-        command: Sequence[str],
-        run_dir: Path,  # noqa: ARG002 - the interface
-        stem: str,  # noqa: ARG002
-        gating: Gating | None = None,
-    ) -> Plan:
+    def plan(self, command: Sequence[str], run_dir: Path, stem: str) -> Plan:  # noqa: ARG002 - the interface
         """Run `command` as it is."""
-        return Plan(argv=tuple(command), environment={environment.GATE: "none"} if gating else {})
+        return Plan(argv=tuple(command))
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:  # noqa: ARG002 - the interface
         """There is nothing to read."""

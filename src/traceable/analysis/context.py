@@ -14,7 +14,6 @@ from traceable.analysis.attribution import Attribution, Coverage, attribute, cov
 from traceable.analysis.enclosure import Events, few_sorted, innermost_around, pairs
 from traceable.analysis.instances import Instances, instances
 from traceable.analysis.operations import GpuOperations, Launches, launches, operations
-from traceable.analysis.rules import launch_events
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64, Trace
 
@@ -78,10 +77,6 @@ class Context:
         Sorted by instance and start of the operation, no pair twice, all pairs of an instance in one piece.
         """
         return self.attribution.pairs()
-
-    def thread_pairs(self) -> Iterator[tuple[Int64, Int64]]:
-        """Yield what `operation_pairs` yields by nsys's rule alone: the launch call inside the range on its thread."""
-        return pairs(self.found.stretches, launch_events(self.gpu, self.launched))
 
     def call_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, call): every instance around an API call on its thread; order as `operation_pairs`."""

@@ -26,8 +26,8 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.intervals import Between, Blocks, covered_ns, lanes_of, touched, union
-from traceable.analysis.naming import ALLOCATING, COPYING, NCCL, SYNCHRONISING, names_like
-from traceable.analysis.shared import calls_like
+from traceable.analysis.naming import ALLOCATING, COPYING, SYNCHRONISING
+from traceable.analysis.shared import calls_like, nccl_kernels
 from traceable.trace.model import Bool, Int8, Int64
 
 CAUSES = (
@@ -60,7 +60,7 @@ def causes_of(context: Context, gaps: Between, gpu_of_operation: Int64, launch_l
     # Written from the last rule to the first, so that the first that holds counts.
     _set(cause, waiting[context.gpu.stream[gaps.before[waiting]] != context.gpu.stream[operation]], "waiting_stream")
     _set(cause, waiting[_another_ended(context, gaps, waiting, gpu_of_operation, launch_latency_ns)], _OTHER)
-    _set(cause, waiting[are_nccl(context, operation)], "waiting_nccl")
+    _set(cause, waiting[np.isin(operation, nccl_kernels(context))], "waiting_nccl")
     _set(cause, host.late, "host_late")
     short &= pending
     short |= 2 * host.in_launch_ns >= length
@@ -69,19 +69,6 @@ def causes_of(context: Context, gaps: Between, gpu_of_operation: Int64, launch_l
         _set(cause, host.mostly_in(name), name)
     _set(cause, host.mostly_profiler(), "profiler_flush")
     return cause
-
-
-def are_nccl(context: Context, operations: Int64) -> Bool:
-    """Return which of these operations are kernels of NCCL, by their short or demangled name."""
-    kernels = context.trace.kernels
-    # The kernels stand first among the operations.
-    which = np.flatnonzero(operations < len(kernels))
-    row = operations[which]
-    name, short_name = kernels.name[row], kernels.short_name[row]
-    matching = names_like(context.trace, NCCL, name, short_name)
-    found = np.zeros(len(operations), np.bool_)
-    found[which] = matching[name] | matching[short_name]
-    return found
 
 
 class _Host:

@@ -16,7 +16,7 @@ from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, allocati
 from traceable.analysis.context import Context
 from traceable.analysis.links import host_link_gb_per_s
 from traceable.analysis.memory import BY, SIZE_BUCKETS, memory
-from traceable.analysis.memory_usage import memory_usage, usage, usage_by_range
+from traceable.analysis.memory_usage import usage, usage_by_range, usage_over_time
 from traceable.errors import UnanswerableError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
@@ -407,7 +407,7 @@ def test_memory_in_use_equals_the_oracle(trace: Trace) -> None:
         compare(by_range[at], columns)
     over_time = [
         (row["time_ns"], tuple(row[name] for name in PLACE), row["change_bytes"], row["usage_bytes"])
-        for row in memory_usage(context).rows()
+        for row in usage_over_time(context).rows()
     ]
     assert over_time == [(step["at"], step["group"], step["change"], step["usage"]) for step in oracle.steps]
 
@@ -449,7 +449,8 @@ def test_a_range_that_keeps_what_it_allocates_is_found() -> None:
     ranges = {row["range"]: row for row in found.others["usage_by_range"].rows()}
     assert (ranges["a"]["peak_bytes"], ranges["a"]["net_bytes"]) == (100, 100)
     assert (ranges["b"]["peak_bytes"], ranges["b"]["net_bytes"]) == (1100, 0)
-    over_time = memory_usage(Context(trace))
+    over_time = found.others["usage_over_time"]
+    assert over_time.column("usage_bytes") == [100, 1100, 100]
     assert over_time.column("range") == ["a", "b", "b"]
 
 
@@ -464,7 +465,7 @@ def test_what_the_trace_lacks_is_said_with_what_to_record() -> None:
     with pytest.raises(UnanswerableError, match="--trace=cuda"):
         memory(Context(trace_of()))
     with pytest.raises(UnanswerableError, match="--cuda-memory-usage=true"):
-        memory_usage(Context(trace_of()))
+        usage_over_time(Context(trace_of()))
 
 
 @given(moving_traces())

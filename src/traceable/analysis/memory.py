@@ -16,7 +16,7 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import gpus
 from traceable.analysis.grouping import numbered, ranked
-from traceable.analysis.memory_usage import usage, usage_by_range
+from traceable.analysis.memory_usage import usage, usage_by_range, usage_over_time
 from traceable.analysis.moves import ASYNCHRONOUS, NO_CALL, OTHER_CALL, SYNCHRONOUS, Moves, moves_of
 from traceable.analysis.named import (
     OPERATION_NAMES,
@@ -56,7 +56,8 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         range_name: only what belongs to a range of this name.
 
     `others` holds `processes`, `sizes` (a histogram), `calls` (by launch call) and, where allocations were recorded,
-    `usage` and `usage_by_range`. Where nothing but allocations was recorded, `usage` is the answer itself.
+    `usage`, `usage_by_range` and `usage_over_time`. Where nothing but allocations was recorded, `usage` is the
+    answer itself.
 
     Raises:
         UnanswerableError: the trace holds none of these, or no range of that name, or nothing that belongs to it; or
@@ -94,8 +95,11 @@ def _allocated(context: Context, range_name: str | None) -> dict[str, Table]:
     found = usage(context)
     if found is None:
         return {}
-    by_range = usage_by_range(context, range_name=range_name)
-    return {"usage": found, **({"usage_by_range": by_range} if len(by_range) else {})}
+    further = {
+        "usage_by_range": usage_by_range(context, range_name=range_name),
+        "usage_over_time": usage_over_time(context),
+    }
+    return {"usage": found, **{name: table for name, table in further.items() if len(table)}}
 
 
 def _by_operation(moves: Moves, which: Int64) -> Table:

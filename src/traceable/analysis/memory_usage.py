@@ -57,7 +57,7 @@ class _Steps:
         return len(self.first_of_group)
 
 
-def memory_usage(context: Context) -> Table:
+def usage_over_time(context: Context) -> Table:
     """Return the memory that CUDA had allocated over time: one row a change.
 
     Raises:

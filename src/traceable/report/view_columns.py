@@ -175,6 +175,7 @@ MEMORY_OTHERS = {
     "calls": Other("by call"),
     "usage": Other("device memory in use"),
     "usage_by_range": Other("device memory in use, by range"),
+    "usage_over_time": Other("device memory over time"),
 }
 
 GAPS = (

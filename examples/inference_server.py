@@ -10,6 +10,11 @@ Serve a real client, started as a process of its own, until it has its N answers
     python examples/inference_server.py --requests 200
     python -m traceable run examples/inference_server.py --requests 200
 
+Each batch is a step. Profile 20 of them, whenever you like, from another terminal:
+
+    python -m traceable run --control examples/inference_server.py --port 8000
+    python -m traceable control window --steps +20
+
 The HTTP is the part of HTTP/1.1 that this needs: POST with a Content-Length, GET /health, kept-alive connections.
 """
 
@@ -107,14 +112,15 @@ class Batcher:
 
     def _compute(self, prompts: list[bytes]) -> list[dict[str, Any]]:
         self.batches += 1
-        with traceable.annotate("pack"):
-            tokens, last = transformer.pack(prompts)
-        with traceable.annotate("h2d"):
-            tokens, last = self._model.to_device(tokens, last)
-        with traceable.annotate("forward", payload=len(prompts)):
-            scores = self._model.forward(tokens, last)
-        with traceable.annotate("d2h"):
-            scores = self._model.to_host(scores)
+        with traceable.step(payload={"batch": len(prompts)}):
+            with traceable.annotate("pack"):
+                tokens, last = transformer.pack(prompts)
+            with traceable.annotate("h2d"):
+                tokens, last = self._model.to_device(tokens, last)
+            with traceable.annotate("forward", payload=len(prompts)):
+                scores = self._model.forward(tokens, last)
+            with traceable.annotate("d2h"):
+                scores = self._model.to_host(scores)
         return [{"token": int(row.argmax()), "score": float(row.max())} for row in scores]
 
 

@@ -2,6 +2,7 @@
 
     python examples/train.py --steps 200
     python -m traceable run examples/train.py --steps 200
+    python -m traceable run --steps 10:30 examples/train.py     # records steps 10 to 29 only
 
 Every step is one range `step` that holds `data`, `forward`, `backward` and `optimizer`. The text is this file.
 """
@@ -140,16 +141,15 @@ def make_model(backend: str, device: str) -> NumpyModel | TorchModel:
 
 def train(model: NumpyModel | TorchModel, steps: int, batch_size: int, rate: float) -> None:
     text = Text(Path(__file__))
-    for step in range(steps):
-        with traceable.annotate("step"):
-            with traceable.annotate("data"):
-                batch = model.load(*text.batch(batch_size))
-            with traceable.annotate("forward"):
-                loss = model.forward(*batch)
-            with traceable.annotate("backward"):
-                model.backward()
-            with traceable.annotate("optimizer"):
-                model.update(rate)
+    for step in traceable.steps(range(steps)):
+        with traceable.annotate("data"):
+            batch = model.load(*text.batch(batch_size))
+        with traceable.annotate("forward"):
+            loss = model.forward(*batch)
+        with traceable.annotate("backward"):
+            model.backward()
+        with traceable.annotate("optimizer"):
+            model.update(rate)
         if step % 50 == 0 or step == steps - 1:
             print(f"step {step}: loss {loss:.4f}", flush=True)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from traceable.annotation.profile import Profile
     from traceable.annotation.torch_copies import instrument_copies
     from traceable.annotation.torch_modules import instrument
+    from traceable.capture.steps import step, steps, window
+    from traceable.capture.triggers import capture_when
     from traceable.recording import Recording, load
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Recording",
     "annotate",
     "annotate_targets",
+    "capture_when",
     "counter",
     "enabled",
     "end_range",
@@ -44,6 +47,9 @@ __all__ = [
     "record_gc",
     "record_loop_pauses",
     "start_range",
+    "step",
+    "steps",
+    "window",
 ]
 
 _LATER = {
@@ -53,6 +59,7 @@ _LATER = {
     "Profile": "traceable.annotation.profile",
     "Recording": "traceable.recording",
     "annotate_targets": "traceable.annotation.patching",
+    "capture_when": "traceable.capture.triggers",
     "counter": "traceable.annotation.counters",
     "expect": "traceable.annotation.contract",
     "get_domain": "traceable.annotation.domains",
@@ -61,6 +68,9 @@ _LATER = {
     "load": "traceable.recording",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
+    "step": "traceable.capture.steps",
+    "steps": "traceable.capture.steps",
+    "window": "traceable.capture.steps",
 }
 
 
@@ -91,3 +101,8 @@ if _os.environ.get(_environment.GC) or _os.environ.get(_environment.LOOP_PAUSES)
     from traceable.annotation import pauses as _pauses
 
     _pauses.record_from_environment()
+
+if _os.environ.get(_environment.CONTROL) or _os.environ.get(_environment.CONTROL_SIGNAL):
+    from traceable.capture import triggers as _triggers
+
+    _triggers.listen_from_environment()

@@ -62,6 +62,43 @@ LOOP_PAUSES = "TRACEABLE_LOOP_PAUSES"
 """Milliseconds from which on a callback of the asyncio event loop counts as a pause; unset or empty records none.
 Set by `run --record-loop-pauses`."""
 
+TORCH_DIR = "TRACEABLE_TORCH_DIR"
+"""Absolute path of the directory for the traces of torch.profiler. Set by the launcher for `--collector torch`."""
+
+TORCH = "TRACEABLE_TORCH"
+"""What torch.profiler records: `whole`, all from the import of torch until the process ends, or `windows`. Set by the
+launcher together with `annotation/bootstrap` on PYTHONPATH."""
+
+STEPS = "TRACEABLE_STEPS"
+"""Which steps are recorded, as `run --steps` takes them (`capture/spec.py`): `10:30`, `10:12,50:52`, `every:1000:5`."""
+
+GATE = "TRACEABLE_GATE"
+"""What a window opens: `nvtx` (nsys's capture range), `cudaProfilerApi`, `recorder`, `torch` or `none`. Set by the
+launcher."""
+
+WINDOW_SYNC = "TRACEABLE_WINDOW_SYNC"
+"""`1`: wait for the GPU before a window is opened and before it is closed."""
+
+RECORDING_GATED = "TRACEABLE_RECORDING_GATED"
+"""`1`: the embedded recorder records within windows only. Set by the launcher, read in C."""
+
+CONTROL = "TRACEABLE_CONTROL"
+"""`1`: each process that imports traceable listens on a Unix socket in the run directory for `traceable control`. Set
+by `run --control`."""
+
+CONTROL_SIGNAL = "TRACEABLE_CONTROL_SIGNAL"
+"""How many steps a SIGUSR2 has recorded; unset or empty leaves the signal alone. Set by `run --sigusr2`."""
+
+CONTROL_TOKEN = "TRACEABLE_CONTROL_TOKEN"
+"""What a request to `/start_profile` must bear, for middlewares that were given no token; without one they are off."""
+
+WINDOW_DOMAIN = "traceable.window"
+"""The NVTX domain of what a window emits: the capture range, and inside of it the range `window <id>`."""
+
+CAPTURE_RANGE = "capture"
+"""The range in that domain that nsys waits for (`-c nvtx -p capture@traceable.window`). Every window has the same one,
+because nsys takes one name only."""
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _warned: set[str] = set()
@@ -88,8 +125,13 @@ def digit(name: str, default: int) -> int:
 
 
 def listener_possible() -> bool:
-    """Whether an NVTX listener can attach to this process: NVTX asks for it once, at its first call."""
-    return bool(os.environ.get(NVTX_INJECTION))
+    """Whether anyone can hear this process: an NVTX listener, for which NVTX asks once, at its first call, or torch."""
+    return bool(os.environ.get(NVTX_INJECTION)) or torch_records()
+
+
+def torch_records() -> bool:
+    """Whether the ranges of this process go into torch.profiler and not into NVTX."""
+    return os.environ.get(COLLECTOR) == "torch"
 
 
 def warn_once(key: str, message: str) -> None:

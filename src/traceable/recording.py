@@ -18,6 +18,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.pauses import without_short_callbacks
 from traceable.analysis.profile import Profile, profile_of
 from traceable.analysis.table import Table
+from traceable.analysis.windows import Asked, Captured, Windows, captured, judged
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Trace
 
@@ -31,30 +32,53 @@ _WORTH_A_THREAD = 200_000
 """From how many operations and calls on two questions are worked on at a time."""
 
 
-def load(path: str | Path, *, progress: Progress | None = None) -> Recording:
+def load(path: str | Path, *, progress: Progress | None = None, run_directory: Path | None = None) -> Recording:
     """Read a recording.
 
     Args:
         path: a run directory, a `.nsys-rep` (which needs nsys) or an nsys `.sqlite` file. It is only read.
         progress: is told what is being done; None for nobody.
+        run_directory: the run that it is of, which says which steps were asked for; by default `path` where it is one.
+            Where that run left a report for each window, all of them are read, as one.
 
     Raises:
         TraceError: there is no such file, or it can't be read as a recording.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
     """
-    from traceable.launch.reports import opened
+    from traceable.launch.reports import manifest_of, opened
+    from traceable.launch.windows import asked, databases
     from traceable.trace import load as load_trace
+    from traceable.trace.joined import joined
 
     tell = progress or _tell_nobody
     path = Path(path)
+    directory = (run_directory or path).absolute()
     tell(f"opening {path}")
-    with opened(path) as database:
-        tell(f"reading {path}")
-        trace = load_trace(database, progress=tell)
-    if path.is_file():
+    with opened(path) as found:
+        manifest = manifest_of(directory)
+        files = [found] if manifest is None else databases(directory, manifest, found)
+        traces = []
+        for file in files:
+            tell(f"reading {path if len(files) == 1 else file}")
+            traces.append(load_trace(file, progress=tell))
+    wanted = None if manifest is None else asked(directory, manifest)
+    trace = joined(traces)
+    if path.is_file() and len(files) == 1:
         # A .nsys-rep was read as an export that is gone by now.
         trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, path=str(path)))
-    return Recording(trace, tell)
+    recording = Recording(trace, tell)
+    if wanted is not None:
+        recording.windows = _judged(wanted, traces)
+    return recording
+
+
+def _judged(wanted: Asked, traces: Sequence[Trace]) -> Windows:
+    found: list[Captured] = []
+    for trace in traces:
+        file = Path(trace.source.path)
+        report = file.with_suffix(".nsys-rep")
+        found += captured(trace, report.name if report.exists() else file.name)
+    return judged(wanted, found)
 
 
 class Recording:
@@ -70,11 +94,13 @@ class Recording:
     Attributes:
         trace: the same, as columns: for questions that are not here.
         selection: which part of a file it is, as `report.json` says it; None for all of it.
+        windows: what became of the steps that the run was asked for; None where it was asked for none.
     """
 
     def __init__(self, trace: Trace, progress: Progress | None = None) -> None:
         self.trace = trace
         self.selection: dict[str, Any] | None = None
+        self.windows: Windows | None = None
         self._tell = progress or _tell_nobody
         self._kept: dict[tuple[str, str], Table] = {}
 
@@ -248,6 +274,7 @@ class Recording:
         devices = None if device is None else _several(device)
         part = Recording(selected(self.trace, processes=processes, devices=devices, time_ns=time_ns), self._tell)
         part.selection = _narrowed(self.selection, processes, devices, time_ns or (None, None), None)
+        part.windows = self.windows
         return part._steady(step_range, step_kernel) if steady else part
 
     @property
@@ -282,6 +309,7 @@ class Recording:
         first, last = steady_window(steps)
         part = Recording(selected(self.trace, time_ns=(first, last)), self._tell)
         part.selection = _narrowed(self.selection, None, None, (first, last), list(steps.notes))
+        part.windows = self.windows
         return part
 
     @cached_property

@@ -154,7 +154,8 @@ def test_strict_without_any_expectation_is_one_clear_error(traceable):
     ended = traceable(*recorded("--strict"), "-c", RANGES)
     assert ended.returncode == 2
     assert said(ended) == [
-        "--strict has nothing to judge: no range was expected; add --expect NAME, or call traceable.expect(...)"
+        "--strict has nothing to judge: no range was expected and no steps were asked for; "
+        "add --expect NAME or --steps, or call traceable.expect(...)"
     ]
     again = traceable("report", "out", "--strict")
     assert (again.returncode, again.stdout) == (2, "")

@@ -4,6 +4,7 @@
  * that holds an NVTX instance; all of them share this one recorder. It writes to TRACEABLE_RECORDING_DIR, in the layout
  * of recorder_format.h, through maps of preallocated files: what was written is safe from any death of the process,
  * kill -9 included. It computes nothing: `traceable.collect` pairs, names and exports afterwards.
+ * A gated process (TRACEABLE_RECORDING_GATED=1) records only within windows, which it opens itself.
  *
  * The extension initialiser (InitializeInjectionNvtxExtension) is left out on purpose: with one exported,
  * nvtxDomainIsEnabled asks us, without one it is true, and nvtx >= 0.2.12 for Python hands out real domains only then.
@@ -29,11 +30,18 @@ static void drop_event(void) {
         atomic_fetch_add_explicit(&recorder.header->dropped, 1, memory_order_relaxed);
 }
 
+static bool cut(struct thread *thread, uint32_t window);
+
 static __attribute__((noinline)) struct thread *enter_slowly(struct thread *thread) {
-    if (thread) { /* busy: this is a signal handler inside another event of the same thread */
+    uint32_t window = atomic_load_explicit(&recorder.window, memory_order_relaxed);
+    if (window % 2) /* outside of all windows: neither recorded nor lost */
+        return NULL;
+    if (thread && thread->busy) { /* this is a signal handler inside another event of the same thread */
         drop_event();
         return NULL;
     }
+    if (thread)
+        return cut(thread, window) ? thread : NULL;
     if (atomic_load(&recorder.state) == STATE_OFF)
         return NULL;
     struct surroundings saved;
@@ -51,7 +59,9 @@ static __attribute__((noinline)) struct thread *enter_slowly(struct thread *thre
 
 static inline struct thread *enter(void) {
     struct thread *thread = self;
-    if (UNLIKELY(!thread || thread->busy)) {
+    uint32_t window = atomic_load_explicit(&recorder.window, memory_order_relaxed);
+    /* A thread never holds an odd number, so that a closed window is seen by the same comparison as a new one. */
+    if (UNLIKELY(!thread || thread->busy || thread->window != window)) {
         thread = enter_slowly(thread);
         if (!thread)
             return NULL;
@@ -90,6 +100,19 @@ static inline void put(struct thread *thread, enum record_kind kind, uint64_t va
     record->data = data;
     atomic_store_explicit(&record->word, (uint64_t)kind << KIND_SHIFT | (value & VALUE_MASK), memory_order_release);
     thread->events.cursor += sizeof *record;
+}
+
+/* Begin a window on a thread that recorded before it was opened. */
+static bool cut(struct thread *thread, uint32_t window) {
+    thread->busy = 1;
+    atomic_signal_fence(memory_order_seq_cst);
+    bool fits = room_for(thread, 1);
+    if (fits) {
+        put(thread, KIND_CUT, 0, 0);
+        thread->window = window;
+    }
+    leave(thread);
+    return fits;
 }
 
 static inline uint64_t now(void) { return (uint64_t)(clock_ns(CLOCK_MONOTONIC) - recorder.base_ns); }
@@ -352,6 +375,18 @@ static const NvtxFunctionPointer core2[NVTX_CBID_CORE2_SIZE] = {
     CALLBACK(NVTX_CBID_CORE2_DomainDestroy, destroy_domain),
 };
 
+/* ---- windows ---- */
+
+/* Record everything from here on (open), or nothing until the next opening. Called by `traceable.capture` at the
+ * boundaries of steps; names are recorded in any case. */
+__attribute__((visibility("default"))) void traceable_recorder_gate(int open) {
+    uint32_t window = atomic_load(&recorder.window);
+    if ((window % 2 == 1 || window == 0) && open)
+        atomic_store(&recorder.window, window % 2 ? window + 1 : 2);
+    else if (!open && window % 2 == 0)
+        atomic_store(&recorder.window, window + 1);
+}
+
 /* ---- start ---- */
 
 static uint64_t read_max_bytes(void) {
@@ -393,6 +428,10 @@ static void start_recorder(void) {
     make_lock();
     lock_recorder(&saved);
     recorder.max_bytes = read_max_bytes();
+    const char *gated = getenv("TRACEABLE_RECORDING_GATED");
+    uint32_t never = 0;
+    if (gated && gated[0] == '1')
+        atomic_compare_exchange_strong(&recorder.window, &never, 1);
     bool hooked = pthread_key_create(&recorder.thread_end, end_thread) == 0 &&
                   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     if (!hooked)

@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define RECORDING_VERSION 2
+#define RECORDING_VERSION 3
 #define PROCESS_MAGIC "TRCBLPRC"
 #define NAMES_MAGIC "TRCBLNAM"
 #define EVENTS_MAGIC "TRCBLEVT"
@@ -86,6 +86,8 @@ enum record_kind {
     /* What stands before an event and belongs to it, in this order. */
     KIND_PAYLOAD = 17,    /* data: the payload's bits; word: nvtxPayloadType_t */
     KIND_RANGE_ID = 18,   /* data: the id that a start returned */
+    /* Events of the thread were left out here, outside of all windows: pushes before it have no pops after it. */
+    KIND_CUT = 19,
     KIND_SKIP = 255,      /* fills the end of a segment that an event did not fit into */
 };
 

@@ -71,6 +71,7 @@ struct thread {
     uint64_t attributes; /* what the last KIND_ATTRIBUTES record said: its data and its word's bits */
     uint64_t attributes_set;
     uint32_t tid;
+    uint32_t window; /* what `recorder.window` was at the thread's last event */
     struct growing text;
     struct thread *next;
     struct cached_text cache[CACHED_TEXTS];
@@ -85,6 +86,8 @@ enum recorder_state {
 
 static struct {
     _Atomic int state;
+    /* 0: everything is recorded. Else counted up at every opening and closing: odd is closed, even is open. */
+    _Atomic uint32_t window;
     pthread_mutex_t lock;
     pthread_key_t thread_end;
     size_t page;
@@ -370,6 +373,7 @@ static struct thread *open_thread(void) {
     memset(thread, 0, offsetof(struct thread, cache));
     thread->sequence = ++recorder.next_sequence;
     thread->tid = (uint32_t)syscall(SYS_gettid);
+    thread->window = atomic_load_explicit(&recorder.window, memory_order_relaxed);
     thread->events.next = FIRST_EVENTS_SEGMENT;
     thread->text.next = FIRST_SMALL_SEGMENT;
     if (grow_events(thread)) {
@@ -435,8 +439,16 @@ static void make_lock(void) {
     pthread_mutexattr_destroy(&attributes);
 }
 
+/* Close the window for a process that has not opened it: a forked child counts steps of its own. */
+static void close_window(void) {
+    uint32_t window = atomic_load(&recorder.window);
+    if (window && window % 2 == 0)
+        atomic_store(&recorder.window, window + 1);
+}
+
 static void after_fork_in_child(void) {
     make_lock(); /* the owner that the inherited lock remembers is the parent's thread */
+    close_window();
     if (atomic_load(&recorder.state) == STATE_ACTIVE) {
         munmap(recorder.header, round_up(sizeof(struct process_header), recorder.page));
         recorder.header = NULL;

@@ -18,6 +18,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import commonest, numbered, ranked
 from traceable.analysis.named import call_name
 from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order, of_ranges, range_and_style
+from traceable.analysis.remedies import record_gpu
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
@@ -288,4 +289,6 @@ def _require_calls(trace: Trace) -> None:
             "no CUDA API call in the trace, though GPU work was recorded",
             "record with nsys and --trace=cuda, which records calls and GPU work together",
         )
-    raise UnanswerableError("no CUDA API call in the trace: no CUDA activity was recorded", "have cuda in --trace")
+    raise UnanswerableError(
+        "no CUDA API call in the trace: no CUDA activity was recorded", record_gpu(trace, "have cuda in --trace")
+    )

@@ -1,8 +1,9 @@
 """Gaps: when each GPU was idle between its first and its last operation, what stood on both sides, and why.
 
 A GPU's timeline is the union of all its operations: of every stream, context and process that used it. Idle time before
-the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU. Time
-inside an operation counts as busy, however little of the GPU it used.
+the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU; nor is
+the time from the last operation of a window to the first of the next, of which nothing was recorded. Time inside an
+operation counts as busy, however little of the GPU it used.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from traceable.analysis.gap_causes import CAUSES, causes_of
 from traceable.analysis.gap_details import details
 from traceable.analysis.gpus import Gpus, Timelines, gpus, timelines, unseen_graphs
 from traceable.analysis.grouping import ranked
-from traceable.analysis.intervals import Between
+from traceable.analysis.intervals import Between, touched
 from traceable.analysis.named import operation_labels, operation_name, range_columns
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Int8, Int64, NDArray
 
@@ -55,8 +57,10 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     """
     used = gpus(context)
     worked = timelines(context)
-    found = worked.gaps
+    across = touched(worked.gaps, *unrecorded(context.trace))
+    found = worked.gaps.take(~across) if across.any() else worked.gaps
     idle = _idle(found, len(used))
+    out = _idle(worked.gaps.take(across), len(used))
     notes = [*used.notes, *unseen_graphs(context)]
     if range_name is not None:
         inside = context.operations_in(range_name)
@@ -75,10 +79,13 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         "largest": _largest(context, used, found, cause, top),
         "causes": _causes(used, found, cause),
     }
-    return Table(_devices(context, used, worked, found, idle), others, tuple(notes))
+    return Table(_devices(context, used, worked, found, idle, out), others, tuple(notes))
 
 
-def _devices(context: Context, used: Gpus, worked: Timelines, found: Between, idle: Int64) -> dict[str, NDArray[Any]]:
+def _devices(
+    context: Context, used: Gpus, worked: Timelines, found: Between, idle: Int64, out: Int64
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of each GPU; `idle` and `out` are how long it was idle and how long nothing was recorded."""
     first, last = worked.first_ns, worked.last_ns
     length = found.end_ns - found.start_ns
     pids = [process.pid for process in context.trace.processes]
@@ -88,10 +95,10 @@ def _devices(context: Context, used: Gpus, worked: Timelines, found: Between, id
         "processes": objects([pids[i] for i in indices] for indices in used.processes),
         "first_start_ns": first,
         "last_end_ns": last,
-        "total_ns": last - first,
-        "busy_ns": last - first - idle,
+        "total_ns": last - first - out,
+        "busy_ns": last - first - out - idle,
         "idle_ns": idle,
-        "utilisation_share": ratios(last - first - idle, last - first),
+        "utilisation_share": ratios(last - first - out - idle, last - first - out),
         "gaps": np.diff(_bounds(found, len(used))),
         "gap_total_ns": idle if found is worked.gaps else _idle(found, len(used)),
         **ranked(found.lane, length, len(used)).spread("gap"),

@@ -17,6 +17,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Between, Lanes, between, lanes_of, narrowed
 from traceable.analysis.naming import GRAPH_LAUNCHING, names_like
+from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import gpu_number
 from traceable.analysis.shared import calls_like, once
 from traceable.analysis.table import objects
@@ -230,4 +231,4 @@ def _no_operations(trace: Trace) -> UnanswerableError:
             "CUDA calls were recorded, but no GPU operation",
             "record a window in which the GPU works, without another user of CUPTI (torch.profiler, ncu) beside nsys",
         )
-    return UnanswerableError("no GPU operation in the trace", "record with --trace=cuda,nvtx")
+    return UnanswerableError("no GPU operation in the trace", record_gpu(trace, "record with --trace=cuda,nvtx"))

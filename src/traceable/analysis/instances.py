@@ -83,8 +83,7 @@ def instances(trace: Trace) -> Instances:
     from the first stretch to the last and are clipped.
     """
     ranges = trace.ranges
-    active = trace.names.index(ACTIVE_DOMAIN) if ACTIVE_DOMAIN in trace.names else -2
-    is_stretch = (ranges.domain == active) & (ranges.style == PUSH_POP) & ranges.has_payload
+    is_stretch = _is_stretch(trace)
     own = np.flatnonzero(~is_stretch)
     stretch = np.flatnonzero(is_stretch)
     group = _groups(trace, stretch)
@@ -146,6 +145,18 @@ def instances(trace: Trace) -> Instances:
         stretches=_where_it_ran(ranges, owner, is_stretch, task),
         paths=paths,
     )
+
+
+def own_ranges(trace: Trace) -> Int64:
+    """Return which ranges are instances by themselves, in the order in which `instances` has them first."""
+    return np.flatnonzero(~_is_stretch(trace))
+
+
+def _is_stretch(trace: Trace) -> Bool:
+    ranges = trace.ranges
+    active = trace.names.index(ACTIVE_DOMAIN) if ACTIVE_DOMAIN in trace.names else -2
+    found: Bool = (ranges.domain == active) & (ranges.style == PUSH_POP) & ranges.has_payload
+    return found
 
 
 def _groups(trace: Trace, stretch: Int64) -> Int64:

@@ -18,6 +18,7 @@ from traceable.analysis.kernel_families import Family, load_families
 from traceable.analysis.kernel_names import NAMES, KernelNames, Kinds, kernel_names, kinds_of
 from traceable.analysis.kernel_ranges import by_range
 from traceable.analysis.named import call_name
+from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import gpu_number
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import UnanswerableError
@@ -317,7 +318,9 @@ def _require_kernels(context: Context) -> None:
             "no kernel in the trace, though CUDA was traced",
             f"record while the program launches kernels; where it launches CUDA graphs, {_GRAPH_REMEDY}",
         )
-    raise UnanswerableError("no kernel in the trace: no CUDA activity was recorded", "have cuda in --trace")
+    raise UnanswerableError(
+        "no kernel in the trace: no CUDA activity was recorded", record_gpu(trace, "have cuda in --trace")
+    )
 
 
 def _graph_notes(trace: Trace) -> tuple[str, ...]:

@@ -12,12 +12,15 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import gpus, streams_of
 from traceable.analysis.grouping import only_value, ranked
+from traceable.analysis.instances import own_ranges
 from traceable.analysis.intervals import narrowed
 from traceable.analysis.select import gpu_number
 from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps, steps_of
 from traceable.analysis.step_parts import breakdown, slowest
 from traceable.analysis.step_work import Work, columns_of, work_of
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.unrecorded import unrecorded_ns
+from traceable.analysis.windows import STEP
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Bool, Int64, NDArray
 
@@ -65,6 +68,7 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
     first = np.flatnonzero(np.diff(found.lane, prepend=-1))
     table = {
         "step": np.arange(len(found)) - np.repeat(first, np.diff(np.append(first, len(found)))),
+        "index": _index(context, found),
         **_whose(context, found, found.lane),
         **_devices(context, found, work),
         "name": objects(found.labels)[found.label],
@@ -155,6 +159,21 @@ def _lane_devices(context: Context, found: Steps) -> Int64:
     return gpu_number(context.trace, found.process.astype(np.int32), found.device.astype(np.int32))
 
 
+def _index(context: Context, found: Steps) -> Int64:
+    """Return the index of each step as the program counted it (docs/windows.md); NULL for a step of another kind."""
+    trace = context.trace
+    index = np.full(len(found), NULL, np.int64)
+    # The first instances are the ranges of the trace, in order, without the stretches of coroutines.
+    rows = own_ranges(trace)
+    known = np.flatnonzero((found.instance >= 0) & (found.instance < len(rows)))
+    row = rows[found.instance[known]]
+    name = trace.names.index(STEP) if STEP in trace.names else -2
+    ranges = trace.ranges
+    counted = (ranges.name[row] == name) & (ranges.domain[row] == -1) & ranges.has_payload[row]
+    index[known[counted]] = ranges.payload[row[counted]]
+    return index
+
+
 def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], steady: Bool, warm_up: Bool) -> Table:
     """Return one row a lane: how many steps, which of them are steady, and what those took."""
     lanes = len(found.process)
@@ -173,7 +192,8 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
         unit = "_ns" if name.endswith("_ns") else ""
         means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(found.lane[known], minlength=lanes))
     # What steps that overlap (requests) do in a time is what counts, not the sum of their times.
-    elapsed = np.where(count > 0, end - np.where(count > 0, start, 0), 0)
+    start_or_0, end_or_0 = np.where(count > 0, start, 0), np.where(count > 0, end, 0)
+    elapsed = end_or_0 - start_or_0 - unrecorded_ns(context.trace, start_or_0, end_or_0)
     wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=lanes)
     idle = np.where(columns["idle_ns"] == NULL, np.nan, columns["idle_ns"])
     busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)

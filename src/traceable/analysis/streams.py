@@ -14,13 +14,25 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import Gpus, gpus
+from traceable.analysis.gpus import Gpus, gpus, timelines
 from traceable.analysis.grouping import numbered
-from traceable.analysis.intervals import Extents, Lanes, Union, beneath, covered_ns, extents, lanes_of, narrowed, union
+from traceable.analysis.intervals import (
+    Extents,
+    Lanes,
+    Union,
+    beneath,
+    covered_ns,
+    extents,
+    lanes_of,
+    narrowed,
+    touched,
+    union,
+)
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64, NDArray
 
@@ -59,6 +71,7 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
     some = np.diff(by_stream.bounds) > 0
     first = _by_gpu(np.minimum, of_stream.first_ns[some], place.gpu[some], len(used))
     last = _by_gpu(np.maximum, of_stream.last_ns[some], place.gpu[some], len(used))
+    total = last - first - _between_windows(context, first, last)
     one, two, three = _concurrency(context, used, place, by_stream, of_stream)
     busy = one + two + three
     table = Table(
@@ -69,7 +82,7 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
             "busy_ns": of_stream.busy_ns,
             "mean_concurrency": ratios(of_stream.sum_ns, of_stream.busy_ns),
             "busy_share": ratios(of_stream.busy_ns, busy[place.gpu]),
-            "total_share": ratios(of_stream.busy_ns, (last - first)[place.gpu]),
+            "total_share": ratios(of_stream.busy_ns, total[place.gpu]),
             "first_start_ns": of_stream.first_ns,
             "last_end_ns": of_stream.last_ns,
         }
@@ -77,7 +90,7 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
     overlap = {
         "device": used.numbers(),
         "name": used.names(context.trace),
-        "total_ns": last - first,
+        "total_ns": total,
         "busy_ns": busy,
         **_classes(context, used, order, inside),
         "streams": np.bincount(place.gpu[some], minlength=len(used)),
@@ -126,6 +139,17 @@ class _Places:
             "context": integers(self.context, self.context >= 0),
             "stream": integers(self.stream, self.stream >= 0),
         }
+
+
+def _between_windows(context: Context, first: Int64, last: Int64) -> Int64:
+    """Return how long each GPU, from `first` to `last`, was idle because nothing was recorded."""
+    begins, ends = unrecorded(context.trace)
+    if not len(begins):
+        return np.zeros(len(first), np.int64)
+    idle = timelines(context).gaps
+    idle = idle.take(touched(idle, begins, ends))
+    idle = idle.take((idle.start_ns >= first[idle.lane]) & (idle.end_ns <= last[idle.lane]))
+    return totals(idle.lane, idle.end_ns - idle.start_ns, len(first))
 
 
 def _by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:

@@ -18,6 +18,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered, ranked
 from traceable.analysis.matching import first_match
 from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns, range_labels
+from traceable.analysis.remedies import record_gpu
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import often, time
@@ -48,7 +49,9 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     """
     trace = context.trace
     if not len(trace.calls):
-        raise UnanswerableError("no CUDA API calls in the trace", "record with --trace=cuda,nvtx")
+        raise UnanswerableError(
+            "no CUDA API calls in the trace", record_gpu(context.trace, "record with --trace=cuda,nvtx")
+        )
     waits = waiting_calls(context)
     number = len(waits)
     if range_name is not None:

@@ -1,4 +1,4 @@
-"""How this process emits: the native core, the `nvtx` package, or not at all. Decided once, at import.
+"""How this process emits: the native core, the `nvtx` package, torch.profiler, or not at all. Decided once, at import.
 
 `Range`, `Run`, `wrap`, `identify` and `current` come from whichever it is; nothing else in `annotation` asks.
 """
@@ -33,7 +33,9 @@ core: Any = None
 wrap: Callable[[Any, Any], Any]
 identify: Callable[[], int]
 
-if not environment.flag(environment.PURE):
+_into_torch = not disabled and environment.torch_records()
+
+if not environment.flag(environment.PURE) and not _into_torch:
     try:
         from traceable._native import _core as core
     except ImportError:
@@ -44,6 +46,12 @@ if core is not None:
     core.record_up_to(level)
     if disabled:
         core.silence()
+elif _into_torch:
+    from traceable.annotation import pure, torch_records
+
+    pure.emit_through(torch_records)
+    pure.record_up_to = level
+    Range, Run, wrap, identify = pure.Range, pure.Run, pure.wrap, pure.identify  # type: ignore[misc,assignment]
 elif disabled or not environment.listener_possible():
     # Without a listener the nvtx package could only cost: it imports numpy.
     from traceable.annotation import silent

@@ -1,5 +1,7 @@
 """Ranges emitted through the `nvtx` package, for an install without the native core (or `TRACEABLE_PURE=1`).
 
+`torch_records` stands in the place of that package where torch.profiler records.
+
 nvtx imports numpy, so `engine` asks for this module only where someone listens. nvtx's `Domain` answers with a dummy
 where nvtxDomainIsEnabled says 0, which under nsys 2022.4 and 2023.4 means that nothing would ever be recorded (their
 injection refuses the payload extension). So domains are built around that question, from names that have stood in
@@ -34,6 +36,7 @@ _BINDS = 1 << 17  # Py_TPFLAGS_METHOD_DESCRIPTOR: functions, and what binds as t
 
 _domains: dict[str | None, Any] = {}
 _emit: Any = None  # nvtx._lib, once it is imported: its functions skip the keyword handling of Domain's methods
+_made: Callable[[str | None], Any]
 
 record_up_to = 9
 """Ranges of a higher level are silent."""
@@ -56,16 +59,31 @@ def available() -> bool:
         return False
 
 
+def emit_through(emitter: Any) -> None:
+    """Emit through another module than the nvtx package: one with its functions and a `Domain` with its methods."""
+    global _emit, _made
+    _emit = emitter
+    _made = emitter.Domain
+
+
+def _nvtx_domain(name: str | None) -> Any:
+    """Return a domain of nvtx's, whatever nvtxDomainIsEnabled says of it."""
+    import nvtx
+
+    domain = object.__new__(nvtx.Domain)
+    domain.handle = _emit.lib.DomainHandle(name)
+    domain.__init__(name)
+    return domain
+
+
+_made = _nvtx_domain
+
+
 def _domain(name: str | None) -> Any:
-    """Return the one nvtx domain of this name, whatever nvtxDomainIsEnabled says of it."""
+    """Return the one domain of this name."""
     domain = _domains.get(name)
     if domain is None:
-        import nvtx
-
-        domain = object.__new__(nvtx.Domain)
-        domain.handle = _emit.lib.DomainHandle(name)
-        domain.__init__(name)
-        domain = _domains.setdefault(name, domain)
+        domain = _domains.setdefault(name, _made(name))
     return domain
 
 

@@ -31,14 +31,15 @@ def add_contract_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--strict",
         action="store_true",
-        help=f"exit code {UNMET} where the program succeeded and an expectation is unmet",
+        help=f"exit code {UNMET} where the program succeeded and an expectation is unmet or a step is missing",
     )
 
 
 def nothing_expected() -> UsageError:
     """Return the error of `--strict` without any expectation."""
     return UsageError(
-        "--strict has nothing to judge: no range was expected", "add --expect NAME, or call traceable.expect(...)"
+        "--strict has nothing to judge: no range was expected and no steps were asked for",
+        "add --expect NAME or --steps, or call traceable.expect(...)",
     )
 
 

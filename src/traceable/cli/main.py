@@ -12,6 +12,7 @@ from traceable.errors import TraceableError, UsageError
 
 VERBS = {
     "run": "run a program under a collector and print its profile",
+    "control": "open and close windows in a run that is going on",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
 }
 """Each verb, its module in this package being named like it, with the line that --help shows."""

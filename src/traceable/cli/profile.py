@@ -17,6 +17,7 @@ from traceable.report.text import encodable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
+    from traceable.analysis.windows import Windows
     from traceable.recording import Recording
 
 TERMINAL_ROWS = 100
@@ -51,8 +52,9 @@ def show(
     stream: TextIO,
     save_to: Path | None = None,
     expected: Sequence[str] = (),
-) -> tuple[Verdict, ...]:
-    """Load a recording, save its report, print its ranges, and return what it says of those that were expected.
+    run_directory: Path | None = None,
+) -> tuple[tuple[Verdict, ...], Windows | None]:
+    """Load a recording, save its report, print its ranges; return what it says of ranges and steps asked for.
 
     Args:
         path: what `traceable.load` reads.
@@ -61,6 +63,7 @@ def show(
         stream: where to print.
         save_to: where to write report.json; None for nowhere.
         expected: names of ranges (docs/contract.md).
+        run_directory: as of `traceable.load`.
 
     Raises:
         TraceError: the file can't be read as a trace.
@@ -75,13 +78,13 @@ def show(
 
     keep_freed_memory()
     with Progress() as progress:
-        recording = load(path, progress=progress)
+        recording = load(path, progress=progress, run_directory=run_directory)
         recording.answers([("ranges", {}), ("findings", {})])
         judged = verdicts(expected, recording.profile)
         if save_to is not None:
             save(document(recording, Choice(), judged), save_to)
     print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
-    return judged
+    return judged, recording.windows
 
 
 def print_ranges(

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
-from traceable.cli import asked
-from traceable.cli.contract import add_contract_arguments, nothing_expected, strict_code, tell
+from traceable.cli import asked, windows
+from traceable.cli.contract import UNMET, add_contract_arguments, nothing_expected, strict_code, tell
 from traceable.cli.profile import add_output_arguments, choice_of, print_ranges, write_text
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import TraceError, UnanswerableError, UsageError
 from traceable.launch import contract
 from traceable.launch.reports import manifest_of
+from traceable.launch.windows import asked as asked_steps
 from traceable.report.choice import Choice, column_meant
 from traceable.report.views import FINDINGS, RANGES, View
 
@@ -61,7 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     keep_freed_memory()
     with Progress() as progress:
-        whole = load(arguments.path, progress=progress)
+        try:
+            whole = load(arguments.path, progress=progress)
+        except TraceError:
+            # A window that was never reached leaves nothing to read, and that is the answer.
+            if not _tell_unread(arguments.path):
+                raise
+            if arguments.strict:
+                return UNMET
+            raise TraceError(f"{arguments.path} holds no recording", "ask for steps that the program reaches") from None
         judged = verdicts(expected, whole.profile) if expected else ()
         recording = asked.part_asked(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
@@ -85,15 +94,30 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print_tables(recording, ranges, answers, arguments)
     sys.stdout.flush()
-    tell(judged, lambda line: print(f"traceable: {line}", file=sys.stderr))
-    return strict_code(judged) if arguments.strict else 0
+    if arguments.json or arguments.csv:
+        windows.tell(whole.windows, _say)
+    tell(judged, _say)
+    met = whole.windows is None or whole.windows.met
+    return (strict_code(judged) if met else UNMET) if arguments.strict else 0
+
+
+def _say(line: str) -> None:
+    print(f"traceable: {line}", file=sys.stderr)
+
+
+def _tell_unread(path: Path) -> bool:
+    """Say what became of the windows of a run that left nothing to read; whether it was asked for any."""
+    found = windows.without_recording(path) if path.is_dir() and (path / "run.json").exists() else None
+    windows.tell(found, _say)
+    return found is not None
 
 
 def _expected(arguments: argparse.Namespace) -> tuple[str, ...]:
     path = arguments.path
-    said = contract.expected(path, manifest_of(path)) if path.is_dir() else ()
+    manifest = manifest_of(path)
+    said = contract.expected(path, manifest) if path.is_dir() else ()
     expected = tuple(dict.fromkeys((*said, *arguments.expect)))
-    if arguments.strict and not expected:
+    if arguments.strict and not expected and asked_steps(path, manifest or {}) is None:
         raise nothing_expected()
     return expected
 

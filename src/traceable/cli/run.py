@@ -18,6 +18,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from traceable import collect, environment
@@ -28,9 +29,12 @@ from traceable.launch import launcher, target
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
+    from traceable.analysis.windows import Windows
+    from traceable.capture.spec import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
 NOTHING_RECORDED = "none"
+SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
 """From when on a callback blocks the event loop, if not said otherwise: asyncio's own `slow_callback_duration`."""
 
@@ -45,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=[collect.AUTO, *collect.COLLECTORS],
         default=collect.AUTO,
-        help="auto (nsys where it is found and works, else the recorder; default), nsys, recorder or none",
+        help="auto (nsys where it is found and works, else the recorder; default), nsys, recorder, torch or none",
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="the run directory (default: traceable-runs/NAME-TIME)"
@@ -58,6 +62,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the environment and the command line; run nothing, create nothing"
+    )
+    parser.add_argument(
+        "--steps",
+        metavar="SPEC",
+        type=_steps,
+        help="record these steps only: 10:30, 10:30,50:52 or every:1000:5 (docs/windows.md)",
+    )
+    parser.add_argument(
+        "--control",
+        action="store_true",
+        help="record only when asked to while it runs: by `traceable control`, or by the program (docs/control.md)",
+    )
+    parser.add_argument(
+        "--sigusr2",
+        metavar="STEPS",
+        nargs="?",
+        const=SIGUSR2_STEPS,
+        type=_steps_number,
+        help=f"--control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2",
     )
     parser.add_argument("--record-gc", action="store_true", help="record garbage collections as ranges")
     parser.add_argument(
@@ -88,6 +111,18 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
     return list(words[:position]), list(words[position:])
 
 
+def _steps(word: str) -> Spec:
+    from traceable.capture.spec import parse
+
+    return parse(word)
+
+
+def _steps_number(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and 0 < int(word[:17]) <= 10**15):
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of steps from 1 on")
+    return int(word)
+
+
 def _milliseconds(word: str) -> float:
     try:
         number = float(word)
@@ -108,7 +143,22 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
 
         # So that a program that never imports traceable is heard too.
         asked["PYTHONPATH"] = bootstrap_path(os.environ)
+    if _controlled(arguments):
+        asked[environment.CONTROL] = "1"
+    if arguments.sigusr2 is not None:
+        asked[environment.CONTROL_SIGNAL] = str(arguments.sigusr2)
     return asked
+
+
+def _controlled(arguments: argparse.Namespace) -> bool:
+    """Whether windows may be asked for while it runs: what the program reads, its collector must be told."""
+    return arguments.control or arguments.sigusr2 is not None or environment.flag(environment.CONTROL)
+
+
+def _steps_of_environment() -> Spec | None:
+    """Return what TRACEABLE_STEPS asks for: what the program reads, its collector must be told."""
+    asked = os.environ.get(environment.STEPS)
+    return _steps(asked) if asked and not environment.flag(environment.DISABLE) else None
 
 
 def _values(parser: argparse.ArgumentParser, word: str) -> int:
@@ -133,6 +183,7 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
     targets = annotate.targets(arguments)
+    steps = arguments.steps or _steps_of_environment()
     request = launcher.Request(
         target=target.parse(arguments.program),
         argv=tuple(sys.argv),
@@ -142,6 +193,9 @@ def run(arguments: argparse.Namespace) -> int:
         force=arguments.force,
         expect=tuple(dict.fromkeys(arguments.expect)),
         variables={**_variables(arguments), **annotate.variables(targets)},
+        steps=str(steps) if steps else None,
+        control=_controlled(arguments),
+        windows=None if steps is None or steps.every else tuple(steps.windows),
     )
     if arguments.collector == NOTHING_RECORDED and (request.expect or arguments.strict):
         raise UsageError("without a recording no expectation can be judged", "use another --collector than none")
@@ -150,11 +204,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(launcher.describe(request))
         return 0
     finished = launcher.launch(request, say)
-    judged: tuple[Verdict, ...] | None = None
+    outcome = Outcome()
     try:
         for note in annotate.unmatched(targets, finished.run_dir):
             say(note)
-        judged = _show(finished, arguments)
+        outcome = _show(finished, arguments)
     except TraceableError as error:
         # The program has ended as it has; what we make of it changes neither its exit code nor the recording.
         say(str(error))
@@ -162,20 +216,30 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout = None
     except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
         say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
-    strict = _strict_code(finished, judged) if arguments.strict else 0
+    strict = _strict_code(finished, outcome, steps) if arguments.strict else 0
     return _end_like(finished.status) or strict
 
 
-def _strict_code(finished: launcher.Finished, judged: tuple[Verdict, ...] | None) -> int:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of what was asked: of the ranges that were expected, and of the steps; None for not known."""
+
+    judged: tuple[Verdict, ...] | None = None
+    windows: Windows | None = None
+
+
+def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None) -> int:
     """Return what --strict makes the exit code of a program that succeeded, and say why where nothing else has."""
-    if not finished.expected:
+    if not finished.expected and steps is None and outcome.windows is None:
         error = contract.nothing_expected()
         say(str(error))
         return error.exit_code
-    if judged is None:
+    if (finished.expected and outcome.judged is None) or (steps is not None and outcome.windows is None):
         say("what was expected could not be judged")
         return contract.UNMET
-    return contract.strict_code(judged)
+    if outcome.windows is not None and not outcome.windows.met:
+        return contract.UNMET
+    return contract.strict_code(outcome.judged or ())
 
 
 def say(message: str) -> None:
@@ -187,9 +251,9 @@ def say(message: str) -> None:
         return
 
 
-def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> tuple[Verdict, ...] | None:
-    """Print the profile and what became of the expectations; return that, or None where it is not known."""
-    from traceable.cli import profile
+def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome:
+    """Print the profile and what became of what was asked for, and return that."""
+    from traceable.cli import profile, windows
 
     for note in finished.recorded.notes if finished.recorded else ():
         say(note)
@@ -199,27 +263,34 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> tuple[V
     directory = launcher.short(finished.run_dir)
     if database is not None:
         machine = arguments.json or arguments.csv
-        judged = profile.show(
+        judged, found = profile.show(
             database,
             arguments,
             title=f"profile of {directory}",
             stream=sys.stdout if machine else sys.stderr,
             save_to=finished.run_dir / "report.json",
             expected=finished.expected,
+            run_directory=finished.run_dir,
         )
+        if machine:
+            windows.tell(found, say)
+        windows.note(found, finished.run_dir)
         contract.tell(judged, say)
         say(f"next: python -m traceable report {directory}")
-        return judged
+        return Outcome(judged, found)
     if finished.problem:
         say(f"next: python -m traceable report {directory}, when that is mended")
-        return None
-    if not finished.expected or arguments.collector == NOTHING_RECORDED:
-        return None
+        return Outcome()
+    if arguments.collector == NOTHING_RECORDED:
+        return Outcome()
+    found = windows.without_recording(finished.run_dir)
+    windows.tell(found, say)
+    windows.note(found, finished.run_dir)
     from traceable.analysis.contract import verdicts
 
     judged = verdicts(finished.expected, None)
     contract.tell(judged, say)
-    return judged
+    return Outcome(judged, found)
 
 
 def _end_like(status: int) -> int:

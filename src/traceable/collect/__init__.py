@@ -16,6 +16,7 @@ AUTO = "auto"
 COLLECTORS = {
     "nsys": ("traceable.collect.nsys", "NsysCollector"),
     "recorder": ("traceable.collect.recorder", "RecorderCollector"),
+    "torch": ("traceable.collect.torch", "TorchCollector"),
     "none": ("traceable.collect.none", "NoneCollector"),
 }
 """Each collector's name, with the module and the class that satisfy `base.Collector`."""

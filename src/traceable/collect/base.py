@@ -22,6 +22,17 @@ class Availability:
 
 
 @dataclass(frozen=True)
+class Gating:
+    """Record only the windows that the program opens.
+
+    Attributes:
+        windows: how many there are; None for as many as come.
+    """
+
+    windows: int | None
+
+
+@dataclass(frozen=True)
 class Plan:
     """How to start the program under a collector.
 
@@ -43,6 +54,7 @@ class Recorded:
 
     Attributes:
         database: the nsys SQLite file to read, or None where nothing was recorded.
+        more: further databases, where windows were recorded into files of their own.
         files: every file that belongs to the recording, to be kept and named in the manifest.
         notes: one sentence for each thing the user should know (events dropped, report imported by hand).
     """
@@ -50,6 +62,7 @@ class Recorded:
     database: Path | None
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    more: tuple[Path, ...] = ()
 
 
 class Collector(Protocol):
@@ -61,8 +74,15 @@ class Collector(Protocol):
         """Say whether this collector works on this machine. Cheap: no program is recorded for it."""
         ...
 
-    def plan(self, command: Sequence[str], run_dir: Path, stem: str) -> Plan:
-        """Return how to start `command` so that its recording lands in `run_dir` under the name `stem`."""
+    def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
+        """Return how to start `command` so that its recording lands in `run_dir` under the name `stem`.
+
+        Args:
+            command: the program's own command line.
+            run_dir: absolute path.
+            stem: how the files are named.
+            gating: which windows to record; None for everything.
+        """
         ...
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:

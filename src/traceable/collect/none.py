@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceable.collect.base import Availability, Plan, Recorded
+from traceable import environment
+from traceable.collect.base import Availability, Gating, Plan, Recorded
 
 
 class NoneCollector:
@@ -20,9 +21,15 @@ class NoneCollector:
         """Always works."""
         return Availability(True, "nothing is recorded")
 
-    def plan(self, command: Sequence[str], run_dir: Path, stem: str) -> Plan:  # noqa: ARG002 - the interface
+    def plan(
+        self,
+        command: Sequence[str],
+        run_dir: Path,  # noqa: ARG002 - the interface
+        stem: str,  # noqa: ARG002
+        gating: Gating | None = None,
+    ) -> Plan:
         """Run `command` as it is."""
-        return Plan(argv=tuple(command))
+        return Plan(argv=tuple(command), environment={environment.GATE: "none"} if gating else {})
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:  # noqa: ARG002 - the interface
         """There is nothing to read."""

@@ -76,6 +76,13 @@ class Install:
         """Whether `nsys profile` knows `option` (`--kill`)."""
         return re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", self.profile_help) is not None
 
+    def help_of(self, option: str) -> str:
+        """Return what `nsys profile --help` says of `option`, up to the next option; empty where it has none."""
+        found = re.search(
+            rf"^\s*(?:-\w, )?{re.escape(option)}\b.*?(?=^\s*(?:-\w, )?--[a-z]|\Z)", self.profile_help, re.M | re.S
+        )
+        return found.group() if found else ""
+
 
 def find() -> Install:
     """Return the nsys to use: the one of TRACEABLE_NSYS, else the first that answers on PATH or in an install folder.

@@ -8,6 +8,7 @@ read, paired and inserted chunk by chunk: memory is bounded by the ranges that a
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import platform
 import sqlite3
@@ -280,7 +281,11 @@ class _Process:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
         stack = _Rows.none()
         with rec.Texts(thread) as texts:
-            for events in rec.read_events(thread, notes):
+            for events in _parts(rec.read_events(thread, notes)):
+                if events.kind[0] == rec.CUT:
+                    # What was open when the window closed: its end is not known, and no later pop is its own.
+                    yield stack
+                    stack = _Rows.none()
                 rows = self._columns(events, texts, global_tid(pid, thread.tid))
                 yield rows.take(rows.kind == rec.MARK)
                 nested = stack.join(rows.take((rows.kind == rec.PUSH) | (rows.kind == rec.POP)))
@@ -334,6 +339,15 @@ class _Process:
             payload_type=events.payload_type,
             payload=events.payload,
         )
+
+
+def _parts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
+    """Yield the events, a new part beginning with each cut."""
+    for events in chunks:
+        edges = [0, *np.flatnonzero(events.kind == rec.CUT).tolist(), len(events.kind)]
+        for first, last in itertools.pairwise(edges):
+            if first < last:
+                yield events.take(np.arange(first, last))
 
 
 def _by_columns(rows: _Rows) -> Iterator[tuple[list[str], list[NDArray[np.generic]]]]:

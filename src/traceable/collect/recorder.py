@@ -14,7 +14,7 @@ from pathlib import Path
 
 from traceable import environment
 from traceable._native import recorder_library
-from traceable.collect.base import Availability, Plan, Recorded
+from traceable.collect.base import Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError
 
 DIRECTORY = "recording"
@@ -34,7 +34,13 @@ class RecorderCollector:
             return Availability(True, "embedded recorder")
         return Availability(False, "the embedded recorder was not built; reinstall where there is a C compiler")
 
-    def plan(self, command: Sequence[str], run_dir: Path, stem: str) -> Plan:  # noqa: ARG002 - of the interface
+    def plan(
+        self,
+        command: Sequence[str],
+        run_dir: Path,
+        stem: str,  # noqa: ARG002 - of the interface
+        gating: Gating | None = None,
+    ) -> Plan:
         """Return `command` unchanged with the environment that makes NVTX load the recorder, in children too.
 
         Raises:
@@ -49,6 +55,8 @@ class RecorderCollector:
             environment.NVTX_INJECTION: str(library),
             environment.RECORDING_DIR: str((run_dir / DIRECTORY).absolute()),
         }
+        if gating:
+            variables |= {environment.GATE: "recorder", environment.RECORDING_GATED: "1"}
         return Plan(tuple(command), variables)
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:

@@ -24,11 +24,14 @@ from traceable.errors import CollectorError
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11
 
-VERSION = 2
+VERSION = 3
 PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
 
 PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
 """Kinds of an event."""
+
+CUT = 19
+"""Stands among the events of a thread where some were left out, outside of all windows."""
 
 DOMAIN, STRING, CATEGORY, THREAD = 1, 2, 3, 4
 """Kinds of a name."""
@@ -117,7 +120,7 @@ class Events(Columns):
     """Columns of events of one thread, in the order in which they happened. All have one length.
 
     Attributes:
-        kind: uint8, PUSH to MARK.
+        kind: uint8, PUSH to MARK, or CUT, which has nothing else.
         time_ns: int64, since the process's start.
         domain: uint32, 0 for the default domain. Only of a push, pop, start or mark.
         message: uint64, 0 for none, a string's id, or TEXT_BIT and a place. Only of a push, start or mark.
@@ -281,12 +284,12 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 1
             used = _used(chunk)
             whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
             kinds = (whole["word"] >> np.uint64(56)).astype(np.uint8)
-            known = np.isin(kinds, (PUSH, POP, START, END, MARK, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP))
+            known = np.isin(kinds, (PUSH, POP, START, END, MARK, CUT, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP))
             sound = bool(known.all())
             if not sound:
                 notes.append(f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost")
                 whole, kinds = whole[: known.argmin()], kinds[: known.argmin()]
-            events = np.flatnonzero(kinds <= MARK)
+            events = np.flatnonzero((kinds <= MARK) | (kinds == CUT))
             if len(events):
                 yield _decode(whole, kinds, events, held)
                 held = _last_attributes(whole[: events[-1]], kinds[: events[-1]], held)

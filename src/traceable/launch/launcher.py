@@ -16,9 +16,9 @@ from typing import Any
 
 from traceable import collect, environment
 from traceable.collect import bystander
-from traceable.collect.base import Collector, Plan, Recorded
+from traceable.collect.base import Collector, Gating, Plan, Recorded
 from traceable.errors import TraceableError, UsageError
-from traceable.launch import contract, facts, run_dir, supervisor, target
+from traceable.launch import contract, control, facts, run_dir, supervisor, target, windows
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Request:
         force: take a directory that is not empty.
         expect: names of ranges that the run is to have.
         variables: what else to set in the program's environment.
+        steps: which steps to record, as `TRACEABLE_STEPS` takes them; None for everything.
+        windows: start and stop of each window of these; None for an endless row.
+        control: windows may be asked for while it runs, and nothing else is recorded.
     """
 
     target: target.Target
@@ -44,6 +47,9 @@ class Request:
     force: bool = False
     expect: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    steps: str | None = None
+    windows: tuple[tuple[int, int], ...] | None = None
+    control: bool = False
 
     @property
     def stem(self) -> str:
@@ -163,8 +169,15 @@ def _start(request: Request, choice: collect.Choice, run: _Run) -> supervisor.En
 
 
 def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan, Mapping[str, str]]:
-    plan = collector.plan(request.target.command(target.interpreter_flags()), directory, request.stem)
+    gating = None
+    if request.control:
+        gating = Gating(None)
+    elif request.steps is not None:
+        gating = Gating(None if request.windows is None else len(request.windows))
+    plan = collector.plan(request.target.command(target.interpreter_flags()), directory, request.stem, gating)
     ours = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
+    if request.steps is not None:
+        ours[environment.STEPS] = request.steps
     return plan, {**request.variables, **plan.environment, **ours}
 
 
@@ -181,6 +194,7 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
         },
         "stem": request.stem,
         contract.MANIFEST_KEY: list(request.expect),
+        windows.MANIFEST_KEY: windows.in_manifest(request.steps, request.windows, on_request=request.control),
         **facts.gather(),
         "launcher_pid": os.getpid(),
         "pid": None,
@@ -212,6 +226,7 @@ def _finish(run: _Run, choice: collect.Choice, request: Request, ended: supervis
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
             problem = f"the recording could not be read ({type(error).__name__}: {error}); it is kept"
     run.manifest["notes"] = [*(recorded.notes if recorded else ()), *([problem] if problem else [])]
+    control.sweep(run.directory)
     run.manifest["files"] = files(run.directory)
     run.save()
     for name in (bystander.PID_FILE, bystander.EXIT_FILE):

@@ -1,4 +1,5 @@
-"""Whatever the user names, the nsys SQLite file in it: a `.sqlite`, a `.nsys-rep`, a `.qdstrm` or a run directory.
+"""Whatever the user names, what a reader can read in it: a `.sqlite`, a `.nsys-rep`, a `.qdstrm`, a run directory, a
+trace of torch.profiler, or a directory of such traces.
 
 A run whose launcher was killed is finalised here. Nothing beside a report is ever taken for its export.
 """
@@ -19,25 +20,27 @@ from traceable.launch import run_dir, supervisor
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
+_READABLE = "a run directory, a .nsys-rep, the .sqlite that nsys exported or the .json that torch.profiler exported"
 WRITING_SECONDS = 120.0
 """How long to wait for an nsys that outlived its launcher to finish the report."""
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Path]:
-    """Yield the nsys SQLite file to read for `path`. It lives as long as the `with` block.
+    """Yield what `trace.load` is to read for `path`. It lives as long as the `with` block.
 
     Args:
-        path: a `.sqlite` file (any name, told by its content), a report of nsys's, or a run directory.
+        path: an nsys SQLite file or a trace of torch.profiler (any name, told by its content), a report of nsys's, a
+            run directory, or a directory with the traces that torch.profiler made of several ranks.
 
     Raises:
         TraceError: there is no such file, or it is none of these, or the run is not over or recorded nothing.
         CollectorError: nsys is missing or can't read the report.
     """
     if path.is_dir():
-        yield finalised(path)
+        yield path if _holds_torch_traces(path) else finalised(path)
     elif not path.exists():
-        raise TraceError(f"there is no {path}", "give a run directory, a .nsys-rep or a .sqlite file")
+        raise TraceError(f"there is no {path}", f"give {_READABLE}")
     elif path.suffix in REPORT_SUFFIXES:
         _refuse_empty(path)
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
@@ -45,7 +48,7 @@ def opened(path: Path) -> Iterator[Path]:
             nsys_install.export(path.absolute(), database)
             yield database
     else:
-        _check_sqlite(path)
+        _check_file(path)
         yield path
 
 
@@ -72,8 +75,15 @@ def finalised(directory: Path) -> Path:
 
 
 def manifest_of(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of `path` where it is a run directory, or None."""
-    return run_dir.read(path) if path.is_dir() else None
+    """Return the manifest of `path` where it is a run directory, or None for a file or a directory of traces."""
+    return run_dir.read(path) if path.is_dir() and not _holds_torch_traces(path) else None
+
+
+def _holds_torch_traces(directory: Path) -> bool:
+    """Return whether it is no run directory, but one with traces that torch.profiler made."""
+    from traceable.trace import kineto
+
+    return not (directory / run_dir.MANIFEST).exists() and bool(kineto.files_in(directory))
 
 
 def _wait_for_collector(directory: Path) -> None:
@@ -85,17 +95,23 @@ def _wait_for_collector(directory: Path) -> None:
         time.sleep(supervisor.TURN_SECONDS)
 
 
-def _check_sqlite(path: Path) -> None:
+def _check_file(path: Path) -> None:
+    """Refuse a file that no reader reads.
+
+    Raises:
+        TraceError: it is empty, neither an nsys SQLite file nor a trace of torch.profiler, or can't be read.
+    """
+    # It imports numpy, which this module's other callers do without.
+    from traceable.trace import kineto
+
     _refuse_empty(path)
     try:
         with path.open("rb") as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise TraceError(f"{path} can't be read: {error.strerror}", "check its permissions") from None
-    if start != SQLITE_MAGIC:
-        raise TraceError(
-            f"{path} is not an SQLite file", "give a run directory, a .nsys-rep or the .sqlite that nsys exported"
-        )
+    if start != SQLITE_MAGIC and not kineto.is_trace(path):
+        raise TraceError(f"{path} is not an SQLite file, and no trace of torch.profiler either", f"give {_READABLE}")
 
 
 def _refuse_empty(path: Path) -> None:

@@ -9,11 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from traceable.analysis.attribution import Coverage, Share
 from traceable.analysis.table import Table
+from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.errors import TraceableError, UnanswerableError
+from traceable.report import windows
 from traceable.report.choice import LARGEST, Choice
 from traceable.report.contract import rows as expectation_rows
+from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,12 +52,18 @@ def head(recording: Recording) -> dict[str, Any]:
             "start_ns": start,
             "end_ns": end,
             "duration_ns": None if start is None or end is None else end - start,
+            "recorded_ns": None if extent is None else extent[1] - extent[0] - _between_windows(trace, *extent),
             "capture_ns": trace.capture_ns,
             "utc_epoch_ns": trace.utc_epoch_ns,
         },
         "coverage": _coverage(recording.coverage),
         "selection": recording.selection,
+        "capture": windows.plain(recording.windows),
     }
+
+
+def _between_windows(trace: Trace, start_ns: int, end_ns: int) -> int:
+    return int(unrecorded_ns(trace, np.array([start_ns]), np.array([end_ns]))[0])
 
 
 def document(

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from traceable.analysis.profile import Profile
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
+from traceable.report import windows
 from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, wrapped
@@ -95,7 +96,7 @@ class Page:
 
 def write_head(page: Page, report: Mapping[str, Any], title: str) -> None:
     """Print what this is, what was read, and how much of the GPU's work the ranges explain."""
-    for line in (title, *head_lines(report)):
+    for line in (title, *windows.lines(report["capture"]), *head_lines(report)):
         page.line(line)
 
 
@@ -198,7 +199,7 @@ def head_lines(report: Mapping[str, Any]) -> list[str]:
     parts = [
         source["path"],
         collector,
-        f"{time(window['duration_ns'])} recorded" if window["duration_ns"] is not None else "no events",
+        f"{time(window['recorded_ns'])} recorded" if window["recorded_ns"] is not None else "no events",
         processes,
         f"{count(source['range_instances'])} ranges",
     ]

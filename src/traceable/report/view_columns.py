@@ -276,6 +276,7 @@ SYNC_OTHERS = {
 
 STEPS = (
     Column("step"),
+    Column("index", rank=4, only_if_any=True),
     Column("pid", rank=9),
     Column("device", rank=8),
     Column("name", rank=10),

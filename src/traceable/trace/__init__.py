@@ -1,6 +1,40 @@
 """After the process: readers of recordings, one columnar `Trace` for all of them."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from traceable.trace import nsys
 from traceable.trace.model import Trace
-from traceable.trace.nsys import load
+from traceable.trace.sqlite import MAGIC
 
 __all__ = ["Trace", "load"]
+
+
+def load(path: Path, decode: bool = True, *, progress: Callable[[str], None] | None = None) -> Trace:
+    """Read a recording with the reader that its content asks for.
+
+    Args:
+        path: an nsys SQLite export, a trace of torch.profiler, or a directory with such traces of several ranks.
+        decode, progress: see `nsys.load`; traces of torch.profiler are read in one way only.
+
+    Raises:
+        TraceError: it is none of these, or not whole; the message says which.
+    """
+    if path.is_dir() or (path.is_file() and not _is_database(path)):
+        # Most recordings are databases: they are not to pay for the other reader.
+        from traceable.trace import kineto
+
+        if path.is_dir() or kineto.is_trace(path):
+            return kineto.load(path)
+    return nsys.load(path, decode, progress=progress)
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        # The reader says why.
+        return True

@@ -21,6 +21,12 @@ PAYLOAD_DOMAIN = "traceable.payload"
 COUNTER_DOMAIN = "traceable.counter"
 """The domain of the counters' samples."""
 
+WINDOW_DOMAIN = "traceable.window"
+"""The domain of what a window of steps emits: nsys's capture range, and in it a range that says the window's id."""
+
+WINDOW = "window "
+"""How the name of that range begins; the id follows."""
+
 NO_FIELDS = "{}"
 """The text of a mark that says an identity alone."""
 

@@ -9,7 +9,7 @@ processes are indices into the tables beside them, so that an event costs few by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -90,6 +90,27 @@ class Ranges(Intervals):
     has_payload: Bool
     identity: Int64
     fields: Int32
+
+
+@dataclass(frozen=True)
+class Windows(Intervals):
+    """Windows of steps to which the recording was gated (docs/windows.md). They are no ranges of the program's.
+
+    Attributes:
+        name: index into `Trace.names`: the window's id.
+        thread: index into `Trace.threads`, the thread that opened it.
+        clipped: it was not closed before the recording ended.
+    """
+
+    name: Int32
+    thread: Int32
+    clipped: Bool
+
+    @staticmethod
+    def none() -> Windows:
+        """Return no windows: nothing was gated."""
+        times, indices = np.empty(0, np.int64), np.empty(0, np.int32)
+        return Windows(times, times, indices, indices, np.empty(0, np.bool_))
 
 
 @dataclass(frozen=True)
@@ -357,6 +378,7 @@ class Trace:
     geometries: Int64
     devices: tuple[Device, ...]
     cuda_devices: Mapping[tuple[int, int], int]
+    windows: Windows = field(default_factory=Windows.none)
 
     def extent_ns(self) -> tuple[int, int] | None:
         """Return the first start and the last end of all events, in ns; None for a trace without events."""

@@ -119,6 +119,7 @@ class _Reader:
             ranges=emitted.ranges,
             marks=emitted.marks,
             counters=emitted.counters,
+            windows=emitted.windows,
             **trace_tables,
             names=self.names.all(),
         )

@@ -11,12 +11,14 @@ from traceable.trace.emitted import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
+    WINDOW,
+    WINDOW_DOMAIN,
     Said,
     is_identity,
     matched,
 )
 from traceable.trace.intern import Names, Strings, Threads, process_of
-from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Counters, Int32, Int64, Marks, Ranges
+from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Counters, Int32, Int64, Marks, Ranges, Windows
 from traceable.trace.rows import Coded, Column, Rows, Wanted, chosen, folded, is_same, taken
 
 NVTX = Wanted(
@@ -46,6 +48,7 @@ class Nvtx:
     counters: Counters
     lost_samples: int
     thread_names: dict[int, str]
+    windows: Windows
 
 
 def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, closed_at_ns: int | None) -> Nvtx:
@@ -77,10 +80,14 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
     is_range, is_mark = np.isin(kind, _PUSH_POPS + _START_ENDS), np.isin(kind, _MARKS)
     says = is_mark & (rows["domain"] == names.known(PAYLOAD_DOMAIN))
     samples = is_mark & (rows["domain"] == names.known(COUNTER_DOMAIN))
-    ranges = _ranges(_taken(rows, is_range), _said(_taken(rows, says), names), names)
+    of_window = is_range & (rows["domain"] == names.known(WINDOW_DOMAIN))
+    last_ns = _last_ns(events)
+    windows = _windows(_ended(_ranges(_taken(rows, of_window), None, names), last_ns, closed_at_ns), names)
+    ranges = _ranges(_taken(rows, is_range & ~of_window), _said(_taken(rows, says), names), names)
     counters = _counters(_taken(rows, samples), threads)
     return Nvtx(
-        ranges=_ended(ranges, _last_ns(events), closed_at_ns),
+        ranges=_ended(ranges, last_ns, closed_at_ns, windows),
+        windows=windows,
         marks=_marks(_taken(rows, is_mark & ~says & ~samples)),
         counters=counters,
         lost_samples=int(samples.sum()) - len(counters),
@@ -143,12 +150,14 @@ def _taken(rows: dict[str, Column], which: Bool) -> dict[str, Column]:
     return {name: chosen(column, which, count) for name, column in rows.items()}
 
 
-def _ranges(rows: dict[str, Column], said: Said, names: Names) -> Ranges:
+def _ranges(rows: dict[str, Column], said: Said | None, names: Names) -> Ranges:
     """Return the ranges; the end of one that was left open is NULL."""
     payload = rows["payload"]
     style = np.where(np.isin(rows["eventType"], _START_ENDS), START_END, PUSH_POP).astype(np.int8)
     stretch = (rows["domain"] == names.known(ACTIVE_DOMAIN)) & (style == PUSH_POP)
-    identity, fields = matched(said, rows["start"], rows["thread"], rows["process"], style, stretch, payload)
+    identity, fields = np.full(len(style), NULL), np.full(len(style), -1, np.int32)
+    if said is not None:
+        identity, fields = matched(said, rows["start"], rows["thread"], rows["process"], style, stretch, payload)
     return Ranges(
         start_ns=rows["start"],
         end_ns=rows["end"],
@@ -166,15 +175,36 @@ def _ranges(rows: dict[str, Column], said: Said, names: Names) -> Ranges:
     )
 
 
-def _ended(ranges: Ranges, last_ns: int, closed_at_ns: int | None) -> Ranges:
+def _ended(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Windows | None = None) -> Ranges:
     """Give open ranges an end, and mark as clipped also those that were open at `closed_at_ns`."""
     left_open = ranges.clipped
     # What nsys does in its own sums: an open range ends with the last NVTX event.
     end_ns = (
         np.where(left_open, np.maximum(last_ns, ranges.start_ns), ranges.end_ns) if left_open.any() else ranges.end_ns
     )
+    if windows is not None and len(windows) and left_open.any():
+        # One that was open when its window closed may have ended soon after: nothing was recorded of that.
+        at = np.searchsorted(windows.start_ns, ranges.start_ns, "right") - 1
+        window_end = windows.end_ns[np.maximum(at, 0)]
+        within = left_open & (at >= 0) & (ranges.start_ns <= window_end)
+        end_ns = np.where(within, np.minimum(end_ns, window_end), end_ns)
     clipped = left_open if closed_at_ns is None else left_open | (ranges.end_ns >= closed_at_ns)
     return replace(ranges, end_ns=end_ns, clipped=folded(clipped))
+
+
+def _windows(ranges: Ranges, names: Names) -> Windows:
+    """Return the windows among the ranges of WINDOW_DOMAIN; the others are nsys's capture ranges."""
+    texts = names.all()
+    ids = {
+        name: names.index(texts[name].removeprefix(WINDOW))
+        for name in np.unique(ranges.name).tolist()
+        if texts[name].startswith(WINDOW)
+    }
+    which = np.isin(ranges.name, np.array(list(ids), np.int32))
+    identity = np.array([ids[name] for name in ranges.name[which].tolist()], np.int32)
+    return Windows(
+        ranges.start_ns[which], ranges.end_ns[which], identity, ranges.thread[which], np.array(ranges.clipped[which])
+    )
 
 
 def _marks(rows: dict[str, Column]) -> Marks:

@@ -22,6 +22,7 @@ _ANNOTATE = "TRACEABLE_ANNOTATE"
 _RUN_DIR = "TRACEABLE_RUN_DIR"
 _REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
 _PAUSES = ("TRACEABLE_GC", "TRACEABLE_LOOP_PAUSES")
+_TORCH = "TRACEABLE_TORCH"
 _PATH = "PYTHONPATH"
 """The names of `environment.py`, which would load the whole package."""
 
@@ -109,7 +110,7 @@ def _completed(env: "Any") -> "Any":
     """Return a copy of `env` with our folder on its PYTHONPATH; `env` itself where it names no patterns."""
     try:
         for kind in (os.fsdecode, os.fsencode):
-            if any(kind(name) in env for name in (_ANNOTATE, *_PAUSES)):
+            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, *_PAUSES)):
                 key = next((name for name in (kind(_PATH), _PATH, b"PYTHONPATH") if name in env), kind(_PATH))
                 path = os.fsdecode(env[key]) if key in env else None
                 return {**env, key: kind(_with_us(path))}
@@ -205,6 +206,21 @@ def _keep_watch(patterns: str) -> None:
         atexit.register(_report_if_idle, watch, os.getpid())
 
 
+class _TorchWatch:
+    """A finder that finds nothing: at the import of torch it has traceable start torch.profiler."""
+
+    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            from traceable.capture import torch_import
+        except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
+            _say(f"torch.profiler is not started in {sys.executable}: {type(error).__name__}: {error}")
+            return None
+        return torch_import.find_spec(fullname, path, target)
+
+
 def _record_pauses() -> None:
     """Load traceable, which reads what of the runtime's pauses is asked for when it is imported."""
     try:
@@ -229,12 +245,14 @@ def _report_if_idle(watch: _Watch, pid: int) -> None:
 
 try:
     _hide()
-    _asked = [name for name in (_ANNOTATE, *_PAUSES) if os.environ.get(name)]
+    _asked = [name for name in (_ANNOTATE, _TORCH, *_PAUSES) if os.environ.get(name)]
     if _asked and os.environ.get("TRACEABLE_DISABLE", "").strip().lower() not in ("1", "true", "yes", "on"):
         _pass_on()
         if _ANNOTATE in _asked:
             _keep_watch(os.environ[_ANNOTATE])
-        if _asked != [_ANNOTATE]:
+        if _TORCH in _asked:
+            sys.meta_path.insert(0, _TorchWatch())
+        if any(name in _PAUSES for name in _asked):
             _record_pauses()
 except Exception as _error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all
     _say(f"annotate patterns have no effect: {type(_error).__name__}: {_error}")

@@ -1,0 +1,19 @@
+"""What to record next time, said in the words of what recorded this one."""
+
+from __future__ import annotations
+
+from traceable.trace.model import Trace
+
+_TORCH = "torch.profiler"
+
+
+def record_gpu(trace: Trace, with_nsys: str) -> str:
+    """Return how GPU work gets into a recording.
+
+    Args:
+        trace: in which there is none.
+        with_nsys: what to say where it was not made by torch.profiler.
+    """
+    if trace.source.product == _TORCH:
+        return "record the program where torch sees a GPU: torch.profiler then records that too"
+    return with_nsys

@@ -1,0 +1,212 @@
+"""Ranges emitted into torch.profiler, for a program that `traceable run --collector torch` records.
+
+`engine` takes this form of emission instead of the native core in such a program alone. While nothing is recorded a
+range looks at one global and does nothing else (0.2 to 0.4 us for a `with`, in Python). While it is, a range becomes
+what `torch.profiler.record_function` makes, by the call beneath that, `torch.autograd._record_function_with_args_enter`
+(1.8 us a range, 3 us with what is done here). `record_function` itself takes 9 to 16 us, and the operator
+`profiler::_record_function_enter_new` 32 us. `_RecordFunctionFast` takes 1.5 us, but Kineto shows what it makes as an
+operator of torch's and not as an annotation (torch 2.13, CPU).
+
+An annotation of torch's has a name and a stretch of one thread, and nothing else. Kineto writes names into JSON as they
+are, quotes included, drops line breaks, and says `unknown` for all that is not ASCII (2.13). So what a range has
+besides stands behind its name, and what is not plain ASCII is escaped as in URLs:
+
+    step [#12]    forward [@server]    k%C3%BChlen [%]    window 41-1 [@traceable.window ~start:3]
+
+`#` is the payload, `@` the domain, `&` the category, `~` what it is if no push/pop range: a `~mark`, the `~start:N` or
+`~end:N` of a start/end range, which may end in another thread and need not nest. `trace.kineto_names` reads it.
+"""
+
+from __future__ import annotations
+
+from _thread import _local
+from itertools import count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_PLAIN = frozenset(range(0x20, 0x7F)) - set(b'"\\%[]')
+"""The bytes of a name that stand for themselves."""
+
+_PLAIN_PART = _PLAIN - set(b" ")
+"""The same of a domain and of a category, which a space ends."""
+
+_enter: Callable[[str], Any] | None = None
+_exit: Callable[[Any], None]
+_begun = False
+"""Whether anything was recorded yet."""
+
+_next = count(1).__next__
+_thread = _local()
+_open: dict[int, Any] = {}
+"""The annotations that are open in torch, by id. What a thread's stack holds besides was closed with a recording."""
+
+
+def begin(enter: Callable[[str], Any], leave: Callable[[Any], None]) -> None:
+    """Emit from here on.
+
+    Args:
+        enter: opens an annotation of torch's and returns what `leave` closes.
+        leave: as said.
+    """
+    global _begun, _enter, _exit
+    _exit = leave
+    _begun = True
+    _enter = enter
+
+
+def pause() -> None:
+    """Emit nothing from here on. To be called before torch's profiler is stopped."""
+    global _enter
+    _enter = None
+
+
+def retire() -> None:
+    """Let go of the annotations that were open at `pause`. To be called when torch's profiler is stopped.
+
+    They must not live to see another recording: torch would write their end into the memory of the one before.
+    """
+    while _open:
+        _exit(_open.popitem()[1])
+
+
+def forget() -> None:
+    """Begin anew in a forked child, where the profiler that our annotations are in does not run."""
+    pause()
+    _open.clear()
+    if hasattr(_thread, "stacks"):
+        _thread.stacks.clear()
+
+
+class _Text:
+    """A message as `pure` asks for it."""
+
+    __slots__ = ("string",)
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+
+
+class Attributes:
+    """What one range, mark or sample carries, and its name in torch, which is made when it is first used."""
+
+    __slots__ = ("category", "coded", "color", "domain", "message", "payload")
+
+    def __init__(self, message: str | None, color: Any, category: int, payload: Any, domain: Domain) -> None:
+        self.message = None if message is None else _Text(message)
+        self.color = color
+        self.category = category
+        self.payload = payload
+        self.domain = domain
+        self.coded = ""
+
+    def code(self) -> str:
+        """Return the name of a push/pop range."""
+        self.coded = self.named("")
+        return self.coded
+
+    def named(self, kind: str) -> str:
+        """Return its name in torch as what `kind` says, which is empty for a push/pop range."""
+        name = self.message.string if self.message else ""
+        coded = _escaped(name, _PLAIN)
+        category = self.domain.category_names.get(self.category)
+        parts = [] if self.payload is None else [f"#{self.payload!r}"]
+        parts += [f"@{_escaped(self.domain.name, _PLAIN_PART)}"] if self.domain.name else []
+        parts += [] if category is None else [f"&{_escaped(category, _PLAIN_PART)}"]
+        parts += [f"~{kind}"] if kind else []
+        # An empty name is none to Kineto.
+        parts += ["%"] if not parts and (coded != name or not name) else []
+        return f"{coded} [{' '.join(parts)}]" if parts else coded
+
+
+class Domain:
+    """One domain, as `pure` asks of the `nvtx` package's."""
+
+    __slots__ = ("_categories", "category_names", "handle", "name")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.handle = self
+        self.category_names: dict[int, str] = {}
+        self._categories: dict[str, int] = {}
+
+    def get_event_attributes(
+        self, message: str | None = None, color: Any = None, category: str | int | None = None, payload: Any = None
+    ) -> Attributes:
+        """Return the attributes of an event of this domain."""
+        if isinstance(category, str):
+            number = self._categories.setdefault(category, len(self._categories) + 1)
+            self.category_names[number] = category
+            category = number
+        # A bool is an int too, and would be said as True.
+        payload = int(payload) if isinstance(payload, int) else payload
+        return Attributes(message, color, category or 0, payload, self)
+
+    def start_range(self, attributes: Attributes) -> int:
+        """Say that a start/end range begins; returns its number, 0 where nothing is emitted."""
+        if _enter is None:
+            return 0
+        number = _next()
+        _say(attributes.named(f"start:{number}"))
+        return number
+
+    def end_range(self, number: int) -> None:
+        """Say that it ends."""
+        if number:
+            _say(f" [~end:{number}]")
+
+
+def push_range(attributes: Attributes, domain: Domain) -> None:
+    """Open a push/pop range of this thread."""
+    enter = _enter
+    if enter is None:
+        return
+    handle = enter(attributes.coded or attributes.code())
+    try:
+        stacks = _thread.stacks
+    except AttributeError:
+        stacks = _thread.stacks = {}
+    stack = stacks.get(domain)
+    if stack is None:
+        stack = stacks[domain] = []
+    stack.append(handle)
+    _open[id(handle)] = handle
+    if _enter is None:  # paused meanwhile, by another thread
+        retire()
+
+
+def pop_range(domain: Domain) -> None:
+    """Close the innermost push/pop range of this thread and domain, if it was opened while something was recorded."""
+    if not _begun:
+        return
+    try:
+        stack = _thread.stacks.get(domain)
+    except AttributeError:
+        return
+    if not stack:
+        return
+    handle = stack.pop()
+    # While nothing is emitted it may be that the profiler is about to stop: it is `retire` that closes then.
+    if _enter is not None and _open.pop(id(handle), None) is not None:
+        _exit(handle)
+
+
+def mark(attributes: Attributes, _domain: Domain) -> None:
+    """Emit a mark."""
+    if _enter is not None:
+        _say(attributes.named("mark"))
+
+
+def _say(name: str) -> None:
+    enter = _enter
+    if enter is not None:
+        _exit(enter(name))
+
+
+def _escaped(text: str, plain: frozenset[int]) -> str:
+    content = text.encode()
+    if plain.issuperset(content):
+        return text
+    return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in content)

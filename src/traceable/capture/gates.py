@@ -1,0 +1,167 @@
+"""What lets a profiler record, and stops it: one small class a way, opened and closed at the boundaries of steps.
+
+A gate may raise; `control` says so once and lets the program run on. Which one is used is told by `TRACEABLE_GATE`,
+which the launcher sets to what its collector needs; without a launcher it is the NVTX capture range, which nobody
+notices who does not ask for it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from traceable import environment
+from traceable.annotation import engine
+from traceable.annotation.ranges import annotate
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from traceable.capture.cuda import Runtime
+
+    class Gate(Protocol):
+        """One way to gate a profiler."""
+
+        name: str
+
+        def arm(self) -> None:
+            """Record nothing from here on, as far as this process decides it. Called once, before the first step."""
+
+        def open(self) -> None:
+            """Have the profiler record; return when it does."""
+
+        def close(self) -> None:
+            """Have it stop; return when it has."""
+
+
+class GateError(Exception):
+    """The gate can't be opened here; the text says why."""
+
+
+class NvtxGate:
+    """The capture range of nsys: needs no CUDA.
+
+    A start/end range, so that the window may be closed by another thread than opened it. Its name is a registered
+    string, as nsys wants it unless NSYS_NVTX_PROFILER_REGISTER_ONLY=0 is set.
+    """
+
+    name = "nvtx"
+
+    def __init__(self) -> None:
+        self._range = annotate(environment.CAPTURE_RANGE, None, environment.WINDOW_DOMAIN)
+        self._id: int | None = None
+
+    def arm(self) -> None:
+        """Do nothing: nsys waits for the first range."""
+
+    def open(self) -> None:
+        """Start the range. nsys 2022.4 returns from it when the collection has started (0.1-0.3 s)."""
+        if self._range._silent and engine.emits():
+            raise GateError("no range is emitted, so nsys's capture range is not either (TRACEABLE_LEVEL or _DISABLE)")
+        self._id = self._range._start()
+
+    def close(self) -> None:
+        """End the range. nsys 2022.4 returns from it when the report is generated (0.6-1.2 s)."""
+        if self._id is not None:
+            self._range._end(self._id)
+            self._id = None
+
+
+class CudaGate:
+    """cudaProfilerStart and cudaProfilerStop: for `nsys -c cudaProfilerApi`, ncu and whatever else listens to them."""
+
+    name = "cudaProfilerApi"
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+
+    def arm(self) -> None:
+        """Do nothing: the profiler waits for the first start."""
+
+    def open(self) -> None:
+        """Call cudaProfilerStart."""
+        from traceable.capture import cuda
+
+        # Looked for here and not at the start: by now the program has loaded what it uses.
+        self._runtime = self._runtime or cuda.find()
+        self._runtime.start_profiler()
+
+    def close(self) -> None:
+        """Call cudaProfilerStop."""
+        if self._runtime is not None:
+            self._runtime.stop_profiler()
+
+
+class RecorderGate:
+    """The flag of the embedded recorder in this process."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        import ctypes
+
+        path = os.environ.get(environment.NVTX_INJECTION, "")
+        try:
+            # NVTX has loaded it, or will: the same file is the same library.
+            self._gate = ctypes.CDLL(path).traceable_recorder_gate
+        except (OSError, AttributeError):
+            raise GateError(f"{path or 'the recorder'} is not traceable's recorder") from None
+
+    def arm(self) -> None:
+        """Record nothing until the first window."""
+        self._gate(0)
+
+    def open(self) -> None:
+        """Record."""
+        self._gate(1)
+
+    def close(self) -> None:
+        """Record nothing."""
+        self._gate(0)
+
+
+class NoGate:
+    """Gates nothing; the windows are only marked by ranges."""
+
+    name = "none"
+
+    def arm(self) -> None:
+        """Do nothing."""
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _torch() -> Gate:
+    from traceable.capture.torch_gate import TorchGate
+
+    return TorchGate()
+
+
+_GATES: dict[str, Callable[[], Gate]] = {gate.name: gate for gate in (NvtxGate, CudaGate, RecorderGate, NoGate)}
+_GATES["torch"] = _torch
+NAMES = tuple(_GATES)
+"""What `TRACEABLE_GATE` may be."""
+
+
+def named(name: str) -> Gate:
+    """Return the gate of that name.
+
+    Raises:
+        KeyError: there is none.
+        GateError: it can't work in this process.
+    """
+    return _GATES[name]()
+
+
+def from_environment() -> Gate:
+    """Return the gate that `TRACEABLE_GATE` names, or the one that does no harm."""
+    name = os.environ.get(environment.GATE) or NvtxGate.name
+    if name not in _GATES:
+        environment.warn_once(environment.GATE, f"{environment.GATE}={name!r} is none of {', '.join(_GATES)}; ignored")
+        name = NvtxGate.name
+    return named(name)

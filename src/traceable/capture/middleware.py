@@ -1,0 +1,169 @@
+"""`POST /start_profile` and `POST /stop_profile` for ASGI and WSGI applications: windows over the server's own HTTP.
+
+Off unless a token is given: then every request goes to the application as without it. A request must bear the token as
+`Authorization: Bearer TOKEN`. It reaches the worker process that happens to take it, and no other one; `traceable
+control` reaches all of a run. Nothing here waits for a step of the program.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import sys
+
+from traceable import environment
+from traceable.capture.control import session
+from traceable.capture.request import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+START, STOP = "/start_profile", "/stop_profile"
+SCHEMA = "traceable.profile/1"
+_STEPS_MAX = 10**15
+
+
+class _Answer(Exception):  # noqa: N818 - the answer that is given, whatever it says
+    """An HTTP answer."""
+
+    def __init__(self, status: str, **content: Any) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = json.dumps({"schema": SCHEMA, "pid": os.getpid(), **content}).encode() + b"\n"
+        self.headers = [("Content-Type", "application/json"), ("Content-Length", str(len(self.body)))]
+        if status.startswith("405"):
+            self.headers.append(("Allow", "POST"))
+        if status.startswith("401"):
+            self.headers.append(("WWW-Authenticate", "Bearer"))
+
+
+def _secret(token: str | None) -> bytes:
+    """Return the token; empty for none. With one, only windows are recorded from here on."""
+    secret = (os.environ.get(environment.CONTROL_TOKEN, "") if token is None else token).strip().encode()
+    if secret:
+        session.arm()
+    return secret
+
+
+def _check(secret: bytes, method: str, authorization: bytes) -> None:
+    """Let a request pass that may ask.
+
+    Raises:
+        _Answer: it may not.
+    """
+    if method != "POST":
+        raise _Answer("405 Method Not Allowed", error="send POST")
+    scheme, _, given = authorization.strip().partition(b" ")
+    # Compared whole, so that the time it takes says nothing of how much of it is right.
+    if not hmac.compare_digest(given.strip(), secret) or scheme.lower() != b"bearer":
+        raise _Answer("401 Unauthorized", error="send `Authorization: Bearer TOKEN` with the token of this server")
+
+
+def _start(query: str) -> _Answer:
+    steps = _steps(query)
+    refused = session.ask(Request(steps, f"POST {START}"))
+    if refused:
+        return _Answer("409 Conflict", error=refused, state=session.state)
+    return _Answer("202 Accepted", asked_steps=steps, opens="when the next step begins", state=session.state)
+
+
+def _stop() -> _Answer:
+    window = session.stop()
+    if window is None:
+        return _Answer("200 OK", window=None, state=session.state)
+    if window["closed"] is None:
+        return _Answer("202 Accepted", window=window, closes="when the step ends", state=session.state)
+    return _Answer("200 OK", window=window, run_dir=os.environ.get(environment.RUN_DIR), state=session.state)
+
+
+def _steps(query: str) -> int | None:
+    from urllib.parse import parse_qs
+
+    named = parse_qs(query, keep_blank_values=True)
+    given = named.get("steps", [])
+    if set(named) - {"steps"} or len(given) > 1:
+        raise _Answer("400 Bad Request", error="the only parameter is steps, as in ?steps=20")
+    if not given:
+        return None
+    text = given[0]
+    if not (text.isascii() and text.isdigit()) or len(text) > 16 or not 0 < int(text) <= _STEPS_MAX:
+        raise _Answer("400 Bad Request", error=f"steps={text[:40]!r} is no number of steps from 1 on")
+    return int(text)
+
+
+class ASGIMiddleware:
+    """Around an ASGI application.
+
+    Args:
+        app: the application.
+        token: what a request must bear; by default the value of `TRACEABLE_CONTROL_TOKEN`. Empty turns it off.
+    """
+
+    def __init__(self, app: Any, token: str | None = None) -> None:
+        self.app = app
+        self._token = _secret(token)
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if not self._token or scope["type"] != "http" or scope["path"] not in (START, STOP):
+            await self.app(scope, receive, send)
+            return
+        try:
+            given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+            _check(self._token, scope["method"], given[0] if len(given) == 1 else b"")
+            if scope["path"] == START:
+                answer = _start(scope["query_string"].decode("latin-1"))
+            else:
+                # To stop a profiler may take a second, and no other request of this server is to wait for that.
+                answer = await _elsewhere(_stop)
+        except _Answer as refused:
+            answer = refused
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers]
+        await send({"type": "http.response.start", "status": int(answer.status[:3]), "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _elsewhere(function: Callable[[], _Answer]) -> _Answer:
+    """Call a function on a thread, under whichever library runs this server."""
+    trio: Any = sys.modules.get("trio")
+    if trio is not None and _under_trio(trio):
+        answer: _Answer = await trio.to_thread.run_sync(function)
+        return answer
+    import asyncio
+
+    return await asyncio.get_running_loop().run_in_executor(None, function)
+
+
+def _under_trio(trio: Any) -> bool:
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+class WSGIMiddleware:
+    """Around a WSGI application. Arguments as `ASGIMiddleware`'s."""
+
+    def __init__(self, app: Any, token: str | None = None) -> None:
+        self.app = app
+        self._token = _secret(token)
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        if not self._token or path not in (START, STOP):
+            answered: Iterable[bytes] = self.app(environ, start_response)
+            return answered
+        try:
+            _check(
+                self._token,
+                environ["REQUEST_METHOD"],
+                environ.get("HTTP_AUTHORIZATION", "").encode("latin-1", "replace"),
+            )
+            answer = _start(environ.get("QUERY_STRING", "")) if path == START else _stop()
+        except _Answer as refused:
+            answer = refused
+        start_response(answer.status, answer.headers)
+        return [answer.body]

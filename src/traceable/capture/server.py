@@ -1,0 +1,285 @@
+"""The control socket of this process, where `traceable control` asks for windows and is told what became of them.
+
+A Unix socket in the run directory, mode 0600, served by one daemon thread; there is none unless the launcher asks for
+it. Only the user who owns the socket is answered. Each connection is one line of JSON with what is asked, and one line
+for each thing that happens, to the end. The program's threads do one write to a pipe when a window opens or closes, and
+never wait for this one. The other end is `launch/control.py`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import threading
+import time
+
+from traceable import environment
+from traceable.capture.control import session
+from traceable.capture.request import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SCHEMA = "traceable.control/1"
+NAME = "control.{pid}.sock"
+_LINE_BYTES = 4096
+_PEERS_MAX = 32
+_PAUSE_SECONDS = 2.0
+_STEPS_MAX = 10**15
+
+
+class Peer:
+    """One connection: what it asked, and what it has been told.
+
+    Attributes:
+        steps: whether it wants a window opened, by `request`, or one closed, by `entry`.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.received = b""
+        self.request: Request | None = None
+        self.entry: dict[str, Any] | None = None
+        self.told_opened = False
+
+    def send(self, event: str, **more: Any) -> bool:
+        """Send one line; whether that could be done at once. Who does not read is not waited for."""
+        line = json.dumps({"schema": SCHEMA, "event": event, "pid": os.getpid(), "wall_ns": time.time_ns(), **more})
+        try:
+            return self.connection.send(line.encode() + b"\n") == len(line) + 1
+        except OSError:
+            return False
+
+
+class Server:
+    """The socket and its thread.
+
+    Args:
+        run_dir: the run directory.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+        self._peers: dict[int, Peer] = {}
+        self._serving = False
+
+    # ---- its life
+
+    def start(self) -> None:
+        """Listen, and serve on a thread of its own.
+
+        Raises:
+            OSError: the socket can't be made.
+        """
+        self._directory = os.open(self._run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._name = NAME.format(pid=os.getpid())
+        self._pid = os.getpid()
+        with contextlib.suppress(FileNotFoundError):
+            # Of a process that had this number, or of this one before an exec.
+            os.unlink(self._name, dir_fd=self._directory)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Before bind, which takes the mode for the file: so there is no moment in which another may connect.
+        os.fchmod(self._listener.fileno(), 0o600)
+        # A path of more than 107 bytes can't be bound; by the directory's descriptor it is short.
+        self._listener.bind(f"/proc/self/fd/{self._directory}/{self._name}")
+        self._owner = os.geteuid()
+        self._listener.listen(_PEERS_MAX)
+        self._listener.setblocking(False)
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._begin_thread()
+        self._serving = True
+        session.listener = self.wake
+
+    def _begin_thread(self) -> None:
+        self._pausing, self._leaving = False, threading.Lock()
+        self._gone = False
+        # Signals are for the program's own threads: the one that waits in a system call is to be interrupted.
+        before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        try:
+            self._thread = threading.Thread(target=self._serve, name="traceable control", daemon=True)
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def wake(self) -> None:
+        """Have the thread look what has changed."""
+        with contextlib.suppress(OSError):  # full: it is about to wake up anyway
+            os.write(self._wake, b"\0")
+
+    def remove(self) -> None:
+        """Remove the socket. Connections stay until the process is gone, which ends them when all is written."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._directory)
+
+    def before_fork(self) -> None:
+        """End the thread: Python 3.12 and later warn of a fork beside threads, and with -W error that is an end."""
+        if self._serving:
+            self._pausing = True
+            self.wake()
+            self._thread.join(_PAUSE_SECONDS)
+
+    def after_in_parent(self) -> None:
+        """Serve on."""
+        if not self._serving:
+            return
+        with self._leaving:
+            self._pausing = False
+        if self._gone:
+            self._begin_thread()
+
+    def after_in_child(self) -> None:
+        """Leave the parent's socket to the parent, and make one of our own."""
+        if not self._serving:
+            return
+        self._serving = False
+        session.listener = None
+        for peer in self._peers.values():
+            peer.connection.close()
+        self._peers.clear()
+        self._listener.close()
+        for descriptor in (self._directory, self._woken, self._wake):
+            os.close(descriptor)
+        try:
+            self.start()
+        except (OSError, RuntimeError) as error:
+            _unheard(error)
+
+    # ---- its thread
+
+    def _serve(self) -> None:
+        # poll and not epoll: a forked child must not share what is watched.
+        with selectors.PollSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            for peer in self._peers.values():
+                selector.register(peer.connection, selectors.EVENT_READ, peer)
+            while not self._leaves():
+                for key, _ in selector.select():
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif key.data is None:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._woken, 4096)
+                    elif not self._read(key.data):
+                        self._part(key.data, selector)
+                for peer in list(self._peers.values()):
+                    if not self._tell(peer):
+                        self._part(peer, selector)
+
+    def _leaves(self) -> bool:
+        with self._leaving:
+            self._gone = self._pausing
+        return self._gone
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != self._owner or len(self._peers) >= _PEERS_MAX:
+            connection.close()
+            return
+        connection.setblocking(False)
+        peer = self._peers[connection.fileno()] = Peer(connection)
+        selector.register(connection, selectors.EVENT_READ, peer)
+
+    def _part(self, peer: Peer, selector: selectors.BaseSelector) -> None:
+        selector.unregister(peer.connection)
+        del self._peers[peer.connection.fileno()]
+        peer.connection.close()
+
+    def _read(self, peer: Peer) -> bool:
+        """Take in what a peer says; whether it stays."""
+        try:
+            received = peer.connection.recv(_LINE_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not received or peer.request is not None or peer.entry is not None:
+            return False
+        peer.received += received
+        if b"\n" not in peer.received:
+            return len(peer.received) < _LINE_BYTES
+        try:
+            asked = json.loads(peer.received)
+            return self._answer(peer, str(asked["ask"]), asked.get("steps"), str(asked.get("by", "a controller"))[:200])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            peer.send("refused", why="it is not understood")
+            return False
+
+    def _answer(self, peer: Peer, what: str, steps: int | None, by: str) -> bool:
+        """Do what is asked; whether more is to be told."""
+        if what == "status":
+            peer.send("status", **session.state)
+            return False
+        if what == "stop":
+            withdrawn = bool(session.state["asked"])
+            peer.entry, peer.told_opened = session.stop(), True
+            peer.send("stopping", window=peer.entry, withdrawn=withdrawn)
+            return peer.entry is not None
+        if what != "window" or not (steps is None or (type(steps) is int and 0 < steps <= _STEPS_MAX)):
+            raise ValueError(what)
+        # Here and not when the window opens, which is on a thread of the program.
+        session.arm()
+        request = Request(steps, by)
+        refused = session.ask(request)
+        if refused:
+            peer.send("refused", why=refused)
+            return False
+        peer.request = request
+        return peer.send("asked")
+
+    def _tell(self, peer: Peer) -> bool:
+        """Tell a peer what has happened since; whether it stays."""
+        entry = peer.entry
+        if peer.request is not None:
+            if peer.request.withdrawn:
+                peer.send("withdrawn")
+                return False
+            entry = peer.request.entry
+        if entry is None:
+            return True
+        # Complete only once it says how it was opened, or that it was not.
+        if not peer.told_opened and entry["opened"] is not None:
+            peer.told_opened = True
+            if not peer.send("opened", window=dict(entry)):
+                return False
+        if entry["closed"] is not None:
+            peer.send("closed", window=dict(entry))
+            return False
+        return True
+
+
+def _unheard(error: Exception) -> None:
+    environment.warn_once("control", f"process {os.getpid()} can't be controlled: {error}")
+
+
+_server: Server | None = None
+
+
+def serve(run_dir: str) -> None:
+    """Listen in this process and in its forked children. Where that can't be, it is said once."""
+    global _server
+    if _server is not None:
+        return
+    server = Server(run_dir)
+    try:
+        server.start()
+    except (OSError, RuntimeError) as error:
+        _unheard(error)
+        return
+    _server = server
+    atexit.register(server.remove)
+    os.register_at_fork(
+        before=server.before_fork, after_in_parent=server.after_in_parent, after_in_child=server.after_in_child
+    )

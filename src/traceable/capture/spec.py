@@ -1,0 +1,148 @@
+"""Which steps are recorded: the one place where windows are written and read.
+
+A window is `START:STOP`: steps from START, counted from 0, until before STOP. Several are separated by commas.
+`every:PERIOD:STEPS` is an endless row of windows: STEPS steps at step PERIOD, at 2 x PERIOD and so on. Step 0 is left
+out because it is the least like the others; `every:PERIOD:STEPS:FIRST` begins at FIRST instead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from traceable.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_FORMS = "write START:STOP as in 10:30, several as in 10:30,50:52, or every:1000:5"
+_LARGEST = 10**15
+_EVERY = "every"
+
+
+class Window(NamedTuple):
+    """Steps `start` until before `stop`."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+
+class Every(NamedTuple):
+    """Windows of `steps` steps that begin `period` steps apart, the first at step `first`."""
+
+    period: int
+    steps: int
+    first: int
+
+    def __str__(self) -> str:
+        tail = "" if self.first == self.period else f":{self.first}"
+        return f"{_EVERY}:{self.period}:{self.steps}{tail}"
+
+
+class Spec:
+    """The windows that were asked for, in the order of their steps.
+
+    Attributes:
+        windows: those that were listed; empty with `every`.
+        every: the endless row; None where windows were listed.
+    """
+
+    __slots__ = ("every", "windows")
+
+    def __init__(self, windows: Iterable[Window] = (), every: Every | None = None) -> None:
+        self.windows = tuple(sorted(windows))
+        self.every = every
+        _check(self)
+
+    @property
+    def count(self) -> int | None:
+        """How many windows there are; None for an endless row."""
+        return None if self.every else len(self.windows)
+
+    def __iter__(self) -> Iterator[Window]:
+        """Yield the windows in order; for `every` without end."""
+        yield from self.windows
+        if self.every is None:
+            return
+        start = self.every.first
+        while True:
+            yield Window(start, start + self.every.steps)
+            start += self.every.period
+
+    def __str__(self) -> str:
+        return str(self.every) if self.every else ",".join(map(str, self.windows))
+
+    def __repr__(self) -> str:
+        return f"Spec({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and (self.windows, self.every) == (other.windows, other.every)
+
+    def __hash__(self) -> int:
+        return hash((self.windows, self.every))
+
+
+def parse(text: str) -> Spec:
+    """Return the windows that `text` asks for.
+
+    Raises:
+        UsageError: it asks for none, or for what can't be: a window that ends before it begins, or two that overlap.
+
+    Examples:
+        >>> parse("10:30, 50:52").windows
+        (Window(start=10, stop=30), Window(start=50, stop=52))
+        >>> str(parse("every:1000:5"))
+        'every:1000:5'
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not text.strip():
+        raise UsageError("no steps are named", _FORMS)
+    if any(word.startswith(_EVERY) for word in words):
+        if len(words) > 1:
+            raise UsageError(f"steps {text[:60]!r}: `every` stands alone", _FORMS)
+        return Spec(every=_every(words[0]))
+    return Spec([_window(word) for word in words])
+
+
+def _window(word: str) -> Window:
+    start, colon, stop = word.partition(":")
+    if not colon:
+        raise UsageError(f"steps {word[:40]!r} are no window", _FORMS)
+    return Window(_number(start, word), _number(stop, word))
+
+
+def _every(word: str) -> Every:
+    name, *parts = word.split(":")
+    if name != _EVERY or len(parts) not in (2, 3):
+        raise UsageError(f"steps {word[:40]!r} are no row of windows", _FORMS)
+    numbers = [_number(part, word) for part in parts]
+    return Every(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else numbers[0])
+
+
+def _number(text: str, word: str) -> int:
+    digits = text.strip()
+    # A sign would be a step before the first; other scripts' digits are surely a slip.
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > _LARGEST:
+        raise UsageError(f"steps {word[:40]!r}: {text[:20]!r} is no number of a step, from 0 on", _FORMS)
+    return int(digits)
+
+
+def _check(spec: Spec) -> None:
+    if spec.every is None and not spec.windows:
+        raise UsageError("no steps are named", _FORMS)
+    for window in spec.windows:
+        if window.stop <= window.start:
+            raise UsageError(
+                f"steps {window} hold none: the second number is the first step that is not recorded",
+                f"write {window.stop}:{window.start}" if window.stop < window.start else "write a larger second number",
+            )
+    for before, after in zip(spec.windows, spec.windows[1:], strict=False):
+        if after.start < before.stop:
+            raise UsageError(
+                f"steps {before} and {after} overlap", f"write {before.start}:{max(before.stop, after.stop)}"
+            )
+    if spec.every is not None and not 0 < spec.every.steps <= spec.every.period:
+        raise UsageError(f"steps {spec.every} are no row of windows", "record at least 1 step, at most the period")

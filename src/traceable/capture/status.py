@@ -1,0 +1,71 @@
+"""What a process tells the launcher of its steps and windows: two files in the run directory, for each process.
+
+`status.<pid>.json` is written whole or not at all, when a window opens or closes and when Python ends.
+`status.<pid>.steps` holds two little-endian int64, the number of steps begun and ended, in a memory map: they are right
+whatever ends the process, `kill -9` included. Nothing here raises into the program.
+"""
+
+from __future__ import annotations
+
+import os
+
+from traceable import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SCHEMA = "traceable.status/1"
+_COUNTER_BYTES = 16
+
+
+class Status:
+    """The files of this process.
+
+    Args:
+        run_dir: the run directory; empty for a process without a launcher, which tells nobody.
+    """
+
+    __slots__ = ("_counter", "_map", "_path")
+
+    def __init__(self, run_dir: str) -> None:
+        self._path = f"{run_dir}/status.{os.getpid()}" if run_dir else ""
+        self._map: Any = None
+        self._counter: Any = None
+        if self._path:
+            self._open_counter()
+
+    def count(self, begun: int, ended: int) -> None:
+        """Say how many steps have begun and ended."""
+        if self._counter is not None:
+            self._counter[0] = begun
+            self._counter[1] = ended
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Write the JSON file."""
+        if not self._path:
+            return
+        try:
+            import json
+
+            part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
+            with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
+                json.dump({"schema": SCHEMA, **content}, file)
+            os.replace(part, f"{self._path}.json")  # noqa: PTH105
+        except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
+            environment.warn_once("status", f"the launcher is not told of steps and windows: {error}")
+
+    def _open_counter(self) -> None:
+        try:
+            import mmap
+
+            descriptor = os.open(f"{self._path}.steps", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC, 0o666)
+            try:
+                # Written and not only lengthened: a store into a hole on a full disk is a SIGBUS.
+                os.write(descriptor, bytes(_COUNTER_BYTES))
+                self._map = mmap.mmap(descriptor, _COUNTER_BYTES)
+            finally:
+                os.close(descriptor)
+            self._counter = memoryview(self._map).cast("q")
+        except Exception as error:  # noqa: BLE001 - as above
+            environment.warn_once("status", f"the launcher is not told of steps and windows: {error}")

@@ -1,0 +1,326 @@
+"""What opens a window while the program runs, besides a controller: a signal, and conditions in the code.
+
+`request` is what they ask for, `control` opens it when the next step begins. The socket of `traceable control` is
+`server`, the HTTP routes are `middleware`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from bisect import bisect_left, insort
+from collections import deque
+
+from traceable import environment
+from traceable.annotation import engine
+from traceable.capture.control import session
+from traceable.capture.request import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
+
+MEDIAN_STEPS = 101
+"""Of how many steps the running median is: the last ones that were not recorded."""
+
+MEDIAN_STEPS_MIN = 20
+"""From how many steps on a step is compared with the median: the first ones warm up."""
+
+
+class StepBegun:
+    """What a condition is shown: a step that is about to begin.
+
+    Attributes:
+        index: its number, from 0.
+        payload: what `step(payload=...)` or `steps(..., payload=...)` said of it; None where they said nothing.
+    """
+
+    __slots__ = ("index", "payload")
+
+    def __init__(self, index: int, payload: Any) -> None:
+        self.index = index
+        self.payload = payload
+
+
+def capture_when(
+    condition: Callable[[StepBegun], object] | None = None,
+    *,
+    steps: int,
+    slower_than_ms: float | None = None,
+    slower_than_median: float | None = None,
+    times: int | None = 1,
+) -> None:
+    """Record the next `steps` steps once something happens. Give one of the three conditions; call again for others.
+
+    Where nothing else gates the profiler, it is from here on: the recorder records windows only. nsys has to be told
+    when it is started, by `traceable run --control`.
+
+    Args:
+        condition: is called with each step that is about to begin, on its thread. If it returns something true, the
+            window begins with this step. What it raises is said once, and it is not called again.
+        steps: how many steps to record.
+        slower_than_ms: the window begins after a step that took longer than this many milliseconds.
+        slower_than_median: the window begins after a step that took longer than this many times the median of the last
+            101 steps before it. Compared from the 21st step on. Steps within a window count for neither.
+        times: how many windows it opens at most; None for as many as come.
+
+    Raises:
+        TypeError: not exactly one condition, or an argument of another type.
+        ValueError: `steps` or `times` is below 1, or a limit is not above 0.
+
+    Example:
+        >>> capture_when(lambda s: s.payload["batch"] >= 64, steps=20)
+        >>> capture_when(slower_than_median=3, steps=20, times=2)
+    """
+    given = [one for one in (condition, slower_than_ms, slower_than_median) if one is not None]
+    if len(given) != 1:
+        raise TypeError("give one of condition, slower_than_ms and slower_than_median")
+    if condition is not None and not callable(condition):
+        raise TypeError(f"condition must be callable, not {type(condition).__name__}")
+    _check("steps", steps, int, 1)
+    if times is not None:
+        _check("times", times, int, 1)
+    if condition is None:
+        for name, value in (("slower_than_ms", slower_than_ms), ("slower_than_median", slower_than_median)):
+            if value is not None:
+                _check(name, value, (int, float), 0)
+    if os.environ.get(environment.STEPS) and not environment.flag(environment.CONTROL):
+        message = f"{environment.STEPS} says what is recorded; `traceable run --control` lets both"
+        environment.warn_once("capture_when", f"traceable.capture_when() has no effect: {message}")
+        return
+    if engine.disabled:
+        return
+    if session.watch is None:
+        session.watch = Watch()
+    session.watch.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
+    session.arm()
+
+
+def _check(name: str, value: object, kind: Any, least: int) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        wanted = "an int" if kind is int else "a number"
+        raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
+    assert isinstance(value, (int, float))
+    if not (value >= least if least else 0 < value < float("inf")):
+        raise ValueError(f"{name} must be {f'at least {least}' if least else 'above 0'}, not {value!r}")
+
+
+class Trigger:
+    """One condition, and what it has opened so far."""
+
+    def __init__(
+        self,
+        condition: Callable[[StepBegun], object] | None,
+        steps: int,
+        slower_than_ms: float | None,
+        slower_than_median: float | None,
+        times: int | None,
+    ) -> None:
+        self.condition = condition
+        self.limit_ns = None if slower_than_ms is None else slower_than_ms * 1e6
+        self.factor = slower_than_median
+        self._steps = steps
+        self._times = times
+        self._left = times
+
+    @property
+    def over(self) -> bool:
+        """Whether it has opened all its windows."""
+        return self._left == 0
+
+    def restart(self) -> None:
+        """Count from the beginning: in a forked child."""
+        self._left = self._times
+
+    def fire(self, why: str) -> None:
+        """Ask for the window. Where one is open or asked for already, that is left alone and this is not counted."""
+        if session.ask(Request(self._steps, why)) is None and self._left is not None:
+            self._left -= 1
+
+
+class Watch:
+    """The conditions of this process, looked at by `control` while no window is open."""
+
+    def __init__(self) -> None:
+        self._look_at([])
+        self._all: list[Trigger] = []
+        self._median = Median(MEDIAN_STEPS)
+
+    def add(self, trigger: Trigger) -> None:
+        """Look at one more."""
+        self._all.append(trigger)
+        self._look_at([*self._triggers, trigger])
+
+    def restart(self) -> None:
+        """Begin anew: in a forked child, whose steps are other ones."""
+        for trigger in self._all:
+            trigger.restart()
+        self._median = Median(MEDIAN_STEPS)
+        self._look_at(list(self._all))
+
+    def begins(self, index: int, payload: Any) -> None:
+        """Show the conditions a step that is about to begin."""
+        for trigger in self._conditions:
+            if self._holds(trigger, StepBegun(index, payload)):
+                self._fire(trigger, f"a condition at step {index}")
+
+    def _holds(self, trigger: Trigger, step: StepBegun) -> bool:
+        assert trigger.condition is not None
+        try:
+            return bool(trigger.condition(step))
+        except Exception as error:  # noqa: BLE001 - it is the user's, and must not end the user's program
+            self._drop(trigger)
+            said = f"{type(error).__name__}: {error}"
+            environment.warn_once(
+                f"condition {id(trigger)}", f"a condition of capture_when failed and is dropped: {said}"
+            )
+            return False
+
+    def ended(self, duration_ns: int) -> None:
+        """Judge how long a step took."""
+        if not self._limits:
+            return
+        median = self._median.value if len(self._median) >= MEDIAN_STEPS_MIN else None
+        for trigger in self._limits:
+            if trigger.limit_ns is not None and duration_ns > trigger.limit_ns:
+                self._fire(trigger, f"a step of {duration_ns / 1e6:.3g} ms")
+            elif trigger.factor is not None and median is not None and duration_ns > trigger.factor * median:
+                self._fire(trigger, f"a step of {duration_ns / 1e6:.3g} ms, the median being {median / 1e6:.3g} ms")
+        if self._compares:
+            self._median.add(duration_ns)
+
+    def _fire(self, trigger: Trigger, why: str) -> None:
+        trigger.fire(why)
+        if trigger.over:
+            self._drop(trigger)
+
+    def _drop(self, trigger: Trigger) -> None:
+        self._look_at([one for one in self._triggers if one is not trigger])
+
+    def _look_at(self, triggers: list[Trigger]) -> None:
+        """Sort them by when they are looked at: this is done at every step."""
+        self._triggers = triggers
+        self._conditions = [one for one in triggers if one.condition is not None]
+        self._limits = [one for one in triggers if one.condition is None]
+        self._compares = any(one.factor is not None for one in triggers)
+
+
+class Median:
+    """The exact median of the last values: a sorted list of them beside the order in which they came.
+
+    Args:
+        size: of how many values.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._order: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, value: int) -> None:
+        """Take one more value, and let the oldest go where there are enough."""
+        if len(self._order) == self._size:
+            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+        self._order.append(value)
+        insort(self._sorted, value)
+
+    @property
+    def value(self) -> float:
+        """The median; of an even number of values the mean of the two in the middle."""
+        middle = len(self._sorted) // 2
+        if len(self._sorted) % 2:
+            return self._sorted[middle]
+        return (self._sorted[middle - 1] + self._sorted[middle]) / 2
+
+
+# ---- SIGUSR2
+
+
+class OnSignal:
+    """The handler of SIGUSR2. What handled the signal before is called after it.
+
+    Args:
+        steps: how many steps each signal has recorded.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._before: Any = None
+        self._handling = False
+
+    def install(self) -> None:
+        """Handle the signal from here on. A handler that the program installs later takes the place of this one."""
+        import signal
+        import threading
+
+        if threading.current_thread() is not threading.main_thread():
+            environment.warn_once("sigusr2", "SIGUSR2 opens no window: traceable was not imported by the main thread")
+            return
+        current: Any = signal.getsignal(signal.SIGUSR2)
+        if current is None:
+            environment.warn_once("sigusr2", "SIGUSR2 opens no window: a handler that is not Python's has it")
+            return
+        if isinstance(current, OnSignal):
+            current.steps = self.steps
+            return
+        self._before = current
+        signal.signal(signal.SIGUSR2, self)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._handling:  # a handler of the user's calls the one that it found, which is this one
+            return
+        self._handling = True
+        try:
+            refused = session.ask(Request(self.steps, "SIGUSR2"))
+            if refused:
+                _say(f"SIGUSR2 opens no window: {refused}")
+            if callable(self._before):
+                self._before(number, frame)
+        finally:
+            self._handling = False
+
+
+def _say(message: str) -> None:
+    try:
+        sys.stderr.write(f"traceable: {message}\n")
+    except Exception:  # noqa: BLE001 - stderr may be closed, or in the middle of a write that the signal interrupts
+        return
+
+
+def listen_from_environment() -> None:
+    """Listen to what the launcher asks for: the control socket, the signal."""
+    if engine.disabled or _is_our_command():
+        return
+    run_dir = os.environ.get(environment.RUN_DIR, "")
+    if environment.flag(environment.CONTROL):
+        if run_dir:
+            from traceable.capture import server
+
+            server.serve(run_dir)
+        else:
+            environment.warn_once(environment.CONTROL, f"{environment.CONTROL} needs a run directory; ignored")
+    steps = os.environ.get(environment.CONTROL_SIGNAL, "").strip()
+    if steps.isascii() and steps.isdigit() and int(steps[:16]) > 0:
+        on_signal(int(steps[:16]))
+    elif steps:
+        environment.warn_once(
+            environment.CONTROL_SIGNAL, f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is no number of steps; ignored"
+        )
+
+
+def _is_our_command() -> bool:
+    """Whether this process is `traceable` itself, started by a program of the run."""
+    words: list[str] = getattr(sys, "argv", None) or [""]
+    if words[0] == "-m":  # until Python has found the module
+        return ("-m", "traceable") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    return os.path.basename(words[0]) == "traceable"  # noqa: PTH119
+
+
+def on_signal(steps: int) -> None:
+    """Have each SIGUSR2 record `steps` steps. The handler that is there is chained: call it after installing yours."""
+    OnSignal(steps).install()

@@ -1,0 +1,187 @@
+"""Open and close windows in a run that is going on.
+
+    traceable control window --steps +20 [--run DIR | --pid N]
+    traceable control start [--run DIR | --pid N]
+    traceable control stop [--run DIR | --pid N]
+    traceable control status [--run DIR | --pid N]
+
+The run was started with `traceable run --control`. A window opens when the next step of a process begins. Without
+--run and --pid the one run under traceable-runs that can be controlled is meant. docs/control.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from traceable.analysis.units import time as duration
+from traceable.errors import UsageError
+from traceable.launch import control
+
+SCHEMA = "traceable.control/1"
+_FORM = "write +N as in --steps +20: that many steps from the next one on"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what may follow the verb."""
+    parser.add_argument("what", choices=["window", "start", "stop", "status"], help="what to do")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--run", metavar="DIR", dest="directory", type=Path, help="the run directory")
+    place.add_argument("--pid", metavar="N", type=int, help="one process of a run")
+    parser.add_argument("--steps", metavar="+N", help="how many steps the window holds, from the next one on")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="how long to wait (default: until it is done)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout at the end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask the processes, print what they say, and return 0 if all of them did it."""
+    steps = _steps(arguments)
+    if arguments.timeout is not None and not 0 < arguments.timeout < 1e9:
+        raise UsageError(f"--timeout {arguments.timeout:g} is no time to wait", "write seconds, above 0")
+    place = _place(arguments)
+    if arguments.what == "status":
+        return _status(place, arguments)
+    hear = _Hear(quiet=arguments.json)
+    try:
+        if arguments.what == "stop":
+            answered = control.close_window(place, hear, arguments.timeout)
+        else:
+            hear.say(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
+            answered = control.open_window(place, steps, hear, arguments.timeout)
+    except KeyboardInterrupt:
+        hear.say("not waited for; what is asked for remains so: `traceable control stop` withdraws it")
+        return 130
+    return _finish(place, answered, hear, arguments)
+
+
+def _steps(arguments: argparse.Namespace) -> int | None:
+    text = arguments.steps
+    if arguments.what != "window":
+        if text is not None:
+            raise UsageError(f"control {arguments.what} takes no --steps", "use `traceable control window --steps +20`")
+        return None
+    if text is None:
+        raise UsageError("control window needs --steps", _FORM)
+    digits = text[1:]
+    if text[:1] != "+" or not (digits.isascii() and digits.isdigit()) or len(digits) > 16:
+        raise UsageError(f"--steps {text[:40]!r} is no number of steps from now on", _FORM)
+    if not 0 < int(digits) <= 10**15:
+        raise UsageError(f"--steps {text[:40]!r} holds no step, or too many", _FORM)
+    return int(digits)
+
+
+def _place(arguments: argparse.Namespace) -> control.Place:
+    if arguments.pid is not None:
+        return control.of_process(arguments.pid)
+    if arguments.directory is not None:
+        return control.of_run(arguments.directory)
+    return control.only_run()
+
+
+def _status(place: control.Place, arguments: argparse.Namespace) -> int:
+    found = control.status(place)
+    if arguments.json:
+        processes = [{key: value for key, value in one.items() if key not in ("schema", "event")} for one in found]
+        print(json.dumps({"schema": SCHEMA, "run_dir": str(place.directory), "processes": processes}, indent=2))
+        return 0
+    print(place.directory)
+    for one in found:
+        print(f"process {one['pid']}: {one['steps']['ended']} steps, {_standing(one)}")
+    return 0
+
+
+def _standing(one: dict[str, Any]) -> str:
+    if (window := one["window"]) is not None:
+        length = "until stopped" if window["stop_step"] is None else f"until step {window['stop_step']}"
+        return f"a window is open since step {window['start_step']}, {length}"
+    closed = f"{one['closed']} window{'' if one['closed'] == 1 else 's'} so far"
+    return f"a window is asked for, by {one['asked'][0]}" if one["asked"] else f"no window is open, {closed}"
+
+
+class _Hear:
+    """Prints events as they come.
+
+    Args:
+        quiet: print no answer, which --json prints at the end.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def say(self, message: str) -> None:
+        """Print one line of ours on stderr."""
+        print(f"traceable: {message}", file=sys.stderr, flush=True)
+
+    def answer(self, line: str) -> None:
+        """Print one line of the answer."""
+        if not self._quiet:
+            print(line, flush=True)
+
+    def __call__(self, event: control.Event) -> None:
+        kind, pid = event["event"], event["pid"]
+        if kind == "opened":
+            window = event["window"]
+            opened = window["opened"]
+            self.answer(f"process {pid} opened at step {opened['step']}, {_clock(opened)}{_held(opened)}")
+        elif kind == "closed":
+            self.answer(f"process {pid} {_closed(event['window'])}")
+        elif kind == "stopping" and event["window"] is None:
+            was = "the window that was asked for is withdrawn" if event["withdrawn"] else "no window was open"
+            self.answer(f"process {pid}: {was}")
+        elif kind == "withdrawn":
+            self.answer(f"process {pid}: the window was withdrawn before it opened")
+
+
+def _closed(window: dict[str, Any]) -> str:
+    opened, closed = window["opened"], window["closed"]
+    if opened is None:
+        return f"did not open a window: {closed.get('error', closed['reason'])}"
+    count = closed["step"] - opened["step"]
+    steps = f"{count} step{'' if count == 1 else 's'}"
+    cause = "" if closed["reason"] == "complete" else f", by its end ({closed['reason']})"
+    return f"closed at step {closed['step']}, {_clock(closed)}: {steps}{cause}{_held(closed)}"
+
+
+def _clock(moment: dict[str, Any]) -> str:
+    seconds, rest = divmod(moment["wall_ns"], 10**9)
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03d}"
+
+
+def _held(moment: dict[str, Any]) -> str:
+    stall = moment.get("stall_ns") or 0
+    return f" (held it up for {duration(stall)})" if stall >= 10**7 else ""
+
+
+def _processes(pids: tuple[int, ...]) -> str:
+    return f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
+
+
+def _finish(place: control.Place, answered: control.Answered, hear: _Hear, arguments: argparse.Namespace) -> int:
+    """Print what was written and what went wrong, and return the exit code."""
+    last = "opened" if arguments.what == "start" else "closed"
+    for pid, window in answered.windows.items():
+        # The process ended before it could tell; its status file did.
+        if any(problem == f"process {pid} has gone" for problem in answered.problems) and window[last]:
+            answered.problems.remove(f"process {pid} has gone")
+            hear.answer(f"process {pid} {_closed(window) if last == 'closed' else 'opened'}")
+    if arguments.json:
+        content = {
+            "schema": SCHEMA,
+            "run_dir": str(place.directory),
+            "processes": [{"pid": pid, "window": window} for pid, window in sorted(answered.windows.items())],
+            "files": answered.files,
+            "note": answered.note,
+            "problems": answered.problems,
+        }
+        print(json.dumps(content, indent=2))
+    elif answered.files:
+        hear.answer(f"written to {place.directory}: {', '.join(answered.files)}")
+    if answered.note:
+        hear.say(answered.note)
+    for problem in answered.problems:
+        hear.say(problem)
+    return UsageError.exit_code if answered.problems else 0

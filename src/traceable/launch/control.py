@@ -1,0 +1,370 @@
+"""The other end of a run's control sockets: find its processes, ask them all, and hear from them together.
+
+The end in the process is `capture/server.py`. Nothing is printed here; what happens is told event by event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traceable import environment
+from traceable.errors import TraceableError, UsageError
+from traceable.launch import run_dir, written
+
+ANSWER_SECONDS = 30.0
+"""How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""
+
+_SOCKET = re.compile(r"control\.(\d+)\.sock")
+_LINE_BYTES = 65536
+_START = "start it with `traceable run --control`"
+
+Event = dict[str, Any]
+Tell = Callable[[Event], None]
+
+
+class ControlError(TraceableError):
+    """A process can't be reached, or does not do what it is asked."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whom to ask.
+
+    Attributes:
+        directory: the run directory.
+        pids: its processes that have a socket.
+    """
+
+    directory: Path
+    pids: tuple[int, ...]
+
+
+@dataclass
+class Answered:
+    """What became of it.
+
+    Attributes:
+        windows: what each process said last of its window, by pid.
+        problems: a sentence for each process that went away or refused.
+        files: what was written meanwhile, as paths relative to the run directory.
+        note: what is still to come, or why nothing is; None where all is there.
+    """
+
+    windows: dict[int, Event] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    note: str | None = None
+
+
+# ---- finding the processes
+
+
+def of_run(directory: Path) -> Place:
+    """Return the processes of the run in `directory` that can be asked.
+
+    Raises:
+        TraceableError: there is no such run, it is over, it was started without control, or nobody listens yet.
+    """
+    directory = directory.absolute()
+    if not directory.is_dir():
+        raise UsageError(f"there is no run directory {directory}", "name one that `traceable run` named")
+    manifest = run_dir.read(directory)
+    if run_dir.is_over(manifest, directory):
+        raise UsageError(f"the run in {directory} is over", "start another with `traceable run --control`")
+    window = manifest.get("window")
+    if not (isinstance(window, dict) and window.get("on_request")):
+        raise UsageError(f"the run in {directory} was started without --control", _START)
+    pids = _listening(directory)
+    if not pids:
+        raise ControlError(
+            f"no process of the run in {directory} listens", "try again once the program has imported traceable"
+        )
+    return Place(directory, pids)
+
+
+def of_process(pid: int) -> Place:
+    """Return the one process `pid`.
+
+    Raises:
+        TraceableError: there is none, it is another user's, or no run with control.
+    """
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except PermissionError:
+        raise UsageError(f"process {pid} belongs to another user", "ask as the user who started the run") from None
+    except OSError:
+        raise UsageError(f"there is no process {pid}", "name one that `traceable control status` names") from None
+    name = os.fsencode(environment.RUN_DIR) + b"="
+    directory = next((Path(os.fsdecode(word.removeprefix(name))) for word in words if word.startswith(name)), None)
+    if directory is None:
+        raise UsageError(f"process {pid} is of no run of traceable's", _START)
+    if pid not in _listening(directory):
+        window = run_dir.read(directory).get("window")
+        if not (isinstance(window, dict) and window.get("on_request")):
+            raise UsageError(f"process {pid} was started without --control", _START)
+        raise ControlError(f"process {pid} does not listen", "try again once it has imported traceable")
+    return Place(directory, (pid,))
+
+
+def only_run(parent: Path = run_dir.PARENT) -> Place:
+    """Return the processes of the one run under `parent` that can be asked.
+
+    Raises:
+        TraceableError: there is none, or several.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for directory in sorted(parent.absolute().iterdir()):
+            with contextlib.suppress(TraceableError, OSError):
+                found.append(of_run(directory))
+    if not found:
+        raise UsageError(f"no run under {parent} can be controlled", f"name one with --run DIR or --pid N, or {_START}")
+    if len(found) > 1:
+        names = ", ".join(place.directory.name for place in found[:5])
+        raise UsageError(f"{len(found)} runs under {parent} can be controlled: {names}", "name one with --run DIR")
+    return found[0]
+
+
+def sweep(directory: Path) -> None:
+    """Remove the sockets that processes left which were killed."""
+    with contextlib.suppress(OSError):
+        for pid in _named(directory):
+            if not Path(f"/proc/{pid}").exists():
+                (directory / f"control.{pid}.sock").unlink(missing_ok=True)
+
+
+def _named(directory: Path) -> list[int]:
+    with contextlib.suppress(OSError):
+        return sorted(int(match[1]) for entry in directory.iterdir() if (match := _SOCKET.fullmatch(entry.name)))
+    return []
+
+
+def _listening(directory: Path) -> tuple[int, ...]:
+    """Return the processes that have a socket and live. The socket of one that was killed stays."""
+    return tuple(pid for pid in _named(directory) if pid != os.getpid() and Path(f"/proc/{pid}").exists())
+
+
+# ---- asking
+
+
+def status(place: Place) -> list[Event]:
+    """Return where each process stands; one that goes away meanwhile is left out.
+
+    Raises:
+        ControlError: none answers.
+    """
+    found: list[Event] = []
+    problems = _converse(place, {"ask": "status"}, found.append, None, first_only=True)
+    if not found:
+        raise ControlError("; ".join(problems) or "no process answers", "look whether the program still runs")
+    return found
+
+
+def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | None = None) -> Answered:
+    """Have every process open a window when its next step begins, and return when all of them are closed.
+
+    Args:
+        place: whom to ask.
+        steps: how many steps; None for as many as come until `close_window`: then it returns when all are open.
+        tell: hears each event.
+        timeout_s: how long to wait; None for as long as it takes.
+
+    Raises:
+        ControlError: a window is open or asked for already, by whom is said; nobody is asked then.
+    """
+    before = written.files(place.directory)
+    with _alone(place.directory):
+        for one in status(place):
+            if one["window"] is not None or one["asked"]:
+                raise _busy(one)
+        talk = _Talk(place, {"ask": "window", "steps": steps, "by": f"traceable control of process {os.getpid()}"})
+        talk.begin()
+    answered = Answered()
+
+    def hear(event: Event) -> None:
+        _note(answered, event)
+        tell(event)
+
+    last = "opened" if steps is None else "closed"
+    answered.problems += talk.listen(hear, timeout_s, until=last)
+    _complete(place, answered, last, before)
+    return answered
+
+
+def close_window(place: Place, tell: Tell, timeout_s: float | None = None) -> Answered:
+    """Have every process close its window, and withdraw what is asked for; return when all are closed."""
+    before = written.files(place.directory)
+    answered = Answered()
+
+    def hear(event: Event) -> None:
+        _note(answered, event)
+        tell(event)
+
+    answered.problems += _converse(place, {"ask": "stop"}, hear, timeout_s)
+    _complete(place, answered, "closed", before)
+    return answered
+
+
+def _busy(one: Event) -> ControlError:
+    window, pid = one["window"], one["pid"]
+    if window is None:
+        by = one["asked"][0]
+        return ControlError(
+            f"process {pid} is asked for a window already, by {by}",
+            "wait, or withdraw it: traceable control stop",
+        )
+    since = f"since step {window['start_step']}" + (f", by {window['by']}" if window.get("by") else "")
+    return ControlError(
+        f"a window is open in process {pid} {since}", "wait until it is closed, or close it: traceable control stop"
+    )
+
+
+def _note(answered: Answered, event: Event) -> None:
+    if event["event"] in ("opened", "closed") or (event["event"] == "stopping" and event["window"]):
+        answered.windows[event["pid"]] = event["window"]
+    elif event["event"] == "refused":
+        answered.problems.append(f"process {event['pid']} refused: {event['why']}")
+
+
+def _complete(place: Place, answered: Answered, last: str, before: written.Files) -> None:
+    """Look up what became of windows whose process ended, and what was written.
+
+    A process's status file is whole before its socket closes.
+    """
+    for pid, window in answered.windows.items():
+        if window[last] is not None:
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            said = json.loads((place.directory / f"status.{pid}.json").read_bytes())["windows"]
+            answered.windows[pid] = next(one for one in said if one["id"] == window["id"])
+    if any(window["closed"] and window["opened"] for window in answered.windows.values()):
+        answered.files = written.written(place.directory, before, answered.windows)
+        answered.note = written.to_come(place.directory, answered.files)
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep other controllers of this run from asking at the same moment."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _converse(
+    place: Place, asked: dict[str, Any], tell: Tell, timeout_s: float | None, *, first_only: bool = False
+) -> list[str]:
+    talk = _Talk(place, asked)
+    talk.begin()
+    return talk.listen(tell, timeout_s, until="status" if first_only else "closed")
+
+
+class _Talk:
+    """One question to all processes of a place, and their answers as they come."""
+
+    def __init__(self, place: Place, asked: dict[str, Any]) -> None:
+        self._place = place
+        self._line = json.dumps(asked).encode() + b"\n"
+        self._open: dict[int, socket.socket] = {}
+        self._problems: list[str] = []
+
+    def begin(self) -> None:
+        """Ask."""
+        directory = os.open(self._place.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for pid in self._place.pids:
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.settimeout(ANSWER_SECONDS)
+                try:
+                    # By the directory's descriptor: the whole path may be longer than the 107 bytes that fit.
+                    connection.connect(f"/proc/self/fd/{directory}/control.{pid}.sock")
+                    owner = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                    connection.sendall(self._line)
+                except OSError as error:
+                    connection.close()
+                    why = "belongs to another user" if isinstance(error, PermissionError) else "has gone"
+                    self._problems.append(f"process {pid} {why}")
+                    continue
+                if owner != os.geteuid():
+                    connection.close()
+                    self._problems.append(f"the socket of process {pid} is served by another user")
+                    continue
+                self._open[pid] = connection
+        finally:
+            os.close(directory)
+
+    def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[str]:
+        """Hear the answers until each process has told the event `until`, or ended; return what went wrong."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        first_by = time.monotonic() + ANSWER_SECONDS
+        silent = set(self._open)
+        received = dict.fromkeys(self._open, b"")
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+            for pid, connection in self._open.items():
+                stack.enter_context(connection)
+                selector.register(connection, selectors.EVENT_READ, pid)
+            while selector.get_map():
+                limits = [limit for limit in (deadline, first_by if silent else None) if limit is not None]
+                ready = selector.select(max(0.0, min(limits) - time.monotonic()) if limits else None)
+                if not ready:
+                    late = deadline is not None and time.monotonic() >= deadline
+                    if late or (silent and time.monotonic() >= first_by):
+                        left = sorted(key.data for key in selector.get_map().values())
+                        self._problems += [
+                            _late(pid, timeout_s if late else ANSWER_SECONDS, pid in silent) for pid in left
+                        ]
+                        break
+                for key, _ in ready:
+                    pid, connection = key.data, self._open[key.data]
+                    more = _received(connection)
+                    received[pid] += more
+                    *lines, received[pid] = received[pid].split(b"\n")
+                    events = list(filter(None, map(_event, lines)))
+                    silent -= {pid} if events else set()
+                    for event in events:
+                        tell(event)
+                    names = [event["event"] for event in events]
+                    if {until, "refused", "withdrawn"} & set(names) or _nothing(events) or not more:
+                        selector.unregister(connection)
+                    if not more and not {until, "refused", "withdrawn"} & set(names):
+                        self._problems.append(f"process {pid} has gone")
+        return self._problems
+
+
+def _nothing(events: list[Event]) -> bool:
+    return any(event["event"] == "stopping" and event["window"] is None for event in events)
+
+
+def _late(pid: int, seconds: float | None, silent: bool) -> str:
+    if silent:
+        return f"process {pid} does not answer within {seconds:g} s"
+    return f"process {pid} has not done it within {seconds:g} s, and still will: `traceable control stop` withdraws it"
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(_LINE_BYTES)
+    except OSError:
+        return b""
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event and "pid" in event else None

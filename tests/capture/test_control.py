@@ -1,0 +1,450 @@
+"""A window on request holds the steps that were asked for, whoever asks. Real processes and sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests.capture.conftest import names_of, steps_of
+
+from traceable import environment
+from traceable.collect.recorder import RecorderCollector
+from traceable.trace import load
+
+STEPPING = """
+import os, sys, traceable
+def go():
+    number = 0
+    while line := sys.stdin.readline():
+        with traceable.step(payload={"batch": number}):
+            with traceable.annotate("work"): pass
+        number += 1
+        print("ended", number, flush=True)
+"""
+RUN = "print('ready', flush=True)\ngo()\n"
+# A signal that comes right before a system call does not interrupt it: so the main thread waits for nothing long.
+ASIDE = """
+import threading
+thread = threading.Thread(target=go)
+thread.start()
+print("ready", flush=True)
+while thread.is_alive(): thread.join(0.01)
+"""
+
+
+class Running:
+    """A program that makes one step for each line it is sent."""
+
+    def __init__(self, process: subprocess.Popen[str], run_dir: Path) -> None:
+        self.process = process
+        self.run_dir = run_dir
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def steps(self, count: int) -> None:
+        assert self.process.stdin is not None
+        for _ in range(count):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+            assert self.line().startswith("ended")
+
+    def end(self) -> str:
+        """End the program and return what it said on stderr."""
+        _, stderr = self.process.communicate(timeout=60)
+        return stderr
+
+    @property
+    def path(self) -> Path:
+        return self.run_dir / f"control.{self.process.pid}.sock"
+
+    def ask(self, **question: Any) -> Talk:
+        return Talk(self.path, question)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.run_dir / f"status.{self.process.pid}.json").read_text())
+        return content
+
+    @property
+    def recorded(self) -> tuple[list[int], list[str]]:
+        found = RecorderCollector().finalise(self.run_dir, "app")
+        if found.database is None:
+            return [], []
+        trace = load(found.database)
+        return steps_of(trace), names_of(trace)
+
+
+class Talk:
+    """One question on the socket of a process."""
+
+    made: ClassVar[list[Talk]] = []
+
+    def __init__(self, path: Path, question: dict[str, Any]) -> None:
+        self.made.append(self)
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(60)
+        directory = os.open(path.parent, os.O_PATH)
+        try:
+            self.socket.connect(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+        self.socket.sendall(json.dumps(question).encode() + b"\n")
+        self._file = self.socket.makefile("rb")
+
+    def event(self) -> dict[str, Any] | None:
+        line = self._file.readline()
+        return json.loads(line) if line else None
+
+    def leave(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start Python code that listens, recorded by the recorder, gated as `run --control` does."""
+    collector = RecorderCollector()
+    if not (found := collector.availability()).available:
+        pytest.skip(found.reason)
+    started = []
+
+    def start(code: str = STEPPING + RUN, *, run_dir: Path = tmp_path / "run", **variables: str) -> Running:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+        planned = dict(collector.plan(("program",), run_dir, "app").environment)
+        planned |= {environment.RUN_DIR: str(run_dir), environment.COLLECTOR: "recorder", environment.GATE: "recorder"}
+        planned |= {environment.RECORDING_GATED: "1", environment.CONTROL: "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code],
+            env={**kept, **planned, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        begun = Running(process, run_dir)
+        assert begun.line() == "ready"
+        return begun
+
+    yield start
+    while Talk.made:
+        Talk.made.pop().leave()
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def events(talk: Talk) -> list[str]:
+    found = []
+    while event := talk.event():
+        found.append(event["event"])
+    return found
+
+
+# ---- the socket
+
+
+def test_a_window_of_n_steps_begins_with_the_next_step_and_each_event_is_told(running):
+    program = running()
+    program.steps(4)
+    talk = program.ask(ask="window", steps=3, by="a test")
+    assert talk.event()["event"] == "asked"
+    program.steps(1)
+    opened = talk.event()
+    assert (opened["event"], opened["window"]["opened"]["step"], opened["window"]["by"]) == ("opened", 4, "a test")
+    program.steps(5)
+    closed = talk.event()
+    assert (closed["event"], closed["window"]["closed"]["step"]) == ("closed", 7)
+    assert closed["window"]["closed"]["reason"] == "complete"
+    assert talk.event() is None
+    assert program.end() == ""
+    assert program.recorded == ([4, 5, 6], ["step", "work"] * 3)
+    (window,) = program.status["windows"]
+    assert (window["start_step"], window["stop_step"]) == (4, 7)
+
+
+def test_start_lasts_until_stop_which_waits_for_the_end_of_the_open_step(running):
+    code = STEPPING.replace(
+        'with traceable.annotate("work"): pass', "print('within', flush=True); sys.stdin.readline()"
+    )
+    program = running(code + RUN)
+    stdin = program.process.stdin
+    start = program.ask(ask="window", steps=None)
+    assert start.event()["event"] == "asked"
+    stdin.write("\n"), stdin.flush()
+    assert program.line() == "within"
+    assert start.event()["event"] == "opened"
+    start.leave()
+    stop = program.ask(ask="stop")
+    told = stop.event()
+    assert (told["event"], told["window"]["closed"], told["window"]["stop_step"]) == ("stopping", None, None)
+    stdin.write("\n"), stdin.flush()
+    assert program.line() == "ended 1"
+    window = stop.event()["window"]
+    assert (window["closed"]["step"], window["stop_step"], window["closed"]["reason"]) == (1, 1, "complete")
+    program.end()
+    assert program.recorded[0] == [0]
+
+
+def test_stop_closes_at_once_where_no_step_is_open(running):
+    program = running()
+    start = program.ask(ask="window", steps=None)
+    assert start.event()["event"] == "asked"
+    program.steps(2)
+    stop = program.ask(ask="stop")
+    assert stop.event()["window"]["closed"]["step"] == 2
+    assert events(stop) == ["closed"]
+    assert events(start) == ["opened", "closed"]
+    program.steps(2)
+    program.end()
+    assert program.recorded[0] == [0, 1]
+
+
+def test_a_second_controller_is_refused_and_the_first_window_is_not_disturbed(running):
+    program = running()
+    first = program.ask(ask="window", steps=2, by="the first")
+    assert first.event()["event"] == "asked"
+    refused = program.ask(ask="window", steps=9).event()
+    assert (refused["event"], refused["why"]) == ("refused", "a window is asked for already, by the first")
+    program.steps(1)
+    refused = program.ask(ask="window", steps=9).event()
+    assert refused["why"] == "a window is open since step 0, by the first"
+    program.steps(3)
+    assert events(first) == ["opened", "closed"]
+    program.end()
+    assert program.recorded[0] == [0, 1]
+
+
+def test_what_is_asked_for_and_not_open_can_be_withdrawn(running):
+    program = running()
+    talk = program.ask(ask="window", steps=2)
+    assert talk.event()["event"] == "asked"
+    stop = program.ask(ask="stop").event()
+    assert (stop["window"], stop["withdrawn"]) == (None, True)
+    assert events(talk) == ["withdrawn"]
+    program.steps(2)
+    program.end()
+    assert program.recorded == ([], [])
+
+
+def test_a_window_goes_on_when_its_controller_goes_away(running):
+    program = running()
+    talk = program.ask(ask="window", steps=2)
+    assert talk.event()["event"] == "asked"
+    talk.leave()
+    program.steps(3)
+    assert program.ask(ask="status").event()["closed"] == 1
+    program.end()
+    assert program.recorded[0] == [0, 1]
+
+
+def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_hears_the_end(running):
+    program = running()
+    talk = program.ask(ask="window", steps=20)
+    assert talk.event()["event"] == "asked"
+    program.steps(3)
+    assert talk.event()["event"] == "opened"
+    assert program.end() == ""
+    assert events(talk) in ([], ["closed"])
+    (window,) = program.status["windows"]
+    assert (window["closed"]["reason"], window["closed"]["step"]) == ("exit", 3)
+    assert not program.path.exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(b"\n", b"[]\n", b"null\n", b"{}\n", b"\xff\n", b"x" * 5000, b"[" * 4000 + b"\n", b'{"ask": "dance"}\n'),
+        *(
+            b'{"ask": "window", "steps": 0}\n',
+            b'{"ask": "window", "steps": true}\n',
+            b'{"ask": "window", "steps": -3}\n',
+        ),
+    ],
+)
+def test_what_is_not_understood_harms_nobody(running, said):
+    program = running()
+    with socket.socket(socket.AF_UNIX) as talk:
+        talk.settimeout(60)
+        talk.connect(str(program.path))
+        talk.sendall(said)
+        if not said.endswith(b"\n"):
+            talk.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: _received(talk), b""))
+    assert not answer or json.loads(answer)["event"] == "refused"
+    program.steps(1)
+    assert program.ask(ask="status").event()["steps"] == {"begun": 1, "ended": 1}
+    assert program.end() == ""
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def test_the_socket_is_for_its_owner_alone(running):
+    program = running()
+    assert program.path.stat().st_mode & 0o777 == 0o600
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    program.path.chmod(0o666)
+    for folder in (program.run_dir, *program.run_dir.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    code = f"""
+import os, socket
+os.setuid(65534)
+s = socket.socket(socket.AF_UNIX)
+s.connect({str(program.path)!r})
+try:
+    s.sendall(b'{{"ask": "status"}}\\n')
+    print(s.recv(100))
+except (BrokenPipeError, ConnectionResetError):
+    print(b"")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("b''\n", "")
+    assert program.ask(ask="status").event()["event"] == "status"
+
+
+def test_a_run_directory_of_any_depth_has_its_socket(running, tmp_path):
+    program = running(run_dir=tmp_path / ("deep" * 20) / ("deeper" * 10))
+    assert len(str(program.path)) > 108
+    assert program.ask(ask="status").event()["pid"] == program.process.pid
+    program.end()
+    assert not program.path.exists()
+
+
+def test_without_a_launcher_that_asks_there_is_no_thread_and_no_socket(running):
+    code = "import threading, traceable\nprint('ready')\nprint(len(threading.enumerate()), flush=True)\n"
+    program = running(code, TRACEABLE_CONTROL="0")
+    assert program.line() == "1"
+    assert not program.path.exists()
+
+
+FORKING = """
+made, say = os.pipe()
+child = os.fork()
+if child:
+    os.read(made, 1)
+    print("ready", flush=True)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    go()
+else:
+    os.write(say, b".")
+    sys.stdin.readline()
+    with traceable.step(): pass
+    {end}
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit()", "os._exit(0)"])
+def test_a_forked_child_has_a_socket_of_its_own_and_the_parent_keeps_its(running, end):
+    program = running("import warnings; warnings.simplefilter('error')\n" + STEPPING + FORKING.format(end=end))
+    child = int(program.line())
+    of_child = Talk(program.run_dir / f"control.{child}.sock", {"ask": "window", "steps": 1})
+    asked = of_child.event()
+    assert (asked["event"], asked["pid"]) == ("asked", child)
+    program.process.stdin.write("\n")
+    program.process.stdin.flush()
+    assert "opened" in events(of_child) or end.startswith("os._exit")
+    talk = program.ask(ask="window", steps=1)
+    assert talk.event()["pid"] == program.process.pid
+    program.steps(2)
+    assert events(talk) == ["opened", "closed"]
+    assert program.end() == ""
+    assert not program.path.exists()
+
+
+def test_the_thread_of_the_socket_takes_no_signal_of_the_programs(running):
+    code = "import signal, threading, traceable\nprint('ready')\nprint(threading.enumerate()[1].native_id)\n"
+    code += "print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)\ninput()\n"
+    program = running(code)
+    thread, of_program = int(program.line()), int(program.line())
+    status = Path(f"/proc/{program.process.pid}/task/{thread}/status").read_text()
+    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        assert blocked >> number - 1 & 1
+    assert of_program == 0
+
+
+def test_a_planned_window_comes_first_and_one_on_request_after_it(running):
+    program = running(TRACEABLE_STEPS="1:3")
+    program.steps(1)
+    talk = program.ask(ask="window", steps=2)
+    assert talk.event()["event"] == "asked"
+    program.steps(6)
+    assert events(talk) == ["opened", "closed"]
+    program.end()
+    assert [(one["start_step"], one["stop_step"]) for one in program.status["windows"]] == [(1, 3), (3, 5)]
+    assert program.recorded[0] == [1, 2, 3, 4]
+
+
+def test_a_planned_window_that_is_stopped_says_so(running):
+    program = running(TRACEABLE_STEPS="1:9")
+    program.steps(4)
+    assert program.ask(ask="stop").event()["window"]["closed"]["reason"] == "stopped"
+    program.steps(8)
+    program.end()
+    assert program.recorded[0] == [1, 2, 3]
+
+
+# ---- SIGUSR2
+
+CHAINED = """
+import signal
+signal.signal(signal.SIGUSR2, lambda *a: print("theirs", flush=True))
+"""
+
+
+def test_sigusr2_records_the_next_steps_and_calls_the_handler_that_was_there(running):
+    program = running(CHAINED + STEPPING + ASIDE, TRACEABLE_CONTROL_SIGNAL="2")
+    program.steps(3)
+    program.process.send_signal(signal.SIGUSR2)
+    assert program.line() == "theirs"
+    program.steps(5)
+    assert program.end() == ""
+    assert program.recorded[0] == [3, 4]
+    assert program.status["windows"][0]["by"] == "SIGUSR2"
+
+
+def test_a_handler_that_is_installed_later_can_be_chained_by_hand(running):
+    chain = "from traceable.capture.triggers import on_signal\non_signal(1)\non_signal(2)\n"
+    program = running(STEPPING + CHAINED + chain + ASIDE, TRACEABLE_CONTROL_SIGNAL="5")
+    program.process.send_signal(signal.SIGUSR2)
+    assert program.line() == "theirs"
+    program.steps(4)
+    assert program.end() == ""
+    assert program.recorded[0] == [0, 1]
+
+
+def test_a_second_sigusr2_is_said_and_changes_nothing(running):
+    program = running(CHAINED + STEPPING + ASIDE, TRACEABLE_CONTROL_SIGNAL="2")
+    for _ in range(2):
+        program.process.send_signal(signal.SIGUSR2)
+        assert program.line() == "theirs"
+    program.steps(4)
+    said = program.end()
+    assert said == "traceable: SIGUSR2 opens no window: a window is asked for already, by SIGUSR2\n"
+    assert program.recorded[0] == [0, 1]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_a_number_of_steps_that_is_none_is_said_and_leaves_the_signal_alone(running, value):
+    code = "import signal, traceable\nprint('ready')\nprint(signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL)"
+    program = running(code, TRACEABLE_CONTROL_SIGNAL=value)
+    assert "is no number of steps; ignored" in program.end()

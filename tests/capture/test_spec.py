@@ -1,0 +1,105 @@
+"""What may be asked for, and that nonsense is one clear line."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable.capture.spec import Every, Spec, Window, parse
+from traceable.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "windows"),
+    [
+        ("10:30", [(10, 30)]),
+        ("0:1", [(0, 1)]),
+        (" 10 : 30 ", [(10, 30)]),
+        ("10:30,50:52", [(10, 30), (50, 52)]),
+        ("50:52,10:30", [(10, 30), (50, 52)]),
+        ("5:7,7:9", [(5, 7), (7, 9)]),
+    ],
+)
+def test_windows_are_half_open_and_in_order(text, windows):
+    spec = parse(text)
+    assert (list(spec), spec.count) == (windows, len(windows))
+
+
+@pytest.mark.parametrize(
+    ("text", "first_three"),
+    [
+        ("every:1000:5", [(1000, 1005), (2000, 2005), (3000, 3005)]),
+        ("every:10:10", [(10, 20), (20, 30), (30, 40)]),
+        ("every:10:2:0", [(0, 2), (10, 12), (20, 22)]),
+    ],
+)
+def test_every_begins_one_period_in_unless_told_otherwise(text, first_three):
+    spec = parse(text)
+    assert list(itertools.islice(spec, 3)) == first_three
+    assert spec.count is None
+    assert str(spec) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("30:10", "hold none"),
+        ("10:10", "hold none"),
+        ("a:b", "is no number of a step"),
+        ("-1:5", "is no number of a step"),
+        ("1:-5", "is no number of a step"),
+        ("1.5:3", "is no number of a step"),
+        ("\u0663:\u0665", "is no number of a step"),
+        ("1:" + "9" * 30, "is no number of a step"),
+        ("10", "are no window"),
+        ("1:2:3", "is no number of a step"),
+        ("", "no steps are named"),
+        (" ", "no steps are named"),
+        ("1:2,", "are no window"),
+        ("10:30,20:40", "overlap"),
+        ("10:30,15:20", "overlap"),
+        ("every", "are no row of windows"),
+        ("every:5", "are no row of windows"),
+        ("every:5:6", "are no row of windows"),
+        ("every:5:0", "are no row of windows"),
+        ("every:0:0", "are no row of windows"),
+        ("every:a:1", "is no number of a step"),
+        ("everything:5:1", "are no row of windows"),
+        ("1:2,every:5:1", "stands alone"),
+    ],
+)
+def test_what_can_not_be_recorded_is_refused_with_the_reason_and_a_remedy(text, found):
+    with pytest.raises(UsageError, match=found) as refused:
+        parse(text)
+    assert refused.value.remedy
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_spec_or_a_usage_error(text):
+    try:
+        spec = parse(text)
+    except UsageError:
+        return
+    assert parse(str(spec)) == spec
+    first = next(iter(spec))
+    assert 0 <= first.start < first.stop
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=5))
+def test_windows_cover_exactly_the_steps_that_a_plain_check_says(pairs):
+    windows = [Window(start, start + length) for start, length in pairs]
+    steps = [step for window in windows for step in range(*window)]
+    text = ",".join(map(str, windows))
+    if len(steps) != len(set(steps)):
+        with pytest.raises(UsageError, match="overlap"):
+            parse(text)
+        return
+    assert [step for window in parse(text) for step in range(*window)] == sorted(steps)
+
+
+def test_the_text_of_a_spec_is_what_it_was_made_of():
+    assert str(Spec([Window(1, 2)])) == "1:2"
+    assert str(Spec(every=Every(10, 2, 3))) == "every:10:2:3"

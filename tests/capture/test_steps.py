@@ -1,0 +1,211 @@
+"""Steps are counted and recorded: by loop, by block, by bare call, in async code, in threads, in forked children."""
+
+from __future__ import annotations
+
+from tests.capture.conftest import names_of
+
+LOOP = "import traceable\nfor item in traceable.steps(range({count})):\n    with traceable.annotate('work'): pass\n"
+
+
+def test_a_loop_has_one_range_an_item_with_its_index(program):
+    ran = program(LOOP.format(count=5))
+    assert ran.steps == [0, 1, 2, 3, 4]
+    assert names_of(ran.trace) == ["step", "work"] * 5
+    assert ran.counter == (5, 5)
+    assert ran.status["steps"] == {"begun": 5, "ended": 5}
+    assert (ran.status["end"], ran.status["windows"], ran.said) == ("exit", [], [])
+
+
+def test_two_loops_of_one_process_count_on(program):
+    assert program(LOOP.format(count=2) * 2).steps == [0, 1, 2, 3]
+
+
+def test_a_loop_gives_what_it_was_given_and_has_its_length(program):
+    code = """
+import traceable
+print(list(traceable.steps("abc")), len(traceable.steps([1, 2])), list(traceable.steps([])))
+steps = traceable.steps([1, 2])
+print([*steps, *steps])
+"""
+    assert program(code).done.stdout.splitlines() == ["['a', 'b', 'c'] 2 []", "[1, 2, 1, 2]"]
+
+
+def test_a_loop_keeps_no_item_alive_that_the_program_has_let_go(program):
+    code = """
+import traceable, weakref
+class Batch: pass
+def batches():
+    for _ in range(3):
+        yield Batch()
+for batch in traceable.steps(batches()):
+    seen = weakref.ref(batch)
+    del batch
+    assert seen() is None
+print("none kept")
+"""
+    assert program(code).done.stdout == "none kept\n"
+
+
+def test_a_loop_left_by_break_or_an_exception_has_ended_its_step(program):
+    code = """
+import traceable
+for _ in traceable.steps(range(9)):
+    break
+try:
+    for _ in traceable.steps(range(9)):
+        raise ValueError
+except ValueError:
+    pass
+with traceable.step(): pass
+"""
+    ran = program(code)
+    assert ran.steps == [0, 1, 2]
+    assert not ran.trace.ranges.clipped.any()
+
+
+def test_a_block_is_a_step_and_its_exception_goes_on(program):
+    code = """
+import traceable
+try:
+    with traceable.step():
+        raise KeyError("mine")
+except KeyError as error:
+    print(error)
+with traceable.step(): pass
+"""
+    ran = program(code)
+    assert (ran.done.stdout, ran.steps) == ("'mine'\n", [0, 1])
+
+
+def test_a_bare_call_ends_one_step_and_begins_the_next(program):
+    code = """
+import traceable
+for number in range(4):
+    with traceable.annotate(f"work {number}"): pass
+    traceable.step()
+"""
+    ran = program(code)
+    trace = ran.trace
+    # Step 0 began before anyone could know; step 4 begins with the last call and stays open.
+    assert ran.steps == [1, 2, 3, 4]
+    assert names_of(trace) == ["work 0", "step", "work 1", "step", "work 2", "step", "work 3", "step"]
+    assert trace.ranges.clipped.tolist() == [False] * 7 + [True]
+    assert ran.counter == (5, 4)
+
+
+def test_nested_steps_are_counted_once_and_said_once(program):
+    code = """
+import traceable
+for epoch in traceable.steps(range(2)):
+    for batch in traceable.steps(range(3)):
+        with traceable.step(): pass
+    traceable.step()
+"""
+    ran = program(code)
+    assert ran.steps == [0, 1]
+    (said,) = ran.said
+    assert "a step began inside of another" in said
+    assert ran.status["refused"] == 2 * (3 * 2 + 1)
+
+
+def test_tasks_that_run_meanwhile_do_not_cross_an_asynchronous_step(program):
+    code = """
+import asyncio, traceable
+async def items():
+    for number in range(3):
+        await asyncio.sleep(0)
+        yield number
+async def other(turns):
+    for _ in range(turns):
+        with traceable.annotate("other"): pass
+        await asyncio.sleep(0)
+async def main():
+    task = asyncio.create_task(other(20))
+    async for _ in traceable.steps(items()):
+        async with traceable.annotate("work"):
+            await asyncio.sleep(0)
+    async with traceable.step():
+        await asyncio.sleep(0)
+    await task
+asyncio.run(main())
+"""
+    ran = program(code)
+    assert ran.steps == [0, 1, 2, 3]
+    trace = ran.trace
+    step, other = (trace.names.index(name) for name in ("step", "other"))
+    start, end, name = trace.ranges.start_ns, trace.ranges.end_ns, trace.ranges.name
+    assert (trace.ranges.style[name == step] == 1).all()
+    assert (end[name == step][:-1] <= start[name == step][1:]).all()
+    assert len(start[name == other]) == 20
+    assert ran.said == []
+
+
+def test_a_second_thread_does_not_step_while_the_first_does(program):
+    code = """
+import threading, traceable
+inside, over = threading.Event(), threading.Event()
+def second():
+    inside.wait()
+    with traceable.step(): pass
+    over.set()
+thread = threading.Thread(target=second)
+thread.start()
+with traceable.step():
+    inside.set()
+    over.wait()
+thread.join()
+with traceable.step(): pass
+"""
+    ran = program(code)
+    assert ran.steps == [0, 1]
+    assert ran.status["refused"] == 1
+
+
+def test_a_step_that_ends_on_another_thread_closes_no_range_there(program):
+    code = """
+import threading, traceable
+block = traceable.step()
+block.__enter__()
+def second():
+    with traceable.annotate("of the second"):
+        block.__exit__(None, None, None)
+thread = threading.Thread(target=second)
+thread.start(); thread.join()
+with traceable.step(): pass
+"""
+    ran = program(code)
+    ranges = ran.trace.ranges
+    cut = {ran.trace.names[name]: clipped for name, clipped in zip(ranges.name, ranges.clipped, strict=True)}
+    assert ran.steps == [0, 1]
+    assert not cut["of the second"]
+    (said,) = ran.said
+    assert "ended on another thread" in said
+
+
+def test_a_forked_child_counts_its_own_steps(program):
+    code = """
+import os, sys, traceable
+for number in traceable.steps(range(3)):
+    if number == 1:
+        child = os.fork()
+        if not child:
+            break
+if not child:
+    for _ in traceable.steps(range(2)): pass
+    sys.exit()
+os.waitpid(child, 0)
+"""
+    ran = program(code)
+    assert sorted(status["steps"]["ended"] for status in ran.statuses) == [2, 3]
+
+
+def test_nothing_is_counted_when_everything_is_disabled(program):
+    ran = program(LOOP.format(count=3) + "print('ran')\n", TRACEABLE_DISABLE="1", TRACEABLE_STEPS="nonsense")
+    assert (ran.done.stdout, ran.statuses, ran.said) == ("ran\n", [], [])
+
+
+def test_a_run_directory_that_is_gone_is_said_once_and_stops_nothing(program):
+    ran = program(LOOP.format(count=3) + "print('ran')\n", TRACEABLE_RUN_DIR="/nowhere/at/all")
+    assert ran.done.stdout == "ran\n"
+    (said,) = ran.said
+    assert "the launcher is not told" in said

@@ -1,0 +1,424 @@
+"""`traceable control` asks a run that is going on, and is told by all of its processes. Real launchers and servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import traceable
+from traceable import collect
+from traceable.launch import run_dir
+from traceable.trace import load
+
+TIMEOUT_S = 120
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+STEPPING = """
+import os, sys, traceable
+def go():
+    while sys.stdin.readline():
+        with traceable.step():
+            with traceable.annotate("work"): pass
+        print("ended", flush=True)
+"""
+ONE = STEPPING + "print('ready', os.getpid(), flush=True)\ngo()\n"
+# A signal that comes right before a system call does not interrupt it: so the main thread waits for nothing long.
+ASIDE = """
+import threading
+thread = threading.Thread(target=go)
+thread.start()
+print("ready", os.getpid(), flush=True)
+while thread.is_alive(): thread.join(0.01)
+"""
+TWO = (
+    STEPPING
+    + """
+made, say = os.pipe()
+child = os.fork()
+if not child:
+    os.write(say, b".")
+    sys.stdin = open("feed")
+    sys.stdout = open(os.devnull, "w")
+    go()
+    sys.exit()
+os.read(made, 1)
+print("ready", child, flush=True)
+go()
+os.waitpid(child, 0)
+"""
+)
+
+
+class Launched:
+    """`traceable run --control` around a program that makes one step for each line it is sent."""
+
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def steps(self, count: int) -> None:
+        assert self.process.stdin is not None
+        for _ in range(count):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+            assert self.line() == "ended"
+
+    @property
+    def pid(self) -> int:
+        pid: int = run_dir.read(self.directory)["pid"]
+        return pid
+
+    def end(self) -> tuple[int, str]:
+        """End the program; return the launcher's exit code and stderr."""
+        _, stderr = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, stderr
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+
+
+@pytest.fixture(params=["recorder", "nsys"])
+def recording(request: pytest.FixtureRequest) -> str:
+    """Each collector that records, by name."""
+    name: str = request.param
+    if name == "nsys":
+        request.getfixturevalue("nsys")
+    elif not (found := collect.named(name).availability()).available:
+        pytest.skip(found.reason)
+    return name
+
+
+@pytest.fixture
+def launch(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Launched]]:
+    """Launch code, or a script, under a collector; its run directory is `out`."""
+    started = []
+
+    def begin(collector: str, *words: str, options: tuple[str, ...] = ("--control",), out: str = "out") -> Launched:
+        command = [sys.executable, "-m", "traceable", "run", "--collector", collector, "-o", out, "--name", "app"]
+        process = subprocess.Popen(
+            [*command, *options, *(words or ("-c", ONE))],
+            cwd=tmp_path,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return Launched(process, tmp_path / out)
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def control(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `traceable control words...`."""
+    started = []
+
+    def begin(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "traceable", "control", *words]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def over(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for a process; return its exit code, stdout and stderr."""
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, out, err
+
+
+def asked(control: Any, run: str, count: int = 1) -> None:
+    """Return once `count` processes of a run are asked for a window."""
+    while True:
+        code, out, _ = over(control("status", "--run", run, "--json"))
+        if not code and sum(bool(one["asked"]) for one in json.loads(out)["processes"]) == count:
+            return
+
+
+def refused(process: subprocess.Popen[str]) -> str:
+    """Return what one line of ours says of why it was refused."""
+    code, out, err = over(process)
+    assert (code, out) == (2, ""), (code, out, err)
+    lines = [line for line in err.splitlines() if not line.startswith("traceable: asking")]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("traceable: ")
+    return lines[0].removeprefix("traceable: ")
+
+
+def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
+    run = launch(recording, options=("--control", "--strict"))
+    assert run.line().startswith("ready")
+    files = []
+    for before, length in ((3, 2), (4, 3)):
+        run.steps(before)
+        asking = control("window", "--steps", f"+{length}", "--run", "out", "--json")
+        asked(control, "out")
+        run.steps(length + 1)
+        code, out, err = over(asking)
+        assert code == 0, err
+        answer = json.loads(out)
+        (one,) = answer["processes"]
+        assert one["window"]["closed"]["step"] - one["window"]["opened"]["step"] == length
+        assert answer["run_dir"] == str(run.directory)
+        assert answer["files"] or "when the program ends" in answer["note"]
+        files += answer["files"]
+    code, said = run.end()
+    assert code == 0, said
+    assert "asked steps 3-5,10-13, captured 5 of 5 in 2 of 2 windows" in said
+    assert all((run.directory / file).exists() for file in files)
+    if recording == "nsys":
+        held = [_steps(run.directory / name) for name in ("app.1.sqlite", "app.2.sqlite")]
+        assert held == [[3, 4], [10, 11, 12]]
+    else:
+        assert _steps(run.directory / "app.sqlite") == [3, 4, 10, 11, 12]
+    loaded = traceable.load(run.directory)
+    assert loaded.windows is not None and loaded.windows.met
+    assert not list(run.directory.glob("control.*"))
+
+
+def _steps(database: Path) -> list[int]:
+    trace = load(database)
+    return list(trace.ranges.payload[trace.ranges.name == trace.names.index("step")].tolist())
+
+
+def test_start_and_stop_print_what_happened(launch, control):
+    run = launch("recorder")
+    run.line()
+    starting = control("start", "--run", "out")
+    asked(control, "out")
+    run.steps(2)
+    code, out, _ = over(starting)
+    assert code == 0
+    assert out.startswith(f"process {run.pid} opened at step 0, ")
+    code, out, _ = over(control("status"))  # without --run nothing is found here
+    assert code == 2
+    code, out, _ = over(control("status", "--pid", str(run.pid)))
+    assert out.splitlines()[1] == f"process {run.pid}: 2 steps, a window is open since step 0, until stopped"
+    code, out, err = over(control("stop", "--run", "out"))
+    assert code == 0
+    first, second = out.splitlines()
+    assert first.startswith(f"process {run.pid} closed at step 2, ")
+    assert first.endswith(": 2 steps")
+    assert second.startswith(f"written to {run.directory}: recording/{run.pid}-")
+    assert err == "traceable: the recording becomes app.sqlite when the program ends\n"
+    code, out, err = over(control("stop", "--run", "out"))
+    assert (code, out, err) == (0, f"process {run.pid}: no window was open\n", "")
+    assert run.end()[0] == 0
+
+
+def test_all_processes_of_a_run_answer_together(launch, control, tmp_path):
+    os.mkfifo(tmp_path / "feed")
+    run = launch("recorder", "-c", TWO)
+    with (tmp_path / "feed").open("w") as feed:
+        pids = sorted((run.pid, int(run.line().split()[1])))
+        asking = control("window", "--steps", "+2", "--run", "out", "--json")
+        asked(control, "out", 2)
+        run.steps(3)
+        feed.write("\n\n\n\n")
+        feed.flush()
+        code, out, err = over(asking)
+    assert code == 0, err
+    answer = json.loads(out)
+    assert [one["pid"] for one in answer["processes"]] == pids
+    assert [one["window"]["stop_step"] for one in answer["processes"]] == [2, 2]
+    assert len(answer["files"]) == 2
+    code, said = run.end()
+    assert "asked steps 0-2, captured 4 of 4 in 2 of 2 windows" in said
+
+
+def test_a_second_controller_is_refused_and_the_first_goes_on(launch, control):
+    run = launch("recorder")
+    run.line()
+    first = control("window", "--steps", "+2", "--run", "out")
+    asked(control, "out")
+    said = refused(control("window", "--steps", "+5", "--run", "out"))
+    assert said.startswith(
+        f"process {run.pid} is asked for a window already, by traceable control of process {first.pid}"
+    )
+    run.steps(1)
+    said = refused(control("start", "--run", "out"))
+    assert said.startswith(f"a window is open in process {run.pid} since step 0, by traceable control")
+    run.steps(2)
+    assert over(first)[0] == 0
+    assert run.end()[0] == 0
+
+
+def test_a_process_that_goes_away_is_said(launch, control):
+    run = launch("recorder")
+    run.line()
+    pid = run.pid
+    asking = control("window", "--steps", "+20", "--run", "out")
+    asked(control, "out")
+    os.kill(pid, signal.SIGKILL)
+    assert refused(asking) == f"process {pid} has gone"
+    run.end()
+    assert "is over" in refused(control("status", "--run", "out"))
+    assert refused(control("status", "--pid", str(pid))).startswith(f"there is no process {pid}; ")
+    assert not list(run.directory.glob("control.*"))
+
+
+def test_a_program_that_is_killed_within_an_endless_window_leaves_the_steps_before(launch, control):
+    run = launch("recorder")
+    run.line()
+    starting = control("start", "--run", "out")
+    asked(control, "out")
+    run.steps(3)
+    assert over(starting)[0] == 0
+    os.kill(run.pid, signal.SIGKILL)
+    code, said = run.end()
+    assert code == -signal.SIGKILL
+    assert "asked steps 0-3, captured 3 of 3" in said
+    assert "steps 0-3: stopped early at step 3 by SIGKILL" in said
+
+
+def test_a_command_of_ours_within_the_run_does_not_listen_itself(launch, control):
+    code = "import os, subprocess, sys\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+    code += "command = [sys.executable, '-m', 'traceable', 'control', 'status', '--run', 'out']\n"
+    code += "print(subprocess.run(command, capture_output=True, text=True).stderr)"
+    run = launch("recorder", "-c", code)
+    run.line()
+    run.process.stdin.write("\n")
+    run.process.stdin.flush()
+    assert "no process of the run in" in run.line()
+    assert run.end()[0] == 0
+
+
+def test_a_program_that_ends_within_the_window_is_told_by_its_status_file(launch, control):
+    run = launch("recorder")
+    run.line()
+    pid = run.pid
+    asking = control("window", "--steps", "+20", "--run", "out")
+    asked(control, "out")
+    run.steps(3)
+    assert run.end()[0] == 0
+    code, out, _ = over(asking)
+    assert code == 0
+    assert f"process {pid} closed at step 3, " in out
+    assert ": 3 steps, by its end (exit)" in out
+
+
+def test_waiting_ends_after_the_time_that_was_said_and_the_window_can_be_withdrawn(recording, launch, control):
+    run = launch(recording)
+    run.line()
+    said = refused(control("window", "--steps", "+2", "--run", "out", "--timeout", "0.01"))
+    assert said.startswith(f"process {run.pid} has not done it within 0.01 s, and still will")
+    code, out, _ = over(control("stop", "--run", "out"))
+    assert (code, out) == (0, f"process {run.pid}: the window that was asked for is withdrawn\n")
+    run.steps(3)
+    code, said = run.end()
+    assert code == 0
+    assert "no window was asked for while it ran, so nothing is recorded" in said
+
+
+def test_a_run_without_control_is_told_how_to_start_it(launch, control):
+    run = launch("recorder", options=())
+    run.line()
+    assert refused(control("status", "--run", "out")) == (
+        f"the run in {run.directory} was started without --control; start it with `traceable run --control`"
+    )
+    said = refused(control("window", "--steps", "+2", "--pid", str(run.pid)))
+    assert said == f"process {run.pid} was started without --control; start it with `traceable run --control`"
+    assert not list(run.directory.glob("control.*"))
+    run.steps(1)
+    assert run.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("status", "--run", "nowhere"), "there is no run directory "),
+        (("status", "--run", "."), " is not a run directory"),
+        (("status",), "no run under traceable-runs can be controlled; "),
+        (("status", "--pid", "1", "--run", "."), "not allowed with argument"),
+        (("status", "--pid", "99999999"), "there is no process 99999999; "),
+        (("status", "--pid", "x"), "invalid int value"),
+        (("stop", "--steps", "+3"), "control stop takes no --steps; "),
+        (("window",), "control window needs --steps; write +N"),
+        (("window", "--steps", "20"), "--steps '20' is no number of steps from now on; write +N"),
+        (("window", "--steps", "+0"), "--steps '+0' holds no step, or too many; write +N"),
+        (("window", "--steps", "+-3"), "--steps '+-3' is no number"),
+        (("window", "--steps", "+x"), "--steps '+x' is no number"),
+        (("window", "--steps", "+" + "9" * 99), "is no number of steps"),
+        (("window", "--steps", "10:30"), "--steps '10:30' is no number"),
+        (("window", "--steps", "+3", "--timeout", "0"), "--timeout 0 is no time to wait; "),
+        (("dance",), "invalid choice"),
+    ],
+)
+def test_bad_input_is_one_line(control, words, says):
+    assert says in refused(control(*words))
+
+
+def test_the_process_of_nobodys_run_is_said(control):
+    assert f"process {os.getpid()} is of no run of traceable's; " in refused(
+        control("status", "--pid", str(os.getpid()))
+    )
+
+
+def test_sigusr2_to_the_launcher_reaches_the_program(launch, control):
+    run = launch("recorder", "-c", STEPPING + ASIDE, options=("--sigusr2=2",))
+    run.line()
+    run.process.send_signal(signal.SIGUSR2)
+    asked(control, "out")
+    run.steps(4)
+    code, said = run.end()
+    assert code == 0
+    assert "asked steps 0-2, captured 2 of 2" in said
+
+
+def test_a_condition_in_the_code_under_nsys(nsys, launch):
+    code = STEPPING + "traceable.capture_when(lambda s: s.index == 3, steps=2)\nprint('ready', flush=True)\ngo()\n"
+    run = launch("nsys", "-c", code)
+    run.line()
+    run.steps(7)
+    code, said = run.end()
+    assert code == 0
+    assert "asked steps 3-5, captured 2 of 2" in said
+
+
+def test_the_example_server_is_captured_twice_under_load(recording, launch, control, tmp_path, environ):
+    server = [str(EXAMPLES / "inference_server.py"), "--backend", "numpy", "--socket", str(tmp_path / "s")]
+    run = launch(recording, *server, options=("--control", "--strict"))
+    assert run.line().startswith("listening on ")
+    client = [sys.executable, str(EXAMPLES / "client.py"), f"unix:{tmp_path / 's'}", "--concurrency", "8"]
+    for _ in range(2):
+        asking = control("window", "--steps", "+20", "--run", "out", "--json")
+        asked(control, "out")
+        load = subprocess.run([*client, "--requests", "400"], env=environ, capture_output=True, text=True, timeout=300)
+        # The client checks each answer: a request that fails is an exit code.
+        assert (load.returncode, load.stderr) == (0, "")
+        assert load.stdout.startswith("400 answers")
+        code, out, err = over(asking)
+        assert code == 0, err
+        (one,) = json.loads(out)["processes"]
+        assert one["window"]["closed"]["step"] - one["window"]["opened"]["step"] == 20
+    os.kill(run.pid, signal.SIGTERM)
+    code, said = run.end()
+    assert code == 0, said
+    assert "captured 40 of 40 in 2 of 2 windows" in said

@@ -1,0 +1,96 @@
+"""What is printed of steps that were asked for: by `run` and by `report`, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from traceable._native import recorder_library
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+PROGRAM = "import traceable\nfor n in traceable.steps(range(50)):\n    with traceable.annotate('work'): pass\n"
+WHOLE = "asked steps 10-30, captured 20 of 20"
+
+
+@pytest.fixture
+def traceable(tmp_path: Path) -> Command:
+    """Run `python -m traceable` in an empty directory."""
+    if recorder_library() is None:
+        pytest.skip("the embedded recorder was not built")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "traceable", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables)
+
+    return call
+
+
+def recorded(traceable: Command, *options: str) -> subprocess.CompletedProcess[str]:
+    return traceable("run", "--collector", "recorder", "-o", "out", *options, "-c", PROGRAM)
+
+
+def test_the_profile_opens_with_it(traceable):
+    run = recorded(traceable, "--steps", "10:30")
+    lines = run.stderr.splitlines()
+    assert lines[lines.index("profile of out") + 1] == WHOLE
+    report = traceable("report", "out").stdout.splitlines()
+    assert report[:2] == ["profile of out", WHOLE]
+    view = traceable("report", "out", "--view", "steps").stdout.splitlines()
+    assert view[:2] == ["steps of out", WHOLE]
+
+
+def test_a_machine_gets_it_in_the_document_and_people_on_stderr(traceable):
+    run = recorded(traceable, "--steps", "10:30", "--json")
+    document = json.loads(run.stdout)
+    assert document["capture"]["met"] is True
+    assert f"traceable: {WHOLE}" in run.stderr.splitlines()
+    report = traceable("report", "out", "--json")
+    assert json.loads(report.stdout)["capture"] == document["capture"]
+    assert f"traceable: {WHOLE}" in report.stderr.splitlines()
+
+
+def test_without_steps_there_is_nothing_to_say(traceable):
+    run = recorded(traceable)
+    assert "asked" not in run.stderr
+    assert json.loads(traceable("report", "out", "--json").stdout)["capture"] is None
+
+
+def test_report_judges_a_run_again(traceable):
+    recorded(traceable, "--steps", "40:60")
+    report = traceable("report", "out", "--strict")
+    assert report.returncode == 3
+    said = report.stdout.splitlines()
+    assert said[1] == "asked steps 40-60, captured 10 of 20"
+    assert said[2].startswith("steps 40-60: stopped early at step 50")
+
+
+def test_report_of_a_window_that_was_never_reached_says_that(traceable):
+    recorded(traceable, "--steps", "90:95")
+    report = traceable("report", "out")
+    assert report.returncode == 2
+    assert report.stderr.splitlines() == [
+        "traceable: asked steps 90-95, captured 0 of 5",
+        "traceable: steps 90-95: never reached: the program ended after 50 steps",
+        "traceable: out holds no recording; ask for steps that the program reaches",
+    ]
+    assert traceable("report", "out", "--strict").returncode == 3
+
+
+def test_strict_judges_steps_and_expectations_together(traceable):
+    assert recorded(traceable, "--strict", "--steps", "10:30", "--expect", "work").returncode == 0
+    other = traceable(
+        *("run", "--collector", "recorder", "-o", "b", "--strict", "--steps", "1:2", "--expect", "nothing"),
+        *("-c", PROGRAM),
+    )
+    assert other.returncode == 3
+    nothing = traceable("run", "--collector", "recorder", "-o", "c", "--strict", "-c", PROGRAM)
+    assert nothing.returncode == 2
+    assert "no range was expected and no steps were asked for" in nothing.stderr

@@ -1,0 +1,234 @@
+"""`run --steps`: the report holds those steps, and says so; where it can't, it says why. Real nsys, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import traceable
+from traceable import collect
+from traceable.launch import run_dir
+from traceable.trace import load
+
+PROGRAM = """
+import sys, traceable
+with traceable.annotate("setup"): pass
+for number in traceable.steps(range(int(sys.argv[1]))):
+    with traceable.annotate("work"): pass
+"""
+FIFO = """
+import os, sys, traceable
+for number in traceable.steps(range(50)):
+    with traceable.annotate("work"): pass
+    if number == 17:
+        open("ready", "w").close()
+        open("go").read()
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that is over."""
+
+    done: subprocess.CompletedProcess[str]
+    directory: Path
+
+    @property
+    def said(self) -> list[str]:
+        return [line.removeprefix("traceable: ") for line in self.done.stderr.splitlines()]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
+        return content
+
+    @property
+    def captured(self) -> dict[str, Any]:
+        """What the manifest says was captured."""
+        captured: dict[str, Any] = run_dir.read(self.directory)["window"]["captured"]
+        return captured
+
+    def steps(self, database: str) -> list[int]:
+        """The indices of the steps in one database, whole and cut."""
+        trace = load(self.directory / database)
+        name = trace.names.index("step") if "step" in trace.names else -2
+        return list(trace.ranges.payload[trace.ranges.name == name].tolist())
+
+    @property
+    def databases(self) -> list[str]:
+        return sorted(path.name for path in self.directory.glob("*.sqlite"))
+
+
+@pytest.fixture(params=["recorder", "nsys"])
+def recording(request: pytest.FixtureRequest) -> str:
+    """Each collector that records, by name."""
+    name: str = request.param
+    if name == "nsys":
+        request.getfixturevalue("nsys")
+    elif not (found := collect.named(name).availability()).available:
+        pytest.skip(found.reason)
+    return name
+
+
+@pytest.fixture
+def ran(tmp_path: Path, environ: dict[str, str]) -> Callable[..., Ran]:
+    """Run code under a collector with these options, in an empty directory."""
+
+    def call(collector: str, *options: str, code: str = PROGRAM, words: tuple[str, ...] = ("50",), **more: str) -> Ran:
+        command = [sys.executable, "-m", "traceable", "run", "--collector", collector, "-o", "out", "--name", "app"]
+        done = subprocess.run(
+            [*command, *options, "-c", code, *words],
+            cwd=tmp_path,
+            env={**environ, **more},
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        return Ran(done, tmp_path / "out")
+
+    return call
+
+
+def test_the_report_holds_the_steps_and_says_so(recording, ran):
+    run = ran(recording, "--steps", "10:30", "--strict")
+    assert run.done.returncode == 0, run.done.stderr
+    assert "asked steps 10-30, captured 20 of 20" in run.said
+    assert run.databases == ["app.sqlite"]
+    assert run.steps("app.sqlite") == list(range(10, 30))
+    assert [(row["name"], row["count"], row["clipped"]) for row in run.report["names"]] == [
+        ("step", 20, 0),
+        ("work", 20, 0),
+    ]
+    assert run.report["capture"] == run.captured
+    (window,) = run.captured["windows"]
+    assert (window["outcome"], window["opened_step"], window["closed_step"]) == ("captured", 10, 30)
+    assert run_dir.read(run.directory)["window"]["asked"] == "10:30"
+
+
+def test_several_windows_are_matched_by_their_ids(recording, ran):
+    run = ran(recording, "--steps", "20:22,5:7", "--strict")
+    assert run.done.returncode == 0, run.done.stderr
+    assert any(line.startswith("asked steps 5-7,20-22, captured 4 of 4 in 2 of 2 windows") for line in run.said)
+    held = [run.steps(name) for name in run.databases]
+    assert held == ([[5, 6], [20, 21]] if recording == "nsys" else [[5, 6, 20, 21]])
+    files = [window["file"] for window in run.captured["windows"]]
+    assert files == (["app.1.nsys-rep", "app.2.nsys-rep"] if recording == "nsys" else ["app.sqlite"] * 2)
+    together = traceable.load(run.directory)
+    assert [row["count"] for row in together.profile.names.rows()] == [4, 4]
+    assert together.windows is not None and together.windows.met
+
+
+def test_an_endless_row_of_windows(recording, ran):
+    run = ran(recording, "--steps", "every:20:2", "--strict")
+    assert run.done.returncode == 0, run.done.stderr
+    assert any(line.startswith("asked steps every:20:2, captured 4 of 4 in 2 of 2 windows") for line in run.said)
+    assert sorted(step for name in run.databases for step in run.steps(name)) == [20, 21, 40, 41]
+
+
+def test_the_variable_asks_as_the_option_does(recording, ran):
+    run = ran(recording, TRACEABLE_STEPS="3:5")
+    assert "asked steps 3-5, captured 2 of 2" in run.said
+
+
+def test_steps_that_are_never_reached_are_said_and_make_strict_3(recording, ran):
+    run = ran(recording, "--steps", "90:95", "--strict")
+    assert run.done.returncode == 3
+    assert "asked steps 90-95, captured 0 of 5" in run.said
+    assert "steps 90-95: never reached: the program ended after 50 steps" in run.said
+    assert run_dir.read(run.directory)["end"]["exit_code"] == 0
+    assert [window["outcome"] for window in run.captured["windows"]] == ["never_reached"]
+
+
+def test_one_window_of_two_that_is_never_reached_leaves_the_other(recording, ran):
+    run = ran(recording, "--steps", "10:12,90:95", "--strict")
+    assert run.done.returncode == 3
+    assert any(line.startswith("asked steps 10-12,90-95, captured 2 of 7 in 1 of 2 windows") for line in run.said)
+    assert run.steps("app.sqlite") == [10, 11]
+
+
+def test_a_program_that_never_steps_is_told_how(recording, ran):
+    run = ran(recording, "--steps", "1:2", "--strict", code="import traceable\nwith traceable.annotate('x'): pass")
+    assert run.done.returncode == 3
+    assert any("no step began: wrap the program's loop in traceable.steps(...)" in line for line in run.said)
+
+
+def test_a_program_that_ends_within_the_window_stops_it_early(recording, ran):
+    run = ran(recording, "--steps", "40:60", "--strict")
+    assert run.done.returncode == 3
+    assert "asked steps 40-60, captured 10 of 20" in run.said
+    assert "steps 40-60: stopped early at step 50 by the end of the program (exit code 0)" in run.said
+
+
+def test_the_programs_own_exit_code_comes_before_that_of_strict(recording, ran):
+    code = "import sys, traceable\nfor n in traceable.steps(range(50)):\n    if n == 5: sys.exit(7)\n"
+    run = ran(recording, "--steps", "3:9", "--strict", code=code)
+    assert run.done.returncode == 7
+    assert "steps 3-9: stopped early at step 6 by the end of the program (exit code 7)" in run.said
+
+
+def test_a_signal_in_the_middle_of_a_window_is_named_with_its_step(recording, command, start, tmp_path):
+    for name in ("ready", "go"):
+        os.mkfifo(tmp_path / name)
+    process = start(command(recording, "--steps", "10:30", "-c", FIFO), stderr=subprocess.PIPE)
+    (tmp_path / "ready").read_bytes()
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGTERM
+    said = stderr.decode()
+    assert "steps 10-30: stopped early at step 17 by SIGTERM" in said
+    if recording == "recorder":
+        assert "asked steps 10-30, captured 7 of 20" in said
+        assert "before that" not in said
+
+
+def test_a_launcher_that_was_killed_is_judged_later(recording, command, start, tmp_path, environ):
+    for name in ("ready", "go"):
+        os.mkfifo(tmp_path / name)
+    process = start(command(recording, "--steps", "10:30", "-c", FIFO))
+    (tmp_path / "ready").read_bytes()
+    pid = run_dir.read(tmp_path / "out")["pid"]
+    gone = os.pidfd_open(pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (tmp_path / "go").write_text("")
+    assert select.select([gone], [], [], 120)[0]
+    words = [sys.executable, "-m", "traceable", "report", "out", "--strict"]
+    report = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180)
+    assert "asked steps 10-30, captured 20 of 20" in report.stdout, report.stderr
+    assert report.returncode == 0
+
+
+def test_without_a_recording_the_windows_are_opened_and_nothing_is_judged(ran):
+    run = ran("none", "--steps", "10:30")
+    assert run.done.returncode == 0
+    (status,) = [json.loads(path.read_text()) for path in run.directory.glob("status.*.json")]
+    assert [(window["start_step"], window["closed"]["reason"]) for window in status["windows"]] == [(10, "complete")]
+    assert not any("captured" in line for line in run.said)
+
+
+@pytest.mark.parametrize("spec", ["30:10", "a:b", "-1:5", "1:5,3:8", "", "every:5:6"])
+def test_what_can_not_be_recorded_is_one_line_before_anything_starts(ran, spec):
+    run = ran("recorder", f"--steps={spec}")
+    assert run.done.returncode == 2
+    assert len(run.done.stderr.splitlines()) == 1
+    assert "; " in run.done.stderr
+    assert not run.directory.exists()
+
+
+def test_dry_run_shows_how_nsys_is_gated(nsys, ran):
+    for spec, end in (("10:30", "stop"), ("1:2,5:7", "repeat:2"), ("every:9:1", "repeat")):
+        shown = ran("nsys", "--dry-run", "--steps", spec).done.stdout
+        assert f"--capture-range=nvtx --nvtx-capture=capture@traceable.window --capture-range-end={end} " in shown
+        assert f"TRACEABLE_STEPS={spec}" in shown
+        assert "TRACEABLE_GATE=nvtx" in shown
+        assert "--kill=none" in shown

@@ -1,0 +1,689 @@
+"""Traces of torch.profiler: what is read of them equals the plainest reading, and what can't be read is said."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.trace.equality import differences
+from tests.trace.made_kineto import (
+    EPOCH_NS,
+    PID,
+    Event,
+    annotation,
+    as_json,
+    call,
+    copy,
+    event,
+    flow,
+    kernel,
+    microseconds,
+    plainly_read,
+    rows_of,
+    write,
+)
+
+from traceable.analysis.context import Context
+from traceable.errors import TraceError, UnanswerableError
+from traceable.recording import Recording
+from traceable.report.views import VIEWS
+from traceable.trace import load
+from traceable.trace.kineto_json import nanoseconds
+from traceable.trace.model import NULL, Trace
+
+CAPTURES = ("trace-diff-control", "trace-diff-test", "nccl-annotations", "gpu-user-annotation-steps")
+T = EPOCH_NS
+
+
+def capture(captures: Path, name: str) -> tuple[Trace, dict[str, Any]]:
+    path = captures / "kineto" / f"{name}.json.gz"
+    return load(path), json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(TraceError) as error:
+        load(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def names_of(trace: Trace, table: str) -> list[str | None]:
+    return [trace.names[index] if index >= 0 else None for index in getattr(trace, table).name.tolist()]
+
+
+# Real traces
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_every_row_of_the_captures_is_that_of_the_plainest_reading(captures: Path, name: str) -> None:
+    trace, document = capture(captures, name)
+    expected = plainly_read(document)
+    assert rows_of(trace) == expected
+    assert sum(expected["kernels"].values()) > 100
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_the_tables_of_the_captures_come_by_start(captures: Path, name: str) -> None:
+    trace, _ = capture(captures, name)
+    for events in (trace.ranges, trace.calls, trace.kernels, trace.copies, trace.memsets):
+        assert (np.diff(events.start_ns) >= 0).all()
+        assert (events.end_ns >= events.start_ns).all()
+        assert not len(events) or events.start_ns[0] >= 0
+
+
+def test_what_is_said_beside_the_events_of_a_capture(captures: Path) -> None:
+    trace, document = capture(captures, "nccl-annotations")
+    assert [(process.pid, process.name) for process in trace.processes] == [(2910249, "rank 0 (python3.10)")]
+    assert {thread.tid: thread.name for thread in trace.threads}[2919752] == "pt_autograd_0"
+    assert [(one.number, one.name, one.multiprocessors) for one in trace.devices] == [
+        (one["id"], one["name"], one["numSms"]) for one in document["deviceProperties"]
+    ]
+    # INFO of the trace says 2024-05-22 17:15:22, on a host seven hours behind UTC.
+    assert trace.utc_epoch_ns is not None and trace.utc_epoch_ns // 10**9 == 1716423322
+    assert trace.capture_ns == 4458677117099727 - 4458676388068751
+    assert trace.source.product == "torch.profiler"
+    assert trace.source.notes == ("events left out (docs/kineto.md): 14346 cpu_op, 30 gpu_user_annotation",)
+
+
+# Kineto's GPU annotations move by this much: they begin before their first operation and end behind their last.
+@pytest.mark.parametrize(
+    ("name", "before", "behind"), [("nccl-annotations", 1000, 500), ("gpu-user-annotation-steps", 1000, 0)]
+)
+def test_our_gpu_spans_are_what_kineto_annotates_on_the_gpu(
+    captures: Path, name: str, before: int, behind: int
+) -> None:
+    """Kineto annotates each stream, and gives an operation to the innermost range around its launch alone."""
+    trace, document = capture(captures, name)
+    context = Context(trace)
+    streams: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for instance, operation in context.thread_pairs():
+        innermost = np.full(len(context.gpu), -1)
+        # By instance, and those that began later are later: what is written last is the innermost.
+        innermost[operation] = instance
+        for one, of in enumerate(innermost.tolist()):
+            if of >= 0:
+                streams[of, int(context.gpu.stream[one])].append(one)
+    zero = trace.utc_epoch_ns
+    assert zero is not None
+    ours = Counter(
+        (
+            trace.names[context.found.name[of]],
+            stream,
+            int(zero + context.gpu.start_ns[ops].min()),
+            int(zero + context.gpu.end_ns[ops].max()),
+        )
+        for (of, stream), ops in streams.items()
+    )
+    base = document.get("baseTimeNanoseconds", 0)
+    theirs: Counter[tuple[str, int, int, int]] = Counter()
+    for one in document["traceEvents"]:
+        if one.get("cat") == "gpu_user_annotation":
+            start = base + int(one["ts"] * 1000)
+            theirs[one["name"], one["tid"], start + before, start + int(one["dur"] * 1000) - behind] += 1
+    assert ours == theirs
+
+
+def test_a_range_that_kineto_gives_no_length_because_it_never_ended_is_clipped(captures: Path) -> None:
+    trace, _ = capture(captures, "gpu-user-annotation-steps")
+    assert trace.ranges.clipped.tolist() == [False] * 9 + [True]
+    assert trace.ranges.end_ns[-1] == (trace.extent_ns() or (0, 0))[1]
+
+
+# Traces of every form that Kineto's versions write
+
+times = st.integers(0, 60_000)
+lengths = st.integers(0, 5_000)
+correlations = st.one_of(st.integers(0, 5), st.none())
+tids = st.sampled_from([1, 2, -549452224])
+texts = st.sampled_from(["forward", "backward é", 'q"\\', "ProfilerStep#7", "ProfilerStep#08", "x" * 3000, ""])
+sizes = st.integers(0, 1 << 40)
+
+
+@st.composite
+def operations(draw: Any) -> Event:
+    args: dict[str, Any] = {"device": draw(st.integers(0, 1)), "stream": draw(st.integers(-1, 9))}
+    args |= {"context": 1} if draw(st.booleans()) else {}
+    args |= {"correlation": draw(st.integers(0, 5))}
+    args |= {"graph node id": draw(st.integers(0, 3))} if draw(st.booleans()) else {}
+    kind = draw(st.sampled_from(["kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"]))
+    memory = st.sampled_from(["Pageable", "Pinned", "Device", "Managed Static"])
+    if kind == "kernel":
+        name = draw(st.sampled_from(["gemm<float, 4>(int)", "Memcpy", "k" * 2000]))
+        if draw(st.booleans()):
+            args |= {"grid": [draw(st.integers(1, 9)), 1, 1], "block": [128, 2, 1]}
+            args |= {"registers per thread": 32, "shared memory": draw(st.integers(0, 2))}
+    elif kind == "gpu_memcpy":
+        direction = draw(st.sampled_from(["HtoD", "DtoH", "DtoD", "HtoH", "AtoD"]))
+        name = f"Memcpy {direction} ({draw(memory)} -> {draw(memory)})"
+        args |= {"bytes": draw(sizes)}
+    elif kind == "gpu_memset":
+        name = f"Memset ({draw(memory)})"
+        args |= {"bytes": draw(sizes)}
+    else:
+        name = draw(st.sampled_from(["Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync"]))
+    # Kineto shows a GPU as a process and a stream as a thread.
+    return {
+        **event(kind, name, draw(times), draw(lengths), draw(st.integers(0, 9)), draw(st.integers(0, 3))),
+        "args": args,
+    }
+
+
+@st.composite
+def of_the_cpu(draw: Any) -> Event:
+    kind = draw(st.sampled_from(["user_annotation", "cuda_runtime", "cuda_driver", "overhead", "gpu_user_annotation"]))
+    args: dict[str, Any] = {"External id": draw(st.integers(1, 3))}
+    if kind.startswith("cuda"):
+        number = draw(correlations)
+        args |= {} if number is None else {"correlation": number}
+    name = draw(texts) if kind == "user_annotation" else draw(st.sampled_from(["cudaLaunchKernel", "cuLaunchKernel"]))
+    return {**event(kind, name, draw(times), draw(lengths), draw(tids)), "args": args}
+
+
+@st.composite
+def noise(draw: Any) -> Any:
+    """What must not become a row."""
+    strange = event("kernel", "strange", draw(times), draw(lengths))
+    strange[draw(st.sampled_from(["ts", "dur"]))] = draw(st.sampled_from([None, float("nan"), float("inf"), [], "x"]))
+    wrong = {**event("kernel", "negative", draw(times), 1), "dur": microseconds(-draw(st.integers(1, 9)))}
+    absent = {key: value for key, value in wrong.items() if key != "dur"}
+    operator = event("cpu_op", "aten::add", draw(times), draw(lengths))
+    mark = {"ph": "M", "name": "process_name", "pid": PID, "args": {"name": "python"}}
+    counter = {"ph": "C", "name": "GPU memory", "ts": 1, "args": {"bytes": 1}}
+    return draw(st.sampled_from([strange, wrong, absent, operator, mark, counter, 7, None, [1], "text"]))
+
+
+@st.composite
+def documents(draw: Any) -> dict[str, Any]:
+    events = draw(st.lists(st.one_of(operations(), of_the_cpu(), noise()), max_size=25))
+    # A process that no event names would be told by the operations alone.
+    events.append(event("cpu_op", "aten::mul", 3, 1))
+    based = draw(st.booleans())
+    for one in events:
+        if isinstance(one, dict) and isinstance(one.get("ts"), Decimal):
+            if not based:
+                one["ts"] += microseconds(T)
+            if draw(st.booleans()):
+                # Files of before 2024 have whole microseconds.
+                one["ts"] = int(one["ts"])
+    if draw(st.booleans()):
+        end = draw(times) + (0 if based else T)
+        events.append({"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": microseconds(end)})
+    return {"traceEvents": events, **({"baseTimeNanoseconds": T} if based else {})}
+
+
+@settings(max_examples=300, deadline=None)
+@given(document=documents(), packed=st.booleans(), seed=st.integers(0, 3))
+def test_every_row_is_that_of_the_plainest_reading(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any], packed: bool, seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("kineto") / f"trace.json{'.gz' if packed else ''}"
+    events = list(document["traceEvents"])
+    random.Random(seed).shuffle(events)
+    write(path, events, **{key: value for key, value in document.items() if key != "traceEvents"})
+    trace = load(path)
+    expected = plainly_read(json.loads(as_json(document), parse_float=Decimal))
+    assert rows_of(trace) == expected
+    for kind in expected:
+        start = getattr(trace, kind).start_ns
+        assert (np.diff(start) >= 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(document=documents())
+def test_every_question_answers_or_says_why_not(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.mktemp("kineto") / "trace.json"
+    recording = Recording(load(write(path, **{"events": document.pop("traceEvents"), **document})))
+    for view in VIEWS:
+        with contextlib.suppress(UnanswerableError):
+            answer = recording.answer(view)
+            assert len(list(answer.rows())) == len(answer)
+
+
+@given(st.integers(-(10**18), 10**18), st.integers(0, 6))
+def test_times_are_read_to_the_nanosecond(ns: int, digits: int) -> None:
+    text = f"{microseconds(ns):.{3 + digits}f}"
+    assert nanoseconds(text) == ns
+    assert nanoseconds(str(microseconds(ns))) == ns
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"), [("0.0005", 0), ("0.0015", 2), ("1.0019", 1002), ("-2.5", -2500), ("1e3", 10**6), (" 7 ", 7000)]
+)
+def test_digits_beyond_the_nanosecond_are_rounded(text: str, ns: int) -> None:
+    assert nanoseconds(text) == ns
+
+
+@given(st.one_of(st.floats(), st.text(max_size=9), st.none(), st.booleans(), st.lists(st.integers(), max_size=2)))
+def test_what_is_no_time_is_none(value: Any) -> None:
+    found = nanoseconds(str(value) if isinstance(value, float) else value)
+    assert found is None or isinstance(found, int)
+
+
+@pytest.mark.parametrize("value", [1 << 70, "1e400000", "-1e30", "Infinity", "1.0.0", "²²²²².²²²", True])
+def test_times_beyond_any_clock_are_none(value: Any) -> None:
+    assert nanoseconds(value) is None
+
+
+def test_the_last_digit_of_times_since_1970_is_kept(tmp_path: Path) -> None:
+    """A double holds microseconds since 1970 to a quarter of one."""
+    trace = load(write(tmp_path / "t.json", [kernel("k", T + 1, 2), kernel("l", T + 998, 4)]))
+    assert trace.utc_epoch_ns == T + 1
+    assert trace.kernels.start_ns.tolist() == [0, 997]
+    assert trace.kernels.end_ns.tolist() == [2, 1001]
+
+
+def test_the_same_whatever_the_layout(tmp_path: Path) -> None:
+    events = [annotation("forward", T, 90), call("cudaLaunchKernel", T + 5, 10, 3), kernel("k", T + 20, 30, 3)]
+    whole = load(write(tmp_path / "one.json", events, baseTimeNanoseconds=0))
+    document = {"baseTimeNanoseconds": 0, "traceEvents": events, "schemaVersion": 1}
+    document["deviceProperties"] = [{"id": 0, "name": "GPU", "numSms": 8}]
+    for number, text in enumerate((as_json(document), "\ufeff \n" + as_json(document, 7) + "\n\0\0")):
+        other = tmp_path / f"other{number}.json"
+        other.write_text(text, encoding="utf-8")
+        found = load(other)
+        assert [d for d in differences(whole, found) if not d.startswith(".source")] == []
+
+
+def test_a_list_of_events_alone_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(as_json([annotation("forward", T, 90)]))
+    assert names_of(load(tmp_path / "t.json"), "ranges") == ["forward"]
+
+
+def test_categories_of_the_first_versions(tmp_path: Path) -> None:
+    renamed = {"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset", "cuda_runtime": "Runtime"}
+    events = [
+        event("Operator", "ProfilerStep#3", T, 50),
+        event("Operator", "aten::add", T, 50),
+        call("cudaLaunchKernel", T, 9, 3),
+        kernel("k", T + 20, 5, 3),
+        copy("HtoD (Pageable -> Device)", T + 30, 5, 4, 64),
+        event("gpu_memset", "Memset (Device)", T + 40, 5, 7, 0, device=0, stream=7, bytes=8),
+    ]
+    for one in events:
+        one["cat"] = renamed.get(one["cat"], one["cat"])
+    trace = load(write(tmp_path / "t.json", events))
+    assert [len(table) for table in (trace.ranges, trace.calls, trace.kernels, trace.copies, trace.memsets)] == [1] * 5
+    assert (names_of(trace, "ranges"), trace.ranges.payload.tolist()) == (["ProfilerStep"], [3])
+    assert "1 operator" in trace.source.notes[0]
+
+
+def test_begins_and_ends_are_whole_events(tmp_path: Path) -> None:
+    def half(phase: str, time: int, name: str = "", **more: Any) -> Event:
+        return {
+            "ph": phase,
+            "cat": "user_annotation",
+            "name": name,
+            "pid": PID,
+            "tid": 1,
+            "ts": microseconds(time),
+            **more,
+        }
+
+    events = [
+        half("E", T + 40),
+        half("B", T, "outer"),
+        half("E", T + 20),
+        half("B", T + 10, "inner"),
+        half("B", T + 50, "unfinished"),
+        half("E", T + 1, tid=2),
+        half("B", T + 1, "kernel", cat="kernel", tid=3),
+        kernel("k", T + 60, 5),
+    ]
+    trace = load(write(tmp_path / "t.json", events))
+    assert names_of(trace, "ranges") == ["outer", "inner", "unfinished"]
+    assert trace.ranges.start_ns.tolist() == [0, 10, 50]
+    assert trace.ranges.end_ns.tolist() == [40, 20, 65]
+    assert trace.ranges.clipped.tolist() == [False, False, True]
+    assert "1 begin without an end, 1 end without a begin" in trace.source.notes[0]
+
+
+def test_a_flow_tells_the_launch_where_the_correlation_is_missing(tmp_path: Path) -> None:
+    events = [
+        annotation("forward", T, 1000),
+        flow("f", 11, T + 500, 7, 0),
+        kernel("first", T + 500, 10),
+        call("cudaLaunchKernel", T + 100, 20, None),
+        flow("s", 11, T + 100),
+        call("cudaLaunchKernel", T + 200, 20, 77),
+        flow("s", 12, T + 200),
+        kernel("second", T + 600, 10),
+        flow("f", 12, T + 600, 7, 0),
+        kernel("third", T + 700, 10),
+        {**flow("f", 13, T + 700, 7, 0), "cat": "fwdbwd"},
+    ]
+    trace = load(write(tmp_path / "t.json", events))
+    assert trace.calls.correlation.tolist() == [11, 77]
+    assert trace.kernels.correlation.tolist() == [11, 77, NULL]
+    context = Context(trace)
+    assert context.operations_in("forward").tolist() == [True, True, True]
+    assert context.launched.call_of.tolist() == [0, 1, -1]
+
+
+def test_an_external_id_is_no_correlation(tmp_path: Path) -> None:
+    lost = {**kernel("k", T + 20, 5), "args": {"External id": 3, "device": 0, "stream": 7}}
+    trace = load(write(tmp_path / "t.json", [call("cudaLaunchKernel", T, 9, 3), lost]))
+    assert trace.kernels.correlation.tolist() == [NULL]
+
+
+def test_a_copy_between_gpus_says_which(tmp_path: Path) -> None:
+    args = {"fromDevice": 0, "inDevice": 1, "toDevice": 2, "inContext": 5, "stream": 9, "correlation": 1, "bytes": 64}
+    events = [event("gpu_memcpy", "Memcpy PtoP (Device -> Device)", T, 5, 9, 1, **args)]
+    copies = load(write(tmp_path / "t.json", events)).copies
+    assert (copies.device.tolist(), copies.context.tolist(), copies.kind.tolist()) == ([1], [5], [10])
+    assert (copies.source_device.tolist(), copies.target_device.tolist()) == ([0], [2])
+
+
+def test_what_tells_the_gpu_and_the_stream_where_nothing_else_does_is_the_picture(tmp_path: Path) -> None:
+    told = kernel("told", T, 5, device=2, stream=9)
+    events = [{**told, "pid": 1, "tid": 8}, {**told, "pid": 1, "tid": 8, "args": {}}, {**told, "pid": "x", "args": {}}]
+    kernels = load(write(tmp_path / "t.json", events)).kernels
+    assert list(zip(kernels.device.tolist(), kernels.stream.tolist(), strict=True)) == [(2, 9), (1, 8), (-1, 9)]
+
+
+def test_ranges_that_last_until_the_profiler_stops_are_clipped(tmp_path: Path) -> None:
+    stop = {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": microseconds(T + 100)}
+    events = [annotation("whole", T, 99), annotation("cut", T + 1, 99), stop]
+    trace = load(write(tmp_path / "t.json", events))
+    assert (names_of(trace, "ranges"), trace.ranges.clipped.tolist()) == (["whole", "cut"], [False, True])
+    assert trace.capture_ns == 100
+
+
+def test_events_years_from_the_rest_are_left_out(tmp_path: Path) -> None:
+    """CUPTI gives a kernel that never ran a start of 0."""
+    trace = load(write(tmp_path / "t.json", [kernel("lost", 0, 0), kernel("k", T, 5), annotation("a", T - 7, 20)]))
+    assert names_of(trace, "kernels") == ["k"]
+    assert (trace.utc_epoch_ns, trace.kernels.start_ns.tolist()) == (T - 7, [7])
+    assert trace.source.notes == ("1 events without a time and a length that can be: left out",)
+
+
+def test_times_since_some_unknown_moment_have_no_wall_clock(tmp_path: Path) -> None:
+    trace = load(write(tmp_path / "t.json", [kernel("k", 5_000_000, 5)]))
+    assert (trace.utc_epoch_ns, trace.kernels.start_ns.tolist()) == (None, [0])
+
+
+def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
+    trace = load(write(tmp_path / "t.json", []))
+    assert (trace.extent_ns(), trace.processes, trace.utc_epoch_ns, trace.capture_ns) == (None, (), None, None)
+
+
+def test_operations_of_several_processes_in_one_file_are_of_the_one_that_launched_them(tmp_path: Path) -> None:
+    events = [
+        call("cudaLaunchKernel", T, 9, 3),
+        call("cudaLaunchKernel", T, 9, 4, pid=77),
+        call("cudaLaunchKernel", T + 10, 9, 5),
+        call("cudaLaunchKernel", T + 10, 9, 5, pid=77),
+        call("cudaLaunchKernel", T + 20, 9, 6),
+        *(kernel("k", T + 20 + number, 1, number) for number in (3, 4, 5, 8)),
+    ]
+    trace = load(write(tmp_path / "t.json", events))
+    assert [trace.processes[index].pid for index in trace.kernels.process.tolist()] == [PID, 77, PID, PID]
+
+
+def test_names_that_are_not_utf_8_and_halves_of_characters_keep_their_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    text = as_json({"traceEvents": [annotation("BYTE", T, 5), annotation("\ud83d", T + 1, 2)]})
+    path.write_bytes(text.encode("ascii", "backslashreplace").replace(b"BYTE", b"gr\xfcn"))
+    assert names_of(load(path), "ranges") == ["gr\\xfcn", "\\ud83d"]
+
+
+def test_numbers_and_backslashes_that_json_does_not_know_are_mended(tmp_path: Path) -> None:
+    text = as_json({"traceEvents": [kernel("k", T, 5, 1, blocks__per__SM="INF")] * 3})
+    text = text.replace('"INF"', "-nan", 1).replace('"INF"', "inf", 1)
+    (tmp_path / "t.json").write_text(text[:-1] + ', "traceName": "C:\\users\\me.json"}')
+    assert len(load(tmp_path / "t.json").kernels) == 3
+
+
+def test_the_text_may_be_cut_anywhere_into_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [
+        annotation('é"\\\n\u2028', T, 90),
+        kernel("k" * 300, T + 20, 30, 3),
+        {"ph": "M", "name": 1.5e3, "ts": -12},
+    ]
+    path = write(tmp_path / "t.json", events, baseTimeNanoseconds=12_345)
+    whole = load(path)
+    assert whole.utc_epoch_ns == T + 12_345
+    for chunk in range(1, 400):
+        monkeypatch.setattr("traceable.trace.kineto_json._BYTES_AT_ONCE", chunk)
+        assert differences(whole, load(path)) == []
+
+
+def test_memory_is_that_of_the_columns_and_not_of_the_json(tmp_path: Path) -> None:
+    """In a process of its own, of which the peak is known: 40 MB of JSON take 400 MB as a tree."""
+    event_text = as_json(
+        kernel("k", T, 5, 1, grid=[1, 2, 3], block=[1, 2, 3], registers__per__thread=3, padding="x" * 400)
+    )
+    path = tmp_path / "large.json"
+    path.write_text('{"traceEvents": [' + ",\n".join([event_text] * 60_000) + "]}")
+    assert path.stat().st_size > 36e6
+    code = (
+        "import resource, sys; from pathlib import Path; from traceable.trace import load\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "trace = load(Path(sys.argv[1])); assert len(trace.kernels) == 60000\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert int(done.stdout) * 1024 < path.stat().st_size
+
+
+# Several ranks
+
+
+def ranked(path: Path, rank: int | str, host: str | None, pid: int, events: list[Event], base: int = 0) -> Path:
+    more = {} if host is None else {"host_name": host}
+    for one in events:
+        if one["cat"] not in ("kernel", "gpu_memcpy"):
+            one["pid"] = pid
+    events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": "python3"}})
+    distributed = {"backend": "nccl", "rank": rank, "world_size": 4}
+    return write(path, events, distributedInfo=distributed, baseTimeNanoseconds=base, **more)
+
+
+def test_the_files_of_several_ranks_are_one_trace_on_one_clock(tmp_path: Path) -> None:
+    for rank, base in ((0, 0), (1, T)):
+        at = T + rank * 100 - base
+        work = [annotation("forward", at, 50), call("cudaLaunchKernel", at + 5, 5, 3), kernel("k", at + 20, 10, 3)]
+        ranked(tmp_path / f"rank{rank}.json.gz", rank, None, 500 + rank, work, base)
+    (tmp_path / "config.json").write_text('{"lr": 1e-3}')
+    trace = load(tmp_path)
+    assert [(process.pid, process.name) for process in trace.processes] == [
+        (500, "rank 0 (python3)"),
+        (501, "rank 1 (python3)"),
+    ]
+    assert trace.utc_epoch_ns == T
+    assert trace.ranges.start_ns.tolist() == [0, 100]
+    assert trace.kernels.start_ns.tolist() == [20, 120]
+    assert trace.kernels.process.tolist() == [0, 1]
+    # Equal correlations of two processes are two launches.
+    assert Context(trace).launched.call_of.tolist() == [0, 1]
+    assert trace.source.path == str(tmp_path)
+    assert trace.source.size_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.gz"))
+
+
+def test_ranks_of_two_machines_have_gpus_of_their_own(tmp_path: Path) -> None:
+    for rank, host in ((0, "a"), (1, "a"), (2, "b"), (3, "b")):
+        events = [annotation("forward", T, 50), kernel("k", T + 20 + rank, 10, device=rank % 2)]
+        # Containers have equal pids.
+        ranked(tmp_path / f"rank{rank}.json", str(rank) if rank else rank, host, 67, events)
+    trace = load(tmp_path)
+    assert [process.pid for process in trace.processes] == [67] * 4
+    assert len({thread.global_id for thread in trace.threads}) == 4
+    assert trace.kernels.process.tolist() == [0, 1, 2, 3]
+    assert trace.kernels.device.tolist() == [0, 1, 2, 3]
+    assert "GPU 2 is device 0 of rank 2, GPU 3 is device 1 of rank 3" in trace.source.notes[1]
+    assert [device.number for device in trace.devices] == [0, 2]
+
+
+def test_windows_of_one_process_are_one_process(tmp_path: Path) -> None:
+    for number in (0, 1):
+        at = T + number * 1000
+        ranked(tmp_path / f"window{number}.json", 0, "a", 67, [annotation("f", at, 50), kernel("k", at + 20, 10)])
+    trace = load(tmp_path)
+    assert (len(trace.processes), len(trace.threads), trace.kernels.device.tolist()) == (1, 1, [0, 0])
+    assert trace.ranges.thread.tolist() == [0, 0]
+
+
+def test_a_copy_of_a_file_beside_it_is_refused(tmp_path: Path) -> None:
+    for name in ("t.json", "t.json.gz"):
+        ranked(tmp_path / name, 0, "a", 67, [annotation("forward", T, 50)])
+    assert "t.json and " in refusal(tmp_path)
+    assert "are of the same process and time" in refusal(tmp_path)
+
+
+def test_files_without_a_wall_clock_can_not_be_put_together(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", 50, 50)])
+    assert "says no wall clock" in refusal(tmp_path)
+
+
+def test_files_of_torchs_own_handlers_go_before_other_json(tmp_path: Path) -> None:
+    ranked(tmp_path / "host_67.123.pt.trace.json", 0, "a", 67, [annotation("forward", T, 50)])
+    ranked(tmp_path / "summary.json", 0, "a", 67, [annotation("forward", T, 50)])
+    assert len(load(tmp_path).ranges) == 1
+
+
+def test_one_file_of_several_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        path = ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", T, 50)])
+    path.write_bytes(path.read_bytes()[:-40])
+    assert refusal(tmp_path).startswith(f"{path} is cut off after 2 events; ")
+
+
+# What can't be read
+
+
+WHOLE = [annotation("forward", T, 90), call("cudaLaunchKernel", T + 5, 10, 3), kernel("k", T + 20, 30, 3)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_cut_off_anywhere_is_refused_in_one_line(tmp_path: Path, packed: bool) -> None:
+    path = write(tmp_path / f"t.json{'.gz' if packed else ''}", WHOLE)
+    content = path.read_bytes()
+    for length in range(1, len(content) - 1):
+        path.write_bytes(content[:length])
+        found = refusal(path)
+        assert str(path) in found
+        if length > 20:
+            assert "is cut off after " in found, (length, found)
+            assert "the process dies while the trace is being written" in found
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damage_is_read_or_refused_and_never_a_fault_of_ours(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    packed = data.draw(st.booleans())
+    path = write(folder / f"t.json{'.gz' if packed else ''}", WHOLE)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        trace = load(path)
+    except TraceError as error:
+        assert str(path) in error.found
+        assert error.remedy
+    else:
+        assert len(trace.kernels) <= 1
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ('{"traceEvents": [{"ph": "X"} oops]}', "is damaged after 1 events, at character 29: expecting value"),
+        ('{"traceEvents": []} {"traceEvents": []}', "is damaged after 0 events, at character 20: something follows"),
+        ('{"traceEvents": [' + "[" * 100_000, "nested without end"),
+        ('{"traceEvents": [' + "1" * 5_000 + "]}", "exceeds the limit"),
+        ('{"traceEvents": [], 5: 6}', "a name and a colon should stand here"),
+        ('{"traceEvents": 5}', "is not an SQLite file"),
+        ('{"traceEvents": []}', "is JSON, but no trace of torch.profiler"),
+        ('{"traceEvents": [{"ph": "X", "cat": "browser", "ts": 1, "dur": 2}]}', "is JSON, but no trace"),
+        ("[1, 2, 3]", "is JSON, but no trace of torch.profiler"),
+        ('{"lr": 0.1}', "is not an SQLite file"),
+        ("", "is empty"),
+    ],
+)
+def test_what_is_no_trace_is_said(tmp_path: Path, content: str, cause: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(content)
+    assert cause in refusal(path)
+
+
+def test_a_packed_file_that_can_not_be_unpacked_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json.gz", WHOLE * 50)
+    content = bytearray(path.read_bytes())
+    content[40:60] = bytes(20)
+    path.write_bytes(content)
+    assert refusal(path).startswith(f"{path} is damaged")
+
+
+def test_what_stands_in_the_wrong_type_is_absent_and_no_fault(tmp_path: Path) -> None:
+    wrong: list[Any] = [None, "x", [], {}, True, 1.5, -1, 1 << 80]
+    events: list[Any] = [annotation("forward", T, 50)]
+    for value in wrong:
+        for key in ("pid", "tid", "name", "args", "cat"):
+            events += [{**one, key: value} for one in (*WHOLE, copy("DtoH (Device -> Pinned)", T, 1, 1, 8))]
+        for key in ("device", "context", "stream", "correlation", "grid", "block", "bytes", "External id"):
+            events += [kernel("k", T, 1, **{key: value})] if key not in ("device", "stream") else []
+            events.append(event("gpu_memcpy", "Memcpy", T, 1, 7, 0, **{key: value}))
+    for name, metadata in enumerate([{"distributedInfo": {"rank": value}, "host_name": value} for value in wrong]):
+        properties = [{"id": wrong[name], "name": wrong[name]}, wrong[name]]
+        trace = load(
+            write(tmp_path / f"{name}.json", events, **metadata, baseTimeNanoseconds=wrong[name], x=properties)
+        )
+        assert len(trace.kernels) > 50
+        assert trace.copies.size_bytes[trace.copies.size_bytes < 0].tolist().count(NULL) > 0
+        Context(trace).coverage  # noqa: B018 - joins all that there is
+
+
+# torch itself
+
+
+PROGRAM = """
+import sys, threading
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+def work():
+    with record_function("forward"):
+        loss = (torch.randn(8, 8, requires_grad=True) ** 2).sum()
+    with record_function("backward"):
+        loss.backward()
+
+plan = schedule(wait=1, warmup=1, active=3)
+with profile(activities=[ProfilerActivity.CPU], schedule=plan, with_stack=True, acc_events=True) as profiler:
+    for _ in range(5):
+        work()
+        profiler.step()
+profiler.export_chrome_trace(sys.argv[1])
+"""
+
+
+def test_what_the_installed_torch_writes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "torch.pt.trace.json.gz"
+    subprocess.run([sys.executable, "-c", PROGRAM, str(path)], check=True, capture_output=True)
+    trace = load(path)
+    document = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+    assert rows_of(trace) == plainly_read(document)
+    named = Counter(names_of(trace, "ranges"))
+    assert (named["forward"], named["backward"], named["ProfilerStep"]) == (3, 3, 3)
+    steps = trace.ranges.payload[trace.ranges.has_payload]
+    assert steps.tolist() == [2, 3, 4]
+    assert trace.utc_epoch_ns is not None
+    assert abs(trace.utc_epoch_ns - path.stat().st_mtime_ns) < 600 * 10**9

@@ -1,0 +1,117 @@
+"""Windows in a trace: read apart from the program's ranges, and several recordings as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.made import traces
+
+from traceable import environment
+from traceable.errors import TraceError
+from traceable.trace import emitted, load
+from traceable.trace.joined import joined
+from traceable.trace.model import NULL, Trace
+
+THREAD = (7 << 24) | 70
+INDEX = {"name", "domain", "category", "fields", "short_name"}
+
+
+def export_of(export: Any, *rows: dict[str, Any], duration: int = 1000) -> Trace:
+    """Rows of NVTX_EVENTS below the one that names the windows' domain, which is 1."""
+    named = {"start": 0, "eventType": 75, "text": emitted.WINDOW_DOMAIN, "domainId": 1}
+    names = ("start", "end", "eventType", "text", "globalTid", "domainId", "int64Value")
+    events = [{**dict.fromkeys(names), "globalTid": THREAD, "domainId": 0, **row} for row in (named, *rows)]
+    columns = {name: [row[name] for row in events] for name in names}
+    return load(export(NVTX_EVENTS=columns, ANALYSIS_DETAILS={"duration": [duration]}))
+
+
+def test_writer_and_reader_mean_the_same_domain():
+    assert emitted.WINDOW_DOMAIN == environment.WINDOW_DOMAIN
+
+
+def test_a_window_is_no_range_of_the_program(export):
+    trace = export_of(
+        export,
+        {"start": 10, "end": 1000, "eventType": 60, "text": "capture", "domainId": 1},
+        {"start": 12, "end": 90, "eventType": 60, "text": "window 7-1", "domainId": 1},
+        {"start": 20, "end": 40, "eventType": 59, "text": "step", "int64Value": 3},
+        {"start": 95, "end": 1000, "eventType": 59, "text": "late"},
+    )
+    assert [trace.names[name] for name in trace.ranges.name] == ["step", "late"]
+    assert trace.ranges.clipped.tolist() == [False, True]
+    assert [trace.names[name] for name in trace.windows.name] == ["7-1"]
+    assert (trace.windows.start_ns.tolist(), trace.windows.end_ns.tolist()) == ([12], [90])
+    assert not trace.windows.clipped.any()
+
+
+def test_a_range_left_open_in_a_window_ends_with_it(export):
+    trace = export_of(
+        export,
+        {"start": 10, "end": 50, "eventType": 60, "text": "window 7-1", "domainId": 1},
+        {"start": 20, "end": None, "eventType": 59, "text": "cut"},
+        {"start": 60, "end": None, "eventType": 59, "text": "outside"},
+        {"start": 100, "end": 150, "eventType": 60, "text": "window 7-2", "domainId": 1},
+        {"start": 120, "end": None, "eventType": 59, "text": "cut"},
+    )
+    assert trace.ranges.end_ns.tolist() == [50, 150, 150]
+    assert trace.ranges.clipped.all()
+
+
+def events_of(trace: Trace, offset: int) -> dict[str, Counter[Any]]:
+    """Every event of every kind, with names for indices, and times moved by the offset."""
+    found: dict[str, Counter[Any]] = {}
+    for kind in [field.name for field in fields(trace)]:
+        events = getattr(trace, kind)
+        if not hasattr(events, "start_ns"):
+            continue
+        columns = [column.name for column in fields(events)]
+        rows = zip(*(getattr(events, column).tolist() for column in columns), strict=True)
+        found[kind] = Counter(
+            tuple(named(trace, column, value, offset) for column, value in zip(columns, row, strict=True))
+            for row in rows
+        )
+    return found
+
+
+def named(trace: Trace, column: str, value: Any, offset: int) -> Any:
+    if column in ("start_ns", "end_ns"):
+        return value if value == NULL else value + offset
+    if value == -1:
+        return value
+    if column in INDEX:
+        return trace.names[value]
+    if column in ("thread", "end_thread"):
+        return trace.threads[value].global_id
+    if column == "process":
+        return trace.processes[value].global_id
+    return tuple(trace.geometries[value].tolist()) if column == "geometry" else value
+
+
+@given(first=traces(), second=traces(), distance=st.integers(0, 100), swapped=st.booleans(), more=st.booleans())
+def test_joined_holds_every_event_of_each_part_at_its_own_time(first, second, distance, swapped, more):
+    # Other numbers for the same names, as two files have them.
+    second = replace(second, names=tuple(f"{name} 2" if more else name for name in second.names))
+    parts = [replace(first, utc_epoch_ns=500), replace(second, utc_epoch_ns=500 + distance)]
+    whole = joined(parts[::-1] if swapped else parts)
+    wanted, later = events_of(first, 0), events_of(second, distance)
+    assert events_of(whole, 0) == {kind: wanted[kind] + later[kind] for kind in wanted}
+    assert whole.utc_epoch_ns == 500
+    for kind in ("ranges", "calls", "kernels", "marks"):
+        starts = getattr(whole, kind).start_ns
+        assert (starts[1:] >= starts[:-1]).all()
+
+
+@given(traces())
+def test_one_part_is_itself(trace):
+    assert joined([trace]) is trace
+
+
+def test_parts_without_a_wall_clock_can_not_be_placed(export):
+    trace = replace(export_of(export), utc_epoch_ns=None)
+    with pytest.raises(TraceError, match="says nothing of its wall clock"):
+        joined([trace, trace])

@@ -196,7 +196,8 @@ def test_a_preset_is_heard_in_the_real_package(run: Run, preset: str) -> None:
     program, expected = PROGRAMS[preset]
     ran = run(preset_targets(preset), "-W", "ignore", "-c", program)
     assert "traceable" not in ran.stderr
-    assert "Error" not in ran.stderr
+    # Not `Error` alone: gRPC logs a GOAWAY with an "Error code" when its server stops before its client.
+    assert "Traceback" not in ran.stderr
     assert set(ran.ranges) == set(expected)
     # asyncio's calls use each other, in each Python a little differently: there may be more than the program's own.
     assert {name: min(count, expected[name]) for name, count in ran.ranges.items()} == expected

@@ -36,7 +36,8 @@ def load(path: str | Path, *, progress: Progress | None = None, run_directory: P
     """Read a recording.
 
     Args:
-        path: a run directory, a `.nsys-rep` (which needs nsys) or an nsys `.sqlite` file. It is only read.
+        path: a run directory, a `.nsys-rep` (which needs nsys), an nsys `.sqlite` file, or a Kineto trace of
+            torch.profiler (`.json`, `.json.gz`, or a directory of several). It is only read.
         progress: is told what is being done; None for nobody.
         run_directory: the run that it is of, which says which steps were asked for; by default `path` where it is one.
             Where that run left a report for each window, all of them are read, as one.

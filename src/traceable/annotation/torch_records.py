@@ -1,11 +1,11 @@
 """Ranges emitted into torch.profiler, for a program that `traceable run --collector torch` records.
 
 `engine` takes this form of emission instead of the native core in such a program alone. While nothing is recorded a
-range looks at one global and does nothing else (0.2 to 0.4 us for a `with`, in Python). While it is, a range becomes
-what `torch.profiler.record_function` makes, by the call beneath that, `torch.autograd._record_function_with_args_enter`
-(1.8 us a range, 3 us with what is done here). `record_function` itself takes 9 to 16 us, and the operator
-`profiler::_record_function_enter_new` 32 us. `_RecordFunctionFast` takes 1.5 us, but Kineto shows what it makes as an
-operator of torch's and not as an annotation (torch 2.13, CPU).
+range looks at one global and does nothing else. While it is, a range becomes what `torch.profiler.record_function`
+makes, by the call beneath that, `torch.autograd._record_function_with_args_enter`: about half of what
+`record_function` itself takes, and a tenth of the operator `profiler::_record_function_enter_new`
+(`benchmarks/torch_ranges.py`). `_RecordFunctionFast` is cheaper still, but Kineto shows what it makes as an operator of
+torch's and not as an annotation (torch 2.13, CPU).
 
 An annotation of torch's has a name and a stretch of one thread, and nothing else. Kineto writes names into JSON as they
 are, quotes included, drops line breaks, and says `unknown` for all that is not ASCII (2.13). So what a range has

@@ -1,4 +1,4 @@
-"""Print what was recorded: a run directory, a .nsys-rep or an nsys .sqlite file.
+"""Print what was recorded: a run directory, a .nsys-rep, an nsys .sqlite file or a trace of torch.profiler.
 
 Without --view, one line a range path, with the time it took on the CPU and, where the recording holds it, on the GPU.
 Nothing at PATH is changed or deleted; a .nsys-rep is exported to a temporary folder first.
@@ -40,7 +40,9 @@ TERMINAL_ROWS_OF_MANY = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `report` takes."""
-    parser.add_argument("path", metavar="PATH", type=Path, help="a run directory, a .nsys-rep or a .sqlite file")
+    parser.add_argument(
+        "path", metavar="PATH", type=Path, help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace"
+    )
     asked.add_question_arguments(parser)
     group = add_output_arguments(parser)
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import absent
 
 import traceable
 from traceable import collect
 from traceable.launch import run_dir
-from traceable.trace import load
+from traceable.trace import Trace, load
 
 TIMEOUT_S = 120
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -91,12 +93,14 @@ def environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
 
 
-@pytest.fixture(params=["recorder", "nsys"])
+@pytest.fixture(params=["recorder", "nsys", "torch"])
 def recording(request: pytest.FixtureRequest) -> str:
     """Each collector that records, by name."""
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
+    elif name == "torch" and importlib.util.find_spec("torch") is None:
+        absent("torch")
     elif not (found := collect.named(name).availability()).available:
         pytest.skip(found.reason)
     return name
@@ -173,7 +177,8 @@ def refused(process: subprocess.Popen[str]) -> str:
 
 
 def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
-    run = launch(recording, options=("--control", "--strict"))
+    program = f"import torch\n{ONE}" if recording == "torch" else ONE
+    run = launch(recording, "-c", program, options=("--control", "--strict"))
     assert run.line().startswith("ready")
     files = []
     for before, length in ((3, 2), (4, 3)):
@@ -196,15 +201,19 @@ def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
     if recording == "nsys":
         held = [_steps(run.directory / name) for name in ("app.1.sqlite", "app.2.sqlite")]
         assert held == [[3, 4], [10, 11, 12]]
-    else:
+    elif recording == "recorder":
         assert _steps(run.directory / "app.sqlite") == [3, 4, 10, 11, 12]
     loaded = traceable.load(run.directory)
+    assert _of(loaded.trace) == [3, 4, 10, 11, 12]
     assert loaded.windows is not None and loaded.windows.met
     assert not list(run.directory.glob("control.*"))
 
 
 def _steps(database: Path) -> list[int]:
-    trace = load(database)
+    return _of(load(database))
+
+
+def _of(trace: Trace) -> list[int]:
     return list(trace.ranges.payload[trace.ranges.name == trace.names.index("step")].tolist())
 
 
@@ -403,7 +412,8 @@ def test_a_condition_in_the_code_under_nsys(nsys, launch):
 
 
 def test_the_example_server_is_captured_twice_under_load(recording, launch, control, tmp_path, environ):
-    server = [str(EXAMPLES / "inference_server.py"), "--backend", "numpy", "--socket", str(tmp_path / "s")]
+    backend = "torch" if recording == "torch" else "numpy"
+    server = [str(EXAMPLES / "inference_server.py"), "--backend", backend, "--socket", str(tmp_path / "s")]
     run = launch(recording, *server, options=("--control", "--strict"))
     assert run.line().startswith("listening on ")
     client = [sys.executable, str(EXAMPLES / "client.py"), f"unix:{tmp_path / 's'}", "--concurrency", "8"]

@@ -3,13 +3,16 @@
     python examples/train.py --steps 200
     python -m traceable run examples/train.py --steps 200
     python -m traceable run --steps 10:30 examples/train.py     # records steps 10 to 29 only
+    torchrun --nproc-per-node 2 -m traceable run --ranks 1 examples/train.py --distributed
 
 Every step is one range `step` that holds `data`, `forward`, `backward` and `optimizer`. The text is this file.
+With --distributed each rank learns from batches of its own, and `all_reduce` makes the gradients the mean of all.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,9 +40,9 @@ def make_parameters(dtype: Any = np.float32) -> dict[str, Any]:
 class Text:
     """Random windows of a text: CONTEXT bytes and the byte that follows them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seed: int = 1) -> None:
         self._bytes = np.frombuffer(path.read_bytes(), dtype=np.uint8).astype(np.int64) % VOCABULARY
-        self._random = np.random.default_rng(1)
+        self._random = np.random.default_rng(seed)
 
     def batch(self, size: int) -> tuple[Any, Any]:
         """Return int64 arrays: contexts [size, CONTEXT] and targets [size]."""
@@ -126,6 +129,29 @@ class TorchModel:
                 parameter.grad = None
 
 
+class Ranks:
+    """The processes that torchrun has started: over NCCL where they compute on GPUs, over gloo else."""
+
+    def __init__(self, model: NumpyModel | TorchModel) -> None:
+        import torch.distributed
+
+        if not isinstance(model, TorchModel):
+            raise ValueError("--distributed: the gradients must be torch's, so --backend torch")
+        self._distributed = torch.distributed
+        self._distributed.init_process_group("nccl" if "cuda" in model.name else "gloo")
+        self.rank = self._distributed.get_rank()
+        self.size = self._distributed.get_world_size()
+
+    def average(self, gradients: dict[str, Any]) -> None:
+        """Make each gradient the mean of those of all ranks."""
+        for gradient in gradients.values():
+            self._distributed.all_reduce(gradient)
+            gradient /= self.size
+
+    def leave(self) -> None:
+        self._distributed.destroy_process_group()
+
+
 def make_model(backend: str, device: str) -> NumpyModel | TorchModel:
     """Return the network on `backend`; auto takes torch where it is installed."""
     if backend != "numpy":
@@ -139,8 +165,9 @@ def make_model(backend: str, device: str) -> NumpyModel | TorchModel:
     return NumpyModel()
 
 
-def train(model: NumpyModel | TorchModel, steps: int, batch_size: int, rate: float) -> None:
-    text = Text(Path(__file__))
+def train(model: NumpyModel | TorchModel, steps: int, batch_size: int, rate: float, ranks: Ranks | None) -> None:
+    first = ranks is None or ranks.rank == 0
+    text = Text(Path(__file__), seed=1 if ranks is None else 1 + ranks.rank)
     for step in traceable.steps(range(steps)):
         with traceable.annotate("data"):
             batch = model.load(*text.batch(batch_size))
@@ -148,9 +175,12 @@ def train(model: NumpyModel | TorchModel, steps: int, batch_size: int, rate: flo
             loss = model.forward(*batch)
         with traceable.annotate("backward"):
             model.backward()
+        if ranks is not None:
+            with traceable.annotate("all_reduce"):
+                ranks.average(model.gradients)
         with traceable.annotate("optimizer"):
             model.update(rate)
-        if step % 50 == 0 or step == steps - 1:
+        if first and (step % 50 == 0 or step == steps - 1):
             print(f"step {step}: loss {loss:.4f}", flush=True)
 
 
@@ -161,14 +191,22 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=0.5, help="learning rate (default: 0.5)")
     parser.add_argument("--backend", choices=("auto", "numpy", "torch"), default="auto")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU where torch finds one)")
+    parser.add_argument("--distributed", action="store_true", help="train together with the other ranks of torchrun")
     arguments = parser.parse_args()
+    device = arguments.device
+    if arguments.distributed and device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        model = make_model(arguments.backend, arguments.device)
+        model = make_model(arguments.backend, device)
+        ranks = Ranks(model) if arguments.distributed else None
     except (ImportError, ValueError) as error:
         print(f"train: {error}", file=sys.stderr)
         return 1
-    print(f"training in {model.name}", flush=True)
-    train(model, arguments.steps, arguments.batch_size, arguments.rate)
+    if ranks is None or ranks.rank == 0:
+        print(f"training in {model.name}" + (f", {ranks.size} ranks" if ranks else ""), flush=True)
+    train(model, arguments.steps, arguments.batch_size, arguments.rate, ranks)
+    if ranks is not None:
+        ranks.leave()
     return 0
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from traceable.annotation.profile import Profile
     from traceable.annotation.torch_copies import instrument_copies
     from traceable.annotation.torch_modules import instrument
+    from traceable.capture.flight import dump
     from traceable.capture.steps import step, steps, window
     from traceable.capture.triggers import capture_when
     from traceable.recording import Recording, load
@@ -34,6 +35,7 @@ __all__ = [
     "annotate_targets",
     "capture_when",
     "counter",
+    "dump",
     "enabled",
     "end_range",
     "expect",
@@ -61,6 +63,7 @@ _LATER = {
     "annotate_targets": "traceable.annotation.patching",
     "capture_when": "traceable.capture.triggers",
     "counter": "traceable.annotation.counters",
+    "dump": "traceable.capture.flight",
     "expect": "traceable.annotation.contract",
     "get_domain": "traceable.annotation.domains",
     "instrument": "traceable.annotation.torch_modules",
@@ -101,6 +104,16 @@ if _os.environ.get(_environment.GC) or _os.environ.get(_environment.LOOP_PAUSES)
     from traceable.annotation import pauses as _pauses
 
     _pauses.record_from_environment()
+
+if _os.environ.get(_environment.COLLECTOR) == "nsys" and _os.environ.get(_environment.RUN_DIR):
+    from traceable.capture import process as _process
+
+    _process.tell_of_forks()
+
+if any(_os.environ.get(name) for name in _environment.CONDITIONS):
+    from traceable.capture import conditions as _conditions
+
+    _conditions.begin_from_environment()
 
 if _os.environ.get(_environment.CONTROL) or _os.environ.get(_environment.CONTROL_SIGNAL):
     from traceable.capture import triggers as _triggers

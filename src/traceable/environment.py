@@ -37,6 +37,9 @@ PURE = "TRACEABLE_PURE"
 NSYS = "TRACEABLE_NSYS"
 """Path of the nsys executable to use, before PATH and the usual install folders. Read by the launcher."""
 
+NCU = "TRACEABLE_NCU"
+"""Path of the ncu executable to use, before PATH and the usual install folders. Read by `traceable ncu`."""
+
 START_SECONDS = "TRACEABLE_START_SECONDS"
 """How long the launcher waits for nsys to start the program before it gives nsys up, in seconds (60)."""
 
@@ -69,28 +72,79 @@ TORCH = "TRACEABLE_TORCH"
 """What torch.profiler records: `whole`, all from the import of torch until the process ends, or `windows`. Set by the
 launcher together with `annotation/bootstrap` on PYTHONPATH."""
 
+GPU_DIR = "TRACEABLE_GPU_DIR"
+"""Absolute path of the directory for what Kineto records of the GPU beside the embedded recorder (`run --gpu`). Set by
+the launcher, together with `TRACEABLE_TORCH`."""
+
 STEPS = "TRACEABLE_STEPS"
 """Which steps are recorded, as `run --steps` takes them (`capture/spec.py`): `10:30`, `10:12,50:52`, `every:1000:5`."""
 
 GATE = "TRACEABLE_GATE"
-"""What a window opens: `nvtx` (nsys's capture range), `cudaProfilerApi`, `recorder`, `torch` or `none`. Set by the
-launcher."""
+"""What a window opens: `nvtx` (nsys's capture range), `cudaProfilerApi`, `recorder`, `gpu`, `torch` or `none`. Set by
+the launcher."""
+
+WARMUP_STEPS = "TRACEABLE_WARMUP_STEPS"
+"""How many steps are over before the steps of a window are counted (`capture/conditions.py`). Set by `run
+--warmup-steps`, as the four below by the options of their names."""
+
+DELAY = "TRACEABLE_DELAY"
+"""How old a process is at least when its windows may begin, in seconds."""
+
+AFTER_REQUEST = "TRACEABLE_AFTER_REQUEST"
+"""How many requests are over before windows may begin. Read when traceable is imported: ranges of the name `request`
+are counted from then on."""
+
+IDLE = "TRACEABLE_IDLE"
+"""For how long no step has begun before the one with which windows may begin, in seconds."""
+
+DURATION = "TRACEABLE_DURATION"
+"""How long a window lasts at most, in seconds."""
+
+CONDITIONS = (WARMUP_STEPS, DELAY, AFTER_REQUEST, IDLE, DURATION)
+"""The variables of `capture/conditions.py`."""
+
+STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
+"""A function each call of which is a step, `module:name` (`capture/step_function.py`). Set by `run --step-function`
+together with `annotation/bootstrap` on PYTHONPATH."""
 
 WINDOW_SYNC = "TRACEABLE_WINDOW_SYNC"
 """`1`: wait for the GPU before a window is opened and before it is closed."""
 
+STEP_TIMES = "TRACEABLE_STEP_TIMES"
+"""`1`: note when each step begins and ends, in the run directory (`capture/step_times.py`). Set by
+`run --measure-overhead`."""
+
 RECORDING_GATED = "TRACEABLE_RECORDING_GATED"
 """`1`: the embedded recorder records within windows only. Set by the launcher, read in C."""
+
+FLIGHT_RECORDER = "TRACEABLE_FLIGHT_RECORDER"
+"""How much the embedded recorder keeps, `5000000000ns`, `64000000B` or both with a comma; unset for everything. Set by
+`run --flight-recorder`, which also takes its own spelling (`5s`) from here; read in C."""
 
 CONTROL = "TRACEABLE_CONTROL"
 """`1`: each process that imports traceable listens on a Unix socket in the run directory for `traceable control`. Set
 by `run --control`."""
 
 CONTROL_SIGNAL = "TRACEABLE_CONTROL_SIGNAL"
-"""How many steps a SIGUSR2 has recorded; unset or empty leaves the signal alone. Set by `run --sigusr2`."""
+"""How many steps a SIGUSR2 has recorded, or `dump` with a flight recorder; unset or empty leaves the signal alone. Set
+by `run --sigusr2`."""
 
 CONTROL_TOKEN = "TRACEABLE_CONTROL_TOKEN"
 """What a request to `/start_profile` must bear, for middlewares that were given no token; without one they are off."""
+
+RANKS = "TRACEABLE_RANKS"
+"""Which ranks are recorded (`decision.py`): `0,3`, `0-3`, `!1`. Set by `run --ranks` where it starts the ranks,
+together with `annotation/bootstrap` on PYTHONPATH; each process decides for itself."""
+
+PROCESSES = "TRACEABLE_PROCESSES"
+"""Which processes are recorded, by name: `worker*,!worker-1`. Set by `run --processes`, as `TRACEABLE_RANKS`."""
+
+CHOSEN = "TRACEABLE_CHOSEN"
+"""The variables that a process is to have if it is chosen, one a line. Set with the two above."""
+
+PART_OF = "TRACEABLE_PART_OF"
+"""Absolute path of the run directory whose launcher prints the profile, for a `traceable run` within a run: under nsys
+each chosen process is one."""
 
 WINDOW_DOMAIN = "traceable.window"
 """The NVTX domain of what a window emits: the capture range, and inside of it the range `window <id>`."""

@@ -37,7 +37,8 @@ def load(path: str | Path, *, progress: Progress | None = None, run_directory: P
 
     Args:
         path: a run directory, a `.nsys-rep` (which needs nsys), an nsys `.sqlite` file, or a Kineto trace of
-            torch.profiler (`.json`, `.json.gz`, or a directory of several). It is only read.
+            torch.profiler (`.json`, `.json.gz`, or a directory of several), or a directory with the runs of several
+            ranks (docs/ranks.md). It is only read.
         progress: is told what is being done; None for nobody.
         run_directory: the run that it is of, which says which steps were asked for; by default `path` where it is one.
             Where that run left a report for each window, all of them are read, as one.
@@ -46,15 +47,24 @@ def load(path: str | Path, *, progress: Progress | None = None, run_directory: P
         TraceError: there is no such file, or it can't be read as a recording.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
     """
+    from traceable.launch import flight, processes
+    from traceable.launch.overhead import MANIFEST_KEY
     from traceable.launch.reports import manifest_of, opened
     from traceable.launch.windows import asked, databases
+    from traceable.rank_recordings import load_ranks, named
     from traceable.trace import load as load_trace
     from traceable.trace.joined import joined
 
     tell = progress or _tell_nobody
     path = Path(path)
     directory = (run_directory or path).absolute()
+    directory = flight.run_of(directory) or directory
     tell(f"opening {path}")
+    if path.is_dir() and (parts := processes.parts(path)):
+        trace, windows = load_ranks(path, parts, lambda part: load(part, progress=progress))
+        of_all = Recording(trace, tell)
+        of_all.windows = windows
+        return of_all
     with opened(path) as found:
         manifest = manifest_of(directory)
         files = [found] if manifest is None else databases(directory, manifest, found)
@@ -62,14 +72,18 @@ def load(path: str | Path, *, progress: Progress | None = None, run_directory: P
         for file in files:
             tell(f"reading {path if len(files) == 1 else file}")
             traces.append(load_trace(file, progress=tell))
+        shown = [one for file in files for one in flight.shown(file, manifest)]
     wanted = None if manifest is None else asked(directory, manifest)
-    trace = joined(traces)
+    trace = joined(traces) if manifest is None else named(joined(traces), directory)
     if path.is_file() and len(files) == 1:
         # A .nsys-rep was read as an export that is gone by now.
         trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, path=str(path)))
     recording = Recording(trace, tell)
+    recording.flight = shown
     if wanted is not None:
         recording.windows = _judged(wanted, traces)
+    if manifest is not None and isinstance(manifest.get(MANIFEST_KEY), dict):
+        recording.overhead = manifest[MANIFEST_KEY]
     return recording
 
 
@@ -96,12 +110,16 @@ class Recording:
         trace: the same, as columns: for questions that are not here.
         selection: which part of a file it is, as `report.json` says it; None for all of it.
         windows: what became of the steps that the run was asked for; None where it was asked for none.
+        flight: which time of which process a flight recorder shows, as `report.json` says it; else empty.
+        overhead: what recording cost, as `report.json` says it; None where that was not measured.
     """
 
     def __init__(self, trace: Trace, progress: Progress | None = None) -> None:
         self.trace = trace
         self.selection: dict[str, Any] | None = None
         self.windows: Windows | None = None
+        self.flight: list[dict[str, Any]] = []
+        self.overhead: dict[str, Any] | None = None
         self._tell = progress or _tell_nobody
         self._kept: dict[tuple[str, str], Table] = {}
 
@@ -275,7 +293,7 @@ class Recording:
         devices = None if device is None else _several(device)
         part = Recording(selected(self.trace, processes=processes, devices=devices, time_ns=time_ns), self._tell)
         part.selection = _narrowed(self.selection, processes, devices, time_ns or (None, None), None)
-        part.windows = self.windows
+        part.windows, part.flight, part.overhead = self.windows, self.flight, self.overhead
         return part._steady(step_range, step_kernel) if steady else part
 
     @property
@@ -310,7 +328,7 @@ class Recording:
         first, last = steady_window(steps)
         part = Recording(selected(self.trace, time_ns=(first, last)), self._tell)
         part.selection = _narrowed(self.selection, None, None, (first, last), list(steps.notes))
-        part.windows = self.windows
+        part.windows, part.flight, part.overhead = self.windows, self.flight, self.overhead
         return part
 
     @cached_property

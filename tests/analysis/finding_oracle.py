@@ -28,6 +28,14 @@ UNSUPPORTED = None
 """In place of the findings, where the trace can't support the rule."""
 
 
+def between_windows(trace: Trace) -> set[int]:
+    """The nanoseconds after the first window and before the last that lie in none."""
+    opened = rows_of(trace.windows)
+    inside = {at for row in opened for at in range(row["start_ns"], row["end_ns"])}
+    last = max((row["start_ns"] for row in opened), default=0)
+    return {at for at in range(min(inside, default=0), last) if at not in inside}
+
+
 class Facts:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.context = trace, Context(trace)
@@ -41,7 +49,8 @@ class Facts:
         for row in sorted(self.operations, key=lambda row: (row["start_ns"], row["order"])):
             self.by_gpu[row["gpu"]].append(row)
         start, end = trace.extent_ns() or (0, 0)
-        self.window = end - start
+        self.unrecorded = between_windows(trace)
+        self.window = end - start - len(self.unrecorded & set(range(start, end)))
 
     def range_of(self, instance: int) -> tuple[str | None, str | None]:
         if instance < 0:
@@ -232,7 +241,7 @@ def gaps_of(facts: Facts) -> dict[int, list[Said]]:
     for gpu, rows in facts.by_gpu.items():
         found[gpu], until = [], rows[0]["end_ns"]
         for row in rows:
-            if row["start_ns"] > until:
+            if row["start_ns"] > until and facts.unrecorded.isdisjoint(range(until, row["start_ns"])):
                 cause = causes[gpu, until]
                 found[gpu].append({"start": until, "end": row["start_ns"], "after": row, "cause": cause})
             until = max(until, row["end_ns"])

@@ -22,7 +22,7 @@ from traceable.analysis.links import host_link_gb_per_s
 from traceable.analysis.sync import sync
 from traceable.errors import UnanswerableError, UsageError
 from traceable.trace import load, model
-from traceable.trace.model import NULL, PUSH_POP, Trace
+from traceable.trace.model import NULL, PUSH_POP, Trace, Windows
 
 UNITS = {
     "bytes": st.sampled_from([0, 20, 50, 100]),
@@ -41,11 +41,20 @@ def works(trace: Trace) -> bool:
 
 
 @st.composite
-def asked(draw: Any) -> tuple[Trace, dict[str, dict[str, float]]]:
-    """A trace with GPU work, some of whose ranges are steps, and thresholds."""
+def windows(draw: Any, extent_ns: tuple[int, int]) -> dict[str, Any]:
+    start = draw(st.integers(*extent_ns))
+    end = draw(st.integers(start, extent_ns[1]))
+    return {"start_ns": start, "end_ns": max(end, start + 1), "name": 0, "thread": 0, "clipped": False}
+
+
+@st.composite
+def asked(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, float]]]:
+    """A trace with GPU work, some of whose ranges are steps, and thresholds; perhaps with time between windows."""
     trace = draw(gpu_traces().filter(works))
     if draw(st.sampled_from([True, True, True, False])):
         trace = replace(trace, names=("step", *trace.names[1:]))
+    if apart and draw(st.booleans()):
+        trace = replace(trace, windows=table(Windows, draw(st.lists(windows(trace.extent_ns()), max_size=4))))
     return trace, {rule.name: {one.name: draw(UNITS[one.unit]) for one in rule.thresholds} for rule in RULES}
 
 
@@ -89,7 +98,7 @@ def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any) -> None:
 
 
 @SLOWLY
-@given(asked())
+@given(asked(apart=False))  # drawn windows leave out time in which there is work
 def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(drawn: Any) -> None:
     trace, thresholds = drawn
     flat = {f"{rule}.{name}": value for rule, names in thresholds.items() for name, value in names.items()}
@@ -123,7 +132,8 @@ class Made:
     """A trace by hand, in microseconds, of one thread of process 0."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[dict[str, Any]]] = {"ranges": [], "calls": [], "kernels": [], "copies": []}
+        kinds = ("ranges", "calls", "kernels", "copies", "windows")
+        self.rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
         self.correlation = 0
 
     def range(self, name: str, start: float, end: float) -> None:
@@ -145,10 +155,13 @@ class Made:
         same = {"source_kind": memory, "target_kind": 2, "source_device": -1, "target_device": -1, "kind": kind}
         self.rows["copies"].append({**same, **times(start, end), **place(0, launch), "size_bytes": size})
 
+    def window(self, start: float, end: float) -> None:
+        self.rows["windows"].append({**times(start, end), "name": WORDS["c"], "thread": 0, "clipped": False})
+
     def trace(self) -> Trace:
         kinds = {"ranges": model.Ranges, "calls": model.Calls, "kernels": model.Kernels, "copies": model.Copies}
         made = trace_of(**{name: table(kind, self.rows[name]) for name, kind in kinds.items()})
-        return replace(made, names=tuple(WORDS))
+        return replace(made, names=tuple(WORDS), windows=table(Windows, self.rows["windows"]))
 
     def says(self, rule: str, **thresholds: float) -> dict[str, Any] | None:
         """The one finding of a rule, whatever it would win; None for none."""
@@ -371,6 +384,20 @@ def test_a_gpu_that_is_idle_is_said_with_its_longest_gap() -> None:
     )
     assert made.says("low_utilisation", utilisation=1 / 3) is None
     assert made.says("low_utilisation", utilisation=0.334) is not None
+
+
+def test_the_time_between_windows_is_no_idle_time() -> None:
+    made = Made()
+    for start in (0, 10, 1000):
+        launch = made.call(LAUNCH, start + 5, start + 9)
+        made.kernel(start + 10, start + 15, launch)
+    made.window(4, 28)
+    made.window(1002, 1020)
+    said = made.says("low_utilisation", utilisation=1)
+    assert said is not None
+    assert (said["won_ns"], said["count"]) == (5_000, 1)  # of 20 us in which it worked 15; the rest nobody recorded
+    assert made.says("low_utilisation", utilisation=0.75) is None
+    assert said["won_share"] == pytest.approx(5 / (1015 - 5 - (1002 - 28)))
 
 
 def test_idle_time_is_not_believed_where_graphs_left_no_operation() -> None:

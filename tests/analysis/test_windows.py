@@ -38,6 +38,48 @@ def test_a_window_whose_steps_are_all_there_is_captured():
     assert lines(plain(found)) == ["asked steps 10-30, captured 20 of 20"]
 
 
+PARENT = Said(pid=6, begun=2, ended=2, refused=0, end="exit", windows=())
+
+
+def test_a_process_that_took_no_part_does_not_make_a_run_fail():
+    found = judged(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
+    assert found.met
+    assert lines(plain(found)) == [
+        "asked steps 10-30, captured 20 of 20",
+        "process 6 took 2 steps, none of those that were asked for",
+    ]
+
+
+def test_where_no_process_took_part_all_count():
+    found = judged(replace(ASKED, processes=(PARENT, replace(PARENT, pid=7))), [])
+    assert [verdict.outcome for verdict in found.verdicts] == [windows.NEVER_REACHED] * 2
+
+
+def test_each_rank_must_take_part():
+    first = replace(SAID, rank=0, label="app_0")
+    worker_of_first = replace(PARENT, rank=0, label="app_0-worker")
+    second = replace(PARENT, pid=8, rank=1, label="app_1")
+    found = judged(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
+    assert not found.met
+    assert lines(plain(found)) == [
+        "asked steps 10-30, captured 20 of 40 in 1 of 2 windows",
+        "steps 10-30 of app_1: never reached: the program ended after 2 steps",
+        "app_0-worker (6) took 2 steps, none of those that were asked for",
+    ]
+
+
+def test_ranks_say_at_which_step_they_opened():
+    parts = []
+    for rank, opened in ((0, 10), (1, 10), (2, 10), (5, 12)):
+        window = replace(COMPLETE, id=f"{rank}-1", opened_step=opened)
+        said = replace(SAID, pid=rank, rank=rank, label=f"app_{rank}", windows=(window,))
+        file = replace(WHOLE, id=window.id, together=(window.id,))
+        parts.append(judged(replace(ASKED, processes=(said,)), [file]))
+    said = lines(plain(windows.of_all(parts)))
+    assert said[-2:] == ["ranks 0-2 opened at step 10", "rank 5 opened at step 12"]
+    assert "steps 10-30 of app_5: opened late, at step 12" in said
+
+
 @pytest.mark.parametrize(
     ("change", "file", "expected", "why"),
     [
@@ -237,3 +279,102 @@ def test_unrecorded_is_what_lies_between_windows_nanosecond_by_nanosecond(given_
     asked_ends = asked_starts + np.array([length for _, length in asked], np.int64)
     expected = [len(between & set(range(start, end))) for start, end in zip(asked_starts, asked_ends, strict=True)]
     assert unrecorded_ns(trace, asked_starts, asked_ends).tolist() == expected
+
+
+# -- conditions, and windows of time
+
+HELD = replace(ASKED, conditions="after 5 warm-up steps")
+OF_TIME = Asked(windows.WHOLE, None, (), 7, "the end of the program (exit code 0)", "after 2 s", 5.0)
+TIMED = Window("7-1", 0, 1, 40, 10**9, 5, 60, 6 * 10**9 + 9, 9, "duration")
+
+
+def test_steps_are_those_of_the_program_once_conditions_are_met():
+    moved = replace(COMPLETE, start_step=15, stop_step=35, opened_step=15, closed_step=35)
+    process = replace(SAID, windows=(moved,), counted_from=5)
+    found = judged(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
+    assert lines(plain(found)) == ["asked steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20"]
+    later = judged(replace(HELD, processes=(replace(process, windows=(), ended=12),)), [])
+    assert lines(plain(later))[1:] == ["steps 15-35: never reached: the program ended after 12 steps"]
+
+
+def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
+    process = replace(
+        SAID, windows=(), counted_from=None, lacking=("3 of 5 warm-up steps were over", "1 of 2 s were over")
+    )
+    found = judged(replace(HELD, processes=(process,)), [])
+    assert lines(plain(found)) == [
+        "asked steps 10-30 after 5 warm-up steps, captured 0 of 20",
+        "steps 10-30: never reached: 3 of 5 warm-up steps were over, 1 of 2 s were over",
+    ]
+    endless = judged(replace(HELD, text="every:10:2", windows=None, processes=(process,)), [])
+    assert endless.problems == ("every:10:2 was never reached: 3 of 5 warm-up steps were over, 1 of 2 s were over",)
+
+
+def test_a_window_that_its_duration_ended_is_whole_up_to_there():
+    ended = replace(COMPLETE, closed_step=20, reason="duration")
+    held = replace(WHOLE, steps=tuple(range(10, 20)))
+    found = judged(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
+    assert lines(plain(found)) == ["asked steps 10-30 for 2.5 s at most, captured 10 of 10"]
+    assert outcome(ended, replace(held, steps=tuple(range(10, 19)))) == (
+        windows.MISSING_STEPS,
+        "steps 19 are not whole in the report",
+    )
+
+
+def of_time(window: Window, file: Captured | None, asked: Asked = OF_TIME, **said: object) -> list[str]:
+    process = replace(SAID, begun=60, ended=60, counted_from=40, windows=(window,))
+    return lines(plain(judged(replace(asked, processes=(replace(process, **said),)), [file] if file else [])))  # type: ignore[arg-type]
+
+
+STEPS_40_60 = replace(WHOLE, steps=tuple(range(40, 60)))
+
+
+def test_a_window_of_time_holds_the_steps_that_there_were():
+    assert of_time(TIMED, STEPS_40_60) == ["asked 5 s after 2 s: the program's steps 40-60, captured 20 of 20"]
+    assert of_time(TIMED, replace(STEPS_40_60, steps=tuple(range(40, 58))))[1:] == [
+        "the window: steps 58-59 are not whole in the report"
+    ]
+    assert of_time(TIMED, None)[1:] == ["the window: no report holds the window 7-1"]
+    assert of_time(replace(TIMED, reason="exit", closed_wall_ns=3 * 10**9 + 9), STEPS_40_60)[1:] == [
+        "the window: stopped early, after 2 s of 5 s, by the end of the program (exit code 0)"
+    ]
+    assert of_time(replace(TIMED, opened_step=None, reason="failed", error="no gate"), None)[1:] == [
+        "the window: no gate"
+    ]
+
+
+def test_without_steps_it_is_the_time_that_counts():
+    window = replace(TIMED, opened_step=0, closed_step=0)
+    nothing = replace(WHOLE, steps=())
+    assert of_time(window, nothing, begun=0, ended=0) == ["asked 5 s after 2 s, captured 5.000 s"]
+
+
+def test_until_the_end_of_the_program_any_end_will_do():
+    endless = replace(OF_TIME, duration_s=0.0)
+    asked = "asked everything after 2 s: the program's steps 40-60, captured 20 of 20"
+    assert of_time(replace(TIMED, reason="exit"), STEPS_40_60, endless) == [asked]
+    killed = replace(TIMED, reason=None, closed_step=None, closed_wall_ns=None)
+    assert of_time(killed, STEPS_40_60, replace(endless, end="SIGKILL"), end=None) == [asked]
+    assert of_time(killed, None, replace(endless, end="SIGTERM"), end=None)[1:] == [
+        "the window: no report holds the window 7-1: SIGTERM came before it was closed"
+    ]
+
+
+def test_a_window_of_time_that_never_came_says_why():
+    process = replace(SAID, windows=(), counted_from=None, lacking=("0.3 of 2 s were over",))
+    assert lines(plain(judged(replace(OF_TIME, processes=(process,)), []))) == [
+        "asked 5 s after 2 s, captured nothing",
+        "never reached: 0.3 of 2 s were over",
+    ]
+    assert judged(OF_TIME, []).problems == (
+        "never reached: no Python of the run loaded traceable (-I, -E or -S keep it out), or it was killed before",
+    )
+    assert judged(replace(OF_TIME, need_steps=True), []).problems[0].startswith("never reached: no step began")
+
+
+def test_helpers_whose_window_of_time_nothing_holds_are_left_out():
+    helper = replace(SAID, pid=8, begun=0, ended=0, windows=(replace(TIMED, id="8-1", opened_step=0, closed_step=0),))
+    main = replace(SAID, begun=60, ended=60, windows=(TIMED,))
+    found = judged(replace(OF_TIME, processes=(main, helper)), [STEPS_40_60])
+    assert [verdict.pid for verdict in found.verdicts] == [7]
+    assert found.met

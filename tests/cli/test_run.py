@@ -80,7 +80,7 @@ def test_dry_run_prints_the_line_and_creates_nothing(nsys, run, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["my app.py"]
     line = ended.stdout.strip()
     assert f"TRACEABLE_RUN_DIR={tmp_path}/out" in line
-    assert " profile --trace cuda,nvtx " in line
+    assert " profile --trace=cuda,nvtx " in line
     assert "--kill=none" in line
     assert line.endswith(f"{sys.executable} 'my app.py' 'it'\"'\"'s'")
     # The line does what it says when it is typed.

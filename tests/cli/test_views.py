@@ -63,7 +63,8 @@ def test_a_view_says_what_was_read_and_then_answers(database: Path, view: str) -
 @pytest.mark.parametrize("view", OTHERS)
 def test_json_has_the_head_and_the_answer_under_the_name_of_the_view(database: Path, view: str) -> None:
     read = document(database, "--view", view)
-    assert set(read) == {"schema", "source", "window", "coverage", "selection", "capture", view}
+    head = {"schema", "source", "window", "coverage", "selection", "capture", "overhead", "flight_recorder"}
+    assert set(read) == {*head, view}
     assert read["schema"] == "traceable.report/1"
     assert set(read[view]) == {"rows", "others", "notes"}
     assert read[view]["rows"] or view in UNLIKE_THE_REST

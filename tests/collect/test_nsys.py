@@ -29,7 +29,7 @@ def fake(tmp_path, monkeypatch):
         script.write_text(
             "#!/bin/sh\n"
             f'case "$1$2" in\n--version) echo "NVIDIA Nsight Systems version {version}"; exit;;\n'
-            'profile--help) echo "  --kill= --wait= --sample="; exit;;\nesac\n' + body + "\n"
+            'profile--help) printf "  --kill=\\n  --wait=\\n  --sample=\\n"; exit;;\nesac\n' + body + "\n"
         )
         script.chmod(0o755)
         monkeypatch.setenv(environment.NSYS, str(script))
@@ -82,14 +82,13 @@ def test_only_options_that_this_nsys_knows_are_used(fake, tmp_path):
     fake("")
     words = NsysCollector().plan(["app"], tmp_path, "50%").argv
     assert [word for word in words if word.startswith("--")] == [
-        "--trace",
+        "--trace=cuda,nvtx",
         "--kill=none",
         "--wait=primary",
         "--sample=none",
         "--force-overwrite=true",
-        "--output",
+        f"--output={tmp_path}/50%%",
     ]
-    assert words[words.index("--output") + 1] == str(tmp_path / "50%%")
     assert words[-1] == "app"
 
 

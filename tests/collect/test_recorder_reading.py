@@ -78,6 +78,7 @@ def test_the_collector_is_registered_and_names_what_it_sets(tmp_path: Path) -> N
     assert plan.environment == {
         "NVTX_INJECTION64_PATH": str(recorder_library()),
         "TRACEABLE_RECORDING_DIR": str(tmp_path / "recording"),
+        "TRACEABLE_GATE": "recorder",
     }
     assert not plan.detached
 

@@ -17,7 +17,7 @@ from tests.trace.made_kineto import EPOCH_NS, annotation, as_json
 from traceable import environment
 from traceable.annotation import bootstrap, torch_records
 from traceable.annotation.torch_records import Domain
-from traceable.capture import torch_gate
+from traceable.capture import kineto, torch_gate
 from traceable.collect import torch as collector
 from traceable.collect.base import Gating
 from traceable.errors import CollectorError
@@ -179,7 +179,7 @@ def test_the_same_names_in_a_trace_of_another_stand_as_they_are(tmp_path: Path) 
 
 def test_the_two_sides_agree_on_their_words() -> None:
     assert kineto_names.METADATA == torch_gate.METADATA
-    assert collector.SUFFIX == torch_gate.SUFFIX
+    assert collector.SUFFIX == kineto.SUFFIX
     assert str(collector._BOOTSTRAP) == bootstrap.DIRECTORY
 
 
@@ -248,11 +248,11 @@ def test_finalise_gives_one_file_several_as_their_directory_and_says_what_is_not
 @pytest.mark.parametrize("content", ['{"traceEvents": []}\n', '{"a": [' + "1," * 100 + "2]}"])
 def test_a_whole_trace_is_read_from_its_beginning(content: str) -> None:
     file = io.BytesIO(content.encode())
-    torch_gate._check_end(file)
+    kineto.check_end(file)
     assert file.read() == content.encode()
 
 
 @pytest.mark.parametrize("content", ["", '{"traceEvents": [', '{"a": {}, "b": 1'])
 def test_a_trace_that_torch_wrote_in_part_is_not_kept(content: str) -> None:
     with pytest.raises(OSError, match="only a part"):
-        torch_gate._check_end(io.BytesIO(content.encode()))
+        kineto.check_end(io.BytesIO(content.encode()))

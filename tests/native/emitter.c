@@ -1,18 +1,25 @@
 /* A program that calls NVTX as C programs do, one scene a run: `emitter SCENE [NUMBER...]`. What it prints, tests read. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <nvtx3/nvToolsExt.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define PADDING "................................................................"
 
 static long number(char **words, int index) { return atol(words[index]); }
 
@@ -203,6 +210,138 @@ static void endless(void) {
     }
 }
 
+/* Ranges that say their number in the payload, the color, the text and by how deep they lie, for ever or `count` times. */
+struct numbering {
+    long count;
+    bool told;
+    _Atomic long tid;
+    _Atomic uint64_t ended; /* ranges */
+};
+
+static atomic_bool enough;
+
+static void *emit_numbered(void *wanted) {
+    struct numbering *numbering = wanted;
+    numbering->tid = syscall(SYS_gettid);
+    char text[96];
+    for (uint64_t i = 1; (numbering->count == 0 || i <= (uint64_t)numbering->count) && !enough; i++) {
+        snprintf(text, sizeof text, "number %llu%.*s", (unsigned long long)i, (int)(i % 64), PADDING);
+        nvtxEventAttributes_t event = named(text);
+        event.payloadType = NVTX_PAYLOAD_TYPE_INT64, event.payload.llValue = (int64_t)i;
+        if (i % 3)
+            event.colorType = NVTX_COLOR_ARGB, event.color = (uint32_t)i;
+        for (uint64_t depth = 0; depth < i % 4; depth++)
+            nvtxRangePushA("around");
+        nvtxRangePushEx(&event);
+        if (numbering->told && write(STDOUT_FILENO, &i, sizeof i) < 0)
+            _exit(1);
+        for (uint64_t depth = 0; depth <= i % 4; depth++)
+            nvtxRangePop();
+        numbering->ended = i;
+    }
+    return NULL;
+}
+
+static void numbered(long threads, long count) {
+    struct numbering silent = {.count = count}, told = {.count = count, .told = true};
+    pthread_t ids[64];
+    nvtxRangePushA("held");
+    for (long i = 1; i < threads; i++)
+        pthread_create(&ids[i], NULL, emit_numbered, &silent);
+    emit_numbered(threads ? &told : &silent);
+    for (long i = 1; i < threads; i++)
+        pthread_join(ids[i], NULL);
+}
+
+/* Dump the flight recorder to `directory`/<number> while threads record; say before each how many ranges have ended. */
+static void dumps(long threads, long count, const char *directory) {
+    pthread_t ids[64];
+    struct numbering endless[64] = {{.count = 0}};
+    nvtxMarkA("before");
+    void *library = dlopen(getenv("NVTX_INJECTION64_PATH"), RTLD_NOW | RTLD_NOLOAD);
+    int (*dump)(const char *, const char *) = NULL;
+    if (library)
+        *(void **)&dump = dlsym(library, "traceable_recorder_dump");
+    if (!dump)
+        exit(1);
+    for (long i = 0; i < threads; i++)
+        pthread_create(&ids[i], NULL, emit_numbered, &endless[i]);
+    for (long number = 0; number < count; number++) {
+        char path[4096];
+        for (long i = 0; i < threads; i++)
+            while (endless[i].ended < (uint64_t)(number + 1) * 2000)
+                sched_yield();
+        for (long i = 0; i < threads; i++)
+            printf("%ld %llu ", endless[i].tid, (unsigned long long)endless[i].ended);
+        snprintf(path, sizeof path, "%s/%ld", directory, number);
+        printf("%d\n", mkdir(path, 0777) ? -1 : dump(path, "the emitter"));
+    }
+    enough = true;
+    for (long i = 0; i < threads; i++)
+        pthread_join(ids[i], NULL);
+}
+
+/* A thread for each request, one after the other. */
+static void *serve_request(void *number) {
+    char name[16];
+    nvtxEventAttributes_t event = named("request");
+    event.payloadType = NVTX_PAYLOAD_TYPE_INT64, event.payload.llValue = *(long *)number;
+    nvtxRangePushEx(&event);
+    nvtxRangePop();
+    snprintf(name, sizeof name, "served %ld", *(long *)number);
+    prctl(PR_SET_NAME, name);
+    return NULL;
+}
+
+static void thread_each(long count) {
+    for (long i = 0; i < count; i++) {
+        pthread_t id;
+        pthread_create(&id, NULL, serve_request, &i);
+        pthread_join(id, NULL);
+    }
+}
+
+/* Threads that are all alive at once. */
+static pthread_barrier_t crowd_barrier;
+
+static void *stand_in_crowd(void *unused) {
+    nvtxRangePushA("in the crowd");
+    pthread_barrier_wait(&crowd_barrier);
+    nvtxRangePop();
+    pthread_barrier_wait(&crowd_barrier);
+    return unused;
+}
+
+static void crowd(long many) {
+    pthread_t *ids = calloc((size_t)many, sizeof *ids);
+    pthread_barrier_init(&crowd_barrier, NULL, (unsigned)many);
+    for (long i = 0; i < many; i++)
+        pthread_create(&ids[i], NULL, stand_in_crowd, NULL);
+    for (long i = 0; i < many; i++)
+        pthread_join(ids[i], NULL);
+    free(ids);
+}
+
+/* Ranges that stay open while so many others come and go that nothing of their beginning is left. */
+static void held(long depth, long count) {
+    nvtxDomainHandle_t domain = nvtxDomainCreateA("other");
+    nvtxEventAttributes_t event = named("held in other");
+    event.payloadType = NVTX_PAYLOAD_TYPE_INT64, event.payload.llValue = 42, event.category = 7;
+    nvtxDomainRangePushEx(domain, &event);
+    for (long i = 0; i < depth; i++) {
+        char text[32];
+        snprintf(text, sizeof text, "held %ld", i);
+        nvtxRangePushA(text);
+    }
+    emit_pairs(&count);
+    nvtxRangePop();
+    emit_pairs(&count);
+    for (long i = 1; i < depth; i++)
+        nvtxRangePop();
+    nvtxRangePop(); /* one more than was pushed */
+    nvtxMarkA("after");
+}
+
 static volatile sig_atomic_t handled;
 
 static void on_signal(int signal) {
@@ -307,6 +446,12 @@ int main(int argc, char **argv) {
     else if (!strcmp(scene, "file-size")) file_size_limit(number(argv, 2), number(argv, 3));
     else if (!strcmp(scene, "errno")) keep_errno();
     else if (!strcmp(scene, "late")) late_destructors();
+    else if (!strcmp(scene, "numbered")) numbered(number(argv, 2), number(argv, 3));
+    else if (!strcmp(scene, "dumps")) dumps(number(argv, 2), number(argv, 3), argv[4]);
+    else if (!strcmp(scene, "thread-each")) thread_each(number(argv, 2));
+    else if (!strcmp(scene, "crowd")) crowd(number(argv, 2));
+    else if (!strcmp(scene, "abort")) { emit_pairs(&(long){number(argv, 2)}); abort(); }
+    else if (!strcmp(scene, "held")) held(number(argv, 2), number(argv, 3));
     else if (!strcmp(scene, "nothing")) nvtxInitialize(NULL);
     else if (!strcmp(scene, "marks")) for (long i = 0; i < number(argv, 2); i++) nvtxMarkA("mark");
     else if (!strcmp(scene, "deep")) {

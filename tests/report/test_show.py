@@ -67,6 +67,8 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "expectations",
         "selection",
         "capture",
+        "flight_recorder",
+        "overhead",
     }
     assert all(tuple(row) == RANGE_COLUMNS for row in report["ranges"])
     assert all(tuple(row) == NAME_COLUMNS for row in report["names"])

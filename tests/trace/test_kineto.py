@@ -36,6 +36,7 @@ from tests.trace.made_kineto import (
 )
 
 from traceable.analysis.context import Context
+from traceable.analysis.rules import THREAD
 from traceable.errors import TraceError, UnanswerableError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
@@ -108,13 +109,8 @@ def test_our_gpu_spans_are_what_kineto_annotates_on_the_gpu(
     trace, document = capture(captures, name)
     context = Context(trace)
     streams: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for instance, operation in context.thread_pairs():
-        innermost = np.full(len(context.gpu), -1)
-        # By instance, and those that began later are later: what is written last is the innermost.
-        innermost[operation] = instance
-        for one, of in enumerate(innermost.tolist()):
-            if of >= 0:
-                streams[of, int(context.gpu.stream[one])].append(one)
+    for one in np.flatnonzero(context.attribution.rule == THREAD).tolist():
+        streams[int(context.innermost[one]), int(context.gpu.stream[one])].append(one)
     zero = trace.utc_epoch_ns
     assert zero is not None
     ours = Counter(

@@ -4,7 +4,8 @@
  * that holds an NVTX instance; all of them share this one recorder. It writes to TRACEABLE_RECORDING_DIR, in the layout
  * of recorder_format.h, through maps of preallocated files: what was written is safe from any death of the process,
  * kill -9 included. It computes nothing: `traceable.collect` pairs, names and exports afterwards.
- * A gated process (TRACEABLE_RECORDING_GATED=1) records only within windows, which it opens itself.
+ * A gated process (TRACEABLE_RECORDING_GATED=1) records only within windows, which it opens itself. A flight recorder
+ * (TRACEABLE_FLIGHT_RECORDER) keeps what came last in a ring, recorder_ring.h, and copies it when asked to.
  *
  * The extension initialiser (InitializeInjectionNvtxExtension) is left out on purpose: with one exported,
  * nvtxDomainIsEnabled asks us, without one it is true, and nvtx >= 0.2.12 for Python hands out real domains only then.
@@ -17,18 +18,15 @@
 #define _GNU_SOURCE
 #include <stddef.h>
 
+#include "recorder_dump.h"
 #include "recorder_names.h"
 #include "recorder_storage.h"
+#include "recorder_text.h"
 
 #define NVTX_NO_IMPL /* the types and the tool's side of the interface, not the client's functions */
 #include <nvtx3/nvToolsExt.h>
 
 /* ---- the hot path ---- */
-
-static void drop_event(void) {
-    if (atomic_load(&recorder.state) == STATE_ACTIVE)
-        atomic_fetch_add_explicit(&recorder.header->dropped, 1, memory_order_relaxed);
-}
 
 static bool cut(struct thread *thread, uint32_t window);
 
@@ -95,13 +93,6 @@ static inline bool room_for(struct thread *thread, size_t records) {
     return LIKELY(left >= records * sizeof(struct record)) || make_room(thread);
 }
 
-static inline void put(struct thread *thread, enum record_kind kind, uint64_t value, uint64_t data) {
-    struct record *record = (struct record *)thread->events.cursor;
-    record->data = data;
-    atomic_store_explicit(&record->word, (uint64_t)kind << KIND_SHIFT | (value & VALUE_MASK), memory_order_release);
-    thread->events.cursor += sizeof *record;
-}
-
 /* Begin a window on a thread that recorded before it was opened. */
 static bool cut(struct thread *thread, uint32_t window) {
     thread->busy = 1;
@@ -115,75 +106,7 @@ static bool cut(struct thread *thread, uint32_t window) {
     return fits;
 }
 
-static inline uint64_t now(void) { return (uint64_t)(clock_ns(CLOCK_MONOTONIC) - recorder.base_ns); }
-
-/* ---- messages that are not registered ---- */
-
-/* Make room for a text and return where its bytes go, its number in `*message`; NULL: the thread is full from now on. */
-static char *new_text(struct thread *thread, size_t length, uint64_t *message) {
-    uint64_t size = sizeof(uint64_t) + round_up(length, sizeof(uint64_t));
-    if (thread->full)
-        return NULL;
-    if ((uint64_t)(thread->text.end - thread->text.cursor) < size) {
-        char path[sizeof recorder.directory + PATH_ROOM];
-        struct surroundings saved;
-        lock_recorder(&saved);
-        bool first = thread->text.size == 0;
-        thread_path(path, sizeof path, thread, "text");
-        bool grown = grow(&thread->text, path, size + sizeof(struct file_header));
-        if (grown && first)
-            start_file(&thread->text, TEXT_MAGIC);
-        if (!grown) {
-            thread->full = true;
-            thread->events.end = thread->events.cursor;
-        }
-        unlock_recorder(&saved);
-        if (!grown)
-            return NULL;
-    }
-    uint64_t offset = thread->text.size - (uint64_t)(thread->text.end - thread->text.cursor);
-    *message = TEXT_BIT | offset / sizeof(uint64_t);
-    *(uint64_t *)thread->text.cursor = length;
-    char *bytes = thread->text.cursor + sizeof(uint64_t);
-    thread->text.cursor += size;
-    return bytes;
-}
-
-static uint64_t message_of_bytes(struct thread *thread, const char *bytes, size_t length, bool *stored) {
-    uint64_t message = 0;
-    struct cached_text *seen = NULL;
-    if (length <= CACHED_TEXT) {
-        seen = &thread->cache[hash_bytes(bytes, length, UINT64_C(0xcbf29ce484222325)) % CACHED_TEXTS];
-        if (seen->message && seen->length == length && memcmp(seen->bytes, bytes, length) == 0)
-            return seen->message;
-    }
-    char *into = new_text(thread, length, &message);
-    *stored = into != NULL;
-    if (!into)
-        return 0;
-    memcpy(into, bytes, length);
-    if (seen) {
-        seen->message = message;
-        seen->length = (uint8_t)length;
-        memcpy(seen->bytes, bytes, length);
-    }
-    return message;
-}
-
-static uint64_t message_of_wide(struct thread *thread, const wchar_t *wide, bool *stored) {
-    char small[CACHED_TEXT];
-    size_t length = utf8_length(wide);
-    if (length <= sizeof small) {
-        utf8_write(wide, small);
-        return message_of_bytes(thread, small, length, stored);
-    }
-    uint64_t message = 0;
-    char *into = new_text(thread, length, &message);
-    *stored = into != NULL;
-    if (into)
-        utf8_write(wide, into);
-    return message;
-}
+/* ---- events ---- */
 
 /* The message's number as it stands in a record. `*stored` becomes false where it found no room. */
 static inline uint64_t message_of(struct thread *thread, int32_t type, nvtxMessageValue_t value, bool *stored) {
@@ -200,8 +123,6 @@ static inline uint64_t message_of(struct thread *thread, int32_t type, nvtxMessa
         return 0;
     }
 }
-
-/* ---- events ---- */
 
 static inline uint32_t domain_id(nvtxDomainHandle_t domain) { return domain ? ((const struct name *)domain)->id : 0; }
 
@@ -233,14 +154,17 @@ static inline uint64_t record_event(enum record_kind kind, nvtxDomainHandle_t do
     /* 23 bits of thread, 40 of count: unique in the process and its forks, positive in SQLite. */
     uint64_t range = kind == KIND_START ? (thread->sequence << 40 & INT64_MAX) | ++thread->ranges : 0;
     bool stored = true;
-    uint64_t message = event ? message_of(thread, event->messageType, event->message, &stored) : 0;
-    if (!stored) {
-        drop_event();
-    } else if (room_for(thread, 4)) {
-        put_attributes(thread, event);
-        if (kind == KIND_START)
-            put(thread, KIND_RANGE_ID, 0, range);
-        put(thread, kind, now(), (uint64_t)domain_id(domain) << MESSAGE_BITS | message);
+    /* Before the message is looked for: in a ring a text is known to the segment of its event alone. */
+    if (room_for(thread, ROOM_OF_EVENT / sizeof(struct record))) {
+        uint64_t message = event ? message_of(thread, event->messageType, event->message, &stored) : 0;
+        if (!stored) {
+            drop_event();
+        } else {
+            put_attributes(thread, event);
+            if (kind == KIND_START)
+                put(thread, KIND_RANGE_ID, 0, range);
+            put(thread, kind, now(), (uint64_t)domain_id(domain) << MESSAGE_BITS | message);
+        }
     }
     leave(thread);
     return range;
@@ -381,10 +305,20 @@ static const NvtxFunctionPointer core2[NVTX_CBID_CORE2_SIZE] = {
  * boundaries of steps; names are recorded in any case. */
 __attribute__((visibility("default"))) void traceable_recorder_gate(int open) {
     uint32_t window = atomic_load(&recorder.window);
+    if (has_ring()) /* a flight recorder records all the time */
+        return;
     if ((window % 2 == 1 || window == 0) && open)
         atomic_store(&recorder.window, window % 2 ? window + 1 : 2);
     else if (!open && window % 2 == 0)
         atomic_store(&recorder.window, window + 1);
+}
+
+/* ---- copies of the ring ---- */
+
+/* Write what the ring holds to `directory`/<pid>-<start>, as the recording of a process of its own. `by`: who asks.
+ * Returns 0, ENODATA where there is no ring or nothing was recorded yet, or why it can't be written. */
+__attribute__((visibility("default"))) int traceable_recorder_dump(const char *directory, const char *by) {
+    return dump_ring(directory, by);
 }
 
 /* ---- start ---- */
@@ -401,6 +335,29 @@ static uint64_t read_max_bytes(void) {
         return DEFAULT_MAX_BYTES;
     }
     return value;
+}
+
+/* Make the ring that is asked for, if one is: `<number>ns`, `<number>B` or both. */
+static bool read_ring(void) {
+    const char *text = getenv("TRACEABLE_FLIGHT_RECORDER");
+    uint64_t duration_ns = 0, max_bytes = 0;
+    if (!text || !text[0])
+        return true;
+    for (char *rest;; text = rest + 1) {
+        errno = 0;
+        unsigned long long value = strtoull(text, &rest, 10);
+        if (errno || !value || value > INT64_MAX || text[0] < '0' || text[0] > '9')
+            return false;
+        bool is_time = strncmp(rest, "ns", 2) == 0;
+        if (!is_time && rest[0] != 'B')
+            return false;
+        *(is_time ? &duration_ns : &max_bytes) = value;
+        rest += is_time ? 2 : 1;
+        if (!*rest)
+            return make_ring(duration_ns, max_bytes);
+        if (*rest != ',')
+            return false;
+    }
 }
 
 static bool read_root(void) {
@@ -428,9 +385,12 @@ static void start_recorder(void) {
     make_lock();
     lock_recorder(&saved);
     recorder.max_bytes = read_max_bytes();
+    if (!read_ring())
+        say("TRACEABLE_FLIGHT_RECORDER is not like 5000000000ns,64000000B, and everything is kept",
+            getenv("TRACEABLE_FLIGHT_RECORDER"));
     const char *gated = getenv("TRACEABLE_RECORDING_GATED");
     uint32_t never = 0;
-    if (gated && gated[0] == '1')
+    if (gated && gated[0] == '1' && !has_ring())
         atomic_compare_exchange_strong(&recorder.window, &never, 1);
     bool hooked = pthread_key_create(&recorder.thread_end, end_thread) == 0 &&
                   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;

@@ -5,9 +5,12 @@
  *   names             domains, registered strings, category and thread names: `name_entry` after `name_entry`
  *   <sequence>.events one file a thread: an `events_header`, then 16-byte records
  *   <sequence>.text   messages of that thread that were not registered: a `file_header`, then a length and bytes
+ *   ring              with a flight recorder instead of both: segments of `process_header.segment_bytes`, each a
+ *                     `segment_header`, records upwards, texts downwards from its end
  *
  * Files are preallocated, so they end in zeros. A writer stores the word that says what an entry is last: whatever
- * moment the process dies at, an entry is either whole or reads as empty. All integers are little-endian, times are
+ * moment the process dies at, an entry is either whole or reads as empty. A segment that is used again is emptied first:
+ * while that lasts its ordinal is 0. All integers are little-endian, times are
  * nanoseconds since `process_header.monotonic_ns`.
  */
 
@@ -17,7 +20,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define RECORDING_VERSION 3
+#define RECORDING_VERSION 4 /* 3 had no ring */
 #define PROCESS_MAGIC "TRCBLPRC"
 #define NAMES_MAGIC "TRCBLNAM"
 #define EVENTS_MAGIC "TRCBLEVT"
@@ -39,8 +42,13 @@ struct process_header {
     _Atomic uint64_t lost_names;
     char name[16];
     uint32_t command_length;
-    uint32_t reserved;
-    char command[4000]; /* /proc/self/cmdline: arguments separated by zero bytes, cut at this size */
+    uint32_t segment_bytes; /* 0: there is no ring */
+    uint64_t ring_ns;       /* what was asked of the flight recorder; 0 for no limit */
+    uint64_t ring_max_bytes;
+    _Atomic int64_t forgotten_ns; /* events up to here were in segments that have been used again since */
+    int64_t dump_ns;              /* in a copy of a running process's recording: when it was made; else 0 */
+    char dump_by[64];             /* and who asked for it */
+    char command[3904];           /* /proc/self/cmdline: arguments separated by zero bytes, cut at this size */
 };
 _Static_assert(sizeof(struct process_header) == 4096, "the header is one page");
 
@@ -51,13 +59,28 @@ struct file_header {
 };
 _Static_assert(sizeof(struct file_header) == 16, "layout");
 
+#define SEGMENT_MAGIC UINT32_C(0x53425254)
+
+struct segment_header {
+    _Atomic uint64_t ordinal; /* counts the segments begun in this process, from 1. Written last */
+    uint64_t sequence;        /* the thread that began it */
+    uint32_t magic;
+    uint32_t tid;
+    uint32_t carried; /* so many records at its beginning repeat what was open on the thread before it */
+    _Atomic uint32_t text_begin; /* where the lowest text stands, from the segment's begin; no record is above it */
+    char name[16];
+    uint64_t padding[2];
+};
+_Static_assert(sizeof(struct segment_header) == 64, "layout");
+
 struct events_header {
     struct file_header file;
     uint64_t sequence; /* of the thread within the process; the same number is in the file's name */
     uint32_t tid;
     uint32_t reserved;
     char name[16]; /* the thread's name in the OS, at its end or else at its first event */
-    uint64_t padding[2];
+    uint64_t pthread; /* pthread_self(): by its lower half CUPTI names a thread; 0 where it was not written */
+    uint64_t padding;
 };
 _Static_assert(sizeof(struct events_header) == 64, "layout");
 
@@ -88,10 +111,16 @@ enum record_kind {
     KIND_RANGE_ID = 18,   /* data: the id that a start returned */
     /* Events of the thread were left out here, outside of all windows: pushes before it have no pops after it. */
     KIND_CUT = 19,
+    /* In a ring alone: from here on (until the next one) the events are another thread's, which has no attributes yet.
+     * data: its sequence; word: its tid. Two KIND_NAME with 8 bytes of its name each follow. A thread that ends writes
+     * its own, for programs name their threads after starting them. */
+    KIND_THREAD = 20,
+    KIND_NAME = 21,
     KIND_SKIP = 255,      /* fills the end of a segment that an event did not fit into */
 };
 
-/* Message: 40 bits. 0 is none; TEXT_BIT set: offset / 8 of the text in the thread's text file; else a string's id. */
+/* Message: 40 bits. 0 is none; TEXT_BIT set: offset / 8 of the text in the thread's text file, or in the
+ * event's segment; else a string's id. */
 #define MESSAGE_BITS 40
 #define TEXT_BIT (UINT64_C(1) << (MESSAGE_BITS - 1))
 #define MAX_DOMAINS (UINT32_C(1) << (64 - MESSAGE_BITS))

@@ -77,16 +77,21 @@ static size_t utf8_put(uint32_t character, char *out) {
     return more + 1;
 }
 
-static size_t utf8_length(const wchar_t *wide) {
+/* The length of the whole characters that fit into `room` bytes. */
+static size_t utf8_length(const wchar_t *wide, size_t room) {
     char unused[4];
     size_t length = 0;
-    for (; *wide; wide++)
-        length += utf8_put((uint32_t)*wide, unused);
+    for (; *wide; wide++) {
+        size_t more = utf8_put((uint32_t)*wide, unused);
+        if (more > room - length)
+            break;
+        length += more;
+    }
     return length;
 }
 
-static void utf8_write(const wchar_t *wide, char *out) {
-    for (; *wide; wide++)
+static void utf8_write(const wchar_t *wide, char *out, size_t length) {
+    for (const char *end = out + length; out < end; wide++)
         out += utf8_put((uint32_t)*wide, out);
 }
 
@@ -222,11 +227,11 @@ static struct name *intern(uint32_t kind, uint32_t domain, uint32_t id, const ch
 static struct name *intern_wide(uint32_t kind, uint32_t domain, uint32_t id, const wchar_t *wide) {
     if (!wide)
         return NULL;
-    size_t length = utf8_length(wide);
+    size_t length = utf8_length(wide, SIZE_MAX);
     char *text = memory(length + 1); /* mmap takes no length of zero */
     if (!text)
         return NULL;
-    utf8_write(wide, text);
+    utf8_write(wide, text, length);
     struct name *name = intern(kind, domain, id, text, length);
     munmap(text, length + 1);
     return name;

@@ -13,10 +13,11 @@ from traceable.analysis.finding_places import Labels
 from traceable.analysis.gap_causes import causes_of
 from traceable.analysis.gpus import Gpus, gpus, timelines
 from traceable.analysis.grouping import numbered
-from traceable.analysis.intervals import Between, Union, lanes_of, union
+from traceable.analysis.intervals import Between, Union, lanes_of, touched, union
 from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table
+from traceable.analysis.unrecorded import unrecorded, unrecorded_ns
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int8, Int64
 
@@ -117,14 +118,21 @@ class Evidence:
 
     @cached_property
     def window_ns(self) -> int:
-        """Length of the recording: from its first event to the end of its last."""
-        start, end = self.context.trace.extent_ns() or (0, 0)
-        return end - start
+        """Length of the recording: from its first event to the end of its last, the time between windows left out."""
+        trace = self.context.trace
+        start, end = trace.extent_ns() or (0, 0)
+        return end - start - int(unrecorded_ns(trace, np.array([start]), np.array([end]))[0])
 
     @property
     def gaps(self) -> Between:
-        """When each GPU was idle between its first and its last operation."""
-        return timelines(self.context).gaps
+        """When each GPU was idle between its first and its last operation, but for gaps that span two windows."""
+        return self._recorded_and_not[0]
+
+    @cached_property
+    def _recorded_and_not(self) -> tuple[Between, Between]:
+        gaps = timelines(self.context).gaps
+        across = touched(gaps, *unrecorded(self.context.trace))
+        return gaps.take(~across) if across.any() else gaps, gaps.take(across)
 
     @cached_property
     def idle_ns(self) -> Int64:
@@ -133,9 +141,9 @@ class Evidence:
 
     @cached_property
     def total_ns(self) -> Int64:
-        """Of each GPU the time from the start of its first operation to the end of its last."""
-        when = timelines(self.context)
-        return when.last_ns - when.first_ns
+        """Of each GPU the time from the start of its first operation to the end of its last, as `window_ns`."""
+        when, apart = timelines(self.context), self._recorded_and_not[1]
+        return when.last_ns - when.first_ns - totals(apart.lane, apart.end_ns - apart.start_ns, len(self.used))
 
     def causes(self, which: Bool) -> Int8:
         """Return the causes of these gaps, as indices into `gap_causes.CAUSES`."""

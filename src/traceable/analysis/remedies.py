@@ -5,6 +5,7 @@ from __future__ import annotations
 from traceable.trace.model import Trace
 
 _TORCH = "torch.profiler"
+_RECORDER = "traceable embedded recorder"
 
 
 def record_gpu(trace: Trace, with_nsys: str) -> str:
@@ -12,8 +13,10 @@ def record_gpu(trace: Trace, with_nsys: str) -> str:
 
     Args:
         trace: in which there is none.
-        with_nsys: what to say where it was not made by torch.profiler.
+        with_nsys: what to say where it was made by nsys.
     """
     if trace.source.product == _TORCH:
         return "record the program where torch sees a GPU: torch.profiler then records that too"
+    if trace.source.product == _RECORDER:
+        return "run it again with --gpu (docs/recorder-gpu.md), or where nsys is installed with --collector nsys"
     return with_nsys

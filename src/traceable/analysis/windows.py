@@ -8,7 +8,7 @@ it: the launcher, which hands the first two witnesses over, must not pay for it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 ON_REQUEST = "on request"
 """What was asked of a run whose windows are asked for while it runs, before any is."""
+
+WHOLE = "everything"
+"""What was asked of a run with conditions or a duration and without steps: one window, from when they are met."""
 
 STEP = "step"
 """The name of the range of every step; its payload is the step's index."""
@@ -42,7 +45,7 @@ class Window:
         id: stands in the name of a range of the window.
         opened_step, closed_step: the step that was about to begin.
         open_stall_ns, close_stall_ns: how long that took the thread that did it.
-        reason: why it was closed: `complete`, `exit`, `missed`, `failed` or `exception <class>`.
+        reason: why it was closed: `complete`, `duration`, `stopped`, `exit`, `missed`, `failed` or `exception <class>`.
         error: what failed.
     """
 
@@ -67,6 +70,10 @@ class Said:
         begun, ended: how many steps; they differ by one where it ended within a step.
         refused: steps that began inside of another.
         end: how Python ended; None where it had no say (a signal, os._exit).
+        label: what the process is called: `decode_0`, `worker-2`; empty where it has no name of its own.
+        rank: which rank it is, or of which rank; None for none.
+        counted_from: its step that counts as step 0 of those that were asked for; None while conditions hold them back.
+        lacking: what these conditions lacked, a clause each.
     """
 
     pid: int
@@ -75,6 +82,10 @@ class Said:
     refused: int
     end: str | None
     windows: tuple[Window, ...]
+    label: str = ""
+    rank: int | None = None
+    counted_from: int | None = 0
+    lacking: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,9 @@ class Asked:
         processes: those that began a step.
         pid: of the program itself.
         end: how it ended, as `SIGTERM` or `the end of the program (exit code 0)`; None where that is not known.
+        conditions: what the windows wait for, as `after 5 warm-up steps`; empty for nothing.
+        duration_s: how long a window lasts at most; 0 for no limit.
+        need_steps: whether only a program that takes steps can meet the conditions.
     """
 
     text: str
@@ -94,6 +108,9 @@ class Asked:
     processes: tuple[Said, ...]
     pid: int | None
     end: str | None
+    conditions: str = ""
+    duration_s: float = 0.0
+    need_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,8 @@ class Verdict:
         why: a sentence, empty where it was captured.
         window: what the process said of it; None where no process got to it.
         file: the file that holds it; None where none does.
+        label, rank: of the process.
+        counted_from: the step of the process from which on steps are counted; its own numbers are in `start_step`.
     """
 
     start_step: int
@@ -134,6 +153,9 @@ class Verdict:
     pid: int | None = None
     window: Window | None = None
     file: str | None = None
+    label: str = ""
+    rank: int | None = None
+    counted_from: int = 0
 
     @property
     def steps(self) -> int:
@@ -149,11 +171,16 @@ class Windows:
         asked: as it was asked.
         verdicts: one a window and process; empty where an endless row has not begun.
         problems: what is not about one window.
+        aside: processes that took steps and no part in what was asked, a sentence each.
+        conditions, duration_s: as of `Asked`.
     """
 
     asked: str
     verdicts: tuple[Verdict, ...]
     problems: tuple[str, ...] = field(default=())
+    aside: tuple[str, ...] = field(default=())
+    conditions: str = ""
+    duration_s: float = 0.0
 
     @property
     def met(self) -> bool:
@@ -198,26 +225,65 @@ def judged(asked: Asked, found: Iterable[Captured]) -> Windows:
     Args:
         asked: what was asked and what the processes said.
         found: the windows in the files of the run.
+
+    A process that opened no window counts only where no other of its rank opened one: the parent of the workers that do
+    the steps, or a worker with few of them, took no part (docs/ranks.md).
     """
     by_id = {one.id: one for one in found}
     if asked.text == ON_REQUEST:
-        return Windows(asked.text, ())
+        became = Windows(asked.text, ())
+    elif asked.text == WHOLE:
+        from traceable.analysis import whole_window  # which stands on this module
+
+        became = whole_window.judged(asked, by_id)
+    else:
+        became = _of_steps(asked, by_id)
+    return replace(became, conditions=asked.conditions, duration_s=asked.duration_s)
+
+
+def _of_steps(asked: Asked, by_id: dict[str, Captured]) -> Windows:
     stepping = [process for process in asked.processes if process.begun]
     if not stepping:
         why = "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step()"
         if asked.windows is None:
             return Windows(asked.text, (), (f"{asked.text} was never reached: {why}",))
         return Windows(asked.text, tuple(Verdict(*window, NEVER_REACHED, 0, why) for window in asked.windows))
-    verdicts = [verdict for process in stepping for verdict in _of_process(asked, process, by_id)]
+    taking_part = [process for process in stepping if process.windows]
+    by_others = {process.rank for process in taking_part}
+    idle = [process for process in stepping if not process.windows and process.rank in by_others]
+    verdicts = [
+        replace(verdict, label=process.label, rank=process.rank, counted_from=process.counted_from or 0)
+        for process in stepping
+        if process not in idle
+        for verdict in _of_process(asked, process, by_id)
+    ]
+    aside = tuple(
+        f"{f'{process.label} ({process.pid})' if process.label else f'process {process.pid}'} took "
+        f"{_count(process.ended)}, none of those that were asked for"
+        for process in idle
+    )
     if not verdicts:
-        seen = max(process.ended for process in stepping)
-        return Windows(asked.text, (), (f"{asked.text} was never reached: the program ended after {_count(seen)}",))
-    return Windows(asked.text, tuple(verdicts))
+        last = max(stepping, key=lambda process: process.ended)
+        return Windows(asked.text, (), (f"{asked.text} was never reached: {_ended_after(asked, last)}",))
+    return Windows(asked.text, tuple(verdicts), aside=aside)
+
+
+def of_all(parts: Sequence[Windows]) -> Windows:
+    """Return what became of the windows of several runs that are the ranks of one."""
+    return Windows(
+        ",".join(dict.fromkeys(part.asked for part in parts)),
+        tuple(verdict for part in parts for verdict in part.verdicts),
+        tuple(problem for part in parts for problem in part.problems),
+        tuple(sentence for part in parts for sentence in part.aside),
+        parts[0].conditions if parts else "",
+        parts[0].duration_s if parts else 0.0,
+    )
 
 
 def _of_process(asked: Asked, process: Said, by_id: dict[str, Captured]) -> Iterable[Verdict]:
     said = {(window.start_step, window.stop_step): window for window in process.windows}
-    for start, stop in dict.fromkeys((*(asked.windows or ()), *said)):
+    first = process.counted_from or 0
+    for start, stop in dict.fromkeys((*((start + first, stop + first) for start, stop in asked.windows or ()), *said)):
         window = said.get((start, stop))
         if window is None:
             yield Verdict(start, stop, NEVER_REACHED, 0, _ended_after(asked, process), process.pid)
@@ -226,7 +292,8 @@ def _of_process(asked: Asked, process: Said, by_id: dict[str, Captured]) -> Iter
 
 
 def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None) -> Verdict:
-    steps = range(window.start_step, window.stop_step)
+    ended_by_time = window.reason == "duration"
+    steps = range(window.start_step, (window.closed_step or 0) if ended_by_time else window.stop_step)
     own = [step for step in dict.fromkeys(file.steps) if step in steps] if file else []
     missing = [step for step in steps if step not in set(own)] if len(own) < len(steps) else []
 
@@ -238,10 +305,10 @@ def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None)
         if window.reason == "missed":
             return say(NEVER_OPENED, f"its steps were over before it could be opened, at step {window.closed_step}")
         return say(NEVER_OPENED, window.error or "it was not opened")
-    if window.reason != "complete":
+    if window.reason != "complete" and not ended_by_time:
         lost = min(process.ended, window.stop_step) - window.opened_step - len(own)
         loss = f"; {_count(lost)} before that {'is' if lost == 1 else 'are'} not in the report" if lost > 0 else ""
-        cause = _cause(asked, process, window)
+        cause = cause_of(asked, process, window)
         return say(STOPPED_EARLY, f"stopped early at step {_last(process, window)} by {cause}{loss}")
     if file is None:
         return say(MISSING_REPORT, f"no report holds the window {window.id}")
@@ -250,12 +317,14 @@ def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None)
     if window.opened_step > window.start_step:
         return say(OPENED_LATE, f"opened late, at step {window.opened_step}")
     if missing:
-        return say(MISSING_STEPS, f"steps {_numbers(missing)} are not whole in the report")
+        return say(MISSING_STEPS, f"steps {listed(missing)} are not whole in the report")
     foreign = len(file.steps) - len(own)
     return say(MISSING_STEPS, f"the report holds {_count(foreign)} of other windows") if foreign else say(CAPTURED)
 
 
 def _ended_after(asked: Asked, process: Said) -> str:
+    if process.lacking:
+        return ", ".join(process.lacking)
     killed = process.end is None and process.pid == asked.pid and asked.end and asked.end.startswith("SIG")
     return f"the program ended after {_count(process.ended)}" + (f", by {asked.end}" if killed else "")
 
@@ -270,7 +339,8 @@ def _last(process: Said, window: Window) -> int:
     return process.begun - 1 if process.begun > process.ended else process.begun
 
 
-def _cause(asked: Asked, process: Said, window: Window) -> str:
+def cause_of(asked: Asked, process: Said, window: Window) -> str:
+    """Return who closed a window before its end, as the end of `stopped early by ...`."""
     if window.error:
         return f"an error: {window.error}"
     if window.reason == "stopped":
@@ -282,7 +352,7 @@ def _cause(asked: Asked, process: Said, window: Window) -> str:
     return "the end of the program" if window.reason else "the end of the process without Python's own end"
 
 
-def _numbers(steps: Sequence[int]) -> str:
+def listed(steps: Sequence[int]) -> str:
     """Return numbers as people write them: `3, 5-9`."""
     parts: list[list[int]] = []
     for step in steps:

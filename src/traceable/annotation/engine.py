@@ -79,6 +79,18 @@ if debug:
         return pure.wrap(function, range_, balance.wrapper)
 
 
+requests: Any = None
+"""Counts the requests that are over (`annotation/requests.py`), or None where nobody asks for it."""
+
+if not disabled and os.environ.get(environment.AFTER_REQUEST):
+    from traceable.annotation import requests
+
+    Range = requests.counted(Range)  # type: ignore[misc]
+    Run = requests.running(Run)  # type: ignore[misc]
+    if not debug:  # there the range counts itself
+        wrap = requests.wrapping(wrap)
+
+
 def current() -> ContextVar[int]:
     """Return the context variable that holds the number of the innermost instance, 0 outside of all."""
     if core is not None:

@@ -12,7 +12,7 @@ import sys
 
 from traceable import environment
 from traceable.annotation import lookup
-from traceable.annotation.patterns import Target, has_wildcard
+from traceable.annotation.patterns import STEP_FUNCTION, Target, has_wildcard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def notes(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[s
     """
     from pathlib import Path
 
-    reports = [json.loads(path.read_text("utf-8")) for path in sorted(Path(run_dir).glob("annotate.*.json"))]
+    # Under nsys each chosen process is a run of its own, one folder below.
+    paths = [path for glob in ("annotate.*.json", "*/annotate.*.json") for path in sorted(Path(run_dir).glob(glob))]
+    reports = [json.loads(path.read_text("utf-8")) for path in paths]
     wanted = () if environment.flag(environment.DISABLE) else tuple(targets)
     if wanted and not reports:
         return (
@@ -162,8 +164,9 @@ def notes_of(reports: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, st
         said.update(dict.fromkeys(problem for row in found for problem in row["problems"]))
         if (pattern, preset) in matched or any(row["problems"] for row in found):
             continue
-        if not preset:
-            said[f"annotate pattern '{pattern}' matched nothing: {_best_reason(found)}"] = None
+        if preset in ("", STEP_FUNCTION):
+            kind = "annotate pattern" if not preset else "step function"
+            said[f"{kind} '{pattern}' matched nothing: {_best_reason(found)}"] = None
         elif not any(other == preset for _, other in matched):
             said[
                 f"annotate preset {preset} matched nothing: was {pattern.partition('.')[0].partition(':')[0]} imported?"

@@ -18,14 +18,17 @@ from itertools import islice
 from traceable import environment
 from traceable.annotation import lookup
 from traceable.annotation.handle import Handle
-from traceable.annotation.patterns import Target, decode_targets, parse_pattern
+from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.annotation.wrapping import annotated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from importlib.machinery import ModuleSpec
     from typing import Any
+
+    Make = Callable[[Any, Target, str, bool], Any]
+    """Makes what stands in the place of a value, as `wrapping.annotated` does."""
 
 _OURS = frozenset({"traceable", "wrapt", "nvtx"})
 """Packages that an annotated call runs through: patched, they would call themselves."""
@@ -74,8 +77,9 @@ class Patching(Handle):
         problems: for each pattern, why something it matched could not be annotated.
     """
 
-    def __init__(self, targets: tuple[Target, ...]) -> None:
+    def __init__(self, targets: tuple[Target, ...], make: Make = annotated) -> None:
         self.targets = targets
+        self.make = make
         self.matched: dict[Target, list[str]] = {target: [] for target in targets}
         self.problems: dict[Target, list[str]] = {}
         self._changes: list[_Change] = []
@@ -125,16 +129,34 @@ def annotate_targets(*patterns: str | Target) -> Patching:
     return patching
 
 
+def replace_targets(*targets: Target, make: Make) -> Patching:
+    """Put what `make` makes in the place of what the targets name, as `annotate_targets` does with annotated functions.
+
+    Over functions, too, that are annotated from outside.
+
+    Raises:
+        ValueError: a pattern names a package that this itself runs on.
+    """
+    for target in targets:
+        _check_allowed(target)
+    patching = Patching(targets, make)
+    _start(patching)
+    return patching
+
+
 def annotate_from_environment() -> None:
     """Take the patterns of `TRACEABLE_ANNOTATE`. Never raises: what is wrong with one is said, the others count."""
     annotate_targets(*_targets_of_environment())
 
 
 def report_idle_process() -> None:
-    """Say at the exit of a process that nothing of `TRACEABLE_ANNOTATE` was imported in it, or past the hook."""
+    """Say at the exit of a process that nothing of what patterns name was imported in it, or past the hook."""
     from traceable.annotation import patch_report
 
-    patch_report.at_exit([Patching(_targets_of_environment())])
+    targets = _targets_of_environment()
+    if step := os.environ.get(environment.STEP_FUNCTION):
+        targets = (*targets, parse_step_function(step))
+    patch_report.at_exit([Patching(targets)])
 
 
 def _targets_of_environment() -> tuple[Target, ...]:
@@ -316,11 +338,11 @@ def _replace(patching: Patching, target: Target, module_name: str, place: lookup
     """Annotate one place. Returns what stands there now in place of `place.value`, None where it was left."""
     name = f"{module_name}.{place.qualname}"
     is_held = _is_held_elsewhere(place)
-    if id(place.value) in _installed:
+    if id(place.value) in _installed and patching.make is annotated:
         _matched(patching, target, name)
         return None
     try:
-        replacement = annotated(place.value, target, name, lookup.is_class(place.owner))
+        replacement = patching.make(place.value, target, name, lookup.is_class(place.owner))
     except ValueError as error:
         _problem(patching, target, f"{name} {error}")
         return None

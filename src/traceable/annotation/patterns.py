@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from os import PathLike
 
+STEP_FUNCTION = "--step-function"
+"""Stands in the place of the preset for the function whose calls are steps, which is not annotated."""
+
 _KEYS = ("target", "name", "domain", "level")
 _LEVEL_MAX = 9  # annotation.arguments.LEVEL_MAX, which would load more than a process without patterns needs
 
@@ -127,6 +130,18 @@ def parse_pattern(text: str) -> Target:
     if has_wildcard(module.partition(".")[0]):
         raise ValueError(f"annotate pattern {text!r}: the first part of the module can't hold a wildcard")
     return Target(module, qualname, _checked_name(f"annotate pattern {text!r}", name.strip()) if equals else None)
+
+
+def parse_step_function(text: str) -> Target:
+    """Read the pattern of `run --step-function`: a step has no other name than `step`.
+
+    Raises:
+        ValueError: as `parse_pattern`, or it names a range.
+    """
+    target = parse_pattern(text)
+    if target.name is not None:
+        raise ValueError(f"step function {text!r}: a step is a range of the name 'step'; leave out '={target.name}'")
+    return Target(target.module, target.qualname, preset=STEP_FUNCTION)
 
 
 def _with_colon(where: str) -> str:

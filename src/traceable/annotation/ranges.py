@@ -115,7 +115,8 @@ def _rebuilt(kind: type[annotate], arguments: tuple[Any, ...], level: int) -> an
     return kind(*arguments, level=level)
 
 
-if engine.core is not None:
+if engine.core is not None and engine.requests is None:
+    # Faster, but past `__new__`, which chooses the class of those that are counted.
     engine.core.publish(annotate)
 
 # Pushes that were skipped for their level, so that their pops are skipped too. While one is open, the pushes after it
@@ -135,10 +136,14 @@ def push(range_: annotate, domain: str | None) -> None:
     elif _any_noted and getattr(_noted, "open", {}).get(domain):
         _noted.open[domain].append(True)
     range_._push()
+    if engine.requests is not None:
+        engine.requests.pushed(range_, domain)
 
 
 def pop(domain: str | None) -> None:
     """Close the innermost range that `push` opened on this thread in this domain, unless that was skipped."""
+    if engine.requests is not None:
+        engine.requests.popped(domain)
     if _any_noted:
         open_ = getattr(_noted, "open", {}).get(domain)
         if open_ and not open_.pop():
@@ -193,7 +198,10 @@ def start_range(
     """
     range_ = annotate(message, color, domain, category, payload, level=level)
     number = range_._start()
-    return None if range_._silent and not engine.disabled else (number, domain)
+    if range_._silent and not engine.disabled:
+        return None
+    range_id: RangeId = (number, domain)
+    return range_id if engine.requests is None else engine.requests.started(range_, range_id)
 
 
 def end_range(range_id: RangeId | None) -> None:
@@ -208,6 +216,8 @@ def end_range(range_id: RangeId | None) -> None:
         raise TypeError(f"range_id must be what start_range returned, not {range_id!r}")
     number, domain = range_id
     annotate(None, None, domain)._end(number)
+    if engine.requests is not None:
+        engine.requests.ended(range_id)
 
 
 def enabled() -> bool:

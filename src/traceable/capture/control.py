@@ -12,79 +12,28 @@ import contextlib
 import os
 import sys
 import time
-from _thread import RLock, get_ident
+from _thread import RLock
 from collections import deque
 
 from traceable import environment
 from traceable.annotation import engine
-from traceable.annotation.ranges import annotate
-from traceable.capture import gates
+from traceable.capture import flight, gates, process, step_times
+from traceable.capture.conditions import age_s
+from traceable.capture.one_step import Step
+from traceable.capture.open_window import COMPLETE, DURATION, EXIT, MISSED, STOPPED, OpenWindow, moment, new_entry
+from traceable.capture.plan import NEVER, Plan
 from traceable.capture.request import Request
-from traceable.capture.spec import Spec, Window, parse
 from traceable.capture.status import Status
 from traceable.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
+    from traceable.capture.spec import Window
+    from traceable.capture.timer import Timer
     from traceable.capture.triggers import Watch
-
-STEP = "step"
-"""The name of the range that every step is; its payload is the step's index."""
-
-COMPLETE, EXIT, MISSED, FAILED, STOPPED = "complete", "exit", "missed", "failed", "stopped"
-"""How a window ended: after its last step; with the process; never, its steps being over; its gate failed; when asked
-to."""
-
-_NEVER = sys.maxsize
-_heard = engine.emits()
-"""NVTX asks for its listener once, so whether anyone hears a step is known from the start."""
-
-if TYPE_CHECKING:
-    Planned = tuple[Window, bool]
-    """A window, and whether the GPU is waited for at its edges."""
-
-
-class Step:
-    """One open step."""
-
-    __slots__ = ("as_block", "bare", "begun_ns", "index", "range", "thread")
-
-    def __init__(self, index: int, as_block: bool, bare: bool) -> None:
-        self.index = index
-        self.begun_ns = 0
-        self.as_block = as_block
-        self.bare = bare
-        self.thread = get_ident()
-        self.range = annotate(STEP, None, None, None, index) if _heard else None
-
-    def open(self) -> None:
-        """Open its range."""
-        if self.range is None:
-            return
-        if self.as_block:
-            from traceable.annotation.resumable import open_block
-
-            open_block(self.range)
-        else:
-            self.range._push()
-
-    def close(self) -> None:
-        """Close its range: a push/pop range on its own thread only, where another's pop would close another range."""
-        if self.range is None:
-            return
-        if self.as_block:
-            from traceable.annotation.resumable import close_block
-
-            close_block(self.range)
-        elif self.thread == get_ident():
-            self.range._pop()
-        else:
-            environment.warn_once(
-                "step thread", "a step ended on another thread than it began on: its range stays open (docs/windows.md)"
-            )
 
 
 class Session:
@@ -92,31 +41,31 @@ class Session:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._asked = _asked()
-        self._planned: list[Planned] = []
+        self._plan = Plan()
         self._gate: gates.Gate | None = None
         self.watch: Watch | None = None
         self.listener: Callable[[], None] | None = None
+        self._timer = self._make_timer()
+        self._by_time = False
+        self._lacks_torch = os.environ.get(environment.GATE) == "torch"
         self._start()
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._in_child)
+        process.on_change(self._in_child)
 
     def _start(self) -> None:
         """Begin at step 0, as a new process does and a forked child."""
         self._status: Status | None = None
+        self._times = step_times.from_environment()
         self._next = 0
         self._refused = 0
         self._current: Step | None = None
         self._windows: list[dict[str, Any]] = []
-        self._open: tuple[Window, annotate, int, bool, dict[str, Any]] | None = None
-        self._pending: Planned | None = None
+        self._open: OpenWindow | None = None
         self._requests: deque[Request] = deque()
-        self._stopping = False
-        self._opens_at = _NEVER
-        self._coming = self._to_come()
-        self._advance()
-        self._closes_at = _NEVER
-        if self._pending:
+        self._stopping: str | None = None
+        self._closes_at = NEVER
+        if self._plan.pending:
             self._arm()
 
     # ---- steps
@@ -135,13 +84,13 @@ class Session:
             index = self._next
             if self.watch is not None and self._open is None:
                 self.watch.begins(index, payload)
-            if index >= self._opens_at or self._requests:
+            if index >= self._plan.opens_at or self._requests:
                 self._open_window(index)
             step = self._current = Step(index, as_block, bare)
             (self._status or self._told()).count(index + 1, index)
-        step.open()
-        if self.watch is not None:
+        if self.watch is not None or self._times is not None:
             step.begun_ns = time.perf_counter_ns()
+        step.open()
         return step
 
     def end(self, step: Step | None) -> None:
@@ -149,6 +98,8 @@ class Session:
         if step is None or step is not self._current:
             return
         step.close()
+        if self._times is not None:
+            self._times.add(step.index, step.begun_ns, time.perf_counter_ns())
         with self._lock:
             # What a profiler slows down is no measure of what is slow without it.
             if self.watch is not None and step.begun_ns and self._open is None:
@@ -172,9 +123,10 @@ class Session:
         """Note that `count` steps are over."""
         self._next = count
         (self._status or self._told()).count(count, count)
-        if count >= self._closes_at or self._stopping:
-            planned = self._stopping and self._open is not None and "by" not in self._open[4]
-            self._close_window(STOPPED if planned and count < self._closes_at else COMPLETE)
+        if count >= self._closes_at:
+            self._close_window(COMPLETE)
+        elif self._stopping is not None:
+            self._close_window(self._stopping)
 
     # ---- windows
 
@@ -185,25 +137,31 @@ class Session:
             ValueError: it overlaps another.
         """
         with self._lock:
-            if self._asked is not None:
-                says = f"{environment.STEPS}={self._asked} says what is recorded"
+            if self._plan.asks is not None:
+                says = f"{self._plan.asks} says what is recorded"
                 environment.warn_once("window", f"traceable.window() has no effect: {says}")
                 return
+            if self.ungated:
+                environment.warn_once("window", f"traceable.window() has no effect: {gates.UNGATED}")
+                return
+            if flight.active():
+                environment.warn_once("window", f"traceable.window() has no effect: {flight.NO_WINDOWS}")
+                return
             try:
-                Spec([window, *(planned for planned, _ in self._planned)])
+                self._plan.add(window, synchronise)
             except UsageError as error:
                 raise ValueError(str(error)) from None
-            left = [window for window, _ in self._planned if self._pending and window >= self._pending[0]]
-            self._planned = sorted([*self._planned, (window, synchronise)])
-            self._coming = iter([one for one in self._planned if one[0] == window or one[0] in left])
-            self._advance()
             self._arm()
 
-    def _to_come(self) -> Iterator[Planned]:
-        if self._asked is None:
-            return iter(self._planned)
-        synchronise = environment.flag(environment.WINDOW_SYNC)
-        return ((window, synchronise) for window in self._asked)
+    @property
+    def ungated(self) -> bool:
+        """Whether nsys records everything, whatever is opened here: then a window would be marked that is none."""
+        return os.environ.get(environment.COLLECTOR) == "nsys" and not os.environ.get(environment.GATE)
+
+    @property
+    def asks(self) -> str | None:
+        """What the launcher asks for; None where it asks for nothing."""
+        return self._plan.asks
 
     def _arm(self) -> None:
         if self._gate is not None:
@@ -217,15 +175,17 @@ class Session:
 
     def _open_window(self, index: int) -> None:
         """Open the window that step `index` lies in, if it does; those that are over by now are noted as missed."""
-        while self._pending is not None and self._pending[0].stop <= index:
-            self._note(self._pending[0])["closed"] = _moment(index, MISSED)
-            self._advance()
+        plan = self._plan
+        held = plan.held(index)
+        while not held and plan.pending is not None and plan.pending[0].stop <= index:
+            self._note(plan.pending[0])["closed"] = moment(index, MISSED)
+            plan.advance()
         if self._open is not None:
             return
-        if self._pending is not None and index >= self._pending[0].start:
-            window, synchronise = self._pending
+        if not held and plan.pending is not None and index >= plan.pending[0].start:
+            window, synchronise = plan.pending
             entry = self._note(window)
-            self._advance()
+            plan.advance()
         elif self._requests:
             # Taken out once the window is open, so that nobody finds neither in the time that this takes.
             request = self._requests[0]
@@ -236,65 +196,30 @@ class Session:
             self._arm()
         else:
             return
-        self._open_gate(window, synchronise, entry)
+        assert self._gate is not None
+        opening = OpenWindow(window, entry, self._gate, synchronise)
+        if opening.open(index):
+            self._open = opening
+            self._closes_at = window.stop
         if "by" in entry:
             self._requests.popleft()
+        elif self._timer is not None and plan.conditions.duration_s and self._open is not None:
+            self._timer.after(plan.conditions.duration_s, lambda: self._time_is_up(opening))
         self._write()
-
-    def _open_gate(self, window: Window, synchronise: bool, entry: dict[str, Any]) -> None:
-        begun = time.perf_counter_ns()
-        try:
-            if synchronise:
-                _synchronise()
-            marker = annotate(f"window {entry['id']}", None, environment.WINDOW_DOMAIN)
-            assert self._gate is not None
-            self._gate.open()
-            number = marker._start()
-        except Exception as error:  # noqa: BLE001 - whatever CUDA or a library says, the program goes on
-            entry["closed"] = _moment(self._next, FAILED, error=str(error))
-            environment.warn_once("gate open", f"the window {window} was not opened: {error}")
-        else:
-            entry["opened"] = _moment(self._next, stall_ns=time.perf_counter_ns() - begun)
-            self._open = window, marker, number, synchronise, entry
-            self._closes_at = window.stop
 
     def _close_window(self, reason: str) -> None:
-        """Close the window that is open. Its id range ends within the capture, so that it is in the report."""
+        """Close the window that is open."""
         if self._open is None:
             return
-        window, marker, number, synchronise, entry = self._open
+        closing = self._open
         self._open = None
-        self._stopping = False
-        self._closes_at = _NEVER
-        begun = time.perf_counter_ns()
-        problem = {}
-        try:
-            if synchronise:
-                _synchronise()
-            marker._end(number)
-            assert self._gate is not None
-            self._gate.close()
-        except Exception as error:  # noqa: BLE001 - as above
-            problem = {"error": str(error)}
-            environment.warn_once("gate close", f"the window {window} was not closed as it should be: {error}")
-        if reason == COMPLETE and "by" in entry:
-            # One that was asked for while the program runs is as long as it was let run.
-            entry["stop_step"] = self._next
-        entry["closed"] = _moment(self._next, reason, stall_ns=time.perf_counter_ns() - begun, **problem)
+        self._stopping = None
+        self._closes_at = NEVER
+        closing.close(self._next, reason)
         self._write()
 
-    def _advance(self) -> None:
-        self._pending = next(self._coming, None)
-        self._opens_at = self._pending[0].start if self._pending else _NEVER
-
     def _note(self, window: Window) -> dict[str, Any]:
-        entry: dict[str, Any] = {
-            "id": f"{os.getpid()}-{len(self._windows) + 1}",
-            "start_step": window.start,
-            "stop_step": window.stop,
-            "opened": None,
-            "closed": None,
-        }
+        entry = new_entry(len(self._windows) + 1, window)
         self._windows.append(entry)
         return entry
 
@@ -309,7 +234,7 @@ class Session:
         if engine.disabled:
             return "annotations are off (TRACEABLE_DISABLE)"
         if (open_ := self._open) is not None:
-            return f"a window is open since step {open_[0].start}{_of(open_[4].get('by'))}"
+            return f"a window is open since step {open_.window.start}{_of(open_.by)}"
         if self._requests:
             return f"a window is asked for already{_of(self._requests[0].by)}"
         self._requests.append(request)
@@ -329,12 +254,61 @@ class Session:
             if self._open is None:
                 self._tell()
                 return None
-            entry = self._open[4]
-            if self._current is None:
-                self._close_window(COMPLETE if "by" in entry else STOPPED)
-            else:
-                self._stopping = True
+            entry = self._open.entry
+            self._close_at_boundary(COMPLETE if "by" in entry else STOPPED)
             return entry
+
+    def _close_at_boundary(self, reason: str) -> None:
+        """Close the open window at the end of the step that is open, or now where none is."""
+        if self._current is None:
+            self._close_window(reason)
+        else:
+            self._stopping = reason
+
+    # ---- windows of time
+
+    def _make_timer(self) -> Timer | None:
+        asked = self._plan.conditions
+        if not (asked.duration_s or (self._plan.whole and asked.delay_s)):
+            return None
+        from traceable.capture.timer import Timer
+
+        return Timer()
+
+    def begin_by_time(self) -> None:
+        """Have a program that takes no steps recorded from the time on that the launcher asks for, if it does."""
+        asked = self._plan.conditions
+        if not self._plan.whole or asked.need_steps:
+            return
+        self._by_time = True
+        with self._lock:
+            self._told()
+        if asked.requests:
+            engine.requests.count.when(asked.requests, self._look)
+        left_s = asked.delay_s - age_s() if asked.delay_s else 0.0
+        if self._timer is not None and left_s > 0:
+            self._timer.after(left_s, self._look)
+        else:
+            self._look()
+
+    def found_torch(self) -> None:
+        """Note that the program has imported torch, without which torch's profiler can't be started."""
+        self._lacks_torch = False
+        if self._by_time:
+            self._look()
+
+    def _look(self) -> None:
+        """Open the window of time, where its time has come and no step has begun: else the next one opens it."""
+        if self._lacks_torch:
+            return
+        with self._lock:
+            if not self._next and self._current is None and self._open is None and self._plan.pending is not None:
+                self._open_window(0)
+
+    def _time_is_up(self, window: OpenWindow) -> None:
+        with self._lock:
+            if self._open is window:
+                self._close_at_boundary(DURATION)
 
     def arm(self) -> None:
         """Record nothing from here on but windows, as far as this process decides it."""
@@ -354,7 +328,7 @@ class Session:
             "steps": {"begun": self._next + (self._current is not None), "ended": self._next},
             "gate": self._gate.name if self._gate else None,
             "asked": [request.by for request in list(self._requests)],
-            "window": dict(open_[4]) if open_ else None,
+            "window": dict(open_.entry) if open_ else None,
             "closed": sum(window["closed"] is not None for window in list(self._windows)),
         }
 
@@ -366,7 +340,9 @@ class Session:
 
     def _told(self) -> Status:
         if self._status is None:
-            self._status = Status(os.environ.get(environment.RUN_DIR, ""))
+            self._status = Status(os.environ.get(environment.RUN_DIR, "") if process.chosen() else "")
+            if engine.requests is not None:
+                self._status.keep_requests(engine.requests.count)
             self._write()
         return self._status
 
@@ -374,13 +350,12 @@ class Session:
         if self._status is None:
             self._told()
             return
-        planned = str(self._asked) if self._asked else ",".join(str(window) for window, _ in self._planned)
         self._status.write(
             {
                 "pid": os.getpid(),
                 "parent_pid": os.getppid(),
                 "wall_ns": time.time_ns(),
-                "asked": planned or None,
+                **self._plan.told(),
                 "gate": self._gate.name if self._gate else None,
                 "steps": {"begun": self._next + (self._current is not None), "ended": self._next},
                 "refused": self._refused,
@@ -393,6 +368,8 @@ class Session:
     def _at_exit(self) -> None:
         error = getattr(sys, "last_type", None)
         reason = f"exception {error.__name__}" if isinstance(error, type) else EXIT
+        if self._timer is not None:
+            self._timer.cancel()
         with self._lock:
             self._close_window(reason)
             if self._status is not None:
@@ -401,35 +378,16 @@ class Session:
     def _in_child(self) -> None:
         self._lock = RLock()
         self._gate = None
+        self._plan.restart()
         self._start()
         if self.watch is not None:
             self.watch.restart()
+        if self._by_time:
+            self.begin_by_time()
 
 
 def _of(who: str | None) -> str:
     return f", by {who}" if who else ""
-
-
-def _asked() -> Spec | None:
-    """Return what the launcher asks for. A malformed value is said once and asks for nothing."""
-    text = os.environ.get(environment.STEPS, "")
-    if not text or engine.disabled:
-        return None
-    try:
-        return parse(text)
-    except UsageError as error:
-        environment.warn_once(environment.STEPS, f"{environment.STEPS} is ignored: {error}")
-        return None
-
-
-def _moment(step: int, reason: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"wall_ns": time.time_ns(), "step": step, **({"reason": reason} if reason else {}), **more}
-
-
-def _synchronise() -> None:
-    from traceable.capture import cuda
-
-    cuda.find().synchronise()
 
 
 session = Session()

@@ -12,6 +12,7 @@ import os
 from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
+from traceable.capture import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
         def close(self) -> None:
             """Have it stop; return when it has."""
+
+
+UNGATED = "nsys was started to record everything; name the steps with `run --steps`, or run with --control"
+"""Why a window in code comes to nothing under nsys, which has to be told when it is started."""
 
 
 class GateError(Exception):
@@ -142,8 +147,14 @@ def _torch() -> Gate:
     return TorchGate()
 
 
+def _gpu() -> Gate:
+    from traceable.capture.gpu_gate import GpuGate
+
+    return GpuGate()
+
+
 _GATES: dict[str, Callable[[], Gate]] = {gate.name: gate for gate in (NvtxGate, CudaGate, RecorderGate, NoGate)}
-_GATES["torch"] = _torch
+_GATES |= {"torch": _torch, "gpu": _gpu}
 NAMES = tuple(_GATES)
 """What `TRACEABLE_GATE` may be."""
 
@@ -159,7 +170,9 @@ def named(name: str) -> Gate:
 
 
 def from_environment() -> Gate:
-    """Return the gate that `TRACEABLE_GATE` names, or the one that does no harm."""
+    """Return the gate that `TRACEABLE_GATE` names, or the one that does no harm; none where nothing is recorded."""
+    if not process.chosen():
+        return NoGate()
     name = os.environ.get(environment.GATE) or NvtxGate.name
     if name not in _GATES:
         environment.warn_once(environment.GATE, f"{environment.GATE}={name!r} is none of {', '.join(_GATES)}; ignored")

@@ -1,8 +1,11 @@
-"""`POST /start_profile` and `POST /stop_profile` for ASGI and WSGI applications: windows over the server's own HTTP.
+"""`POST /start_profile`, `/stop_profile` and `/dump_profile` for ASGI and WSGI applications: over their own HTTP.
 
 Off unless a token is given: then every request goes to the application as without it. A request must bear the token as
 `Authorization: Bearer TOKEN`. It reaches the worker process that happens to take it, and no other one; `traceable
 control` reaches all of a run. Nothing here waits for a step of the program.
+
+With `run --after-request` it also counts the requests that it hands on, token or none: each is over when the
+application has returned.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import os
 import sys
 
 from traceable import environment
+from traceable.annotation import engine
+from traceable.capture import flight
 from traceable.capture.control import session
 from traceable.capture.request import Request
 
@@ -21,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-START, STOP = "/start_profile", "/stop_profile"
+    from traceable.annotation.requests import Count
+
+START, STOP, DUMP = "/start_profile", "/stop_profile", "/dump_profile"
 SCHEMA = "traceable.profile/1"
 _STEPS_MAX = 10**15
 
@@ -43,9 +50,18 @@ class _Answer(Exception):  # noqa: N818 - the answer that is given, whatever it 
 def _secret(token: str | None) -> bytes:
     """Return the token; empty for none. With one, only windows are recorded from here on."""
     secret = (os.environ.get(environment.CONTROL_TOKEN, "") if token is None else token).strip().encode()
-    if secret:
+    if secret and not flight.active():
         session.arm()
     return secret
+
+
+def _count() -> Count | None:
+    """Return what counts the requests that are handed on; None where nobody asks how many there are."""
+    if engine.requests is None:
+        return None
+    count: Count = engine.requests.count
+    count.by_http = True
+    return count
 
 
 def _check(secret: bytes, method: str, authorization: bytes) -> None:
@@ -62,7 +78,20 @@ def _check(secret: bytes, method: str, authorization: bytes) -> None:
         raise _Answer("401 Unauthorized", error="send `Authorization: Bearer TOKEN` with the token of this server")
 
 
+def _dump() -> _Answer:
+    try:
+        return _Answer("200 OK", dump=flight.write(f"POST {DUMP}"))
+    except flight.DumpError as error:
+        return _Answer("409 Conflict", error=str(error))
+
+
+def _refuse_windows() -> None:
+    if flight.active():
+        raise _Answer("409 Conflict", error=f"{flight.NO_WINDOWS}, POST {DUMP}")
+
+
 def _start(query: str) -> _Answer:
+    _refuse_windows()
     steps = _steps(query)
     refused = session.ask(Request(steps, f"POST {START}"))
     if refused:
@@ -71,6 +100,7 @@ def _start(query: str) -> _Answer:
 
 
 def _stop() -> _Answer:
+    _refuse_windows()
     window = session.stop()
     if window is None:
         return _Answer("200 OK", window=None, state=session.state)
@@ -105,10 +135,15 @@ class ASGIMiddleware:
     def __init__(self, app: Any, token: str | None = None) -> None:
         self.app = app
         self._token = _secret(token)
+        self._count = _count()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if not self._token or scope["type"] != "http" or scope["path"] not in (START, STOP):
-            await self.app(scope, receive, send)
+        if not self._token or scope["type"] != "http" or scope["path"] not in (START, STOP, DUMP):
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                if self._count is not None and scope["type"] == "http":
+                    self._count.add()
             return
         try:
             given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
@@ -117,7 +152,7 @@ class ASGIMiddleware:
                 answer = _start(scope["query_string"].decode("latin-1"))
             else:
                 # To stop a profiler may take a second, and no other request of this server is to wait for that.
-                answer = await _elsewhere(_stop)
+                answer = await _elsewhere(_stop if scope["path"] == STOP else _dump)
         except _Answer as refused:
             answer = refused
         headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers]
@@ -150,11 +185,16 @@ class WSGIMiddleware:
     def __init__(self, app: Any, token: str | None = None) -> None:
         self.app = app
         self._token = _secret(token)
+        self._count = _count()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-        if not self._token or path not in (START, STOP):
-            answered: Iterable[bytes] = self.app(environ, start_response)
+        if not self._token or path not in (START, STOP, DUMP):
+            try:
+                answered: Iterable[bytes] = self.app(environ, start_response)
+            finally:
+                if self._count is not None:
+                    self._count.add()
             return answered
         try:
             _check(
@@ -162,6 +202,8 @@ class WSGIMiddleware:
                 environ["REQUEST_METHOD"],
                 environ.get("HTTP_AUTHORIZATION", "").encode("latin-1", "replace"),
             )
+            if path == DUMP:
+                raise _dump()
             answer = _start(environ.get("QUERY_STRING", "")) if path == START else _stop()
         except _Answer as refused:
             answer = refused

@@ -20,6 +20,7 @@ import threading
 import time
 
 from traceable import environment
+from traceable.capture import flight, process
 from traceable.capture.control import session
 from traceable.capture.request import Request
 
@@ -33,6 +34,7 @@ _LINE_BYTES = 4096
 _PEERS_MAX = 32
 _PAUSE_SECONDS = 2.0
 _STEPS_MAX = 10**15
+_DUMPS_MAX = 10**9
 
 
 class Peer:
@@ -147,6 +149,8 @@ class Server:
         self._listener.close()
         for descriptor in (self._directory, self._woken, self._wake):
             os.close(descriptor)
+        if not process.chosen():
+            return
         try:
             self.start()
         except (OSError, RuntimeError) as error:
@@ -212,15 +216,21 @@ class Server:
             return len(peer.received) < _LINE_BYTES
         try:
             asked = json.loads(peer.received)
-            return self._answer(peer, str(asked["ask"]), asked.get("steps"), str(asked.get("by", "a controller"))[:200])
+            return self._answer(peer, str(asked["ask"]), asked, str(asked.get("by", "a controller"))[:200])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             peer.send("refused", why="it is not understood")
             return False
 
-    def _answer(self, peer: Peer, what: str, steps: int | None, by: str) -> bool:
+    def _answer(self, peer: Peer, what: str, asked: dict[str, Any], by: str) -> bool:
         """Do what is asked; whether more is to be told."""
+        steps = asked.get("steps")
         if what == "status":
-            peer.send("status", **session.state)
+            peer.send("status", flight_recorder=flight.active(), **session.state)
+            return False
+        if what == "dump":
+            return _dump(peer, asked.get("number"), by)
+        if flight.active():
+            peer.send("refused", why=flight.NO_WINDOWS)
             return False
         if what == "stop":
             withdrawn = bool(session.state["asked"])
@@ -258,6 +268,17 @@ class Server:
             peer.send("closed", window=dict(entry))
             return False
         return True
+
+
+def _dump(peer: Peer, number: int | None, by: str) -> bool:
+    """Dump the flight recorder, on this thread; nothing more is to be told."""
+    if not (number is None or (type(number) is int and 0 < number <= _DUMPS_MAX)):
+        raise ValueError(number)
+    try:
+        peer.send("dumped", **flight.write(by, number))
+    except flight.DumpError as error:
+        peer.send("refused", why=str(error))
+    return False
 
 
 def _unheard(error: Exception) -> None:

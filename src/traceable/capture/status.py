@@ -1,8 +1,9 @@
 """What a process tells the launcher of its steps and windows: two files in the run directory, for each process.
 
 `status.<pid>.json` is written whole or not at all, when a window opens or closes and when Python ends.
-`status.<pid>.steps` holds two little-endian int64, the number of steps begun and ended, in a memory map: they are right
-whatever ends the process, `kill -9` included. Nothing here raises into the program.
+`status.<pid>.steps` holds three little-endian int64, the number of steps begun, of steps ended, and of requests that
+are over, in a memory map: they are right whatever ends the process, `kill -9` included. Nothing here raises into the
+program.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import os
 
 from traceable import environment
+from traceable.capture import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from traceable.annotation.requests import Count
+
 SCHEMA = "traceable.status/1"
-_COUNTER_BYTES = 16
+_COUNTER_BYTES = 24
 
 
 class Status:
@@ -41,6 +45,11 @@ class Status:
             self._counter[0] = begun
             self._counter[1] = ended
 
+    def keep_requests(self, count: Count) -> None:
+        """Have the number of requests kept there too."""
+        if self._counter is not None:
+            count.keep_in(self._counter[2:])
+
     def write(self, content: dict[str, Any]) -> None:
         """Write the JSON file."""
         if not self._path:
@@ -50,7 +59,7 @@ class Status:
 
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
             with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-                json.dump({"schema": SCHEMA, **content}, file)
+                json.dump({"schema": SCHEMA, "process": process.identity(), **content}, file)
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             environment.warn_once("status", f"the launcher is not told of steps and windows: {error}")

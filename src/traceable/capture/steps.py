@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from traceable.capture.control import Step
+    from traceable.capture.one_step import Step
 
 
 def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Steps:
@@ -147,8 +147,9 @@ def window(start: int, stop: int, *, synchronize: bool = False) -> None:
     """Ask for a recording of the steps from `start` until before `stop`. May be called several times.
 
     What the launcher asks for (`traceable run --steps`, `TRACEABLE_STEPS`) counts instead, where it asks for anything.
-    The recorder is gated from here on. nsys has to be told when it is started: `traceable run --steps` does, as does
-    `nsys profile -c nvtx -p capture@traceable.window`.
+    The recorder is gated from here on. nsys has to be told when it is started: `traceable run --steps` and `--control`
+    do, as does `nsys profile -c nvtx -p capture@traceable.window`. Under `run --collector nsys` without either all is
+    recorded; that is said, and the call does nothing.
 
     Args:
         start, stop: numbers of steps, from 0 on.

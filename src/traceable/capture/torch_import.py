@@ -1,4 +1,4 @@
-"""Starts torch.profiler when the program imports torch, or has it watched from then on where windows are recorded.
+"""Starts what torch records when the program imports torch, or has it watched from then on for windows.
 
 The `sitecustomize` of `annotation/bootstrap` calls this at that import. Whatever fails here is said once on stderr; the
 import of torch is never made to fail.
@@ -47,27 +47,40 @@ def _watch(loader: Any) -> None:
         environment.warn_once("torch", "torch.profiler is not started: this torch is loaded in an unknown way")
 
 
+def _tell_windows() -> None:
+    """A window of time that could not be opened without torch may be opened now."""
+    from traceable.capture.control import session
+
+    session.found_torch()
+
+
 def begin() -> None:
     """Record until the process ends, unless windows are asked for."""
     if environment.flag(environment.DISABLE):
         return
-    try:
-        from traceable.capture.torch_gate import profiler
+    from traceable.capture import process
 
-        if profiler.gated or os.environ.get(environment.TORCH) != WHOLE:
-            profiler.watch()
-        else:
-            profiler.start()
-        _end_with_worker(profiler)
-    except Exception as error:  # noqa: BLE001 - the program goes on, not recorded
-        environment.warn_once("torch", f"torch.profiler records nothing in process {os.getpid()}: {error}")
-
-
-def _end_with_worker(profiler: Any) -> None:
-    """Have a worker that multiprocessing forked write its file: it ends without the functions of `atexit`."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is None or process.parent_process() is None:
+    if not process.chosen():
+        process.when_chosen(begin)
         return
-    from multiprocessing.util import Finalize
+    what = "torch.profiler"
+    try:
+        whole = os.environ.get(environment.TORCH) == WHOLE
+        if os.environ.get(environment.GPU_DIR):
+            from traceable.capture import gpu_gate
 
-    Finalize(None, profiler.stop_quietly, exitpriority=0)
+            what = "--gpu"
+            if whole and not gpu_gate.profiler.gated:
+                gpu_gate.profiler.start()
+            else:
+                gpu_gate.profiler.await_cuda()
+        else:
+            from traceable.capture import torch_gate
+
+            if whole and not torch_gate.profiler.gated:
+                torch_gate.profiler.start()
+            else:
+                torch_gate.profiler.watch()
+                _tell_windows()
+    except Exception as error:  # noqa: BLE001 - the program goes on, not recorded
+        environment.warn_once("torch", f"{what} records nothing in process {os.getpid()}: {error}")

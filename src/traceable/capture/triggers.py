@@ -13,6 +13,7 @@ from collections import deque
 
 from traceable import environment
 from traceable.annotation import engine
+from traceable.capture import conditions, flight, gates, process
 from traceable.capture.control import session
 from traceable.capture.request import Request
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
     from typing import Any
+
+DUMP = "dump"
+"""What `TRACEABLE_CONTROL_SIGNAL` is where SIGUSR2 dumps the flight recorder."""
 
 MEDIAN_STEPS = 101
 """Of how many steps the running median is: the last ones that were not recorded."""
@@ -47,12 +51,15 @@ class StepBegun:
 def capture_when(
     condition: Callable[[StepBegun], object] | None = None,
     *,
-    steps: int,
+    steps: int | None = None,
+    dump: bool = False,
     slower_than_ms: float | None = None,
     slower_than_median: float | None = None,
     times: int | None = 1,
 ) -> None:
     """Record the next `steps` steps once something happens. Give one of the three conditions; call again for others.
+
+    With `dump` the flight recorder is dumped then, with what led there; without a flight recorder nothing happens.
 
     Where nothing else gates the profiler, it is from here on: the recorder records windows only. nsys has to be told
     when it is started, by `traceable run --control`.
@@ -61,41 +68,54 @@ def capture_when(
         condition: is called with each step that is about to begin, on its thread. If it returns something true, the
             window begins with this step. What it raises is said once, and it is not called again.
         steps: how many steps to record.
+        dump: dump the flight recorder instead, aside from the program's threads.
         slower_than_ms: the window begins after a step that took longer than this many milliseconds.
         slower_than_median: the window begins after a step that took longer than this many times the median of the last
             101 steps before it. Compared from the 21st step on. Steps within a window count for neither.
-        times: how many windows it opens at most; None for as many as come.
+        times: how many windows it opens, or dumps it makes, at most; None for as many as come.
 
     Raises:
-        TypeError: not exactly one condition, or an argument of another type.
+        TypeError: not exactly one condition, not one of steps and dump, or an argument of another type.
         ValueError: `steps` or `times` is below 1, or a limit is not above 0.
 
     Example:
         >>> capture_when(lambda s: s.payload["batch"] >= 64, steps=20)
         >>> capture_when(slower_than_median=3, steps=20, times=2)
+        >>> capture_when(slower_than_ms=200, dump=True)
     """
     given = [one for one in (condition, slower_than_ms, slower_than_median) if one is not None]
     if len(given) != 1:
         raise TypeError("give one of condition, slower_than_ms and slower_than_median")
     if condition is not None and not callable(condition):
         raise TypeError(f"condition must be callable, not {type(condition).__name__}")
-    _check("steps", steps, int, 1)
+    if dump is (steps is not None):
+        raise TypeError("give one of steps and dump=True")
+    if steps is not None:
+        _check("steps", steps, int, 1)
     if times is not None:
         _check("times", times, int, 1)
     if condition is None:
         for name, value in (("slower_than_ms", slower_than_ms), ("slower_than_median", slower_than_median)):
             if value is not None:
                 _check(name, value, (int, float), 0)
-    if os.environ.get(environment.STEPS) and not environment.flag(environment.CONTROL):
-        message = f"{environment.STEPS} says what is recorded; `traceable run --control` lets both"
+    if flight.active() is not dump:
+        if not dump:
+            environment.warn_once("capture_when", f"capture_when(steps=...) has no effect: {flight.NO_WINDOWS}")
+        return
+    if session.asks is not None and not environment.flag(environment.CONTROL):
+        message = f"{session.asks} says what is recorded; `traceable run --control` lets both"
         environment.warn_once("capture_when", f"traceable.capture_when() has no effect: {message}")
+        return
+    if session.ungated:
+        environment.warn_once("capture_when", f"traceable.capture_when() has no effect: {gates.UNGATED}")
         return
     if engine.disabled:
         return
     if session.watch is None:
         session.watch = Watch()
     session.watch.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
-    session.arm()
+    if not dump:
+        session.arm()
 
 
 def _check(name: str, value: object, kind: Any, least: int) -> None:
@@ -108,12 +128,12 @@ def _check(name: str, value: object, kind: Any, least: int) -> None:
 
 
 class Trigger:
-    """One condition, and what it has opened so far."""
+    """One condition, and what it has opened so far. Without `steps` it dumps the flight recorder."""
 
     def __init__(
         self,
         condition: Callable[[StepBegun], object] | None,
-        steps: int,
+        steps: int | None,
         slower_than_ms: float | None,
         slower_than_median: float | None,
         times: int | None,
@@ -135,8 +155,12 @@ class Trigger:
         self._left = self._times
 
     def fire(self, why: str) -> None:
-        """Ask for the window. Where one is open or asked for already, that is left alone and this is not counted."""
-        if session.ask(Request(self._steps, why)) is None and self._left is not None:
+        """Ask for the window or the dump. A window that is open or asked for is left alone, and this not counted."""
+        if self._steps is None:
+            flight.begin(why)
+        elif session.ask(Request(self._steps, why)) is not None:
+            return
+        if self._left is not None:
             self._left -= 1
 
 
@@ -245,13 +269,13 @@ class OnSignal:
     """The handler of SIGUSR2. What handled the signal before is called after it.
 
     Args:
-        steps: how many steps each signal has recorded.
+        steps: how many steps each signal has recorded; None to dump the flight recorder.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int | None) -> None:
         self.steps = steps
         self._before: Any = None
-        self._handling = False
+        self._handling: list[FrameType | None] = []
 
     def install(self) -> None:
         """Handle the signal from here on. A handler that the program installs later takes the place of this one."""
@@ -272,17 +296,20 @@ class OnSignal:
         signal.signal(signal.SIGUSR2, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._handling:  # a handler of the user's calls the one that it found, which is this one
+        # A handler of the user's may call the one that it found, this one, with what it was given. Another signal that
+        # comes meanwhile interrupts another frame, and counts.
+        if self._handling and (frame is None or any(frame is one for one in self._handling)):
             return
-        self._handling = True
+        self._handling.append(frame)
         try:
-            refused = session.ask(Request(self.steps, "SIGUSR2"))
-            if refused:
+            if self.steps is None:
+                flight.begin("SIGUSR2")
+            elif refused := session.ask(Request(self.steps, "SIGUSR2")):
                 _say(f"SIGUSR2 opens no window: {refused}")
             if callable(self._before):
                 self._before(number, frame)
         finally:
-            self._handling = False
+            self._handling.pop()
 
 
 def _say(message: str) -> None:
@@ -294,7 +321,10 @@ def _say(message: str) -> None:
 
 def listen_from_environment() -> None:
     """Listen to what the launcher asks for: the control socket, the signal."""
-    if engine.disabled or _is_our_command():
+    if engine.disabled or conditions.is_our_command():
+        return
+    if not process.chosen():
+        process.when_chosen(listen_from_environment)
         return
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if environment.flag(environment.CONTROL):
@@ -307,20 +337,17 @@ def listen_from_environment() -> None:
     steps = os.environ.get(environment.CONTROL_SIGNAL, "").strip()
     if steps.isascii() and steps.isdigit() and int(steps[:16]) > 0:
         on_signal(int(steps[:16]))
+    elif steps == DUMP:
+        on_signal(None)
     elif steps:
         environment.warn_once(
             environment.CONTROL_SIGNAL, f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is no number of steps; ignored"
         )
 
 
-def _is_our_command() -> bool:
-    """Whether this process is `traceable` itself, started by a program of the run."""
-    words: list[str] = getattr(sys, "argv", None) or [""]
-    if words[0] == "-m":  # until Python has found the module
-        return ("-m", "traceable") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
-    return os.path.basename(words[0]) == "traceable"  # noqa: PTH119
+def on_signal(steps: int | None) -> None:
+    """Have each SIGUSR2 record `steps` steps, or with None dump the flight recorder.
 
-
-def on_signal(steps: int) -> None:
-    """Have each SIGUSR2 record `steps` steps. The handler that is there is chained: call it after installing yours."""
+    The handler that is there is chained: call it after installing yours.
+    """
     OnSignal(steps).install()

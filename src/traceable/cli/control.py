@@ -1,12 +1,14 @@
-"""Open and close windows in a run that is going on.
+"""Open and close windows in a run that is going on, or dump its flight recorder.
 
     traceable control window --steps +20 [--run DIR | --pid N]
     traceable control start [--run DIR | --pid N]
     traceable control stop [--run DIR | --pid N]
     traceable control status [--run DIR | --pid N]
+    traceable control dump [--run DIR | --pid N]
 
-The run was started with `traceable run --control`. A window opens when the next step of a process begins. Without
---run and --pid the one run under traceable-runs that can be controlled is meant. docs/control.md
+The run was started with `traceable run --control`, for `dump` with --flight-recorder. A window opens when the next step
+of a process begins. Without --run and --pid the one run under traceable-runs that can be controlled is meant.
+docs/control.md, docs/flight-recorder.md
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _FORM = "write +N as in --steps +20: that many steps from the next one on"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what may follow the verb."""
-    parser.add_argument("what", choices=["window", "start", "stop", "status"], help="what to do")
+    parser.add_argument("what", choices=["window", "start", "stop", "status", "dump"], help="what to do")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--run", metavar="DIR", dest="directory", type=Path, help="the run directory")
     place.add_argument("--pid", metavar="N", type=int, help="one process of a run")
@@ -47,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _status(place, arguments)
     hear = _Hear(quiet=arguments.json)
     try:
+        if arguments.what == "dump":
+            return _dumped(place, control.dump(place, hear, arguments.timeout), hear, arguments)
         if arguments.what == "stop":
             answered = control.close_window(place, hear, arguments.timeout)
         else:
@@ -94,7 +98,32 @@ def _status(place: control.Place, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _dumped(place: control.Place, dumped: control.Dumped, hear: _Hear, arguments: argparse.Namespace) -> int:
+    """Print what was dumped and what went wrong, and return the exit code."""
+    if arguments.json:
+        keys = ("number", "wall_ns", "took_ns")
+        content = {
+            "schema": SCHEMA,
+            "run_dir": str(place.directory),
+            "processes": [
+                {"pid": pid, "dump": {key: event[key] for key in keys}}
+                for pid, event in sorted(dumped.processes.items())
+            ],
+            "files": [dumped.directory.name] if dumped.processes else [],
+            "note": None,
+            "problems": dumped.problems,
+        }
+        print(json.dumps(content, indent=2))
+    elif dumped.processes:
+        hear.answer(f"written to {dumped.directory}; next: python -m traceable report {dumped.directory}")
+    for problem in dumped.problems:
+        hear.say(problem)
+    return UsageError.exit_code if dumped.problems else 0
+
+
 def _standing(one: dict[str, Any]) -> str:
+    if one.get("flight_recorder"):
+        return "its flight recorder is on: `traceable control dump`"
     if (window := one["window"]) is not None:
         length = "until stopped" if window["stop_step"] is None else f"until step {window['stop_step']}"
         return f"a window is open since step {window['start_step']}, {length}"
@@ -132,6 +161,8 @@ class _Hear:
         elif kind == "stopping" and event["window"] is None:
             was = "the window that was asked for is withdrawn" if event["withdrawn"] else "no window was open"
             self.answer(f"process {pid}: {was}")
+        elif kind == "dumped":
+            self.answer(f"process {pid} dumped at {_clock(event)}, in {duration(event['took_ns'])}")
         elif kind == "withdrawn":
             self.answer(f"process {pid}: the window was withdrawn before it opened")
 

@@ -14,6 +14,8 @@ VERBS = {
     "run": "run a program under a collector and print its profile",
     "control": "open and close windows in a run that is going on",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
+    "ncu": "look at the heaviest kernels of a range with Nsight Compute",
+    "doctor": "say what is missing here, and try each collector, before the first run",
 }
 """Each verb, its module in this package being named like it, with the line that --help shows."""
 

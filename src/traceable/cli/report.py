@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
-from traceable.cli import asked, windows
+from traceable.cli import asked, flight, ranks, windows
 from traceable.cli.contract import UNMET, add_contract_arguments, nothing_expected, strict_code, tell
 from traceable.cli.profile import add_output_arguments, choice_of, print_ranges, write_text
 from traceable.errors import TraceError, UnanswerableError, UsageError
@@ -41,7 +41,11 @@ TERMINAL_ROWS_OF_MANY = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `report` takes."""
     parser.add_argument(
-        "path", metavar="PATH", type=Path, help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace"
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        type=Path,
+        help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace; several are put side by side",
     )
     asked.add_question_arguments(parser)
     group = add_output_arguments(parser)
@@ -52,27 +56,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is asked of PATH; return the exit code."""
+    if len(arguments.paths) > 1:
+        from traceable.cli import beside
+
+        return beside.run(arguments)
+    path: Path = arguments.paths[0]
     views = asked.views_asked(arguments)
     thresholds = asked.thresholds_of(arguments)
-    expected = _expected(arguments)
+    expected = _expected(path, arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     from traceable.analysis.contract import verdicts
     from traceable.cli.allocation import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
     from traceable.report.document import document, head
+    from traceable.report.overhead import lines as overhead_lines
 
     keep_freed_memory()
     with Progress() as progress:
         try:
-            whole = load(arguments.path, progress=progress)
+            whole = load(path, progress=progress)
         except TraceError:
             # A window that was never reached leaves nothing to read, and that is the answer.
-            if not _tell_unread(arguments.path):
+            if not _tell_unread(path):
                 raise
             if arguments.strict:
                 return UNMET
-            raise TraceError(f"{arguments.path} holds no recording", "ask for steps that the program reaches") from None
+            raise TraceError(f"{path} holds no recording", "ask for steps that the program reaches") from None
         judged = verdicts(expected, whole.profile) if expected else ()
         recording = asked.part_asked(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
@@ -86,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise refused
     ranges = _of_ranges(recording, by, arguments) if documented else None
     if ranges is not None and not answers:
-        title = f"profile of {arguments.path}"
+        title = f"profile of {path}"
         print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds)
     elif arguments.json:
         report = head(recording) if ranges is None else document(recording, ranges, judged, thresholds)
@@ -98,7 +108,12 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     if arguments.json or arguments.csv:
         windows.tell(whole.windows, _say)
+        for line in overhead_lines(whole.overhead):
+            _say(line)
     tell(judged, _say)
+    if path.is_dir():
+        ranks.tell(path, _say)
+        flight.tell_dumps(path, _say)
     met = whole.windows is None or whole.windows.met
     return (strict_code(judged) if met else UNMET) if arguments.strict else 0
 
@@ -114,8 +129,7 @@ def _tell_unread(path: Path) -> bool:
     return found is not None
 
 
-def _expected(arguments: argparse.Namespace) -> tuple[str, ...]:
-    path = arguments.path
+def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     manifest = manifest_of(path)
     said = contract.expected(path, manifest) if path.is_dir() else ()
     expected = tuple(dict.fromkeys((*said, *arguments.expect)))
@@ -127,7 +141,7 @@ def _expected(arguments: argparse.Namespace) -> tuple[str, ...]:
 def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> Choice:
     """Return which ranges the options ask for."""
     table = recording.profile.names if by == "name" else recording.profile.ranges
-    return dataclasses.replace(_choice(arguments, table), name=arguments.range_name)
+    return dataclasses.replace(choice_for(arguments, table), name=arguments.range_name)
 
 
 def _answers(
@@ -155,7 +169,7 @@ def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], argument
         if isinstance(found, UnanswerableError):
             report[key] = unanswered(found)
         else:
-            report[key] = answer(found, _choice(arguments, found))
+            report[key] = answer(found, choice_for(arguments, found))
     sys.stdout.write(to_json(report) + "\n")
 
 
@@ -169,7 +183,7 @@ def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
             there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
             raise UsageError(f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = found.others[arguments.table]
-    write_text(sys.stdout, to_csv(_choice(arguments, table).rows(table), table.columns))
+    write_text(sys.stdout, to_csv(choice_for(arguments, table).rows(table), table.columns))
 
 
 def _print_tables(
@@ -184,9 +198,9 @@ def _print_tables(
     rows = arguments.top or (TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
     tables = {view: found for view, found in answers.items() if not isinstance(found, UnanswerableError)}
     # What can be refused is refused before anything is printed.
-    choices = {view: dataclasses.replace(_choice(arguments, found), top=rows) for view, found in tables.items()}
+    choices = {view: dataclasses.replace(choice_for(arguments, found), top=rows) for view, found in tables.items()}
     page = Page(sys.stdout)
-    write_head(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.path}")
+    write_head(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
     if ranges is not None:
         shown = dataclasses.replace(ranges, top=rows)
         write_ranges(page, recording.profile, recording.counters(), shown, "path")
@@ -201,7 +215,7 @@ def _print_tables(
     write_notes(page, report)
 
 
-def _choice(arguments: argparse.Namespace, table: Table) -> Choice:
+def choice_for(arguments: argparse.Namespace, table: Table) -> Choice:
     """Return which rows of a table the options ask for.
 
     Raises:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable import collect, environment
-from traceable.cli import annotate, contract
+from traceable.cli import annotate, conditions, contract, flight, gpu, nsys, overhead, ranks
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import launcher, target
+from traceable.launch.overhead import NotComparableError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,10 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sigusr2",
         metavar="STEPS",
         nargs="?",
-        const=SIGUSR2_STEPS,
+        const=0,
         type=_steps_number,
-        help=f"--control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2",
+        help=f"--control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2; a dump with --flight-recorder",
     )
+    flight.add_flight_arguments(parser)
     parser.add_argument("--record-gc", action="store_true", help="record garbage collections as ranges")
     parser.add_argument(
         "--record-loop-pauses",
@@ -91,6 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_milliseconds,
         help=f"record what blocks the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
     )
+    gpu.add_gpu_arguments(parser)
+    nsys.add_nsys_arguments(parser)
+    ranks.add_ranks_arguments(parser)
+    overhead.add_overhead_arguments(parser)
+    conditions.add_condition_arguments(parser)
     annotate.add_annotate_arguments(parser)
     contract.add_contract_arguments(parser)
     profile.add_view_arguments(parser)
@@ -108,7 +115,7 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
         if word in ("-", "--") or not word.startswith("-") or (word[:2] in ("-m", "-c") and word[:2] != "--"):
             break
         position += 1 + _values(parser, word)
-    return list(words[:position]), list(words[position:])
+    return nsys.joined(words[:position]), list(words[position:])
 
 
 def _steps(word: str) -> Spec:
@@ -146,12 +153,14 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
     if _controlled(arguments):
         asked[environment.CONTROL] = "1"
     if arguments.sigusr2 is not None:
-        asked[environment.CONTROL_SIGNAL] = str(arguments.sigusr2)
-    return asked
+        asked[environment.CONTROL_SIGNAL] = str(arguments.sigusr2 or SIGUSR2_STEPS)
+    return {**asked, **flight.variables(arguments)}
 
 
 def _controlled(arguments: argparse.Namespace) -> bool:
     """Whether windows may be asked for while it runs: what the program reads, its collector must be told."""
+    if arguments.flight_recorder is not None:
+        return False
     return arguments.control or arguments.sigusr2 is not None or environment.flag(environment.CONTROL)
 
 
@@ -176,14 +185,20 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
     near = difflib.get_close_matches(name, options, n=1)
     raise UsageError(
         f"there is no option {name}",
-        f"did you mean {near[0]}?" if near else "type `traceable run --help`; the program's own follow its name",
+        f"did you mean {near[0]}?" if near else f"type `{parser.prog} --help`; the program's own follow its name",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
+    if ranks.step_aside(arguments):
+        return 0
+    gpu.check(arguments)
+    flight.settle(arguments)
     targets = annotate.targets(arguments)
     steps = arguments.steps or _steps_of_environment()
+    stepping = conditions.step_targets(arguments)
+    held = conditions.asked(arguments, steps=steps is not None, controlled=_controlled(arguments))
     request = launcher.Request(
         target=target.parse(arguments.program),
         argv=tuple(sys.argv),
@@ -192,23 +207,44 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name,
         force=arguments.force,
         expect=tuple(dict.fromkeys(arguments.expect)),
-        variables={**_variables(arguments), **annotate.variables(targets)},
+        variables={
+            **_variables(arguments),
+            **conditions.variables(held, steps=steps is not None),
+            **conditions.step_variables(stepping),
+            **annotate.variables(targets),
+        },
         steps=str(steps) if steps else None,
         control=_controlled(arguments),
         windows=None if steps is None or steps.every else tuple(steps.windows),
+        conditions=held,
+        measure_overhead=arguments.measure_overhead,
+        gpu=arguments.gpu,
+        settings=nsys.settings(arguments),
     )
+    request = ranks.placed(request, arguments, say)
     if arguments.collector == NOTHING_RECORDED and (request.expect or arguments.strict):
         raise UsageError("without a recording no expectation can be judged", "use another --collector than none")
-    annotate.check(targets, request.target.command(target.interpreter_flags()))
+    annotate.check((*targets, *stepping), request.target.command(target.interpreter_flags()))
     if arguments.dry_run:
-        print(launcher.describe(request))
+        print(launcher.describe(request, say))
         return 0
-    finished = launcher.launch(request, say)
+    try:
+        finished = launcher.launch(request, say)
+    except NotComparableError as error:
+        say(str(error))
+        return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
     outcome = Outcome()
     try:
-        for note in annotate.unmatched(targets, finished.run_dir):
+        if arguments.measure_overhead:
+            overhead.measure(finished.run_dir, say)
+        for note in annotate.unmatched((*targets, *stepping), finished.run_dir):
             say(note)
-        outcome = _show(finished, arguments)
+        if arguments.part_of is None:
+            outcome = _show(finished, arguments)
+            ranks.tell(finished.run_dir, say)
+            flight.tell_dumps(finished.run_dir, say)
+        elif finished.problem:
+            say(finished.problem)
     except TraceableError as error:
         # The program has ended as it has; what we make of it changes neither its exit code nor the recording.
         say(str(error))
@@ -216,8 +252,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout = None
     except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
         say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
-    strict = _strict_code(finished, outcome, steps) if arguments.strict else 0
-    return _end_like(finished.status) or strict
+    strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
+    return end_like(finished.status) or strict
 
 
 @dataclass(frozen=True)
@@ -228,9 +264,12 @@ class Outcome:
     windows: Windows | None = None
 
 
-def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None) -> int:
+def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
     """Return what --strict makes the exit code of a program that succeeded, and say why where nothing else has."""
-    if not finished.expected and steps is None and outcome.windows is None:
+    if with_gpu and not gpu.operations(finished.recorded):
+        say("no GPU operation was recorded, and --gpu asks for them")
+        return contract.UNMET
+    if not finished.expected and steps is None and outcome.windows is None and not with_gpu:
         error = contract.nothing_expected()
         say(str(error))
         return error.exit_code
@@ -261,6 +300,8 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
         say(finished.problem)
     database = finished.recorded.database if finished.recorded else None
     directory = launcher.short(finished.run_dir)
+    if arguments.measure_overhead and (database is None or arguments.json or arguments.csv):
+        overhead.tell(finished.run_dir, say)
     if database is not None:
         machine = arguments.json or arguments.csv
         judged, found = profile.show(
@@ -293,7 +334,7 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
     return Outcome(judged, found)
 
 
-def _end_like(status: int) -> int:
+def end_like(status: int) -> int:
     """Return the exit code of a wait status, or die of its signal as the program did, leaving no core file."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:

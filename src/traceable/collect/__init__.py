@@ -6,6 +6,7 @@ A collector is imported when it is asked for: looking for nsys must not cost wha
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from traceable.collect.base import Collector
@@ -33,8 +34,12 @@ class Choice:
     reason: str
 
 
-def named(name: str) -> Collector:
+def named(name: str, settings: Mapping[str, object] | None = None) -> Collector:
     """Return the collector called `name`.
+
+    Args:
+        name: a key of `COLLECTORS`.
+        settings: what the user asks of single collectors, by their names; only their own classes know what it is.
 
     Raises:
         UsageError: there is none of that name.
@@ -42,16 +47,18 @@ def named(name: str) -> Collector:
     if name not in COLLECTORS:
         raise UsageError(f"there is no collector named {name!r}", f"use one of {', '.join(COLLECTORS)}")
     module, attribute = COLLECTORS[name]
-    collector: Collector = getattr(importlib.import_module(module), attribute)()
+    asked = [settings[name]] if settings and name in settings else []
+    collector: Collector = getattr(importlib.import_module(module), attribute)(*asked)
     return collector
 
 
-def choose(asked: str, unusable: dict[str, str] | None = None) -> Choice:
+def choose(asked: str, unusable: dict[str, str] | None = None, settings: Mapping[str, object] | None = None) -> Choice:
     """Return the collector to use for `asked`: a name, or `auto`.
 
     Args:
         asked: what the user said.
         unusable: collectors found not to work in this run after all, by name, with the reason.
+        settings: what the user asks of single collectors, as for `named`.
 
     Raises:
         UsageError: there is no such collector.
@@ -61,7 +68,7 @@ def choose(asked: str, unusable: dict[str, str] | None = None) -> Choice:
     for name in PREFERENCE if asked == AUTO else (asked,):
         if name in unusable:
             continue
-        collector = named(name)
+        collector = named(name, settings)
         found = collector.availability()
         if found.available:
             passed_over = "".join(f"; {other} is not used: {reason}" for other, reason in unusable.items())
@@ -74,3 +81,17 @@ def choose(asked: str, unusable: dict[str, str] | None = None) -> Choice:
         if asked == AUTO
         else "install it, or leave --collector out to take what there is",
     )
+
+
+def with_gpu(choice: Choice) -> Choice:
+    """Return a choice that records the GPU's work too: nsys does anyhow, the recorder with the help of torch.
+
+    Raises:
+        CollectorError: this runs under nsys, which has the GPU's events to itself.
+    """
+    if choice.collector.name != "recorder":
+        return choice
+    from traceable.collect import recorder, torch
+
+    torch.refuse_under_nsys()
+    return Choice(recorder.RecorderCollector(gpu=True), f"{choice.reason}, and the GPU by the program's own torch")

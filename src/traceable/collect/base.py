@@ -41,11 +41,13 @@ class Plan:
         environment: variables to set on top of the caller's.
         detached: the program runs in a session of its own (nsys), so signals must be sent to it and not to
             the process that was started.
+        notes: one sentence for each thing the user should know before it starts (what is left out of a preset).
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     detached: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

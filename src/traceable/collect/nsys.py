@@ -1,7 +1,8 @@
 """Nsight Systems as a collector: the command line it is given, and the report it leaves.
 
 The program is started by `bystander.py`, which stands between nsys and the program; see there for why. How nsys is
-found and asked is in `nsys_install.py`.
+found and asked is in `nsys_install.py`, what it is asked to record in `nsys_presets.py`, and what the user may ask of
+it in `nsys_given.py`.
 """
 
 from __future__ import annotations
@@ -13,30 +14,24 @@ from functools import cached_property
 from pathlib import Path
 
 from traceable import environment
-from traceable.collect import nsys_install
+from traceable.collect import nsys_given, nsys_install, nsys_options, nsys_presets
 from traceable.collect.base import Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
 
-DEFAULTS = (
-    # By default nsys ends a program that outlives the collection; nothing of ours may do that.
-    ("--kill", "none"),
-    # `all` also waits for daemons that the program left behind (16 s instead of 1 s in a measured case).
-    ("--wait", "primary"),
-    # Both need perf_event_paranoid <= 2, which containers seldom have, and neither feeds a number of ours.
-    ("--sample", "none"),
-    ("--cpuctxsw", "none"),
-    # The default `graph` leaves the kernels of a CUDA graph out of the report.
-    ("--cuda-graph-trace", "node"),
-)
-"""Options that nsys is given where its --help names them, in this order."""
-
 
 class NsysCollector:
-    """Satisfies `base.Collector` with the nsys that `nsys_install.find` finds."""
+    """Satisfies `base.Collector` with the nsys that `nsys_install.find` finds.
+
+    Args:
+        asked: what the user asks of nsys.
+    """
 
     name = "nsys"
+
+    def __init__(self, asked: nsys_given.Asked | None = None) -> None:
+        self._asked = asked or nsys_given.Asked()
 
     @cached_property
     def install(self) -> nsys_install.Install:
@@ -59,39 +54,62 @@ class NsysCollector:
 
         Raises:
             CollectorError: no nsys answers, or it can't be gated as asked.
+            UsageError: the user's own options for nsys can't be had.
         """
-        words = [str(self.install.executable), "profile", "--trace", "cuda,nvtx"]
-        words += [f"{option}={value}" for option, value in DEFAULTS if self.install.supports(option)]
-        words += self._gated(gating) if gating else []
+        given = self._given
+        if gating:
+            nsys_given.check_gated(given)
         # `%` starts nsys's own substitutions in the name of the report.
-        words += ["--force-overwrite=true", "--output", str(run_dir / stem).replace("%", "%%")]
+        ours = [*self._preset.options, *(self._gated(gating) if gating else ())]
+        ours += [("--force-overwrite", "true"), ("--output", str(run_dir / stem).replace("%", "%%"))]
         shell = [sys.executable, "-I", "-S", str(BYSTANDER)]
         return Plan(
-            argv=(*words, *shell, *command),
+            argv=(str(self.install.executable), "profile", *nsys_given.merged(ours, given), *shell, *command),
             # Without it nsys's NVTX capture range hears registered strings only.
             environment={"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", **({environment.GATE: "nvtx"} if gating else {})},
             detached=True,
+            notes=(*self._left_out(), *nsys_given.notes(given, self.install.hangs_with_samples)),
         )
 
-    def _gated(self, gating: Gating) -> list[str]:
+    @cached_property
+    def _preset(self) -> nsys_presets.Chosen:
+        return nsys_presets.choose(self._asked.wished, self.install.options, self.install)
+
+    @cached_property
+    def _given(self) -> tuple[nsys_options.Given, ...]:
+        """The user's own options, which this nsys takes."""
+        given = nsys_options.read_given(self._asked.words, self.install.options)
+        nsys_given.check(given)
+        if given:
+            self.install.check_given(given)
+        return given
+
+    def _left_out(self) -> list[str]:
+        """Return a sentence on what the preset wishes for and this nsys has not, and one on what is not permitted."""
+        named = f"preset {self._asked.preset}: "
+        missing, refused = self._preset.missing, self._preset.refused
+        said = [f"{named}nsys {self.install.short_version} has no {', '.join(missing)}: left out"] if missing else []
+        return said + ([f"{named}without {', and '.join(refused)}"] if refused else [])
+
+    def _gated(self, gating: Gating) -> list[tuple[str, str]]:
         """Return the options that make nsys record the windows only, each into a report of its own.
 
         The NVTX capture range and not cudaProfilerApi: that leaves no report where the program never calls CUDA
         (2022.4, 2023.4). `stop` and `repeat` let the program run on, which the default `stop-shutdown` ends.
         """
-        option = "--capture-range-end"
-        known = self.install.help_of(option)
+        option, known = "--capture-range-end", self.install.options
         end = "stop" if gating.windows == 1 else "repeat" if gating.windows is None else f"repeat:{gating.windows}"
-        if not (self.install.supports("--nvtx-capture") and end.partition(":")[0] in known):
+        ending = known.get(option)
+        if ending is None or "--nvtx-capture" not in known or not ending.offers(end.partition(":")[0]):
             raise CollectorError(
                 f"nsys {self.install.short_version} can't record windows ({option}={end})",
                 "upgrade it, or run with --collector recorder",
             )
-        if end != "stop" and "sync" in known:
+        if end != "stop" and ending.mentions("sync"):
             # Newer ones (2026.4) put the reports off unless told so; a window that follows must find this one written.
             end += ":sync"
         capture = f"{environment.CAPTURE_RANGE}@{environment.WINDOW_DOMAIN}"
-        return ["--capture-range=nvtx", f"--nvtx-capture={capture}", f"{option}={end}"]
+        return [("--capture-range", "nvtx"), ("--nvtx-capture", capture), (option, end)]
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:
         """Export each report to a `.sqlite` of its name, importing it first where nsys could not.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import json
 import os
 import platform
 import sqlite3
@@ -22,8 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceable.collect import recording as rec
-from traceable.collect.nsys_tables import ENUMS, TABLES
+from traceable.collect.nsys_rows import Rows, by_columns
+from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES
 from traceable.collect.pairing import pair_ids, pair_push_pop
+from traceable.collect.ring import Window
+from traceable.collect.sink import Sink, Source
+from traceable.collect.texts import LOST_TEXT, Texts
 from traceable.errors import CollectorError
 
 SCHEMA_VERSION = "3.16.1"
@@ -32,25 +37,21 @@ SCHEMA_VERSION = "3.16.1"
 COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
 """Row of META_DATA_EXPORT: `true` if every recorded process had ended when the file was written."""
 
-PUSH_POP_RANGE, START_END_RANGE, MARK, CATEGORY, THREAD, DOMAIN = 59, 60, 34, 33, 39, 75
-"""nsys's event types."""
+FLIGHT_RECORDER = "TRACEABLE_FLIGHT_RECORDER"
+"""Rows of META_DATA_CAPTURE, one a process with a flight recorder: which time is shown, as JSON."""
+
+INFORMATION, WARNING = 1, 2
+"""Severities of DIAGNOSTIC_EVENT."""
+
+CATEGORY, THREAD, DOMAIN = 33, 39, 75
+"""nsys's event types of names."""
 
 _VIRTUAL_MACHINE = 1 << 48  # nsys's ids of hardware and machine, as it writes them for the local host
-_EVENT_TYPES = {rec.PUSH: PUSH_POP_RANGE, rec.START: START_END_RANGE, rec.MARK: MARK}
-_PAYLOADS: tuple[tuple[str, type[np.generic]], ...] = (
-    ("uint64Value", np.int64),  # SQLite has no unsigned 64 bits; nsys writes the same bits
-    ("int64Value", np.int64),
-    ("doubleValue", np.float64),
-    ("uint32Value", np.uint32),
-    ("int32Value", np.int32),
-    ("floatValue", np.float32),
-)
-"""Column and type of each nvtxPayloadType_t, from 1 on."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a file holds: how many ranges and marks, and what should be said about it."""
+    """What a file holds: how many events, and what should be said about it."""
 
     events: int
     notes: tuple[str, ...]
@@ -61,13 +62,14 @@ def global_tid(pid: int, tid: int) -> int:
     return _VIRTUAL_MACHINE | (pid & 0xFFFFFF) << 24 | (tid & 0xFFFFFF)
 
 
-def write_database(recording: rec.Recording, path: Path, complete: bool) -> Written:
+def write_database(recording: rec.Recording, path: Path, complete: bool, source: Source | None = None) -> Written:
     """Write `recording` to `path`, replacing it only when the new file is whole.
 
     Args:
         recording: what to write; its events are read here.
         path: the SQLite file.
         complete: whether all of its processes have ended.
+        source: has more events for it.
 
     Raises:
         CollectorError: the file can't be written, or a file of the recording can't be read.
@@ -75,7 +77,7 @@ def write_database(recording: rec.Recording, path: Path, complete: bool) -> Writ
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with _database(temporary) as database:
-            written = _Export(database, recording).write(complete)
+            written = _Export(database, recording).write(complete, source)
         temporary.replace(path)
     except (OSError, sqlite3.Error) as error:
         raise CollectorError(
@@ -101,32 +103,6 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         database.close()
 
 
-@dataclass(frozen=True)
-class _Rows(rec.Columns):
-    """Rows of NVTX_EVENTS to be. -1 (None in `text`) stands for NULL; pops and ends are rows until they are paired."""
-
-    kind: NDArray[np.uint8]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    range_id: NDArray[np.int64]
-    category: NDArray[np.int64]
-    color: NDArray[np.int64]
-    text: NDArray[np.object_]
-    global_tid: NDArray[np.int64]
-    end_global_tid: NDArray[np.int64]
-    text_id: NDArray[np.int64]
-    domain: NDArray[np.int64]
-    payload_type: NDArray[np.uint8]
-    payload: NDArray[np.uint64]
-
-    @staticmethod
-    def none() -> _Rows:
-        """Return no rows."""
-        number, small = np.empty(0, np.int64), np.empty(0, np.uint8)
-        text, bits = np.empty(0, object), np.empty(0, np.uint64)
-        return _Rows(small, number, number, number, number, number, text, number, number, number, number, small, bits)
-
-
 class _Export:
     def __init__(self, database: sqlite3.Connection, recording: rec.Recording) -> None:
         self._database = database
@@ -136,14 +112,19 @@ class _Export:
         self._strings: dict[str, int] = {}
         self._events = 0
         self._last_ns = 0
+        self._origin_ns = 0
         self._domains: dict[int, int] = {}
+        self._zeros: dict[int, int] = {}
+        self._remarks: list[tuple[str, int | None]] = []
 
-    def write(self, complete: bool) -> Written:
-        for statement in TABLES.values():
+    def write(self, complete: bool, source: Source | None) -> Written:
+        flight = any(process.window for process in self._recording.processes)
+        for statement in (FLIGHT_TABLES if flight else TABLES).values():
             self._database.execute(statement)
         for table, rows in ENUMS.items():
             self._insert(table, ("id", "name", "label"), rows)
         silent = 0
+        self._origin_ns = self._first_ns()
         for process in self._recording.processes:
             before = self._events
             self._write_process(process)
@@ -152,6 +133,8 @@ class _Export:
             self._note(
                 f"{silent} of {len(self._recording.processes)} processes used NVTX and recorded no range or mark"
             )
+        if source is not None:
+            self._add(source)
         self._write_facts(complete)
         self._insert("StringIds", ("id", "value"), ((number, value) for value, number in self._strings.items()))
         return Written(self._events, tuple(self._notes))
@@ -168,25 +151,56 @@ class _Export:
     def _string(self, value: str) -> int:
         return self._strings.setdefault(value, len(self._strings) + 1)
 
+    def _add(self, source: Source) -> None:
+        zero = -self._origin_ns - (self._recording.processes[0].monotonic_ns if self._recording.processes else 0)
+        remark = self._remarks.append
+        added = source(
+            Sink(
+                create=self._database.execute,
+                insert=self._insert,
+                string=self._string,
+                warn=self._note,
+                remark=lambda text, global_pid: remark((text, global_pid)),
+                zeros=self._zeros,
+                zero=zero,
+            )
+        )
+        self._events += added.events
+        self._last_ns = max(self._last_ns, added.last_ns)
+
     # ---- one process
+
+    def _first_ns(self) -> int:
+        """Return when flight recorders show something first, in ns since the first process's zero; else 0."""
+        first = self._recording.processes[:1]
+        starts = [
+            process.monotonic_ns - first[0].monotonic_ns + process.window.start_ns
+            for process in self._recording.processes
+            if process.window and self._clocks_agree(process)
+        ]
+        return min(starts, default=0)
+
+    def _clocks_agree(self, process: rec.ProcessRecording) -> bool:
+        first = self._recording.processes[0]
+        monotonic, real = process.monotonic_ns - first.monotonic_ns, process.realtime_ns - first.realtime_ns
+        return abs(monotonic - real) < 1_000_000_000
 
     def _offset_ns(self, process: rec.ProcessRecording) -> int:
         """Return the time of the process's zero, in ns since the first process's."""
         first = self._recording.processes[0]
-        monotonic = process.monotonic_ns - first.monotonic_ns
-        real = process.realtime_ns - first.realtime_ns
-        if abs(monotonic - real) < 1_000_000_000:
-            return monotonic
+        if self._clocks_agree(process):
+            return process.monotonic_ns - first.monotonic_ns
         self._note(
             f"process {process.pid} counts time differently from process {first.pid} (another machine, container or "
             "boot, or a clock that was set); it is placed by its wall clock",
             global_tid(process.pid, 0),
         )
-        return real
+        return process.realtime_ns - first.realtime_ns
 
     def _write_process(self, process: rec.ProcessRecording) -> None:
         pid = global_tid(process.pid, 0)
         offset = self._offset_ns(process)
+        self._zeros[process.pid] = offset - process.monotonic_ns
         # After an exec, one pid has two recordings, and each numbers its domains from 1.
         first_domain = self._domains.get(process.pid)
         if first_domain is None:
@@ -200,13 +214,18 @@ class _Export:
         notes: list[str] = []
         for thread in process.threads:
             for rows in threads.rows(process.pid, thread, notes):
-                self._write_rows(rows)
-        self._write_rows(threads.open_ranges())
+                self._write_rows(rows, process, offset)
+        self._write_rows(threads.open_ranges(), process, offset)
+        if process.window:
+            self._write_window(process, process.window, offset)
         for note in notes:
             self._note(note, pid)
         called = f"process {process.pid} ({process.name})"
         if process.dropped:
-            self._note(f"{process.dropped} events of {called} dropped: the size cap was reached or the disk full", pid)
+            why = "the size cap was reached or the disk full"
+            if process.window:
+                why = "more threads recorded than its flight recorder has room for"
+            self._note(f"{process.dropped} events of {called} dropped: {why}", pid)
         if process.lost_names:
             self._note(f"{process.lost_names} names of {called} lost: the size cap was reached or the disk full", pid)
 
@@ -223,7 +242,7 @@ class _Export:
         threads = {thread.tid: thread.name for thread in process.threads if thread.name}
         for name in process.names:
             tid = global_tid(process.pid, name.tid)
-            start = offset + name.time_ns
+            start = offset + max(name.time_ns, process.window.start_ns if process.window else 0) - self._origin_ns
             domain = name.domain + first_domain if name.domain else 0
             if name.kind == rec.DOMAIN:
                 rows.append((start, DOMAIN, None, name.text, tid, name.id + first_domain))
@@ -236,13 +255,28 @@ class _Export:
         named = ((self._string(name), global_tid(process.pid, tid)) for tid, name in threads.items())
         self._insert("ThreadNames", ("nameId", "globalTid"), named)
 
-    def _write_rows(self, rows: _Rows) -> None:
+    def _write_rows(self, rows: Rows, process: rec.ProcessRecording, offset: int) -> None:
+        if process.window:
+            shown = rows.within(offset + process.window.start_ns, offset + process.window.end_ns)
+            rows = shown.since(self._origin_ns)
         if not len(rows.kind):
             return
         self._events += len(rows.kind)
         self._last_ns = max(self._last_ns, int(rows.start.max()), int(rows.end.max()))
-        for columns, arrays in _by_columns(rows):
+        for columns, arrays in by_columns(rows):
             self._insert("NVTX_EVENTS", columns, zip(*(array.tolist() for array in arrays), strict=True))
+
+    def _write_window(self, process: rec.ProcessRecording, window: Window, offset: int) -> None:
+        said = {
+            "pid": process.pid,
+            "start_ns": offset + window.start_ns - self._origin_ns,
+            "end_ns": offset + window.end_ns - self._origin_ns,
+            "from_start": window.start_ns == 0,
+            "limit_ns": window.limit_ns or None,
+            "limit_bytes": window.limit_bytes or None,
+            "dumped_by": window.dumped_by if window.dumped else None,
+        }
+        self._insert("META_DATA_CAPTURE", ("name", "value"), [(FLIGHT_RECORDER, json.dumps(said))])
 
     # ---- the recording as a whole
 
@@ -250,16 +284,17 @@ class _Export:
         processes = self._recording.processes
         machine = _VIRTUAL_MACHINE
         if processes:
-            seconds = processes[0].realtime_ns / 1e9
-            utc = datetime.fromtimestamp(int(seconds), timezone.utc)
-            times = (processes[0].realtime_ns, f"{utc:%Y-%m-%dT%H:%M:%S}", f"{utc.astimezone():%Y-%m-%dT%H:%M:%S}")
+            epoch_ns = processes[0].realtime_ns + self._origin_ns
+            utc = datetime.fromtimestamp(epoch_ns // 1_000_000_000, timezone.utc)
+            times = (epoch_ns, f"{utc:%Y-%m-%dT%H:%M:%S}", f"{utc.astimezone():%Y-%m-%dT%H:%M:%S}")
             self._insert("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "utcTime", "localTime"), [times])
         details = (machine, self._last_ns, 0, self._last_ns)
         self._insert("ANALYSIS_DETAILS", ("globalVid", "duration", "startTime", "stopTime"), [details])
         environment = ((machine, "Local (traceable)", *row) for row in _machine())
         self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
-        # Timestamp of the target, from the injection, a warning.
-        diagnosed = ((0, 1, 1, 2, note, pid) for note, pid in zip(self._notes, self._diagnosed, strict=True))
+        # Timestamp of the target, from the injection.
+        diagnosed = [(0, 1, 1, WARNING, note, pid) for note, pid in zip(self._notes, self._diagnosed, strict=True)]
+        diagnosed += [(0, 1, 1, INFORMATION, remark, pid) for remark, pid in self._remarks]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
         self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
         self._insert("META_DATA_CAPTURE", ("name", "value"), _capture(processes))
@@ -273,19 +308,19 @@ class _Process:
         self._offset_ns = offset_ns
         self._first_domain = first_domain
         self._strings = strings
-        self._open_pushes = _Rows.none()
-        self._starts = _Rows.none()
-        self._ends = _Rows.none()
+        self._open_pushes = Rows.none()
+        self._starts = Rows.none()
+        self._ends = Rows.none()
 
-    def rows(self, pid: int, thread: rec.ThreadRecording, notes: list[str]) -> Iterator[_Rows]:
+    def rows(self, pid: int, thread: rec.ThreadRecording, notes: list[str]) -> Iterator[Rows]:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
-        stack = _Rows.none()
-        with rec.Texts(thread) as texts:
+        stack = Rows.none()
+        with Texts(thread) as texts:
             for events in _parts(rec.read_events(thread, notes)):
                 if events.kind[0] == rec.CUT:
                     # What was open when the window closed: its end is not known, and no later pop is its own.
                     yield stack
-                    stack = _Rows.none()
+                    stack = Rows.none()
                 rows = self._columns(events, texts, global_tid(pid, thread.tid))
                 yield rows.take(rows.kind == rec.MARK)
                 nested = stack.join(rows.take((rows.kind == rec.PUSH) | (rows.kind == rec.POP)))
@@ -297,7 +332,7 @@ class _Process:
                 yield self._pair_ids(rows)
         yield stack
 
-    def _pair_ids(self, rows: _Rows) -> _Rows:
+    def _pair_ids(self, rows: Rows) -> Rows:
         """Match starts and ends, of which either may have been seen first: threads are read one after the other."""
         self._starts = self._starts.join(rows.take(rows.kind == rec.START))
         self._ends = self._ends.join(rows.take(rows.kind == rec.END))
@@ -310,21 +345,21 @@ class _Process:
         self._ends = self._ends.take(~np.isin(np.arange(len(self._ends.kind)), partner[closed]))
         return replace(finished, end=ends.start, end_global_tid=elsewhere)
 
-    def open_ranges(self) -> _Rows:
+    def open_ranges(self) -> Rows:
         """Return the starts whose end was in no thread."""
         return self._starts
 
-    def _columns(self, events: rec.Events, texts: rec.Texts, tid: int) -> _Rows:
+    def _columns(self, events: rec.Events, texts: Texts, tid: int) -> Rows:
         count = len(events.kind)
         text = texts.lookup(events.message)
         registered = (events.message != 0) & (events.message & np.uint64(rec.TEXT_BIT) == 0)
         known = registered & (events.message < len(self._strings))
         text_id = np.full(count, -1, np.int64)
         text_id[known] = self._strings[events.message[known].astype(np.intp)]
-        text[registered & (text_id < 0)] = rec.LOST_TEXT
+        text[registered & (text_id < 0)] = LOST_TEXT
         text[text == ""] = None  # as nsys writes an empty message
         domain = events.domain.astype(np.int64)
-        return _Rows(
+        return Rows(
             kind=events.kind,
             start=events.time_ns + self._offset_ns,
             end=np.full(count, -1, np.int64),
@@ -338,6 +373,7 @@ class _Process:
             domain=np.where(domain > 0, domain + self._first_domain, 0),
             payload_type=events.payload_type,
             payload=events.payload,
+            clipped=np.zeros(count, np.bool_),
         )
 
 
@@ -348,40 +384,6 @@ def _parts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
         for first, last in itertools.pairwise(edges):
             if first < last:
                 yield events.take(np.arange(first, last))
-
-
-def _by_columns(rows: _Rows) -> Iterator[tuple[list[str], list[NDArray[np.generic]]]]:
-    """Split rows by which columns they fill: binding only those is several times faster than binding NULLs."""
-    optional: list[tuple[str, NDArray[np.generic], NDArray[np.bool_]]] = [
-        ("end", rows.end, rows.end >= 0),
-        ("rangeId", rows.range_id, rows.kind == rec.START),
-        ("category", rows.category, rows.category >= 0),
-        ("color", rows.color, rows.color >= 0),
-        ("text", rows.text, rows.text.astype(np.bool_)),
-        ("endGlobalTid", rows.end_global_tid, rows.end_global_tid >= 0),
-        ("textId", rows.text_id, rows.text_id >= 0),
-    ]
-    types = np.zeros(max(_EVENT_TYPES) + 1, np.int64)
-    types[list(_EVENT_TYPES)] = list(_EVENT_TYPES.values())
-    signature = rows.payload_type.astype(np.int64) << len(optional)
-    for bit, (_, _, present) in enumerate(optional):
-        signature |= present.astype(np.int64) << bit
-    for value in np.unique(signature).tolist():
-        chosen = np.flatnonzero(signature == value)
-        columns = ["start", "eventType", "globalTid", "domainId"]
-        arrays: list[NDArray[np.generic]] = [rows.start, types[rows.kind], rows.global_tid, rows.domain]
-        arrays = [array[chosen] for array in arrays]
-        for bit, (column, array, _) in enumerate(optional):
-            if value >> bit & 1:
-                columns.append(column)
-                arrays.append(array[chosen])
-        payload_type = value >> len(optional)
-        if payload_type:
-            column, kind = _PAYLOADS[payload_type - 1]
-            columns.append(column)
-            narrow = np.uint64 if np.dtype(kind).itemsize == 8 else np.uint32
-            arrays.append(rows.payload[chosen].astype(narrow).view(kind))
-        yield columns, arrays
 
 
 def _machine() -> list[tuple[str, int, str]]:

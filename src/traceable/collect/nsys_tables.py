@@ -42,6 +42,16 @@ TABLES = {
 }
 """Each table's name, with the statement that creates it."""
 
+CLIPPED = "traceableClipped"
+"""A column of our own in NVTX_EVENTS: 1 for a range that began before what is shown, or was open at its end. Written
+with a flight recorder alone; nsys's schema has no word for it."""
+
+FLIGHT_TABLES = {
+    **TABLES,
+    "NVTX_EVENTS": TABLES["NVTX_EVENTS"].removesuffix(")") + f", {CLIPPED} INTEGER)",
+}
+"""The tables of a flight recorder's database."""
+
 _EVENT_TYPES = {
     32: "NvtxEvents",
     33: "NvtxCategory",

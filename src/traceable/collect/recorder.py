@@ -20,13 +20,24 @@ from traceable.errors import CollectorError
 DIRECTORY = "recording"
 """Name of the recording within the run directory."""
 
-_NOTHING = "no range or mark was recorded"
+GPU_DIRECTORY = "gpu"
+"""Name of the directory with what Kineto recorded beside it (`run --gpu`)."""
+
+NOTHING = "no range or mark was recorded"
+"""What is said of a recording without any."""
 
 
 class RecorderCollector:
-    """Records NVTX calls with the library that ships with traceable. Needs neither nsys nor a GPU; sees no GPU work."""
+    """Records NVTX calls with the library that ships with traceable. Needs neither nsys nor a GPU.
+
+    Args:
+        gpu: have Kineto record the GPU's work beside it, in processes that import torch (`recorder_gpu`).
+    """
 
     name = "recorder"
+
+    def __init__(self, gpu: bool = False) -> None:
+        self._gpu = gpu
 
     def availability(self) -> Availability:
         """Say whether the recorder was built when traceable was installed."""
@@ -54,9 +65,16 @@ class RecorderCollector:
         variables = {
             environment.NVTX_INJECTION: str(library),
             environment.RECORDING_DIR: str((run_dir / DIRECTORY).absolute()),
+            # For windows of the program's own (`traceable.window`), too.
+            environment.GATE: self.name,
         }
         if gating:
-            variables |= {environment.GATE: "recorder", environment.RECORDING_GATED: "1"}
+            variables[environment.RECORDING_GATED] = "1"
+        if self._gpu:
+            from traceable.collect import torch
+
+            directory = str((run_dir / GPU_DIRECTORY).absolute())
+            variables |= {**torch.variables(gating), environment.GPU_DIR: directory, environment.GATE: "gpu"}
         return Plan(tuple(command), variables)
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:
@@ -67,34 +85,42 @@ class RecorderCollector:
         """
         source = run_dir / DIRECTORY
         database = run_dir / f"{stem}.sqlite"
-        notes = _standing_notes(database, source)
+        sources = tuple(path for path in (source, run_dir / GPU_DIRECTORY) if path.is_dir())
+        notes = _standing_notes(database, sources)
         if notes is None:
+            from traceable.collect import recorder_gpu
             from traceable.collect.nsys_schema import write_database
             from traceable.collect.recording import read_recording
 
             recording = read_recording(source)
-            written = write_database(recording, database, not _alive(process.pid for process in recording.processes))
+            complete = not _alive(process.pid for process in recording.processes)
+            gpu = recorder_gpu.find(run_dir, recording, asked=self._gpu)
+            if gpu is None:
+                written = write_database(recording, database, complete)
+            else:
+                written = write_database(gpu.recording, database, complete, gpu.source)
             notes = written.notes
             if not written.events:
                 database.unlink(missing_ok=True)
-                files = (source,) if source.is_dir() else ()
-                return Recorded(None, files, (_NOTHING, *notes))
-        return Recorded(database, (database, source), notes)
+                return Recorded(None, sources, tuple(dict.fromkeys((NOTHING, *notes))))
+        return Recorded(database, (database, *sources), notes)
 
 
-def _standing_notes(database: Path, source: Path) -> tuple[str, ...] | None:
+def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[str, ...] | None:
     """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
-    from traceable.collect.nsys_schema import COMPLETE
+    from traceable.collect.nsys_schema import COMPLETE, WARNING
 
     try:
         written = database.stat().st_mtime_ns
-        if any(path.stat().st_mtime_ns >= written for path in (source, *source.rglob("*"))):
+        paths = [path for source in sources for path in (source, *source.rglob("*"))]
+        if not paths or any(path.stat().st_mtime_ns >= written for path in paths):
             return None
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             complete = connection.execute("SELECT value FROM META_DATA_EXPORT WHERE name = ?", (COMPLETE,)).fetchone()
             if complete != ("true",):
                 return None
-            return tuple(text for (text,) in connection.execute("SELECT text FROM DIAGNOSTIC_EVENT ORDER BY rowid"))
+            said = connection.execute("SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = ? ORDER BY rowid", (WARNING,))
+            return tuple(text for (text,) in said)
     except (OSError, sqlite3.Error):
         return None
 

@@ -8,10 +8,9 @@ another version wrote, is an error.
 
 from __future__ import annotations
 
-import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +18,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable.collect.ring import RECORD as _RECORD
+from traceable.collect.ring import Piece, Window, read_records, read_threads
 from traceable.errors import CollectorError
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11
 
-VERSION = 3
+VERSION = 4
+_BEFORE_RINGS = 3
+_PAYLOAD_TYPES = 6
 PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
 
 PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
@@ -39,15 +42,14 @@ DOMAIN, STRING, CATEGORY, THREAD = 1, 2, 3, 4
 TEXT_BIT = 1 << 39
 """Set in a message that is the place of a text in the thread's text file, and not the id of a registered string."""
 
-LOST_TEXT = "[text lost]"
-"""Stands for a message whose text found no room on disk or was cut off."""
-
 _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP, _SKIP_NAME = 16, 17, 18, 255, 255
-_RECORD = np.dtype([("data", "<u8"), ("word", "<u8")])
+_KNOWN = (PUSH, POP, START, END, MARK, CUT, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
 _NO_ATTRIBUTES = np.zeros(1, _RECORD)
 _PROCESS_HEADER = struct.Struct("<8sIIIIqqQQQQ16sII")
+_RING_HEADER = struct.Struct("<QQqq64s")
 _FILE_HEADER = struct.Struct("<8sII")
-_EVENTS_HEADER = struct.Struct("<8sIIQII16s16x")
+FILE_HEADER_BYTES = _FILE_HEADER.size
+_EVENTS_HEADER = struct.Struct("<8sIIQII16sQ8x")
 _NAME_ENTRY = struct.Struct("<IIIIqQ")
 _CLOCK_MONOTONIC = 1
 _PROCESS_DIRECTORY = re.compile(r"\d+-\d+")
@@ -67,18 +69,26 @@ class Name:
 
 @dataclass(frozen=True)
 class ThreadRecording:
-    """One thread's files. `name` is what the OS called the thread."""
+    """One thread's files. `name` is what the OS called the thread, `pthread` its pthread_self; 0 for not known.
+
+    With a flight recorder both files are that of the whole process, of which `pieces` are this thread's, else None.
+    """
 
     events: Path
     texts: Path
     sequence: int
     tid: int
     name: str
+    pthread: int = 0
+    pieces: tuple[Piece, ...] | None = None
 
 
 @dataclass(frozen=True)
 class ProcessRecording:
-    """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`."""
+    """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`.
+
+    `window` is the part that a flight recorder shows; None where everything was kept.
+    """
 
     directory: Path
     pid: int
@@ -91,6 +101,7 @@ class ProcessRecording:
     lost_names: int
     names: tuple[Name, ...]
     threads: tuple[ThreadRecording, ...]
+    window: Window | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +165,8 @@ def read_recording(directory: Path) -> Recording:
         return Recording((), ())
     processes = []
     for entry in sorted(directory.iterdir()):
+        if entry.name.startswith("."):
+            continue  # A copy of a flight recorder that was not finished.
         if not (entry.is_dir() and _PROCESS_DIRECTORY.fullmatch(entry.name)):
             notes.append(f"{entry} is no recording of a process and was left out")
             continue
@@ -177,13 +190,18 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
     if len(content) < _PROCESS_HEADER.size or content[:8] != PROCESS_MAGIC:
         notes.append(f"{path} is not a recording's header; the process was left out")
         return None
-    (_, version, clock, pid, parent, monotonic, realtime, _max, _bytes, dropped, lost, name, length, _) = (
+    (_, version, clock, pid, parent, monotonic, realtime, _max, _bytes, dropped, lost, name, length, segment_bytes) = (
         _PROCESS_HEADER.unpack_from(content)
     )
     _check_version(path, version)
     if clock != _CLOCK_MONOTONIC:
         raise CollectorError(f"{path} was recorded with an unknown clock ({clock})", _OTHER_VERSION)
-    command = content[_PROCESS_HEADER.size : _PROCESS_HEADER.size + length].rstrip(b"\0")
+    begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _BEFORE_RINGS else 0)
+    if len(content) < begin:
+        notes.append(f"{path} is cut off; the process was left out")
+        return None
+    command = content[begin : begin + length].rstrip(b"\0")
+    threads = tuple(_read_ring(directory, segment_bytes, notes) if segment_bytes else _read_threads(directory, notes))
     return ProcessRecording(
         directory=directory,
         pid=pid,
@@ -195,7 +213,8 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
         dropped=dropped,
         lost_names=lost,
         names=tuple(_read_names(directory / "names", notes)),
-        threads=tuple(_read_threads(directory, notes)),
+        threads=threads,
+        window=_window(content, threads) if segment_bytes else None,
     )
 
 
@@ -203,8 +222,9 @@ _OTHER_VERSION = "read it with the version of traceable that recorded it"
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version != VERSION:
-        raise CollectorError(f"{path} is in recording format {version}, this traceable reads {VERSION}", _OTHER_VERSION)
+    if version not in (_BEFORE_RINGS, VERSION):
+        known = f"{_BEFORE_RINGS} and {VERSION}"
+        raise CollectorError(f"{path} is in recording format {version}, this traceable reads {known}", _OTHER_VERSION)
 
 
 def _read(path: Path, notes: list[str]) -> bytes | None:
@@ -256,8 +276,31 @@ def _read_threads(directory: Path, notes: list[str]) -> Iterator[ThreadRecording
             continue
         if not _has_header(path, content, EVENTS_MAGIC, notes) or len(content) < _EVENTS_HEADER.size:
             continue
-        _, _, _, sequence, tid, _, name = _EVENTS_HEADER.unpack(content)
-        yield ThreadRecording(path, path.with_suffix(".text"), sequence, tid, _c_text(name))
+        _, _, _, sequence, tid, _, name, pthread = _EVENTS_HEADER.unpack(content)
+        yield ThreadRecording(path, path.with_suffix(".text"), sequence, tid, _c_text(name), pthread)
+
+
+def _read_ring(directory: Path, segment_bytes: int, notes: list[str]) -> Iterator[ThreadRecording]:
+    path = directory / "ring"
+    try:
+        found = read_threads(path, segment_bytes, notes)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.append(f"{path} can't be read ({error.strerror}) and was left out")
+        return
+    for thread in found:
+        yield ThreadRecording(path, path, thread.sequence, thread.tid, _c_text(thread.name), pieces=thread.pieces)
+
+
+def _window(content: bytes, threads: Iterable[ThreadRecording]) -> Window:
+    """Return which time a flight recorder shows: what nothing is missing of, and no more than was asked for."""
+    limit_ns, limit_bytes, forgotten_ns, dump_ns, by = _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)
+    last_ns = max((piece.last_ns for thread in threads for piece in thread.pieces or ()), default=0)
+    end_ns = dump_ns or max(last_ns, 0)
+    complete_ns = forgotten_ns + 1 if forgotten_ns else 0
+    start_ns = min(max(complete_ns, end_ns - limit_ns if limit_ns else 0), end_ns)
+    return Window(start_ns, end_ns, limit_ns, limit_bytes, dump_ns != 0, _c_text(by))
 
 
 def _c_text(content: bytes) -> str:
@@ -272,8 +315,12 @@ def decode(content: bytes) -> str:
 def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 18) -> Iterator[Events]:
     """Yield the thread's events in chunks of at most `records` 16-byte records, so that memory stays bounded.
 
+    A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
     Appends a sentence to `notes` where the file holds something that no recorder writes; what stands before it is used.
     """
+    if thread.pieces is not None:
+        yield from _ring_events(thread.events, thread.pieces, notes)
+        return
     before = np.empty(0, _RECORD)
     held = _NO_ATTRIBUTES
     with thread.events.open("rb") as file:
@@ -284,7 +331,7 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 1
             used = _used(chunk)
             whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
             kinds = (whole["word"] >> np.uint64(56)).astype(np.uint8)
-            known = np.isin(kinds, (PUSH, POP, START, END, MARK, CUT, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP))
+            known = np.isin(kinds, _KNOWN)
             sound = bool(known.all())
             if not sound:
                 notes.append(f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost")
@@ -297,6 +344,27 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 1
                 return
             # What stands after the last event belongs to the first one of the next chunk.
             before = whole[events[-1] + 1 :] if len(events) else whole
+
+
+def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[str]) -> Iterator[Events]:
+    for number, piece in enumerate(pieces):
+        records = read_records(path, piece)
+        kinds = (records["word"] >> np.uint64(56)).astype(np.uint8)
+        known = np.isin(kinds, _KNOWN)
+        if not known.all():
+            notes.append(f"{path} is damaged; events of the segment at byte {piece.segment} are lost")
+            records, kinds = records[: known.argmin()], kinds[: known.argmin()]
+        # What is carried over from the segment before is known, unless there is none before.
+        skipped = piece.carried if number else 0
+        held = _last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
+        records, kinds = records[skipped:], kinds[skipped:]
+        places = np.flatnonzero((kinds <= MARK) | (kinds == CUT))
+        if not len(places):
+            continue
+        events = _decode(records, kinds, places, held)
+        # Texts are counted from the segment's begin.
+        events.message[events.message & np.uint64(TEXT_BIT) != 0] += np.uint64(piece.segment // 8)
+        yield events
 
 
 def _used(chunk: NDArray[np.void]) -> int:
@@ -375,50 +443,8 @@ def _apply(events: Events, rows: NDArray[np.intp], records: NDArray[np.void], ki
     """Write what `records` say about the events at `rows` into their columns."""
     data, word = records["data"], records["word"]
     chosen = kinds == _PAYLOAD
-    events.payload_type[rows[chosen]] = word[chosen] & np.uint64(0xFF)
+    types = word[chosen] & np.uint64(0xFF)
+    events.payload_type[rows[chosen]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
     events.payload[rows[chosen]] = data[chosen]
     chosen = kinds == _RANGE_ID
     events.range_id[rows[chosen]] = data[chosen]
-
-
-class Texts:
-    """The messages of one thread that were not registered. A context manager: it holds the file mapped."""
-
-    def __init__(self, thread: ThreadRecording) -> None:
-        self._path = thread.texts
-        self._content: mmap.mmap | bytes = b""
-
-    def __enter__(self) -> Texts:
-        if self._path.is_file() and self._path.stat().st_size >= _FILE_HEADER.size:
-            with self._path.open("rb") as file:
-                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if self._content[:8] != TEXT_MAGIC:
-                self._close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if isinstance(self._content, mmap.mmap):
-            self._content.close()
-        self._content = b""
-
-    def lookup(self, messages: NDArray[np.uint64]) -> NDArray[np.object_]:
-        """Return the text (str) of each message that has TEXT_BIT set; None for the others."""
-        texts = np.full(len(messages), None, object)
-        chosen = np.flatnonzero(messages & np.uint64(TEXT_BIT))
-        if len(chosen):
-            unique, inverse = np.unique(messages[chosen], return_inverse=True)
-            values = np.empty(len(unique), object)
-            values[:] = [self._text((int(message) ^ TEXT_BIT) * 8) for message in unique]
-            texts[chosen] = values[inverse]
-        return texts
-
-    def _text(self, place: int) -> str:
-        if place + 8 > len(self._content):
-            return LOST_TEXT
-        length = int.from_bytes(self._content[place : place + 8], "little")
-        if place + 8 + length > len(self._content):
-            return LOST_TEXT
-        return decode(self._content[place + 8 : place + 8 + length])

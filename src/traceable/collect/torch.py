@@ -43,13 +43,7 @@ class TorchCollector:
         Raises:
             CollectorError: this is a session of nsys's already.
         """
-        found = _nsys_around()
-        if found is not None:
-            raise CollectorError(
-                f"this runs under nsys ({found} is set), and torch.profiler would get nothing from the GPU: "
-                "CUPTI serves one profiler at a time",
-                "run it without nsys around it, or with --collector none",
-            )
+        refuse_under_nsys()
         return Availability(True, "torch.profiler in the program")
 
     def plan(
@@ -60,13 +54,9 @@ class TorchCollector:
         gating: Gating | None = None,
     ) -> Plan:
         """Return `command` unchanged with the environment that makes torch.profiler record it, and its children."""
-        variables = {environment.TORCH_DIR: str((run_dir / DIRECTORY).absolute()), environment.GATE: "torch"}
-        if _LOG_LEVEL not in os.environ:
-            variables[_LOG_LEVEL] = _SILENT
-        variables[environment.TORCH] = "whole" if gating is None else "windows"
-        entries = [str(_BOOTSTRAP), os.environ.get("PYTHONPATH", "")]
-        variables["PYTHONPATH"] = os.pathsep.join(entry for entry in entries if entry)
-        return Plan(tuple(command), variables)
+        directory = str((run_dir / DIRECTORY).absolute())
+        ours = {environment.TORCH_DIR: directory, environment.GATE: "torch"}
+        return Plan(tuple(command), {**variables(gating), **ours})
 
     def finalise(self, run_dir: Path, stem: str) -> Recorded:  # noqa: ARG002 - of the interface
         """Return the trace, or the directory where there are several: of processes, or of windows."""
@@ -82,6 +72,31 @@ class TorchCollector:
             )
             return Recorded(None, (), tuple(notes))
         return Recorded(traces[0] if len(traces) == 1 else directory, tuple(traces), tuple(notes))
+
+
+def variables(gating: Gating | None) -> dict[str, str]:
+    """Return what is set for a program in which torch is to record: when, and by which `sitecustomize`."""
+    found = {environment.TORCH: "whole" if gating is None else "windows"}
+    if _LOG_LEVEL not in os.environ:
+        found[_LOG_LEVEL] = _SILENT
+    entries = [str(_BOOTSTRAP), os.environ.get("PYTHONPATH", "")]
+    found["PYTHONPATH"] = os.pathsep.join(entry for entry in entries if entry)
+    return found
+
+
+def refuse_under_nsys() -> None:
+    """Refuse to have torch record where nsys does already.
+
+    Raises:
+        CollectorError: this is a session of nsys's.
+    """
+    found = _nsys_around()
+    if found is not None:
+        raise CollectorError(
+            f"this runs under nsys ({found} is set), and torch.profiler would get nothing from the GPU: "
+            "CUPTI serves one profiler at a time",
+            "run it without nsys around it, or with --collector none",
+        )
 
 
 def _nsys_around() -> str | None:

@@ -33,7 +33,8 @@ def expected(directory: Path, manifest: dict[str, Any] | None) -> tuple[str, ...
 
 def _said(directory: Path) -> list[tuple[tuple[int, ...], list[Any]]]:
     found = []
-    for path in directory.glob(FILES):
+    # Ranks are runs of their own, one folder below.
+    for path in (*directory.glob(FILES), *directory.glob(f"*/{FILES}")):
         try:
             content = json.loads(path.read_bytes())
             when = tuple(map(int, path.name.split(".")[2].split("-")))

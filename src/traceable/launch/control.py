@@ -21,7 +21,7 @@ from typing import Any
 
 from traceable import environment
 from traceable.errors import TraceableError, UsageError
-from traceable.launch import run_dir, written
+from traceable.launch import flight, run_dir, written
 
 ANSWER_SECONDS = 30.0
 """How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""
@@ -83,8 +83,7 @@ def of_run(directory: Path) -> Place:
     manifest = run_dir.read(directory)
     if run_dir.is_over(manifest, directory):
         raise UsageError(f"the run in {directory} is over", "start another with `traceable run --control`")
-    window = manifest.get("window")
-    if not (isinstance(window, dict) and window.get("on_request")):
+    if not _listens(manifest):
         raise UsageError(f"the run in {directory} was started without --control", _START)
     pids = _listening(directory)
     if not pids:
@@ -92,6 +91,13 @@ def of_run(directory: Path) -> Place:
             f"no process of the run in {directory} listens", "try again once the program has imported traceable"
         )
     return Place(directory, pids)
+
+
+def _listens(manifest: dict[str, Any]) -> bool:
+    """Whether the processes of a run make a socket."""
+    window = manifest.get("window")
+    on_request = isinstance(window, dict) and bool(window.get("on_request"))
+    return on_request or isinstance(manifest.get(flight.MANIFEST_KEY), dict)
 
 
 def of_process(pid: int) -> Place:
@@ -111,8 +117,7 @@ def of_process(pid: int) -> Place:
     if directory is None:
         raise UsageError(f"process {pid} is of no run of traceable's", _START)
     if pid not in _listening(directory):
-        window = run_dir.read(directory).get("window")
-        if not (isinstance(window, dict) and window.get("on_request")):
+        if not _listens(run_dir.read(directory)):
             raise UsageError(f"process {pid} was started without --control", _START)
         raise ControlError(f"process {pid} does not listen", "try again once it has imported traceable")
     return Place(directory, (pid,))
@@ -215,6 +220,44 @@ def close_window(place: Place, tell: Tell, timeout_s: float | None = None) -> An
     answered.problems += _converse(place, {"ask": "stop"}, hear, timeout_s)
     _complete(place, answered, "closed", before)
     return answered
+
+
+@dataclass
+class Dumped:
+    """A dump: its directory, what each process said of it, by pid, and a sentence for each that did not write."""
+
+    directory: Path
+    processes: dict[int, Event] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
+    """Have every process dump its flight recorder into one directory, and return when all have.
+
+    Raises:
+        UsageError: the run has no flight recorder, or there is no room for a directory.
+    """
+    if not isinstance(run_dir.read(place.directory).get(flight.MANIFEST_KEY), dict):
+        raise UsageError(
+            f"the run in {place.directory} has no flight recorder", "start it with `traceable run --flight-recorder 5s`"
+        )
+    number = flight.next_dump(place.directory)
+    dumped = Dumped(place.directory / f"dump-{number}")
+
+    def hear(event: Event) -> None:
+        if event["event"] == "dumped":
+            dumped.processes[event["pid"]] = event
+        elif event["event"] == "refused":
+            dumped.problems.append(f"process {event['pid']} dumped nothing: {event['why']}")
+        tell(event)
+
+    talk = _Talk(place, {"ask": "dump", "number": number, "by": f"traceable control of process {os.getpid()}"})
+    talk.begin()
+    dumped.problems += talk.listen(hear, timeout_s, until="dumped")
+    if not dumped.processes:
+        with contextlib.suppress(OSError):
+            dumped.directory.rmdir()
+    return dumped
 
 
 def _busy(one: Event) -> ControlError:

@@ -35,7 +35,7 @@ def gather() -> dict[str, Any]:
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
         },
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
         "git": {"commit": found.strip(), "dirty": None if changed is None else bool(changed)} if found else None,
         "host": {
             "name": os.uname().nodename,
@@ -47,7 +47,8 @@ def gather() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Return the version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

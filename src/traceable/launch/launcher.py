@@ -15,10 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from traceable import collect, environment
+from traceable.capture.conditions import NONE as NO_CONDITIONS
+from traceable.capture.conditions import Conditions
 from traceable.collect import bystander
 from traceable.collect.base import Collector, Gating, Plan, Recorded
 from traceable.errors import TraceableError, UsageError
-from traceable.launch import contract, control, facts, run_dir, supervisor, target, windows
+from traceable.launch import (
+    contract,
+    control,
+    facts,
+    flight,
+    overhead,
+    processes,
+    ranks,
+    run_dir,
+    supervisor,
+    target,
+    windows,
+)
+from traceable.selection import Rank
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,13 @@ class Request:
         steps: which steps to record, as `TRACEABLE_STEPS` takes them; None for everything.
         windows: start and stop of each window of these; None for an endless row.
         control: windows may be asked for while it runs, and nothing else is recorded.
+        conditions: what windows wait for and how long they last; without `steps` they ask for one.
+        measure_overhead: run the program without a collector first, and note the times of all steps in both runs.
+        gpu: where the recorder is used, have the GPU's work recorded beside it.
+        settings: what the user asks of single collectors, as `collect.named` takes it; `str` of each says it.
+        rank: which rank the run is of; None for none.
+        grouped: its directory lies in one for all ranks.
+        chosen: which of its processes are recorded; None for all.
     """
 
     target: target.Target
@@ -49,7 +71,14 @@ class Request:
     variables: Mapping[str, str] = field(default_factory=dict)
     steps: str | None = None
     windows: tuple[tuple[int, int], ...] | None = None
+    conditions: Conditions = NO_CONDITIONS
     control: bool = False
+    measure_overhead: bool = False
+    gpu: bool = False
+    settings: Mapping[str, object] = field(default_factory=dict)
+    rank: Rank | None = None
+    grouped: bool = False
+    chosen: ranks.Chosen | None = None
 
     @property
     def stem(self) -> str:
@@ -96,6 +125,7 @@ class _Run:
 
     def started(self, pid: int) -> None:
         self.manifest["pid"] = pid
+        self.manifest["start"]["program_wall_ns"] = overhead.began_ns(self.directory)
         self.save()
 
 
@@ -111,18 +141,28 @@ def check(request: Request) -> None:
         raise UsageError(f"--name {request.name!r} is no file name", "use letters, digits, `.`, `_` and `-`")
     target.check(request.target, target.interpreter_flags())
     run_dir.check(request.directory, request.stem, force=request.force)
+    if request.measure_overhead:
+        overhead.check(request.directory)
 
 
-def describe(request: Request) -> str:
+def describe(request: Request, say: Callable[[str], None]) -> str:
     """Return the environment and command line that `launch` would use, as one line for a shell. Starts nothing.
+
+    Of a run that measures its overhead it is the second one, under the collector.
+
+    Args:
+        request: what would be run.
+        say: prints one line to the user: what `launch` would say of the plan.
 
     Raises:
         TraceableError: as for `launch`.
     """
     check(request)
-    choice = collect.choose(request.collector)
+    choice = _chosen(request)
     directory = request.directory.absolute() if request.directory else run_dir.dated(request.stem)
     plan, planned = _plan(choice.collector, request, directory)
+    for note in [*_unused(request, choice.collector.name), *plan.notes]:
+        say(note)
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(planned.items())]
     return " ".join([*words, shlex.join(plan.argv)])
 
@@ -137,24 +177,48 @@ def launch(request: Request, say: Callable[[str], None]) -> Finished:
     Raises:
         UsageError: the program can't run, or the directory can't be used.
         CollectorError: no collector works, or the one asked for failed before it started the program.
+        NotComparableError: the run without a collector, which was to come first, did not end well.
     """
     check(request)
-    choice = collect.choose(request.collector)
+    choice = _chosen(request)
+    _plan(choice.collector, request, Path("/"))  # refuses what it can't do, before anything is created
     directory = run_dir.create(request.directory, request.stem, force=request.force)
     run = _Run(directory, _manifest(request, directory), say)
+    if request.measure_overhead:
+        _run_plain(request, run)
     unusable: dict[str, str] = {}
     while True:
         try:
             ended = _start(request, choice, run)
             break
         except supervisor.NeverStartedError as error:
-            if request.collector != collect.AUTO:
+            # What was asked of one collector is no wish for another.
+            if request.collector != collect.AUTO or choice.collector.name in request.settings:
                 run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.found}
                 run.save()
                 raise
             unusable[choice.collector.name] = error.found
-            choice = collect.choose(request.collector, unusable)
+            choice = _chosen(request, unusable)
     return _finish(run, choice, request, ended)
+
+
+def _chosen(request: Request, unusable: dict[str, str] | None = None) -> collect.Choice:
+    choice = collect.choose(request.collector, unusable, request.settings)
+    return collect.with_gpu(choice) if request.gpu else choice
+
+
+def _run_plain(request: Request, run: _Run) -> None:
+    command = request.target.command(target.interpreter_flags())
+    full = overhead.plain_environment(request.variables, run.directory)
+    run.manifest[overhead.MANIFEST_KEY] = None
+    run.save()
+    try:
+        overhead.run_plain(command, full, run.directory, run.manifest, run.say)
+    except overhead.NotComparableError as error:
+        run.manifest["end"] = {"wall_ns": time.time_ns(), "error": str(error)}
+        raise
+    finally:
+        run.save()
 
 
 def _start(request: Request, choice: collect.Choice, run: _Run) -> supervisor.Ended:
@@ -162,10 +226,18 @@ def _start(request: Request, choice: collect.Choice, run: _Run) -> supervisor.En
     plan, planned = _plan(collector, request, run.directory)
     run.say(f"collector {collector.name} ({choice.reason}); run directory {short(run.directory)}")
     run.manifest["collector"] = {"asked": request.collector, "name": collector.name, "reason": choice.reason}
-    run.manifest["plan"] = {"argv": list(plan.argv), "environment_names": sorted(planned)}
+    run.manifest[ranks.SELECTION_KEY] = ranks.selection_in_manifest(request.chosen, collector.name)
+    notes = [*_unused(request, collector.name), *plan.notes]
+    for note in notes:
+        run.say(note)
+    run.manifest["plan"] = {"argv": list(plan.argv), "environment_names": sorted(planned), "notes": notes}
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
     return supervisor.run(plan, {**os.environ, **planned}, run.directory, run.started, run.say)
+
+
+def _unused(request: Request, name: str) -> list[str]:
+    return [f"{asked}: of no effect without {one}" for one, asked in request.settings.items() if one != name]
 
 
 def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan, Mapping[str, str]]:
@@ -174,11 +246,20 @@ def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan
         gating = Gating(None)
     elif request.steps is not None:
         gating = Gating(None if request.windows is None else len(request.windows))
-    plan = collector.plan(request.target.command(target.interpreter_flags()), directory, request.stem, gating)
+    elif any(request.conditions):
+        gating = Gating(1)
+    command = request.target.command(target.interpreter_flags())
+    plan = collector.plan(command, directory, request.stem, gating)
     ours = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
     if request.steps is not None:
         ours[environment.STEPS] = request.steps
-    return plan, {**request.variables, **plan.environment, **ours}
+    if request.measure_overhead:
+        ours[environment.STEP_TIMES] = "1"
+    given = {**request.variables, **plan.environment, **ours}
+    if request.chosen is not None:
+        plan = request.chosen.plan(plan, command, given, collector.name)
+        return plan, plan.environment
+    return plan, given
 
 
 def _manifest(request: Request, directory: Path) -> dict[str, Any]:
@@ -193,8 +274,13 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
             "command": request.target.command(target.interpreter_flags()),
         },
         "stem": request.stem,
+        ranks.MANIFEST_KEY: ranks.in_manifest(request.rank, grouped=request.grouped),
+        ranks.SELECTION_KEY: None,
         contract.MANIFEST_KEY: list(request.expect),
-        windows.MANIFEST_KEY: windows.in_manifest(request.steps, request.windows, on_request=request.control),
+        windows.MANIFEST_KEY: windows.in_manifest(
+            request.steps, request.windows, on_request=request.control, conditions=request.conditions
+        ),
+        flight.MANIFEST_KEY: flight.in_manifest(request.variables),
         **facts.gather(),
         "launcher_pid": os.getpid(),
         "pid": None,
@@ -210,6 +296,7 @@ def _finish(run: _Run, choice: collect.Choice, request: Request, ended: supervis
     code = os.waitstatus_to_exitcode(ended.status)
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
+        "program_wall_ns": overhead.ended_ns(run.directory),
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
     }
@@ -220,12 +307,15 @@ def _finish(run: _Run, choice: collect.Choice, request: Request, ended: supervis
         problem = f"{choice.collector.name} was left to finish its report alone"
     else:
         try:
-            recorded = choice.collector.finalise(run.directory, request.stem)
+            in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
+            finalise = choice.collector.finalise
+            recorded = processes.recorded(run.directory) if in_parts else finalise(run.directory, request.stem)
         except TraceableError as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
             problem = f"the recording could not be read ({type(error).__name__}: {error}); it is kept"
     run.manifest["notes"] = [*(recorded.notes if recorded else ()), *([problem] if problem else [])]
+    flight.note(run.manifest, recorded.database if recorded else None)
     control.sweep(run.directory)
     run.manifest["files"] = files(run.directory)
     run.save()

@@ -16,7 +16,7 @@ from typing import Any
 from traceable import collect
 from traceable.collect import nsys_install
 from traceable.errors import CollectorError, TraceError
-from traceable.launch import run_dir, supervisor
+from traceable.launch import flight, processes, run_dir, supervisor
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -31,7 +31,7 @@ def opened(path: Path) -> Iterator[Path]:
 
     Args:
         path: an nsys SQLite file or a trace of torch.profiler (any name, told by its content), a report of nsys's, a
-            run directory, or a directory with the traces that torch.profiler made of several ranks.
+            run directory, a dump in one, or a directory with the traces that torch.profiler made of several ranks.
 
     Raises:
         TraceError: there is no such file, or it is none of these, or the run is not over or recorded nothing.
@@ -60,13 +60,18 @@ def finalised(directory: Path) -> Path:
         CollectorError: what was recorded can't be read.
     """
     directory = directory.absolute()
+    if flight.run_of(directory):
+        return flight.finalised(directory)
     manifest = run_dir.read(directory)
     try:
         name, stem = str(manifest["collector"]["name"]), str(manifest["stem"])
     except (KeyError, TypeError):
         raise TraceError(f"the run in {directory} ended before it started its program", "run it again") from None
     if not run_dir.is_over(manifest, directory):
-        raise TraceError(f"the program of {directory} is still running", "wait for it to end, or stop it")
+        remedy = "wait for it to end, or stop it"
+        if isinstance(manifest.get(flight.MANIFEST_KEY), dict):
+            remedy = f"dump it: traceable control dump --run {directory}"
+        raise TraceError(f"the program of {directory} is still running", remedy)
     _wait_for_collector(directory)
     recorded = collect.named(name).finalise(directory, stem)
     if recorded.database is None:
@@ -75,8 +80,16 @@ def finalised(directory: Path) -> Path:
 
 
 def manifest_of(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of `path` where it is a run directory, or None for a file or a directory of traces."""
-    return run_dir.read(path) if path.is_dir() and not _holds_torch_traces(path) else None
+    """Return the manifest of `path` where it is a run directory, or None for a file or a directory of traces.
+
+    Of a directory that holds the ranks of a run it is that of the first one; of a flight recorder's dump its run's.
+    """
+    if run := flight.run_of(path):
+        return run_dir.read(run)
+    if not path.is_dir() or _holds_torch_traces(path):
+        return None
+    of_ranks = () if (path / run_dir.MANIFEST).exists() else processes.parts(path)
+    return run_dir.read(of_ranks[0] if of_ranks else path)
 
 
 def _holds_torch_traces(directory: Path) -> bool:

@@ -82,12 +82,13 @@ def _check_movable(directory: Path) -> None:
 
 
 def _is_ours(entry: str, stem: str) -> bool:
-    return entry.startswith((f"{stem}.", "program.", "status.")) or entry in ("report.json", "recording", "nsys.log")
+    ours = (f"{stem}.", "process.", "program.", "status.")
+    return entry.startswith(ours) or entry in ("report.json", "recording", "nsys.log")
 
 
-def dated(name: str, attempt: int = 1) -> Path:
-    """Return `traceable-runs/<name>-<UTC time>`, with a number where that is taken."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+def dated(name: str, attempt: int = 1, at_s: float | None = None) -> Path:
+    """Return `traceable-runs/<name>-<UTC time>`, with a number where that is taken; the time is now or `at_s`."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_s))
     return PARENT.absolute() / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
 
 

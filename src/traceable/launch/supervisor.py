@@ -23,6 +23,7 @@ from traceable.errors import CollectorError, UsageError
 from traceable.launch import handover
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 DETACHED_ONLY = (signal.SIGTSTP, signal.SIGWINCH)
 """A program in a session of its own does not get these from the terminal either."""
 
@@ -46,11 +47,14 @@ class Ended:
         status: wait status, as `os.waitpid` returns it.
         pid: the program's; None where a signal came before it was started.
         complete: the collector has finished. False: the user did not wait for it.
+        told_to_end: a signal that asks a program to end came; how it ended need not show it. Not known of a program
+            that the collector started.
     """
 
     status: int
     pid: int | None
     complete: bool = True
+    told_to_end: bool = False
 
 
 def run(
@@ -99,13 +103,16 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
             f"{plan.argv[0]} can't be executed: {error.strerror}", "name its interpreter before it"
         ) from None
     on_start(pid)
+    told_to_end = False
     while True:
         info = signal.sigwaitinfo({*FORWARDED, signal.SIGCHLD})
         if info.si_signo == signal.SIGCHLD:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
-                return Ended(status, pid)
-        elif info.si_code != SI_KERNEL:
+                return Ended(status, pid, told_to_end=told_to_end)
+            continue
+        told_to_end = told_to_end or info.si_signo in ENDING
+        if info.si_code != SI_KERNEL:
             os.kill(pid, info.si_signo)
 
 
@@ -196,7 +203,16 @@ class _Detached:
             return
         self._kill_collector()
         ended = f"ended with {os.waitstatus_to_exitcode(self.collector_status)} before it started the program"
+        ended += self._first_words()
         raise NeverStartedError(f"{self.program} {what or ended}", f"see {self.run_dir}, or use another --collector")
+
+    def _first_words(self) -> str:
+        """What the collector said of an end of its own, as a clause: its usage follows."""
+        with contextlib.suppress(OSError):
+            said = (self.run_dir / f"{self.program}.log").read_text(encoding="utf-8", errors="replace")
+            line = next((line.strip() for line in said.splitlines() if line.strip()), "")
+            return f" ({line[:300]})" if line else ""
+        return ""
 
     def _last_chance(self) -> int:
         deadline = time.monotonic() + GRACE_SECONDS

@@ -10,19 +10,25 @@ import json
 import re
 import signal
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.windows import ON_REQUEST, Asked, Said, Window
+from traceable.analysis.windows import ON_REQUEST, WHOLE, Asked, Said, Window
+from traceable.capture.conditions import NONE, Conditions, counted
 from traceable.errors import TraceError
-from traceable.launch import run_dir
+from traceable.launch import processes, run_dir
 
 MANIFEST_KEY = "window"
 """Where `run.json` keeps what was asked, and what was captured of it."""
 
 
 def in_manifest(
-    text: str | None, windows: tuple[tuple[int, int], ...] | None, *, on_request: bool = False
+    text: str | None,
+    windows: tuple[tuple[int, int], ...] | None,
+    *,
+    on_request: bool = False,
+    conditions: Conditions = NONE,
 ) -> dict[str, Any] | None:
     """Return what the manifest says of what is asked, before anything was captured; None for no window.
 
@@ -30,12 +36,14 @@ def in_manifest(
         text: what was asked.
         windows: start and stop of each window; None for an endless row.
         on_request: whether more windows may be asked for while it runs.
+        conditions: what windows wait for, and how long they last.
     """
-    if text is None and not on_request:
+    if text is None and not on_request and not any(conditions):
         return None
     return {
-        "asked": text if text is not None else ON_REQUEST,
+        "asked": text if text is not None else ON_REQUEST if on_request else WHOLE,
         "on_request": on_request,
+        "conditions": conditions._asdict() if any(conditions) else None,
         "windows": None if windows is None else [list(window) for window in windows],
         "captured": None,
     }
@@ -55,20 +63,60 @@ def asked(directory: Path, manifest: dict[str, Any]) -> Asked | None:
     window = manifest.get(MANIFEST_KEY)
     if not isinstance(window, dict) or not isinstance(window.get("asked"), str):
         return None
+    conditions = _conditions(window)
     end = manifest.get("end") or {}
     listed = window.get("windows")
-    processes = tuple(sorted(filter(None, map(_said, directory.glob("status.*.json"))), key=lambda one: one.pid))
+    names = processes.labels(directory, manifest)
+    said = tuple(replace(one, label=names.get(one.pid, "")) for one in told(directory, conditions))
     text = window["asked"]
     if text == ON_REQUEST:
-        opened = (f"{one.start_step}:{one.stop_step}" for process in processes for one in process.windows)
+        opened = (f"{one.start_step}:{one.stop_step}" for process in said for one in process.windows)
         text = ",".join(dict.fromkeys(opened)) or ON_REQUEST
     return Asked(
         text=text,
         windows=None if listed is None else tuple((int(start), int(stop)) for start, stop in listed),
-        processes=processes,
+        processes=said,
         pid=manifest.get("pid"),
         end=_end(end),
+        conditions=str(conditions),
+        duration_s=conditions.duration_s,
+        need_steps=conditions.need_steps,
     )
+
+
+def _conditions(window: dict[str, Any]) -> Conditions:
+    try:
+        return Conditions(**(window.get("conditions") or {}))
+    except TypeError:  # of a newer traceable
+        return NONE
+
+
+def _lacking(conditions: Conditions, content: dict[str, Any], ended: int, requests: int) -> tuple[str, ...]:
+    """Return how far a process came with each condition that was not met."""
+    if content.get("counted_from", 0) is not None:
+        return ()
+    age_s = content.get("age_s") or 0.0
+    pause_s = content.get("longest_pause_s") or 0.0
+    told = [
+        (ended < conditions.warmup_steps, f"{ended} of {counted(conditions.warmup_steps, 'warm-up step')} were over"),
+        # Without Python's own end nobody noted how old it became.
+        (
+            age_s < conditions.delay_s,
+            f"{f'{age_s:.3g} of ' if content['end'] else 'fewer than '}{conditions.delay_s:g} s were over",
+        ),
+        (requests < conditions.requests, f"{requests} of {counted(conditions.requests, 'request')} were over"),
+        (
+            pause_s < conditions.idle_s,
+            f"no step came after {conditions.idle_s:g} s without one (the longest was {pause_s:.3g} s)",
+        ),
+    ]
+    return tuple(said for lacks, said in told if lacks) or ("no step began after its conditions were met",)
+
+
+def told(directory: Path, conditions: Conditions = NONE) -> tuple[Said, ...]:
+    """Return what the processes of the run in `directory` said, by pid. A file that is none of ours is passed over."""
+    said = (_said(path, conditions) for path in directory.glob("status.*.json"))
+    return tuple(sorted(filter(None, said), key=lambda one: one.pid))
 
 
 def databases(directory: Path, manifest: dict[str, Any], first: Path) -> list[Path]:
@@ -95,31 +143,39 @@ def write_captured(directory: Path, captured: dict[str, Any]) -> None:
     run_dir.write(directory / run_dir.MANIFEST, manifest)
 
 
-def _said(path: Path) -> Said | None:
+def _said(path: Path, conditions: Conditions) -> Said | None:
     try:
         content = json.loads(path.read_bytes())
         if _STATUS.fullmatch(path.name) is None or content["schema"] != _SCHEMA:
             return None
-        begun, ended = _steps(path.with_suffix(".steps")) or (content["steps"]["begun"], content["steps"]["ended"])
+        begun, ended, requests = _steps(path.with_suffix(".steps")) or (
+            content["steps"]["begun"],
+            content["steps"]["ended"],
+            0,
+        )
+        process = content.get("process") or {}
         return Said(
+            rank=process.get("rank"),
             pid=int(content["pid"]),
             begun=int(begun),
             ended=int(ended),
             refused=int(content["refused"]),
             end=content["end"],
             windows=tuple(_window(window, int(begun)) for window in content["windows"]),
+            counted_from=content.get("counted_from", 0),
+            lacking=_lacking(conditions, content, int(ended), requests),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _steps(path: Path) -> tuple[int, int] | None:
-    """Return how many steps have begun and ended, by the counter that survives the process."""
+def _steps(path: Path) -> tuple[int, int, int] | None:
+    """Return how many steps have begun and ended, and how many requests, by the counter that survives the process."""
     try:
-        begun, ended = struct.unpack("<qq", path.read_bytes())
+        begun, ended, requests = struct.unpack("<qqq", path.read_bytes().ljust(24, b"\0"))
     except (OSError, struct.error):
         return None
-    return begun, ended
+    return begun, ended, requests
 
 
 def _window(content: dict[str, Any], begun: int) -> Window:

@@ -13,7 +13,9 @@ from traceable.launch import run_dir
 Files = dict[str, tuple[int, int]]
 """Size in bytes and time of change in ns of each file, by its path relative to the run directory."""
 
-_NOT_RECORDED = re.compile(r"(status|control|program|expect|annotate)\..*|nsys\.log|run\.json|report\.json|\..*")
+_NOT_RECORDED = re.compile(
+    r"(status|control|process|program|expect|annotate)\..*|nsys\.log|run\.json|report\.json|\..*"
+)
 
 
 def files(directory: Path) -> Files:

@@ -59,6 +59,8 @@ def head(recording: Recording) -> dict[str, Any]:
         "coverage": _coverage(recording.coverage),
         "selection": recording.selection,
         "capture": windows.plain(recording.windows),
+        "flight_recorder": recording.flight,
+        "overhead": recording.overhead,
     }
 
 

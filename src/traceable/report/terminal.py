@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from traceable.analysis.profile import Profile
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
-from traceable.report import windows
+from traceable.report import flight, overhead, windows
 from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, wrapped
@@ -96,7 +96,12 @@ class Page:
 
 def write_head(page: Page, report: Mapping[str, Any], title: str) -> None:
     """Print what this is, what was read, and how much of the GPU's work the ranges explain."""
-    for line in (title, *windows.lines(report["capture"]), *head_lines(report)):
+    of_the_run = (
+        *flight.lines(report["flight_recorder"]),
+        *windows.lines(report["capture"]),
+        *overhead.lines(report["overhead"]),
+    )
+    for line in (title, *of_the_run, *head_lines(report)):
         page.line(line)
 
 
@@ -114,7 +119,7 @@ def write_ranges(page: Page, profile: Profile, counters: Table, choice: Choice, 
     if rows:
         page.line()
         tree = by == "path" and choice.sort is None
-        page.table([Cells("range", _labels(rows, tree), words=True), *_columns(RANGE_COLUMNS, rows)])
+        page.table([Cells("range", range_labels(rows, tree), words=True), *_columns(RANGE_COLUMNS, rows)])
     elif not len(every):
         page.line(_NO_RANGES)
     else:
@@ -272,7 +277,7 @@ def _columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Cells]:
     return [cells(column, rows) for column in columns if worth_showing(column, rows)]
 
 
-def _labels(rows: Sequence[Row], tree: bool) -> list[str]:
+def range_labels(rows: Sequence[Row], tree: bool) -> list[str]:
     """Return the text of each row's first column: its path below the nearest row above that it lies inside."""
     if "path" not in rows[0]:
         return [_counter(row) for row in rows]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from traceable.analysis.units import count, time
-from traceable.analysis.windows import CAPTURED, ON_REQUEST, Verdict, Windows
+from traceable.analysis.windows import CAPTURED, ON_REQUEST, WHOLE, Verdict, Windows
 from traceable.report.text import printable
 
 _WORTH_SAYING_NS = 10_000_000
 """From when on it is said how long opening and closing took: less is not felt by anybody."""
 
 _LINES_MAX = 20
+_LISTED_MAX = 12
 
 
 def plain(windows: Windows | None) -> dict[str, Any] | None:
@@ -21,10 +22,13 @@ def plain(windows: Windows | None) -> dict[str, Any] | None:
         return None
     return {
         "asked": windows.asked,
+        "conditions": windows.conditions or None,
+        "duration_s": windows.duration_s or None,
         "asked_steps": sum(one.steps for one in windows.verdicts),
         "captured_steps": sum(one.captured for one in windows.verdicts),
         "met": windows.met,
         "problems": list(windows.problems),
+        "aside": list(windows.aside),
         "windows": [_row(one) for one in windows.verdicts],
     }
 
@@ -37,21 +41,22 @@ def lines(capture: Mapping[str, Any] | None) -> list[str]:
         return ["no window was asked for while it ran, so nothing is recorded"]
     rows = capture["windows"]
     files = sorted({row["file"] for row in rows if row["file"]})
-    asked = capture["asked"] if capture["asked"].startswith("every") else capture["asked"].replace(":", "-")
-    first = f"asked steps {asked}, captured {count(capture['captured_steps'])} of {count(capture['asked_steps'])}"
+    first = f"asked {_asked(capture)}{_of_the_program(capture)}, captured {_captured(capture)}"
     if len(rows) > 1:
         first += f" in {count(sum(row['outcome'] == CAPTURED for row in rows))} of {count(len(rows))} windows"
     said = [first + (f" ({len(files)} reports)" if len(files) > 1 else "")]
     several = len({row["pid"] for row in rows}) > 1
     bad = [row for row in rows if row["outcome"] != CAPTURED]
     for row in bad[:_LINES_MAX]:
-        of = f" of process {row['pid']}" if several else ""
-        steps = f"{row['start_step']}-{row['stop_step']}"
+        of = f" of {printable(row['process']) if row['process'] else 'process ' + str(row['pid'])}" if several else ""
+        steps = "the window" if capture["asked"] == WHOLE else f"steps {row['start_step']}-{row['stop_step']}"
         never = "never reached: " if row["outcome"] == "never_reached" else ""
-        said.append(f"steps {steps}{of}: {never}{printable(row['why'])}")
+        said.append(f"{steps}{of}: {never}{printable(row['why'])}")
     if len(bad) > _LINES_MAX:
         said.append(f"{count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all")
     said += [printable(problem) for problem in capture["problems"]]
+    said += _ranks_together(rows)
+    said += [printable(sentence) for sentence in capture["aside"][:_LINES_MAX]]
     stalls = [max((row[key] or 0 for row in rows), default=0) for key in ("open_stall_ns", "close_stall_ns")]
     if max(stalls) >= _WORTH_SAYING_NS:
         said.append(
@@ -59,6 +64,79 @@ def lines(capture: Mapping[str, Any] | None) -> list[str]:
             "no step holds any of it"
         )
     return said
+
+
+def _asked(capture: Mapping[str, Any]) -> str:
+    """Return what was asked, as `steps 10-30 after 5 warm-up steps`."""
+    words = capture["asked"]
+    limit = f"{capture['duration_s']:g} s" if capture["duration_s"] else ""
+    if words == WHOLE:
+        asked = limit or WHOLE
+    else:
+        asked = f"steps {words if words.startswith('every') else words.replace(':', '-')}"
+        asked += f" for {limit} at most" if limit else ""
+    return f"{asked} {capture['conditions']}" if capture["conditions"] else asked
+
+
+def _of_the_program(capture: Mapping[str, Any]) -> str:
+    """Return the program's own numbers of the steps, where they are not those that were asked for."""
+    rows = [row for row in capture["windows"] if row["opened_step"] is not None and row["steps"]]
+    if not any(row["counted_from_step"] or capture["asked"] == WHOLE for row in rows):
+        return ""
+    own = list(dict.fromkeys(f"{row['start_step']}-{row['stop_step']}" for row in rows))
+    more = f" and {len(own) - _LISTED_MAX} more" if len(own) > _LISTED_MAX else ""
+    return f": the program's {'steps ' if capture['asked'] == WHOLE else ''}{', '.join(own[:_LISTED_MAX])}{more}"
+
+
+def _captured(capture: Mapping[str, Any]) -> str:
+    """Return how much of it: steps, or time where the program takes none."""
+    rows = capture["windows"]
+    if capture["asked"] != WHOLE or capture["asked_steps"]:
+        return f"{count(capture['captured_steps'])} of {count(capture['asked_steps'])}"
+    lasted = [
+        row["closed_wall_ns"] - (row["close_stall_ns"] or 0) - row["opened_wall_ns"]
+        for row in rows
+        if row["closed_wall_ns"] and row["opened_wall_ns"] and row["file"]
+    ]
+    if lasted:
+        return time(max(lasted))
+    return "until the program's end" if any(row["file"] for row in rows) else "nothing"
+
+
+def _ranks_together(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return at which step the ranks opened each window, a line for each; nothing where there is one rank."""
+    opened: dict[int, list[int]] = {}
+    for row in rows:
+        if row["rank"] is not None and row["opened_step"] is not None:
+            opened.setdefault(row["opened_step"], []).append(row["rank"])
+    if len({rank for ranks in opened.values() for rank in ranks}) < 2:
+        return []
+    # Windows that all the same ranks opened are one line.
+    together: dict[tuple[int, ...], list[int]] = {}
+    for step, ranks in sorted(opened.items()):
+        together.setdefault(tuple(sorted(set(ranks))), []).append(step)
+    said = []
+    for numbers, steps in together.items():
+        who = f"rank{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
+        said.append(f"{who} opened at step{'s' if len(steps) > 1 else ''} {_listed(steps)}")
+    return said[:_LINES_MAX]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Return numbers as people write them: `0, 3 and 5-8`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    words = [word for first, last in parts for word in _words(first, last)]
+    shown = words if len(words) <= _LISTED_MAX else [*words[: _LISTED_MAX - 1], f"{len(words) - _LISTED_MAX + 1} more"]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+
+
+def _words(first: int, last: int) -> list[str]:
+    return [str(number) for number in range(first, last + 1)] if last - first < 2 else [f"{first}-{last}"]
 
 
 def _row(one: Verdict) -> dict[str, Any]:
@@ -71,6 +149,9 @@ def _row(one: Verdict) -> dict[str, Any]:
         "outcome": one.outcome,
         "why": one.why or None,
         "pid": one.pid,
+        "process": one.label or None,
+        "rank": one.rank,
+        "counted_from_step": one.counted_from,
         "id": window.id if window else None,
         "file": one.file,
         "opened_step": window.opened_step if window else None,

@@ -25,6 +25,7 @@ _LOAD_FIRST = (
     "load the plugin before anything that is annotated: `pytest -p traceable.testing`, or pytest_plugins in a root "
     "conftest.py that imports none of it at its top"
 )
+_WHOLE = "run the tests without --flight-recorder"
 _TAKEN = (
     "traceable.annotation.decorate",
     "traceable.annotation.domains",
@@ -63,6 +64,8 @@ class _Attachment:
             )
         given = os.environ.get(environment.RECORDING_DIR)
         if present and given and (os.environ.get(environment.RUN_DIR) or any(Path(given).glob(f"{os.getpid()}-*"))):
+            if os.environ.get(environment.FLIGHT_RECORDER):
+                raise CollectorError("this run keeps a flight recorder, and the tests' ranges don't stay", _WHOLE)
             # Under `traceable run`, or recorded already: that recording is left whole, and this process's part is read.
             self.directory, self.shared = Path(given), True
             return
@@ -71,6 +74,7 @@ class _Attachment:
         self.directory = _temporary_directory()
         os.environ[environment.NVTX_INJECTION] = str(library)
         os.environ[environment.RECORDING_DIR] = str(self.directory)
+        os.environ.pop(environment.FLIGHT_RECORDER, None)
         if not present:
             self.missed = tuple(name for name in ("nvtx",) if name in sys.modules)
             _wake_traceable()

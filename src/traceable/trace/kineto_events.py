@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,9 @@ from traceable.trace.kineto_columns import (
     small,
     text,
 )
+from traceable.trace.kineto_flows import Flows
 from traceable.trace.kineto_json import Document, nanoseconds
+from traceable.trace.kineto_kinds import copy_kinds, memory_kind, synchronisation_kind
 from traceable.trace.model import NULL, PUSH_POP, START_END
 
 _LONGEST_NS = 1 << 53
@@ -41,22 +41,6 @@ _LONGEST_NS = 1 << 53
 
 _STEP = re.compile(r"(ProfilerStep)#(\d{1,18})")
 
-_COPY_KINDS = {
-    name: number
-    for number, name in enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1)
-}
-_MEMORY_KINDS = {
-    name: number
-    for number, name in enumerate(
-        ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
-    )
-}
-_COPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
-_MEMSET = re.compile(r"Memset \(([\w ]+)\)")
-_SYNC_KINDS = {"Event Sync": 1, "Stream Wait Event": 2, "Stream Sync": 3, "Context Sync": 4}
-"""Kineto's words for CUPTI's kinds of copies and synchronisations, and for nsys's kinds of memory."""
-
-_FLOWS = ("ac2g", "async_cpu_to_gpu", "async_gpu")
 _WORDS = (int, str)
 """What names a process or a thread."""
 
@@ -65,15 +49,6 @@ _OF_THE_CPU = ("cpu_op", "operator", "python_function")
 
 _SPANS = ("Spans", "Traces", "")
 """Pids that are none: what Kineto says of the recording itself."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where an event stands in the file's picture: what a flow is bound to."""
-
-    pid: int
-    tid: int
-    start_ns: int
 
 
 class Events:
@@ -114,7 +89,7 @@ class Events:
         self.untimed = 0
         self.known = False
         self._pieces: list[tuple[int, bool, dict[str, Any]]] = []
-        self._unlinked: list[tuple[Table, int, _Place]] = []
+        self._flows = Flows()
         self._momentary: list[tuple[int, Any]] = []
         self._launching: set[Any] = set()
         self._begun: dict[int, tuple[int, kineto_names.Named, int]] = {}
@@ -138,8 +113,7 @@ class Events:
         self._pair_pieces()
         self._leave_open()
         self._pair_starts()
-        if self._unlinked:
-            self._link(document.path)
+        self._flows.link(document.path, self.calls, list(self.threads))
         if self.first_ns is not None and self.last_ns is not None and self.last_ns - self.first_ns >= _LONGEST_NS:
             self._drop_strays()
         self.metadata = document.metadata
@@ -240,7 +214,7 @@ class Events:
     def _call(self, event: dict[str, Any], start: int, end: int, driver: int) -> None:
         correlation = integer(arguments(event).get("correlation")) or NULL
         if correlation == NULL:
-            self._await_flow(self.calls, event, start)
+            self._flows.await_flow(self.calls, event, start)
         name = self._name(event)
         self.calls.values.extend((start, end, name, self._thread(event), correlation, driver))
 
@@ -252,32 +226,20 @@ class Events:
     def _copy(self, event: dict[str, Any], start: int, end: int) -> None:
         args = arguments(event)
         operation = self._operation(self.copies, event, args, start, end)
-        words = _COPY.fullmatch(text(event.get("name")) or "")
-        kind, source, target = words.groups() if words else (None, None, None)
-        self.copies.values.extend(
-            (
-                *operation,
-                size(args.get("bytes")),
-                _COPY_KINDS.get(kind or "", -1),
-                _MEMORY_KINDS.get(source or "", -1),
-                _MEMORY_KINDS.get(target or "", -1),
-                small(args.get("fromDevice")),
-                small(args.get("toDevice")),
-            )
-        )
+        kinds = copy_kinds(event.get("name"))
+        devices = small(args.get("fromDevice")), small(args.get("toDevice"))
+        self.copies.values.extend((*operation, size(args.get("bytes")), *kinds, *devices))
 
     def _memset(self, event: dict[str, Any], start: int, end: int) -> None:
         args = arguments(event)
         operation = self._operation(self.memsets, event, args, start, end)
-        words = _MEMSET.fullmatch(text(event.get("name")) or "")
-        memory = _MEMORY_KINDS.get(words[1], -1) if words else -1
-        self.memsets.values.extend((*operation, size(args.get("bytes")), memory))
+        self.memsets.values.extend((*operation, size(args.get("bytes")), memory_kind(event.get("name"))))
 
     def _synchronisation(self, event: dict[str, Any], start: int, end: int) -> None:
         args = arguments(event)
         operation = self._operation(self.synchronisations, event, args, start, end)
-        kind = args.get("cuda_sync_kind", event.get("name"))
-        self.synchronisations.values.extend((*operation, _SYNC_KINDS.get(text(kind) or "", -1)))
+        kind = synchronisation_kind(args.get("cuda_sync_kind", event.get("name")))
+        self.synchronisations.values.extend((*operation, kind))
 
     def _overhead(self, event: dict[str, Any], start: int, end: int) -> None:
         self.overheads.values.extend((start, end, self._name(event)))
@@ -306,7 +268,7 @@ class Events:
         """Return the columns that every GPU operation has. Kineto shows a GPU as a process, a stream as a thread."""
         correlation = integer(args.get("correlation")) or NULL
         if correlation == NULL and table is not self.synchronisations:
-            self._await_flow(table, event, start)
+            self._flows.await_flow(table, event, start)
         return (
             start,
             end,
@@ -407,40 +369,3 @@ class Events:
         """Return all tables."""
         operations = (self.kernels, self.copies, self.memsets, self.synchronisations)
         return (self.ranges, self.marks, self.calls, *operations, self.overheads)
-
-    def _await_flow(self, table: Table, event: dict[str, Any], start: int) -> None:
-        pid, tid = event.get("pid"), event.get("tid")
-        if type(pid) is int and type(tid) is int:
-            self._unlinked.append((table, len(table), _Place(pid, tid, start)))
-
-    def _link(self, path: Path) -> None:
-        """Give calls and operations without a correlation that of the flow from one to the other."""
-        begins: dict[_Place, int] = {}
-        ends: dict[_Place, int] = {}
-        with Document(path) as document:
-            for event in document.events():
-                if event.get("ph") in ("s", "f") and event.get("cat") in _FLOWS:
-                    number, time = integer(event.get("id")), nanoseconds(event.get("ts"))
-                    place = _Place(integer(event.get("pid")), integer(event.get("tid")), NULL if time is None else time)
-                    if number != NULL:
-                        (begins if event["ph"] == "s" else ends)[place] = number
-        calls = self.calls.column("correlation")
-        for table, row, place in self._unlinked:
-            if table is self.calls and place in begins:
-                calls[row] = begins[place]
-        known = self._correlations_at(begins)
-        for table, row, place in self._unlinked:
-            if table is not self.calls and place in ends:
-                table.column("correlation")[row] = known.get(ends[place], ends[place])
-
-    def _correlations_at(self, begins: dict[_Place, int]) -> dict[int, int]:
-        """Return the correlation of the call that each flow begins at."""
-        keys = list(self.threads)
-        columns = (self.calls.column(name).tolist() for name in ("start", "thread", "correlation"))
-        found = {}
-        for start, thread, correlation in zip(*columns, strict=True):
-            pid, tid = keys[thread]
-            flow = begins.get(_Place(pid, tid, start))
-            if flow is not None and correlation != NULL:
-                found[flow] = correlation
-        return found

@@ -23,12 +23,12 @@ from traceable.trace.rows import Coded, Column, Rows, Wanted, chosen, folded, is
 
 NVTX = Wanted(
     ("start", "end", "uint64Value", "int64Value"),
-    ("eventType",),
+    ("eventType", "traceableClipped"),
     ("doubleValue",),
     {"scope": ("globalTid", "domainId", "category"), "closer": ("endGlobalTid",), "textId": ("textId",)},
     ("text",),
 )
-"""What is read of NVTX_EVENTS."""
+"""What is read of NVTX_EVENTS. The column of our own is the flight recorder's: `collect/nsys_tables.py`."""
 
 _CATEGORY = 33
 _MARKS = (34,)
@@ -167,7 +167,7 @@ def _ranges(rows: dict[str, Column], said: Said | None, names: Names) -> Ranges:
         thread=rows["thread"],
         end_thread=rows["end_thread"],
         style=folded(style),
-        clipped=rows["end"] == NULL,
+        clipped=_clipped(rows["end"], rows["traceableClipped"]),
         payload=payload,
         has_payload=folded((payload != NULL) & (stretch | ~is_identity(payload))),
         identity=folded(identity),
@@ -175,9 +175,15 @@ def _ranges(rows: dict[str, Column], said: Said | None, names: Names) -> Ranges:
     )
 
 
+def _clipped(end: Column, said: Column) -> Bool:
+    """Return which ranges were left open, or are said to be clipped."""
+    left_open: Bool = end == NULL
+    return left_open if is_same(said) and len(said) and said[0] != 1 else left_open | (said == 1)
+
+
 def _ended(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Windows | None = None) -> Ranges:
     """Give open ranges an end, and mark as clipped also those that were open at `closed_at_ns`."""
-    left_open = ranges.clipped
+    left_open = ranges.end_ns == NULL
     # What nsys does in its own sums: an open range ends with the last NVTX event.
     end_ns = (
         np.where(left_open, np.maximum(last_ns, ranges.start_ns), ranges.end_ns) if left_open.any() else ranges.end_ns
@@ -188,7 +194,7 @@ def _ended(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Wind
         window_end = windows.end_ns[np.maximum(at, 0)]
         within = left_open & (at >= 0) & (ranges.start_ns <= window_end)
         end_ns = np.where(within, np.minimum(end_ns, window_end), end_ns)
-    clipped = left_open if closed_at_ns is None else left_open | (ranges.end_ns >= closed_at_ns)
+    clipped = ranges.clipped if closed_at_ns is None else ranges.clipped | (ranges.end_ns >= closed_at_ns)
     return replace(ranges, end_ns=end_ns, clipped=folded(clipped))
 
 

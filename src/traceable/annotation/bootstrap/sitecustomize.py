@@ -23,6 +23,9 @@ _RUN_DIR = "TRACEABLE_RUN_DIR"
 _REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
 _PAUSES = ("TRACEABLE_GC", "TRACEABLE_LOOP_PAUSES")
 _TORCH = "TRACEABLE_TORCH"
+_STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
+_OF_TIME = ("TRACEABLE_DELAY", "TRACEABLE_AFTER_REQUEST", "TRACEABLE_DURATION")
+_SELECTION = ("TRACEABLE_RANKS", "TRACEABLE_PROCESSES")
 _PATH = "PYTHONPATH"
 """The names of `environment.py`, which would load the whole package."""
 
@@ -84,6 +87,8 @@ def _pass_on() -> None:
                 os.supports_fd.add(wrapper)
     if "subprocess" in sys.modules:
         _patch_popen(sys.modules["subprocess"])
+    else:
+        sys.meta_path.insert(0, _SubprocessWatch())
 
 
 def _posing(function: "Callable[..., Any]", original: "Callable[..., Any]") -> "Callable[..., Any]":
@@ -110,7 +115,7 @@ def _completed(env: "Any") -> "Any":
     """Return a copy of `env` with our folder on its PYTHONPATH; `env` itself where it names no patterns."""
     try:
         for kind in (os.fsdecode, os.fsencode):
-            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, *_PAUSES)):
+            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_OF_TIME, *_SELECTION)):
                 key = next((name for name in (kind(_PATH), _PATH, b"PYTHONPATH") if name in env), kind(_PATH))
                 path = os.fsdecode(env[key]) if key in env else None
                 return {**env, key: kind(_with_us(path))}
@@ -131,12 +136,8 @@ class _Watch:
     def __init__(self, packages: "set[str]") -> None:
         self.packages = packages
         self.begun = False
-        self._popen_seen = "subprocess" in sys.modules
 
     def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if fullname == "subprocess" and not self._popen_seen:
-            self._popen_seen = True
-            return self._subprocess_spec(path, target)
         if self.begun or fullname.partition(".")[0] not in self.packages:
             return None
         patching = self.begin()
@@ -149,14 +150,25 @@ class _Watch:
             from traceable.annotation import patching
 
             patching.annotate_from_environment()
+            if os.environ.get(_STEP_FUNCTION):
+                from traceable.capture import step_function
+
+                step_function.begin_from_environment()
         except Exception as error:  # noqa: BLE001 - the program runs on, not annotated
             _say(f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}")
             return None
         return patching
 
-    def _subprocess_spec(self, path: "Any", target: "Any") -> "Any":
+
+class _SubprocessWatch:
+    """A finder that finds nothing: at the import of subprocess it has `Popen` complete environments."""
+
+    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if fullname != "subprocess":
+            return None
+        sys.meta_path.remove(self)
         for finder in list(sys.meta_path):
-            spec = None if finder is self else finder.find_spec("subprocess", path, target)
+            spec = finder.find_spec("subprocess", path, target)
             if spec is not None:
                 self._watch_subprocess(spec.loader)
                 return spec
@@ -221,12 +233,28 @@ class _TorchWatch:
         return torch_import.find_spec(fullname, path, target)
 
 
-def _record_pauses() -> None:
-    """Load traceable, which reads what of the runtime's pauses is asked for when it is imported."""
+def _load() -> None:
+    """Load traceable, which reads when it is imported what is asked for: the runtime's pauses, a window of time."""
     try:
         import traceable  # noqa: F401
-    except Exception as error:  # noqa: BLE001 - the program runs on, its pauses not recorded
-        _say(f"the runtime's pauses are not recorded in {sys.executable}: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - the program runs on, without us
+        _say(f"traceable is not loaded in {sys.executable}: {type(error).__name__}: {error}")
+
+
+def _select() -> None:
+    """Find out whether this process is to be recorded, and set the environment accordingly; may become `traceable`.
+
+    Before traceable is imported, which would decide who listens: so its module is loaded alone, from its file.
+    """
+    try:
+        package = os.path.dirname(os.path.dirname(_DIRECTORY))  # noqa: PTH120
+        for name in ("selection", "decision"):
+            module = type(sys)(f"traceable.{name}")
+            sys.modules[module.__name__] = module
+            type(__loader__)(module.__name__, f"{package}/{name}.py").exec_module(module)  # type: ignore[name-defined]
+        module.begin()
+    except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
+        _say(f"whether to record process {os.getpid()} can't be told: {type(error).__name__}: {error}")
 
 
 def _report_if_idle(watch: _Watch, pid: int) -> None:
@@ -244,16 +272,21 @@ def _report_if_idle(watch: _Watch, pid: int) -> None:
 
 
 try:
+    _on = os.environ.get("TRACEABLE_DISABLE", "").strip().lower() not in ("1", "true", "yes", "on")
+    _selecting = [name for name in _SELECTION if os.environ.get(name)]
+    if _selecting and _on:
+        _select()
     _hide()
-    _asked = [name for name in (_ANNOTATE, _TORCH, *_PAUSES) if os.environ.get(name)]
-    if _asked and os.environ.get("TRACEABLE_DISABLE", "").strip().lower() not in ("1", "true", "yes", "on"):
+    _asked = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_OF_TIME) if os.environ.get(name)]
+    if (_asked or _selecting) and _on:
         _pass_on()
-        if _ANNOTATE in _asked:
-            _keep_watch(os.environ[_ANNOTATE])
+        _patterns = [os.environ[name] for name in (_ANNOTATE, _STEP_FUNCTION) if name in _asked]
+        if _patterns:
+            _keep_watch("\n".join(_patterns))
         if _TORCH in _asked:
             sys.meta_path.insert(0, _TorchWatch())
-        if any(name in _PAUSES for name in _asked):
-            _record_pauses()
+        if any(name in _PAUSES + _OF_TIME for name in _asked):
+            _load()
 except Exception as _error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all
     _say(f"annotate patterns have no effect: {type(_error).__name__}: {_error}")
 

@@ -1,0 +1,94 @@
+"""What `run --gpu` costs beside the embedded recorder, as far as a machine without a GPU can tell, and its clock.
+
+Run: python benchmarks/gpu_recording.py [--operators N]
+
+One process with torch. It times N small operators of torch's, in turn while nothing records, while Kineto records as
+`--gpu` has it (annotations of users alone), and while it records as torch.profiler does (operators too); how long that
+recording took to start, and to stop and write; and how well Kineto's clock and CLOCK_MONOTONIC were matched. What CUPTI
+adds for each launch on a GPU is not seen here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+ROUNDS = 7
+
+
+def operators(torch: Any, count: int) -> float:
+    """Return the CPU time of one operator in us."""
+    tensor = torch.ones(2)
+    begun = time.thread_time_ns()
+    for _ in range(count):
+        torch.add(tensor, tensor)
+    return (time.thread_time_ns() - begun) / count / 1000
+
+
+def recorded_as_gpu(torch: Any, count: int, found: dict[str, list[float]]) -> None:
+    """Time the operators while Kineto records as with --gpu, and the recording itself."""
+    from traceable.capture import gpu_gate, kineto
+
+    begun = time.perf_counter_ns()
+    kineto.Kineto.start(gpu_gate.profiler)
+    started = time.perf_counter_ns()
+    found["recorded for --gpu"].append(operators(torch, count))
+    stopping = time.perf_counter_ns()
+    gpu_gate.profiler.stop()
+    found["start, ms"].append((started - begun) / 1e6)
+    found["stop and write, ms"].append((time.perf_counter_ns() - stopping) / 1e6)
+
+
+def recorded_whole(torch: Any, count: int, found: dict[str, list[float]]) -> None:
+    """Time the operators while torch.profiler records all that it can."""
+    with torch.autograd.profiler.profile(use_kineto=True):
+        found["recorded by torch.profiler"].append(operators(torch, count))
+
+
+def uncertainties(directory: Path) -> list[float]:
+    """Return how well the clocks of each recording were matched, in us."""
+    from traceable.collect.kineto_merge import Parts
+
+    parts = Parts()
+    for path in sorted(directory.glob("*.gz")):
+        parts.add(path, 1)
+    return [(part.clock.uncertainty_ns or 0) / 1000 for part in parts.read]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--operators", type=int, default=20_000)
+    count = parser.parse_args().operators
+    names = ("not recorded", "recorded for --gpu", "recorded by torch.profiler", "start, ms", "stop and write, ms")
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRACEABLE_GPU_DIR"] = folder
+        import torch
+
+        operators(torch, count)
+        for _ in range(ROUNDS):
+            found["not recorded"].append(operators(torch, count))
+            recorded_as_gpu(torch, count, found)
+            recorded_whole(torch, count, found)
+        matched = uncertainties(Path(folder))
+    control = statistics.median(found["not recorded"])
+    print(f"torch {torch.__version__}, {count} operators, median of {ROUNDS} rounds")
+    for name in names[:3]:
+        middle = statistics.median(found[name])
+        print(f"  {name:28} {middle:7.2f} us an operator, {middle - control:+6.2f} us, {middle / control:5.2f} times")
+    for name in names[3:]:
+        times = sorted(found[name])
+        print(f"  {name:28} first {found[name][0]:.1f}, then {times[0]:.1f} to {max(found[name][1:]):.1f}")
+    print(f"  {'clocks matched to':28} {min(matched):.2f} to {max(matched):.2f} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The numbers of several recordings of one program side by side: one row a range, and for each recording its columns.
+
+It puts numbers beside each other and judges none of them. Recordings are called A, B, C in the order they are given
+in; what a ratio is to is A.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.table import Table, objects
+from traceable.trace.model import NULL, NDArray
+
+LETTERS = string.ascii_uppercase
+"""What the recordings are called; there can be no more of them."""
+
+COUNTS = ("count",)
+MEASURES = ("cpu_mean_ns", "cpu_p50_ns", "gpu_busy_mean_ns")
+"""Of each range: columns of `ranges`. A measure also has a ratio to that of A."""
+
+STEP_COLUMNS = ("steps", "steady", "wall_mean_ns", "wall_p50_ns", "wall_p99_ns", "steps_per_s", "gpu_busy_mean_ns")
+"""Of the steady steps: columns of the table `summary` of `steps`."""
+
+Key = tuple[tuple[str, ...], str | None, str]
+
+
+def column(letter: str, name: str) -> str:
+    """Return what a column of `ranges` is called for a recording.
+
+    Examples:
+        >>> column("B", "cpu_p50_ns")
+        'b_cpu_p50_ns'
+    """
+    return f"{letter.lower()}_{name}"
+
+
+def ratio_column(letter: str, measure: str) -> str:
+    """Return what the ratio of a measure to that of A is called.
+
+    Examples:
+        >>> ratio_column("B", "cpu_p50_ns")
+        'b_cpu_p50_ratio'
+    """
+    return column(letter, measure.removesuffix("_ns") + "_ratio")
+
+
+def beside(tables: Sequence[Table]) -> Table:
+    """Return one row a range of any of the tables: what it cost in each. Absent is absent, never 0.
+
+    Ranges are the same where path (or, without paths, name), domain and style are. With paths, a range comes after the
+    one it lies inside; else in the order of the first table, and of the next what it lacks.
+
+    Args:
+        tables: what `ranges` answers about each recording, by path or all by name; at least one.
+    """
+    by_path = "path" in tables[0].columns
+    found = [dict(zip(_keys(table, by_path), range(len(table)), strict=True)) for table in tables]
+    keys = _in_order(found)
+    values: dict[str, NDArray[Any]] = {"path": objects([list(key[0]) for key in keys])} if by_path else {}
+    values["name"] = objects([key[0][-1] for key in keys])
+    values["domain"] = objects([key[1] for key in keys])
+    values["style"] = objects([key[2] for key in keys])
+    for letter, table, rows in zip(LETTERS, tables, found, strict=False):
+        place = np.array([rows.get(key, -1) for key in keys], np.int64)
+        for name in (*COUNTS, *MEASURES):
+            values[column(letter, name)] = _taken(table.values[name], place)
+        for name in MEASURES if letter != LETTERS[0] else ():
+            values[ratio_column(letter, name)] = _ratios(values[column(letter, name)], values[column(LETTERS[0], name)])
+    return Table(values)
+
+
+def steps_beside(summaries: Sequence[Table | None]) -> Table:
+    """Return one row a process (and device) of each recording: what its steady steps took.
+
+    `wall_p50_ratio` is to that of A, where both have one process (and device).
+
+    Args:
+        summaries: the table `summary` of `steps` of each recording; None where it has no steps.
+    """
+    parts = [(letter, table) for letter, table in zip(LETTERS, summaries, strict=False) if table is not None]
+    values: dict[str, NDArray[Any]] = {
+        "recording": objects([letter for letter, table in parts for _ in range(len(table))])
+    }
+    for name in ("pid", "device", *STEP_COLUMNS):
+        columns = [table.values[name] for _, table in parts]
+        values[name] = np.concatenate(columns) if columns else np.zeros(0)
+    first = summaries[0] if summaries else None
+    single = first.values["wall_p50_ns"] if first is not None and len(first) == 1 else np.array([np.nan])
+    ratios = [
+        _ratios(table.values["wall_p50_ns"], single) if len(table) == 1 else np.full(len(table), np.nan)
+        for letter, table in parts
+    ]
+    values["wall_p50_ratio"] = np.concatenate(ratios) if ratios else np.zeros(0)
+    return Table(values)
+
+
+def _keys(table: Table, by_path: bool) -> Iterator[Key]:
+    names = table.column("path") if by_path else [[name] for name in table.column("name")]
+    for path, domain, style in zip(names, table.column("domain"), table.column("style"), strict=True):
+        yield tuple(path), domain, style
+
+
+def _in_order(found: Sequence[Mapping[Key, int]]) -> list[Key]:
+    """Return every key once, what lies inside after what it lies inside, and else as they come."""
+    keys = list(dict.fromkeys(key for rows in found for key in rows))
+    comes: dict[tuple[str, ...], int] = {}
+    for path, _, _ in keys:
+        for depth in range(1, len(path) + 1):
+            comes.setdefault(path[:depth], len(comes))
+    return sorted(keys, key=lambda key: [comes[key[0][:depth]] for depth in range(1, len(key[0]) + 1)])
+
+
+def _taken(values: NDArray[Any], place: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the values at these places, absent at -1."""
+    absent = NULL if values.dtype.kind in "iu" else np.nan
+    return np.append(values.astype(np.int64 if absent == NULL else np.float64), absent)[place]
+
+
+def _ratios(values: NDArray[Any], of: NDArray[Any]) -> NDArray[np.float64]:
+    """Return values / of, absent where either is, or the divisor is 0."""
+    values, of = np.asarray(values, np.float64), np.asarray(of, np.float64)
+    out = np.full(len(values), np.nan)
+    np.divide(values, of, out=out, where=of > 0)
+    return out

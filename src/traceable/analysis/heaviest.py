@@ -1,0 +1,177 @@
+"""The heaviest kernels of a range, to be looked at one by one: which they are, and how many launches show each of them.
+
+It names and counts; what ncu is told of it is `collect.ncu_filter`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.instances import Instances
+from traceable.analysis.naming import NCCL
+from traceable.analysis.rules import ADOPTED
+from traceable.errors import UnanswerableError
+from traceable.trace.model import START_END, Bool, Int64
+
+
+@dataclass(frozen=True)
+class Heavy:
+    """One kernel of the range.
+
+    Attributes:
+        name, function: demangled, and the bare function, without namespace and template arguments.
+        launches, total_ns: how often it ran there, and for how long in all.
+    """
+
+    name: str
+    function: str
+    launches: int
+    total_ns: int
+
+
+@dataclass(frozen=True)
+class Heaviest:
+    """The kernels chosen.
+
+    Attributes:
+        kernels: the heaviest first.
+        total_ns: what all kernels of the range took, these and the others.
+        seen: whether each has launches that were made where ncu sees the range open: a push/pop range stands on its own
+            thread alone, and autograd launches from another.
+        needed: how many matching launches must be profiled, in order, until each kernel has had those asked for.
+        left_out: how many kernels of NCCL were not considered.
+    """
+
+    kernels: tuple[Heavy, ...]
+    total_ns: int
+    seen: bool
+    needed: int
+    left_out: int
+
+
+def instances_at(found: Instances, names: Sequence[str], path: Sequence[str], domain: str | None) -> Bool:
+    """Return which instances are of the last name of `path`, inside of the others in that order, however deep.
+
+    Args:
+        names: what the names of instances and domains are indices into.
+        domain: of the instance itself; None for whichever.
+    """
+    *around, last = path
+    fits = np.array([_lies_in([names[one] for one in each], around, last) for each in found.paths], np.bool_)
+    inside: Bool = fits[found.path] if len(fits) else np.zeros(len(found), np.bool_)
+    if domain is not None:
+        inside &= found.domain == (names.index(domain) if domain in names else -2)
+    return inside
+
+
+def heaviest(
+    context: Context, instances: Bool | None, *, matching: str | None, top: int | None, launches: int, skip: int
+) -> Heaviest:
+    """Return the kernels of these instances on which the GPU spent the most time.
+
+    Those of NCCL are left out: they wait for their peers on other GPUs, and would for ever when run one at a time.
+
+    Args:
+        instances: which of `context.found`; None for all kernels of the trace.
+        matching: regular expression that the function, or the demangled name, wholly matches; None for every kernel.
+        top: how many kernels; None for all that match.
+        launches: how many launches of each are wanted.
+        skip: how many matching launches are passed over first.
+
+    Raises:
+        UnanswerableError: no kernel belongs to the range, or none of that name.
+    """
+    inside = _kernels_in(context, instances)
+    if not inside.any():
+        where = "in the range" if instances is not None else "in the trace"
+        raise UnanswerableError(
+            f"no kernel was recorded {where}", "`--view ranges` shows what each range put on the GPU"
+        )
+    kernels, names = context.trace.kernels, context.trace.names
+    duration = np.where(inside, kernels.end_ns - kernels.start_ns, 0)
+    named, of_kernel = np.unique(kernels.name, return_inverse=True)
+    total = np.zeros(len(named), np.int64)
+    np.add.at(total, of_kernel, duration)
+    count = np.bincount(of_kernel[inside], minlength=len(named))
+    short = _functions(context, of_kernel, len(named))
+    there = [(place, names[code]) for place, code in enumerate(named.tolist()) if code >= 0 and count[place]]
+    known = [(place, name) for place, name in there if not NCCL.match(name)]
+    wanted = [place for place, name in known if _matches(matching, name, short[place])]
+    if not wanted:
+        raise UnanswerableError(
+            f"none of the {len(known)} kernels there that ncu could replay is named so",
+            "`--view kernels` lists them; * and ? are wildcards",
+        )
+    chosen = sorted(wanted, key=lambda place: (-int(total[place]), names[int(named[place])]))[:top]
+    ours = np.isin(of_kernel, chosen)
+    visible = inside & ours & _visible(context, instances)
+    seen = len(np.unique(of_kernel[visible])) == len(chosen)
+    eligible = visible if seen else ours
+    return Heaviest(
+        tuple(Heavy(names[int(named[place])], short[place], int(count[place]), int(total[place])) for place in chosen),
+        int(total.sum()),
+        seen,
+        _needed(of_kernel[eligible], kernels.start_ns[eligible], launches, skip),
+        len(there) - len(known),
+    )
+
+
+def _lies_in(path: Sequence[str], around: Sequence[str], last: str) -> bool:
+    if not path or path[-1] != last:
+        return False
+    above = iter(path[:-1])
+    return all(name in above for name in around)
+
+
+def _kernels_in(context: Context, instances: Bool | None) -> Bool:
+    kernels = len(context.trace.kernels)
+    if instances is None:
+        return np.ones(kernels, np.bool_)
+    inside = np.zeros(len(context.gpu), np.bool_)
+    for instance, operation in context.operation_pairs():
+        inside[operation[instances[instance]]] = True
+    # Kernels stand first among the operations.
+    return inside[:kernels]
+
+
+def _visible(context: Context, instances: Bool | None) -> Bool:
+    """Return which kernels were launched where ncu sees the range: a start/end range is seen by every thread."""
+    if instances is None or bool((context.found.style[instances] == START_END).all()):
+        return np.ones(len(context.trace.kernels), np.bool_)
+    launched: Bool = context.attribution.rule[: len(context.trace.kernels)] != ADOPTED
+    return launched
+
+
+def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
+    """Return the bare function of each name: as recorded, else out of the demangled name."""
+    from traceable.analysis.kernel_names import base_name
+
+    kernels, names = context.trace.kernels, context.trace.names
+    first = np.zeros(groups, np.int64)
+    first[of_kernel[::-1]] = np.arange(len(of_kernel))[::-1]
+    functions = []
+    for at in first.tolist():
+        short, name = int(kernels.short_name[at]), int(kernels.name[at])
+        functions.append(
+            names[short] if short >= 0 else base_name(names[name]).rpartition("::")[2] if name >= 0 else ""
+        )
+    return functions
+
+
+def _matches(expression: str | None, *names: str) -> bool:
+    return expression is None or any(re.fullmatch(expression, name) for name in names)
+
+
+def _needed(kernel: Int64, start_ns: Int64, launches: int, skip: int) -> int:
+    """Return how many launches, in order of their start, hold `launches` of each kernel, or all it has."""
+    last = 0
+    ordered = kernel[np.argsort(start_ns, kind="stable")][skip:]
+    for one in np.unique(ordered).tolist():
+        at = np.flatnonzero(ordered == one)[:launches]
+        last = max(last, int(at[-1]) + 1)
+    return max(last, 1)

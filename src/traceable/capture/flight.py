@@ -1,0 +1,168 @@
+"""Copies of the flight recorder while the program goes on: each a `dump-N` in the run directory.
+
+The recorder writes them (`_native/recorder_dump.h`); here is who asks for them, and under which number. Without a
+flight recorder (`traceable run --flight-recorder`) there is nothing to copy, and `dump` does nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from _thread import allocate_lock, start_new_thread
+
+from traceable import environment
+from traceable.annotation import engine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DIRECTORY = "dump-{number}"
+NO_WINDOWS = "the flight recorder records all the time: ask for a dump"
+"""Why a process with a flight recorder opens no window."""
+
+_RECORDING = "recording"
+_lock = allocate_lock()
+_asked = False
+
+
+class DumpError(Exception):
+    """Nothing was written; the text says why."""
+
+
+def active() -> bool:
+    """Whether this process has a flight recorder."""
+    return bool(os.environ.get(environment.FLIGHT_RECORDER)) and not engine.disabled
+
+
+def dump() -> str | None:
+    """Write what the flight recorder holds to a directory of its own, while it goes on recording.
+
+    Returns when that is done. Other threads are held up for microseconds at most.
+
+    Returns:
+        The directory, `dump-N` in the run directory, which `traceable report` reads at once; None where there is no
+        flight recorder or it could not be written, which is said once on stderr. Never raises.
+    """
+    if not active():
+        return None
+    try:
+        written: str = write("traceable.dump()")["directory"]
+    except DumpError as error:
+        environment.warn_once("dump", f"nothing is dumped: {error}")
+        return None
+    return written
+
+
+def write(by: str, number: int | None = None) -> dict[str, Any]:
+    """Write a dump and return what was written.
+
+    Args:
+        by: who asks for it.
+        number: the dump that several processes write to; None for the next one that is free.
+
+    Returns:
+        `number`, `directory` (absolute), `wall_ns` of its begin, and `took_ns`.
+
+    Raises:
+        DumpError: it can't be written, or nothing was recorded yet.
+    """
+    if not active():
+        raise DumpError("there is no flight recorder: start the program with `traceable run --flight-recorder 5s`")
+    run_dir = os.environ.get(environment.RUN_DIR, "")
+    if not run_dir:
+        raise DumpError(f"{environment.RUN_DIR} is not set, so there is no run directory")
+    with _lock:
+        wall_ns, begun = time.time_ns(), time.perf_counter_ns()
+        try:
+            number, directory = _directory(run_dir, number)
+            _copy(directory, by)
+        except OSError as error:
+            raise DumpError(error.strerror or str(error)) from None
+        return {
+            "number": number,
+            "directory": directory,
+            "wall_ns": wall_ns,
+            "took_ns": time.perf_counter_ns() - begun,
+        }
+
+
+def begin(by: str) -> None:
+    """Have a dump written by a thread of its own: from a signal handler, and where a step must not wait.
+
+    One that is asked for while another of these is being written is that one.
+    """
+    global _asked
+    if _asked or not active():
+        return
+    _asked = True
+    try:
+        start_new_thread(_write_aside, (by,))
+    except RuntimeError as error:
+        _asked = False
+        environment.warn_once("dump", f"nothing is dumped: {error}")
+
+
+def _write_aside(by: str) -> None:
+    global _asked
+    import signal
+
+    # Signals are for the program's own threads.
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    try:
+        write(by)
+    except DumpError as error:
+        environment.warn_once(f"dump by {by}", f"nothing is dumped: {error}")
+    finally:
+        _asked = False
+
+
+def _directory(run_dir: str, number: int | None) -> tuple[int, str]:
+    """Return the number and path of a dump that exists by now."""
+    wanted = number or 1
+    while True:
+        directory = os.path.join(run_dir, DIRECTORY.format(number=wanted))  # noqa: PTH118 - pathlib takes 10 ms to import
+        try:
+            os.mkdir(directory)  # noqa: PTH102
+        except FileExistsError:
+            if number is None:
+                wanted += 1
+                continue
+        return wanted, directory
+
+
+def _copy(directory: str, by: str) -> None:
+    import contextlib
+    import ctypes
+
+    recording = os.path.join(directory, _RECORDING)  # noqa: PTH118
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(recording)  # noqa: PTH102
+    try:
+        # NVTX has loaded it: the same file is the same library. ctypes lets go of the interpreter meanwhile.
+        write_ring = ctypes.CDLL(os.environ.get(environment.NVTX_INJECTION, "")).traceable_recorder_dump
+    except (OSError, AttributeError):
+        _remove(recording, directory)
+        raise DumpError("this process is not recorded by the embedded recorder") from None
+    error: int = write_ring(os.fsencode(recording), by.encode()[:60])
+    if error:
+        _remove(recording, directory)
+        raise DumpError("nothing was recorded yet" if error == errno.ENODATA else os.strerror(error))
+
+
+def _remove(*directories: str) -> None:
+    """Remove what is empty: another process may have written to the same dump."""
+    for directory in directories:
+        try:
+            os.rmdir(directory)  # noqa: PTH106
+        except OSError:  # noqa: PERF203 - two at most
+            return
+
+
+def _in_child() -> None:
+    global _lock, _asked
+    _lock, _asked = allocate_lock(), False
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,55 @@
+"""One open step and its range. Which steps there are is `control`'s to say."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+
+from traceable import environment
+from traceable.annotation import engine
+from traceable.annotation.ranges import annotate
+
+STEP = "step"
+"""The name of the range that every step is; its payload is the step's index."""
+
+_heard = engine.emits()
+"""NVTX asks for its listener once, so whether anyone hears a step is known from the start."""
+
+
+class Step:
+    """One open step."""
+
+    __slots__ = ("as_block", "bare", "begun_ns", "index", "range", "thread")
+
+    def __init__(self, index: int, as_block: bool, bare: bool) -> None:
+        self.index = index
+        self.begun_ns = 0
+        self.as_block = as_block
+        self.bare = bare
+        self.thread = get_ident()
+        self.range = annotate(STEP, None, None, None, index) if _heard else None
+
+    def open(self) -> None:
+        """Open its range."""
+        if self.range is None:
+            return
+        if self.as_block:
+            from traceable.annotation.resumable import open_block
+
+            open_block(self.range)
+        else:
+            self.range._push()
+
+    def close(self) -> None:
+        """Close its range: a push/pop range on its own thread only, where another's pop would close another range."""
+        if self.range is None:
+            return
+        if self.as_block:
+            from traceable.annotation.resumable import close_block
+
+            close_block(self.range)
+        elif self.thread == get_ident():
+            self.range._pop()
+        else:
+            environment.warn_once(
+                "step thread", "a step ended on another thread than it began on: its range stays open (docs/windows.md)"
+            )

@@ -1,0 +1,123 @@
+"""`traceable report A B ...`: the ranges and steps of several recordings side by side. Nothing is judged."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from traceable.cli import asked, windows
+from traceable.cli.profile import TERMINAL_ROWS, write_text
+from traceable.cli.report import choice_for
+from traceable.errors import UnanswerableError, UsageError
+from traceable.report.choice import Choice
+from traceable.report.views import RANGES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.table import Table
+    from traceable.recording import Recording
+
+BY = ("path", "name")
+MOST = 26
+"""One letter each."""
+
+_OF_ONE = {
+    "names": "--names",
+    "families": "--families",
+    "threshold": "--threshold",
+    "expect": "--expect",
+    "strict": "--strict",
+}
+"""Options that say something about one recording alone, by the name of their value."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the recordings at `arguments.paths` side by side; return the exit code.
+
+    Raises:
+        UsageError: an option that says nothing about several recordings.
+        TraceableError: one of them can't be read.
+    """
+    by = _by(arguments)
+    # numpy takes a tenth of a second to import: what can be refused is refused before.
+    from traceable.cli.allocation import keep_freed_memory
+    from traceable.cli.progress import Progress
+    from traceable.recording import load
+    from traceable.report.beside import document, write
+    from traceable.report.document import head, to_json
+    from traceable.report.terminal import Page
+
+    keep_freed_memory()
+    with Progress() as progress:
+        recordings = [asked.part_asked(load(path, progress=progress), arguments) for path in arguments.paths]
+        table = _table(recordings, by, arguments)
+        heads = [head(recording) for recording in recordings]
+    choice = dataclasses.replace(choice_for(arguments, table), name=arguments.range_name)
+    if arguments.json:
+        sys.stdout.write(to_json(document(heads, by, table, choice)) + "\n")
+    elif arguments.csv:
+        _print_csv(table, choice, arguments.table)
+    else:
+        shown = dataclasses.replace(choice, top=choice.top or TERMINAL_ROWS)
+        write(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
+    sys.stdout.flush()
+    if arguments.json or arguments.csv:
+        for path, recording in zip(arguments.paths, recordings, strict=True):
+            windows.tell(recording.windows, partial(_say, path))
+    return 0
+
+
+def _say(path: Path, line: str) -> None:
+    print(f"traceable: {path}: {line}", file=sys.stderr)
+
+
+def _by(arguments: argparse.Namespace) -> str:
+    """Return what a row is about, after refusing what says nothing about several recordings."""
+    if arguments.view != RANGES.name:
+        raise UsageError(
+            f"--view {arguments.view} is of one recording; several have ranges and steps side by side",
+            "leave --view out, or give one PATH",
+        )
+    for name, flag in _OF_ONE.items():
+        if getattr(arguments, name):
+            raise UsageError(f"{flag} is about one recording", "leave it out, or give one PATH")
+    if arguments.by not in (None, *BY):
+        raise UsageError(f"several recordings side by side have no --by {arguments.by}", f"use {' or '.join(BY)}")
+    if arguments.table is not None and not arguments.csv:
+        raise UsageError("--table says which table --csv prints", "add --csv; without it all tables are printed")
+    if len(arguments.paths) > MOST:
+        raise UsageError(f"{len(arguments.paths)} recordings are too many to be side by side", f"give up to {MOST}")
+    return arguments.by or BY[0]
+
+
+def _table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
+    """Return the ranges of all recordings, with their steps and what is to be said of them."""
+    from traceable.analysis.beside import LETTERS, beside, steps_beside
+
+    asked_steps = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
+    steps = [recording.answers([asked_steps])[0] for recording in recordings]
+    summaries = [None if isinstance(found, UnanswerableError) else found.others["summary"] for found in steps]
+    notes = [
+        f"{letter} has no steps to show: {found}"
+        for letter, found in zip(LETTERS, steps, strict=False)
+        if isinstance(found, UnanswerableError)
+    ]
+    ranges = [recording.profile.names if by == "name" else recording.profile.ranges for recording in recordings]
+    return dataclasses.replace(beside(ranges), others={"steps": steps_beside(summaries)}, notes=tuple(notes))
+
+
+def _print_csv(table: Table, choice: Choice, other: str | None) -> None:
+    from traceable.report.delimited import to_csv
+
+    if other is None:
+        write_text(sys.stdout, to_csv(choice.rows(table), table.columns))
+    elif other in table.others:
+        write_text(sys.stdout, to_csv(table.others[other].rows(), table.others[other].columns))
+    else:
+        raise UsageError(
+            f"several recordings side by side have no table {other!r}", f"they have {', '.join(table.others)}"
+        )

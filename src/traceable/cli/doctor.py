@@ -1,0 +1,89 @@
+"""Say what `traceable run` will find here, and what to do about what it won't: before the first run.
+
+    traceable doctor [-o DIR] [--json]
+
+Looks at Python, nsys, ncu, the driver and the GPUs, space and permissions, and records and reads back a test program
+with each collector. Takes a few seconds, 15 at most. The exit code is 0 where all is well, 1 with warnings (runs are
+recorded, and something named is missing), 2 with problems (what is installed does not work). docs/doctor.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from traceable.cli.progress import Progress
+from traceable.launch import doctor
+from traceable.launch.doctor_findings import STATES, Finding, worst
+
+# Not report.terminal, which needs numpy: that it is missing is what is to be said.
+from traceable.report.layout import wrapped
+from traceable.report.text import encodable, escaped
+
+SCHEMA = "traceable.doctor/1"
+NARROWEST = 20
+"""In fewer cells than these nothing is wrapped."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what may follow the verb."""
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="where runs are to go (default: traceable-runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with what each line was judged by")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the lines and return the exit code."""
+    try:
+        with Progress() as progress:
+            progress("recording a test program with each collector")
+            findings = doctor.examine(arguments.output)
+    except KeyboardInterrupt:
+        return 130
+    state = worst(findings)
+    if arguments.json:
+        print(json.dumps({"schema": SCHEMA, "state": state, "checks": [_content(one) for one in findings]}, indent=2))
+    else:
+        _print(findings)
+    return STATES.index(state)
+
+
+def _content(finding: Finding) -> dict[str, object]:
+    said = finding.said
+    return {
+        "name": finding.name,
+        "state": said.state,
+        "found": said.found,
+        "fix": said.fix,
+        "evidence": dict(said.evidence),
+    }
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    name_width, state_width = max(len(one.name) for one in findings), max(map(len, STATES))
+    for one in findings:
+        beside = f"{one.said.state.ljust(state_width)}  {one.name.ljust(name_width)}  "
+        _paragraph(beside, one.said.found)
+        if one.said.fix:
+            _paragraph(" " * len(beside), f"fix: {one.said.fix}")
+    counts = {state: sum(one.said.state == state for one in findings) for state in STATES}
+    print()
+    print(", ".join(f"{count} {_counted(state, count)}" for state, count in counts.items() if count))
+
+
+def _paragraph(beside: str, text: str) -> None:
+    """Print a text beside what stands in its first line only, wrapped where a terminal is wide enough for that."""
+    text = encodable(escaped(text), sys.stdout.encoding)
+    width = shutil.get_terminal_size().columns - len(beside) if sys.stdout.isatty() else 0
+    for line in wrapped(text, width) if width >= NARROWEST else [text]:
+        print(f"{beside}{line}")
+        beside = " " * len(beside)
+
+
+def _counted(state: str, count: int) -> str:
+    return state if state == "ok" or count == 1 else f"{state}s"

@@ -1,0 +1,317 @@
+"""Look at the heaviest kernels of a range with Nsight Compute: what holds each of them back.
+
+    traceable ncu --range forward --from RUN [--top 3 | --kernel GLOB] [options] app.py [arguments]
+    traceable ncu --range forward [--kernel GLOB] [options] app.py [arguments]
+    traceable ncu --read FILE
+
+With --from, the kernels are those that a recorded run says are the heaviest of the range. The program is run again; its
+exit code is the exit code. ncu runs each profiled launch several times over, one at a time: slow, and nothing for
+production. The program may also be -m module, -c code or -- command. --read prints a .ncu-rep, or what `ncu --csv`
+printed. docs/ncu.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from traceable.cli import annotate
+from traceable.cli.profile import positive, write_text
+from traceable.cli.run import end_like, say
+from traceable.cli.run import take_program as take_program
+from traceable.collect import ncu, ncu_filter
+from traceable.errors import TraceableError, UnanswerableError, UsageError
+from traceable.launch import launcher, target
+from traceable.launch import ncu as runs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.heaviest import Heaviest
+    from traceable.analysis.table import Table
+
+TOP = 3
+LAUNCHES = 5
+NAME_SHOWN = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that may stand before the program."""
+    parser.usage = "traceable ncu [options] (app.py | -m module | -c code | -- command) [arguments]"
+    parser.add_argument(
+        "--range", metavar="NAME", dest="range_name", help="only inside of this range: NAME, DOMAIN:NAME or OUTER/INNER"
+    )
+    parser.add_argument("--kernel", metavar="GLOB", help="only kernels whose function is named so: 'rms_norm*'")
+    parser.add_argument(
+        "--from",
+        metavar="RUN",
+        dest="source",
+        type=Path,
+        help="take the heaviest kernels of the range from this run directory, .nsys-rep, .sqlite or torch trace",
+    )
+    parser.add_argument("--top", metavar="N", type=positive, help=f"with --from: how many kernels ({TOP})")
+    parser.add_argument(
+        "--launches",
+        metavar="N",
+        type=positive,
+        default=LAUNCHES,
+        help=f"profile N launches: with --from of each kernel, else in all ({LAUNCHES})",
+    )
+    parser.add_argument(
+        "--skip", metavar="N", type=_whole, default=0, help="pass over the first N launches that match (0)"
+    )
+    parser.add_argument(
+        "--clock-control",
+        choices=ncu.CLOCKS,
+        default=ncu.CLOCKS[0],
+        help="lock the GPU's clocks to base while a kernel is profiled (default), or leave them alone",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="NAME",
+        dest="sections",
+        help="collect a set of ncu's sections besides, to be looked at in ncu-ui: basic, detailed, full, roofline",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="where the report goes (default: traceable-runs/NAME-ncu-TIME)"
+    )
+    parser.add_argument("--force", action="store_true", help="take a directory that is not empty")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the environment and the command line; run nothing, create nothing"
+    )
+    parser.add_argument(
+        "--read", metavar="FILE", type=Path, help="run nothing: print a .ncu-rep, a directory with one, or ncu's CSV"
+    )
+    output = parser.add_argument_group("what is printed").add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print kernels and launches as JSON (docs/ncu.md)")
+    output.add_argument("--csv", action="store_true", help="print the kernels as CSV, every column")
+    annotate.add_annotate_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Profile the program and print what was measured, or print what there is; return the exit code."""
+    if arguments.read is not None:
+        if arguments.program or arguments.range_name or arguments.kernel or arguments.source or arguments.dry_run:
+            raise UsageError("--read runs no program", "leave out the program and what says which kernels to profile")
+        _print(_read(arguments.read), arguments, str(arguments.read))
+        return 0
+    if arguments.top is not None and arguments.source is None:
+        raise UsageError("--top needs --from", "name the recorded run whose heaviest kernels are meant")
+    targets = annotate.targets(arguments)
+    asked = target.parse(arguments.program)
+    chosen = _chosen(arguments)
+    request = runs.Request(
+        target=asked,
+        selection=chosen.selection,
+        where=chosen.where,
+        directory=arguments.output,
+        force=arguments.force,
+        variables=annotate.variables(targets),
+    )
+    annotate.check(targets, asked.command(target.interpreter_flags()))
+    runs.check(request)
+    install = None if arguments.dry_run else runs.installed(request)
+    for line in chosen.said:
+        say(line)
+    if install is None:
+        print(runs.describe(request))
+        return 0
+    for line in _warnings(chosen.selection):
+        say(line)
+    finished = runs.launch(request, install, say)
+    for note in annotate.unmatched(targets, finished.directory):
+        say(note)
+    failed = finished.problem
+    if finished.csv is not None:
+        try:
+            _print(_read(finished.csv), arguments, launcher.short(finished.directory), _clocks_note(arguments))
+            report = launcher.short(finished.csv.with_suffix(ncu.SUFFIX))
+            say(f"next: ncu-ui {report}, or python -m traceable ncu --read {report}")
+        except TraceableError as error:
+            failed = error
+    if failed is not None:
+        say(str(failed))
+    # The program's exit code is the exit code; where it succeeded, that there is nothing to show is the news.
+    return end_like(finished.status) or (failed.exit_code if failed is not None else 0)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What is to be profiled, and what is said of it: `where` as a clause, `said` as lines."""
+
+    selection: ncu.Selection
+    where: str
+    said: tuple[str, ...]
+
+
+def _chosen(arguments: argparse.Namespace) -> _Chosen:
+    """Return what is to be profiled.
+
+    Raises:
+        UsageError: the range has no name, or a kernel's is empty.
+        UnanswerableError: the recorded run has no such range, or no such kernel in it.
+    """
+    from traceable.trace.ncu_csv import METRICS
+
+    name, glob = arguments.range_name, arguments.kernel
+    if name == "" or glob == "":
+        raise UsageError("a range and a kernel have a name", "leave the option out to mean all of them")
+    where = f"inside of range {name}" if name else "by the program"
+    places = ncu_filter.readings(name) if name else ()
+    expression, base = _of_glob(glob)
+    kernels = None if expression is None else ncu_filter.kernel_regex([expression])
+    selection = ncu.Selection(
+        includes=tuple(ncu_filter.nvtx_includes(places)),
+        kernels=kernels,
+        base=base,
+        skip=arguments.skip,
+        count=arguments.launches,
+        metrics=METRICS,
+        clocks=arguments.clock_control,
+        sections=arguments.sections,
+    )
+    if arguments.source is None:
+        what = f"kernels named {glob}" if glob else "whichever kernels come first"
+        return _Chosen(selection, where, (f"ncu is to profile {arguments.launches} launches {where}: {what}",))
+    return _from_recording(arguments, selection, where, expression)
+
+
+def _of_glob(glob: str | None) -> tuple[str | None, str]:
+    """Return the regular expression of --kernel, and whether it is one of functions or of whole demangled names."""
+    if glob is None:
+        return None, "function"
+    if any(mark in glob for mark in "<(: "):
+        return ncu_filter.from_glob(glob).removeprefix(ncu_filter.from_glob("")), "demangled"
+    return ncu_filter.from_glob(glob), "function"
+
+
+def _from_recording(
+    arguments: argparse.Namespace, selection: ncu.Selection, where: str, expression: str | None
+) -> _Chosen:
+    """Return the heaviest kernels of the range in the recorded run."""
+    from traceable.analysis.heaviest import heaviest, instances_at
+    from traceable.cli.allocation import keep_freed_memory
+    from traceable.cli.progress import Progress
+    from traceable.recording import load
+
+    keep_freed_memory()
+    with Progress() as progress:
+        recording = load(arguments.source, progress=progress)
+        context, places, instances = recording.context, [], None
+        if arguments.range_name:
+            names = recording.trace.names
+            for place in ncu_filter.readings(arguments.range_name):
+                found = instances_at(context.found, names, place.names, place.domain)
+                if found.any():
+                    places.append(place)
+                    instances = found if instances is None else instances | found
+            if instances is None:
+                recording.check_range(arguments.range_name)
+                raise UnanswerableError(
+                    f"no range {arguments.range_name!r} in {arguments.source}", "`--view ranges` lists them"
+                )
+        top = arguments.top or (None if expression else TOP)
+        wanted = {"matching": expression, "top": top, "launches": arguments.launches, "skip": arguments.skip}
+        best = heaviest(context, instances, **wanted)
+        symbols = _symbols(Path(recording.trace.source.path), arguments.source, best)
+    expressions = symbols or [f"(?:.*::)?{ncu_filter.literal(one.function)}" for one in best.kernels]
+    narrowed = replace(
+        selection,
+        includes=tuple(ncu_filter.nvtx_includes(places)) if best.seen else (),
+        kernels=ncu_filter.kernel_regex(expressions),
+        base="mangled" if symbols else "function",
+        count=best.needed,
+    )
+    return _Chosen(narrowed, where, tuple(_said(arguments, best, symbols is not None, where)))
+
+
+def _symbols(file: Path, source: Path, best: Heaviest) -> list[str] | None:
+    """Return the kernels' symbols as regular expressions; None where the recording has them not."""
+    from traceable.launch.reports import opened
+    from traceable.trace.mangled import mangled_names
+
+    names = [one.name for one in best.kernels]
+    if source.is_file():
+        with opened(source) as readable:
+            found = mangled_names(readable, names)
+    else:
+        found = mangled_names(file, names)
+    return None if found is None else [ncu_filter.literal(symbol) for symbol in found]
+
+
+def _said(arguments: argparse.Namespace, best: Heaviest, exact: bool, where: str) -> list[str]:
+    from traceable.analysis.units import count, share, time
+    from traceable.report.text import cut, printable
+
+    chosen = sum(one.total_ns for one in best.kernels)
+    number = count(len(best.kernels), "kernel")
+    part = share(chosen / best.total_ns if best.total_ns else 0)
+    lines = [
+        f"ncu is to profile {count(best.needed, 'launch', 'launches')} {where}, to have {arguments.launches} of each "
+        f"of {number} ({part} of the kernel time there):"
+    ]
+    lines += [
+        f"  {time(one.total_ns)} in {count(one.launches, 'launch', 'launches')}: {cut(printable(one.name), NAME_SHOWN)}"
+        for one in best.kernels
+    ]
+    if not exact:
+        lines.append("the recording has no symbols of kernels: every template instance of these functions is meant")
+    if not best.seen:
+        lines.append(
+            f"not all of them are launched by the thread that opened {arguments.range_name}, and ncu sees no range on "
+            "another (autograd's): they are profiled wherever they run"
+        )
+    if best.left_out:
+        lines.append(
+            f"{count(best.left_out, 'kernel')} of NCCL left out: while ncu runs kernels one at a time, they would wait "
+            "for each other for ever"
+        )
+    return lines
+
+
+def _warnings(selection: ncu.Selection) -> tuple[str, ...]:
+    clocks = "clocks locked to base (--clock-control)" if selection.clocks == "base" else "clocks left alone"
+    return (
+        f"each of these launches is run several times over, alone on the GPU, with caches flushed and {clocks}: expect "
+        "them to take 10 to 1000 times as long",
+        "no other profiler may use this GPU meanwhile (nsys, torch.profiler, DCGM, another ncu)",
+    )
+
+
+def _clocks_note(arguments: argparse.Namespace) -> tuple[str, ...]:
+    if arguments.clock_control != "base":
+        return ()
+    return ("measured alone, with cold caches and clocks at base: durations are not those of a run by itself",)
+
+
+def _read(path: Path) -> Table:
+    from traceable.analysis.ncu import profiled
+    from traceable.trace import ncu_csv
+
+    if path.is_dir() or path.suffix == ncu.SUFFIX:
+        return profiled(ncu_csv.parse(runs.read(path), str(path)))
+    return profiled(ncu_csv.read(path))
+
+
+def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequence[str] = ()) -> None:
+    from traceable.report import ncu as report
+    from traceable.report.delimited import to_csv
+    from traceable.report.document import to_json
+
+    table = replace(table, notes=(*table.notes, *notes))
+    if arguments.json:
+        sys.stdout.write(to_json(report.document(table, source)) + "\n")
+    elif arguments.csv:
+        write_text(sys.stdout, to_csv(list(table.rows()), table.columns))
+    else:
+        # What a program prints is its own: the table of a run goes where the profile of `run` does.
+        report.write(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")
+    sys.stdout.flush()
+
+
+def _whole(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and len(word) < 16):
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no whole number of launches")
+    return int(word)

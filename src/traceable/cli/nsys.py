@@ -1,0 +1,77 @@
+"""The options of `run` that are for nsys: `--trace-preset` and `--nsys-args`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+
+from traceable import collect
+from traceable.collect.nsys_given import Asked
+from traceable.collect.nsys_presets import DEFAULT, PRESETS
+from traceable.errors import UsageError
+
+NSYS = "nsys"
+PRESET = "--trace-preset"
+ARGUMENTS = "--nsys-args"
+
+
+def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        PRESET,
+        metavar="NAME",
+        choices=list(PRESETS),
+        help=f"what nsys records: {', '.join(PRESETS)} (docs/nsys.md; if not said: {DEFAULT})",
+    )
+    parser.add_argument(
+        ARGUMENTS,
+        metavar="OPTIONS",
+        action="append",
+        type=_words,
+        help="options of nsys's own, as a shell would split them; they win over ours",
+    )
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """Join what follows `--nsys-args` to it: argparse takes a word that begins with a dash for an option."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] == ARGUMENTS:
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, Asked]:
+    """Return what is asked of nsys, as `collect.named` takes it; empty for nothing.
+
+    Raises:
+        UsageError: another collector was asked for by name.
+    """
+    asked = Asked(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
+    if asked == Asked():
+        return {}
+    if arguments.collector not in (collect.AUTO, NSYS):
+        raise UsageError(
+            f"{asked}: for nsys only, and --collector {arguments.collector} records without it",
+            "leave one of them out",
+        )
+    return {NSYS: asked}
+
+
+def as_options(asked: Mapping[str, object]) -> list[str]:
+    """Return the words of our command line that give the same `settings`."""
+    one = asked.get(NSYS)
+    if not isinstance(one, Asked):
+        return []
+    words = [PRESET, one.preset] if one.preset else []
+    return words + ([f"{ARGUMENTS}={shlex.join(one.words)}"] if one.words else [])
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} can't be split as a shell does: {error}") from None

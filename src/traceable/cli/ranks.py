@@ -1,0 +1,142 @@
+"""The options --ranks and --processes of `run`, and what they make of a run: another program, name or directory."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from traceable import environment, selection
+from traceable.annotation.bootstrap import bootstrap_path, bootstrap_problem
+from traceable.cli import nsys
+from traceable.errors import TraceError, UsageError
+from traceable.launch import launcher, processes, ranks, run_dir, target
+
+_COLLECTORS_OWN = frozenset(
+    {environment.RUN_DIR, environment.COLLECTOR, environment.GATE, selection.LAUNCHER, selection.NAME}
+)
+
+
+def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--ranks",
+        metavar="LIST",
+        type=ranks.ranks_text,
+        help="record these ranks of a distributed program only: 0,3 or 0-3, or !1 to leave one out (docs/ranks.md)",
+    )
+    parser.add_argument(
+        "--processes",
+        metavar="GLOBS",
+        type=ranks.processes_text,
+        help="record processes of these names only: 'worker*', or '!worker-1' to leave one out (docs/ranks.md)",
+    )
+
+
+def step_aside(arguments: argparse.Namespace) -> bool:
+    """Become the program where this is the launcher of a rank that is not asked for; with --dry-run print it.
+
+    Returns:
+        Whether nothing is left to be done.
+
+    Raises:
+        UsageError: no rank that there is is asked for, or the program is none.
+    """
+    # Not for the program, nor for what it starts.
+    arguments.part_of = os.environ.pop(environment.PART_OF, None)
+    if arguments.part_of is not None:
+        _take_on()
+    program = target.parse(arguments.program)
+    rank = _own_rank(program, arguments)
+    if rank is None or arguments.ranks is None or ranks.asked_of(rank, arguments.ranks):
+        return False
+    command = program.command(target.interpreter_flags())
+    if not arguments.dry_run:
+        ranks.become(command)
+    print(shlex.join(command))
+    return True
+
+
+def placed(request: launcher.Request, arguments: argparse.Namespace, say: Callable[[str], None]) -> launcher.Request:
+    """Return the request with what ranks and processes make of it.
+
+    Args:
+        request: as the other options make it.
+        arguments: of the command line.
+        say: prints one line to the user.
+
+    Raises:
+        UsageError: nothing can be chosen so.
+    """
+    rank = selection.rank_of(os.environ)
+    if arguments.part_of is not None:
+        return dataclasses.replace(request, rank=rank)
+    own = _own_rank(request.target, arguments)
+    inside = own is not None and (own.world_size != 1 or arguments.ranks is not None)
+    by_rank = None if inside else arguments.ranks
+    asked = by_rank is not None or arguments.processes is not None
+    chosen = ranks.Chosen(by_rank, arguments.processes, arguments.name, _options(request)) if asked else None
+    if chosen is not None:
+        _check(request, arguments)
+    if not inside:
+        return dataclasses.replace(request, rank=own, chosen=chosen)
+    assert own is not None
+    if arguments.ranks is not None:
+        _say_absent(own, arguments.ranks, say)
+    name = arguments.name or own.role or request.target.name
+    directory = ranks.directory_of(own, name, arguments.output)
+    return dataclasses.replace(
+        request, rank=own, grouped=True, chosen=chosen, name=ranks.name_of(own, name), directory=directory
+    )
+
+
+def tell(directory: Path, say: Callable[[str], None]) -> None:
+    """Say what is to be said of the choice of processes, of a run or of the ranks that make up one."""
+    for one in (directory, *processes.parts(directory)):
+        try:
+            manifest = run_dir.read(one)
+        except TraceError:
+            continue
+        for line in processes.notes(one, manifest):
+            say(line)
+
+
+def _own_rank(program: target.Target, arguments: argparse.Namespace) -> selection.Rank | None:
+    """Return the rank that this launcher was started as; None where its children are to be ranks."""
+    if arguments.part_of is not None or ranks.starts_ranks(program):
+        return None
+    return selection.rank_of(os.environ)
+
+
+def _say_absent(own: selection.Rank, text: str, say: Callable[[str], None]) -> None:
+    """Say, in the first of the chosen ranks alone, which ones are asked for in vain."""
+    there = range(own.world_size or 0)
+    if own.rank == next((rank for rank in there if selection.rank_asked(text, rank)), None):
+        missing = ranks.absent(text, there)
+        if missing:
+            say(missing)
+
+
+def _check(request: launcher.Request, arguments: argparse.Namespace) -> None:
+    """Refuse what can't be together with a choice that the processes make themselves."""
+    if arguments.measure_overhead:
+        raise UsageError("--measure-overhead compares all of a program", "leave --ranks and --processes out")
+    problem = bootstrap_problem(request.target.command(target.interpreter_flags()))
+    if problem is not None:
+        raise UsageError(f"{problem.partition(',')[0]}, so no process can be chosen", "leave the flag out")
+
+
+def _options(request: launcher.Request) -> tuple[str, ...]:
+    """Return the options with which a chosen process is to become a run of its own."""
+    return ("--collector", request.collector, *nsys.as_options(request.settings))
+
+
+def _take_on() -> None:
+    """Take on what the launcher above asks for: it is in the environment of a recorded process, ours now."""
+    given = selection.from_text(os.environ.pop(environment.CHOSEN, ""))
+    os.environ.update({name: value for name, value in given.items() if name not in _COLLECTORS_OWN})
+    # Patterns and pauses need it; a process with neither is not changed by it.
+    os.environ["PYTHONPATH"] = bootstrap_path(os.environ)

@@ -1,0 +1,79 @@
+"""What is asked of the flight recorder: how far back it reaches, in time, in memory or both. Records nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from traceable.errors import UsageError
+
+_UNITS = {
+    "ns": 1,
+    "us": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+_TIMES = ("ns", "us", "ms", "s", "min", "h")
+_BY_NAME = {name.lower(): name for name in _UNITS}
+_PART = re.compile(r"(\d{1,18})\s*([a-z]+)", re.ASCII | re.IGNORECASE)
+_SHORTEST_NS = 1_000_000
+_SMALLEST_BYTES = 1_000_000
+_LARGEST = 2**62
+_FORM = "write a time, a size or both, as in 5s, 500ms, 64MB or 5s,64MB"
+
+
+@dataclass(frozen=True)
+class FlightRecorder:
+    """How much is kept: the last `duration_ns`, at most `max_bytes` a process; None for no such limit."""
+
+    duration_ns: int | None
+    max_bytes: int | None
+
+    def __str__(self) -> str:
+        """As the option has it, in the largest units."""
+        return ",".join(filter(None, (_written(self.duration_ns, True), _written(self.max_bytes, False))))
+
+    @property
+    def variable(self) -> str:
+        """The value of `TRACEABLE_FLIGHT_RECORDER`, as the recorder reads it."""
+        parts = (("ns", self.duration_ns), ("B", self.max_bytes))
+        return ",".join(f"{number}{unit}" for unit, number in parts if number is not None)
+
+
+def parse(text: str) -> FlightRecorder:
+    """Read what the user wrote.
+
+    Raises:
+        UsageError: it is not of the form `5s`, `64MB` or `5s,64MB`, says one of them twice, or too little.
+    """
+    limits: dict[bool, int] = {}
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        unit = _BY_NAME.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise UsageError(f"--flight-recorder {text[:40]!r} is neither a time nor a size", _FORM)
+        is_time = unit in _TIMES
+        if is_time in limits:
+            raise UsageError(f"--flight-recorder {text[:40]!r} has two {'times' if is_time else 'sizes'}", _FORM)
+        limits[is_time] = int(match[1]) * _UNITS[unit]
+    for is_time, least, said in ((True, _SHORTEST_NS, "1ms"), (False, _SMALLEST_BYTES, "1MB")):
+        if not least <= limits.get(is_time, least) < _LARGEST:
+            raise UsageError(f"--flight-recorder {text[:40]!r} is out of range", f"at least {said}")
+    return FlightRecorder(limits.get(True), limits.get(False))
+
+
+def _written(number: int | None, is_time: bool) -> str:
+    if number is None:
+        return ""
+    units = [unit for unit in _UNITS if (unit in _TIMES) == is_time and number % _UNITS[unit] == 0]
+    unit = max(units, key=lambda unit: _UNITS[unit])
+    return f"{number // _UNITS[unit]}{unit}"

@@ -1,0 +1,66 @@
+"""What a check of `traceable doctor` says: its state, what was found, and what to do. Judges nothing itself.
+
+- `ok`: nothing is lost, or only what this machine has not got anyway;
+- `warning`: runs are recorded, and something named is missing from them, slower, or may fail later;
+- `problem`: what is installed or asked for does not work, and a run would fail or lose its recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+STATES = (OK, WARNING, PROBLEM)
+"""Best first; the place in here is the exit code."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one check says.
+
+    Attributes:
+        state: one of `STATES`.
+        found: what is there, as one line.
+        fix: what to do, as an imperative clause; None where nothing is to be done.
+        evidence: what it was judged by, fit for JSON.
+    """
+
+    state: str
+    found: str
+    fix: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the answer.
+
+    Attributes:
+        name: of the check. One that finds several things has several lines.
+        said: what it says.
+    """
+
+    name: str
+    said: Said
+
+
+def ok(found: str, **evidence: Any) -> Said:
+    """Say that nothing is to be done."""
+    return Said(OK, found, None, evidence)
+
+
+def warning(found: str, fix: str, **evidence: Any) -> Said:
+    """Say what runs will lack, and what to do."""
+    return Said(WARNING, found, fix, evidence)
+
+
+def problem(found: str, fix: str, **evidence: Any) -> Said:
+    """Say what doesn't work, and what to do."""
+    return Said(PROBLEM, found, fix, evidence)
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """Return the state of the whole."""
+    return max((finding.said.state for finding in findings), key=STATES.index, default=OK)

@@ -1,0 +1,154 @@
+"""What is known around a run of its flight recorder: what it shows of each process, and the dumps that were made.
+
+What is asked for is read by `collect/flight.py`, dumps are written in the process (`capture/flight.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traceable import environment
+from traceable.collect import recorder
+from traceable.collect.flight import parse
+from traceable.errors import CollectorError, TraceError, UsageError
+from traceable.launch import run_dir
+
+MANIFEST_KEY = "flight_recorder"
+"""Where `run.json` keeps what was asked for, and what is shown of each process."""
+
+_DUMP = re.compile(r"dump-(\d+)")
+_ROWS = "SELECT value FROM META_DATA_CAPTURE WHERE name = ?"
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One dump: its directory, when its first process was copied (wall clock), by whom, and the processes in it."""
+
+    directory: Path
+    wall_ns: int
+    by: str
+    pids: tuple[int, ...]
+
+
+def in_manifest(variables: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what the manifest says before anything was recorded; None where there is no flight recorder."""
+    asked = variables.get(environment.FLIGHT_RECORDER)
+    if not asked:
+        return None
+    limits = parse(asked)
+    return {
+        "asked": str(limits),
+        "limit_ns": limits.duration_ns,
+        "limit_bytes": limits.max_bytes,
+        "shown": [],
+    }
+
+
+def shown(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return which time of which process a database shows; nothing where it is not a flight recorder's.
+
+    Args:
+        database: what the recorder's finaliser wrote, or any other file.
+        manifest: of its run, which knows how the program ended; None for not known.
+
+    Returns:
+        For each process `pid`, `start_ns` and `end_ns` in the time of the trace, `limit_ns`, `limit_bytes`, `dumped_by`
+        (None where it is not a dump), `from_start` (nothing before it is missing) and `end` (`SIGSEGV`, `exit code 1`,
+        or None where it is not known).
+    """
+    from traceable.collect.nsys_schema import FLIGHT_RECORDER
+
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            rows = [json.loads(value) for (value,) in connection.execute(_ROWS, (FLIGHT_RECORDER,))]
+    except (sqlite3.Error, ValueError):
+        return []
+    ended = {manifest.get("pid"): _end(manifest)} if manifest else {}
+    return [{**row, "end": ended.get(row["pid"]) if row["dumped_by"] is None else None} for row in rows]
+
+
+def _end(manifest: Mapping[str, Any]) -> str | None:
+    end = manifest.get("end") or {}
+    number, code = end.get("signal"), end.get("exit_code")
+    if isinstance(number, int):
+        known = {one.value for one in signal.Signals}
+        return signal.Signals(number).name if number in known else f"signal {number}"
+    return None if code is None else f"exit code {code}"
+
+
+def note(manifest: dict[str, Any], database: Path | None) -> None:
+    """Write into the manifest what is shown."""
+    if isinstance(manifest.get(MANIFEST_KEY), dict) and database is not None:
+        manifest[MANIFEST_KEY]["shown"] = shown(database, manifest)
+
+
+def run_of(directory: Path) -> Path | None:
+    """Return the run directory that `directory` is a dump of; None where it is no dump."""
+    directory = directory.absolute()
+    is_dump = _DUMP.fullmatch(directory.name) and (directory / recorder.DIRECTORY).is_dir()
+    return directory.parent if is_dump and (directory.parent / run_dir.MANIFEST).exists() else None
+
+
+def finalised(directory: Path) -> Path:
+    """Return the SQLite file of a dump, making it where it is missing. Its program need not have ended.
+
+    Raises:
+        TraceError: it holds nothing.
+        CollectorError: it can't be read.
+    """
+    directory = directory.absolute()
+    stem = str(run_dir.read(directory.parent)["stem"])
+    recorded = recorder.RecorderCollector().finalise(directory, stem)
+    if recorded.database is None:
+        raise TraceError(
+            f"{directory} holds no range or mark", "dump later, or let the flight recorder reach further back"
+        )
+    return recorded.database
+
+
+def dumps(directory: Path) -> list[Dump]:
+    """Return the dumps of the run in `directory`, by number."""
+    numbers = [(int(match[1]), entry) for entry in directory.iterdir() if (match := _DUMP.fullmatch(entry.name))]
+    return [dump for _, entry in sorted(numbers) if (dump := _read(entry)) is not None]
+
+
+def next_dump(directory: Path) -> int:
+    """Make the directory of the next dump, and return its number.
+
+    Raises:
+        UsageError: it can't be made.
+    """
+    number = 1 + max(
+        (int(match[1]) for entry in directory.iterdir() if (match := _DUMP.fullmatch(entry.name))), default=0
+    )
+    while True:
+        try:
+            (directory / f"dump-{number}").mkdir()
+        except FileExistsError:  # noqa: PERF203 - another controller was faster
+            number += 1
+        except OSError as error:
+            raise UsageError(f"{directory / f'dump-{number}'} can't be made: {error.strerror}", "make room") from None
+        else:
+            return number
+
+
+def _read(directory: Path) -> Dump | None:
+    from traceable.collect.recording import read_recording
+
+    try:
+        processes = read_recording(directory / recorder.DIRECTORY).processes
+    except (CollectorError, OSError):
+        return None
+    if not processes:
+        return None
+    times = [process.realtime_ns + process.window.end_ns for process in processes if process.window]
+    by = next((process.window.dumped_by for process in processes if process.window), "")
+    return Dump(directory, min(times, default=0), by, tuple(sorted(process.pid for process in processes)))

@@ -1,0 +1,184 @@
+"""What became of the choice of processes: the runs that make up one, what their processes are called, what was missed.
+
+Read from run directories: the manifests, and what the processes said of themselves (`process.<pid>.json` by
+`decision.py`, `status.<pid>.json` by `capture/status.py`). What is asked for is in `ranks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from traceable import selection
+from traceable.collect.base import Recorded
+from traceable.errors import TraceError
+from traceable.launch import run_dir
+from traceable.launch.ranks import MANIFEST_KEY, NSYS, SELECTION_KEY, absent
+from traceable.selection import rank_asked
+
+_NAMES_MAX = 12
+
+
+def parts(directory: Path) -> tuple[Path, ...]:
+    """Return the run directories that make up `directory`, by rank; empty where it is no such directory.
+
+    Raises:
+        TraceError: they are of different jobs.
+    """
+    try:
+        own = _manifest(directory)
+        if own is not None and not (own.get(SELECTION_KEY) or {}).get("parts"):
+            return ()
+        below = [entry for entry in directory.iterdir() if entry.is_dir() and (entry / run_dir.MANIFEST).exists()]
+    except OSError:
+        return ()
+    found = [(entry, _manifest(entry) or {}) for entry in sorted(below)]
+    # An earlier run that --force has put aside keeps its name in its manifest.
+    found = [(entry, manifest) for entry, manifest in found if Path(str(manifest.get("run_dir"))).name == entry.name]
+    if own is None:
+        found = [(entry, manifest) for entry, manifest in found if (manifest.get(MANIFEST_KEY) or {}).get("grouped")]
+        _check_one_job(directory, found)
+    return tuple(entry for entry, _ in sorted(found, key=lambda one: (_rank_number(one[1]), one[0].name)))
+
+
+def recorded(directory: Path) -> Recorded:
+    """Return what the runs below the directory left, each of which has finalised its own."""
+    return Recorded(directory if parts(directory) else None)
+
+
+def _check_one_job(directory: Path, found: list[tuple[Path, dict[str, Any]]]) -> None:
+    first: dict[str, tuple[int, str]] = {}
+    for entry, manifest in found:
+        host, started = (manifest.get("host") or {}).get("name"), manifest[MANIFEST_KEY].get("launcher_started_ns")
+        if host is None or started is None:
+            continue
+        other = first.setdefault(host, (started, entry.name))
+        if other[0] != started:
+            raise TraceError(
+                f"{directory} holds ranks of different jobs: {other[1]} and {entry.name}",
+                "name one of them, or record into another -o",
+            )
+
+
+def _rank_number(manifest: Mapping[str, Any]) -> int:
+    rank = (manifest.get(MANIFEST_KEY) or {}).get("rank")
+    return rank if isinstance(rank, int) else sys.maxsize
+
+
+def labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
+    """Return what the processes of a run are called, by pid, as far as rank or whoever started them gave them a name.
+
+    Args:
+        directory: the run directory.
+        manifest: its manifest.
+    """
+    rank, pid = manifest.get(MANIFEST_KEY), manifest.get("pid")
+    stem = str(manifest.get("stem")) if isinstance(rank, dict) else ""
+    named = {
+        one["pid"]: str(one["label"]) for one in _told(directory) if one.get("name") or one.get("rank") is not None
+    }
+    named = {number: label for number, label in named.items() if stem == "" or number != pid}
+    for status in _read(directory.glob("status.*.json")):
+        said = status.get("process") or {}
+        label = label_of(said, stem)
+        if label and isinstance(status.get("pid"), int):
+            named.setdefault(status["pid"], label)
+    if stem and isinstance(pid, int):
+        named[pid] = stem
+    # A process that became a run of its own has told of itself before, under the pid that is its launcher's now.
+    before = next((one for one in _told(directory.parent) if one["pid"] == manifest.get("launcher_pid")), None)
+    if before is not None and isinstance(pid, int):
+        named[pid] = str(before["label"])
+    return named
+
+
+def label_of(process: Mapping[str, Any], stem: str = "") -> str:
+    """Return what a process that told of itself is called; empty where it is nothing but the program.
+
+    Args:
+        process: as `capture.process.identity` says it.
+        stem: what its rank is called, where the run is of one.
+    """
+    name, rank = process.get("name"), process.get("rank")
+    base = stem or (f"{process.get('role') or process.get('program')}_{rank}" if isinstance(rank, int) else "")
+    return f"{base}-{name}" if base and name else base or str(name or "")
+
+
+def notes(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Return what is to be said of the selection of a run: that nothing was of it, and what nsys could not hear."""
+    told = _told(directory)
+    lost = _lost([one for one in told if one.get("lost") and one.get("chosen")], manifest)
+    asked = manifest.get(SELECTION_KEY)
+    if not isinstance(asked, dict):
+        return lost
+    by_rank, by_name = asked.get("ranks"), asked.get("processes")
+    ranks = sorted({one["rank"] for one in told if isinstance(one.get("rank"), int)})
+    if any(one.get("chosen") for one in told):
+        missing = absent(by_rank, ranks) if by_rank is not None else None
+        return [missing, *lost] if missing else lost
+    if not told:
+        return [f"nothing was chosen: no Python process began that could tell what it is{_why_none(manifest)}", *lost]
+    if by_rank is not None and not ranks:
+        return [f"--ranks {by_rank}: no process had a rank (RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID)", *lost]
+    if by_rank is not None and not any(rank_asked(by_rank, rank) for rank in ranks):
+        return [f"--ranks {by_rank}: there were ranks {_listed(map(str, ranks))}, so nothing was recorded", *lost]
+    there = _listed(sorted({str(one["name"]) for one in told if one.get("name")}))
+    return [f"--processes {by_name!r} matches none of the names that there were: {there}", *lost]
+
+
+def _why_none(manifest: Mapping[str, Any]) -> str:
+    return " (is the program no Python, or started with -I, -E or -S?)" if manifest.get("end") else ""
+
+
+def _lost(processes: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any]) -> list[str]:
+    """Return why processes are not recorded that should be, a sentence for each cause."""
+    by_cause: dict[str, list[str]] = {}
+    for one in processes:
+        by_cause.setdefault(str(one["lost"]), []).append(f"{one.get('label') or 'a process'} (pid {one['pid']})")
+    said = []
+    for cause, who in by_cause.items():
+        if cause == "forked":
+            verb, remedy = "was" if len(who) == 1 else "were", "or with the start method spawn"
+            why = f"{verb} forked: {_nsys(manifest)} does not hear forked processes; "
+            why += f"run with --collector recorder, {remedy}"
+        else:
+            why = f"{'is' if len(who) == 1 else 'are'} not recorded: {cause}"
+        said.append(f"{_listed(who)} {why}")
+    return said
+
+
+def _nsys(manifest: Mapping[str, Any]) -> str:
+    reason = str((manifest.get("collector") or {}).get("reason", ""))
+    words = reason.split()
+    return f"nsys {words[1]}" if words[:1] == [NSYS] and len(words) > 1 else NSYS
+
+
+def _listed(words: Iterable[str]) -> str:
+    found = list(words)
+    return ", ".join(found[:_NAMES_MAX]) + (f" and {len(found) - _NAMES_MAX} more" if len(found) > _NAMES_MAX else "")
+
+
+def _told(directory: Path) -> list[dict[str, Any]]:
+    """Return what processes said of themselves, by pid."""
+    found = [one for one in _read(directory.glob("process.*.json")) if one.get("schema") == selection.SCHEMA]
+    return sorted((one for one in found if isinstance(one.get("pid"), int)), key=lambda one: int(one["pid"]))
+
+
+def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    found = []
+    for path in paths:
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            found.append(content)
+    return found
+
+
+def _manifest(directory: Path) -> dict[str, Any] | None:
+    found = _read([directory / run_dir.MANIFEST])
+    return found[0] if found else None

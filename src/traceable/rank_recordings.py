@@ -1,0 +1,79 @@
+"""The recordings of several ranks as one: `traceable.load` of the directory that holds their runs.
+
+Each rank is a run with a trace of its own, made by its own collector. The wall clock of the host puts them side by
+side; ranks of several hosts are not put together where that would mix up their processes or GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traceable.analysis.windows import Windows, judged, of_all
+from traceable.errors import TraceableError, TraceError
+from traceable.launch import processes, run_dir, windows
+from traceable.trace.joined import joined
+from traceable.trace.model import Trace
+
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
+
+def named(trace: Trace, directory: Path) -> Trace:
+    """Return the trace of a run with its processes called what rank or whoever started them called them."""
+    known = processes.labels(directory, run_dir.read(directory))
+    if not known:
+        return trace
+    return replace(trace, processes=tuple(replace(one, name=known.get(one.pid, one.name)) for one in trace.processes))
+
+
+def load_ranks(
+    directory: Path, parts: Sequence[Path], load: Callable[[Path], Recording]
+) -> tuple[Trace, Windows | None]:
+    """Return the trace of all ranks, and what became of the steps that they were asked for; None for none.
+
+    Args:
+        directory: that holds them.
+        parts: the run directories of the ranks.
+        load: reads one of them.
+
+    Raises:
+        TraceableError: none of them can be read, or they can't be put together.
+    """
+    traces: list[tuple[str, Trace]] = []
+    found: list[Windows] = []
+    notes: list[str] = []
+    errors: list[TraceableError] = []
+    for part in parts:
+        try:
+            recording = load(part)
+        except TraceableError as error:
+            errors.append(error)
+            notes.append(f"{part.name} is not in it: {error.found}")
+            # A window that was never reached leaves nothing to read, and that is the answer.
+            asked = windows.asked(part, run_dir.read(part))
+            found += [judged(asked, ())] if asked is not None else []
+            continue
+        traces.append((str((run_dir.read(part).get("host") or {}).get("name")), recording.trace))
+        found += [recording.windows] if recording.windows is not None else []
+    if not traces:
+        raise errors[0]
+    _check_hosts(directory, traces)
+    whole = joined([trace for _, trace in traces])
+    source = replace(whole.source, path=str(directory), notes=(*whole.source.notes, *notes))
+    return replace(whole, source=source), of_all(found) if found else None
+
+
+def _check_hosts(directory: Path, traces: Sequence[tuple[str, Trace]]) -> None:
+    if len({host for host, _ in traces}) < 2:
+        return
+    several = [one.global_id for _, trace in traces for one in trace.processes]
+    gpus = any(len(trace.kernels) or len(trace.copies) or len(trace.memsets) for _, trace in traces)
+    if gpus or len(set(several)) < len(several):
+        hosts = len({host for host, _ in traces})
+        raise TraceError(
+            f"{directory} holds ranks of {hosts} hosts, whose GPUs and processes have the same numbers",
+            "name one of the ranks in it",
+        )

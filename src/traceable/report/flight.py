@@ -1,0 +1,40 @@
+"""What a flight recorder shows, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from traceable.analysis.units import time
+from traceable.report.text import printable
+
+_LINES_MAX = 4
+
+
+def lines(shown: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what is shown: a line for each process, the ones that ended last first."""
+    ordered = sorted(shown, key=lambda one: (one["end"] is None, -one["end_ns"], one["pid"]))
+    said = [_line(one) for one in ordered[:_LINES_MAX]]
+    left = len(ordered) - len(said)
+    return [*said, *([f"and of {left} more process{'es' if left > 1 else ''}"] if left else [])]
+
+
+def _line(one: dict[str, Any]) -> str:
+    length_ns = one["end_ns"] - one["start_ns"]
+    if one["dumped_by"] is not None:
+        why = f" before it was dumped by {printable(one['dumped_by'])}"
+    else:
+        why = f" ({one['end']})" if one["end"] else ""
+    line = f"the last {_short(length_ns)} of process {one['pid']}{why}"
+    if one["from_start"]:
+        return f"{line}: all that it recorded"
+    limit_ns, limit_bytes = one["limit_ns"], one["limit_bytes"]
+    if limit_ns is not None and length_ns < limit_ns:
+        room = "its file could grow to" if limit_bytes is None else f"{limit_bytes / 1e6:g} MB hold"
+        return f"{line}: no more than {room}"
+    return line
+
+
+def _short(ns: int) -> str:
+    number, unit = time(ns).split(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

@@ -1,0 +1,56 @@
+"""What ncu measured of kernels: which columns a terminal shows, and the document of `--json`."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from traceable.analysis.table import Table
+from traceable.report.choice import Choice
+from traceable.report.columns import Column
+from traceable.report.document import answer
+from traceable.report.terminal import Page, write_view
+from traceable.report.text import cut, printable
+from traceable.report.views import View
+
+SCHEMA = "traceable.ncu/1"
+NAME_SHOWN = 60
+VIEW = View(
+    "ncu",
+    "what holds each kernel back",
+    columns=(
+        Column("name", "kernel"),
+        Column("grid", rank=7),
+        Column("block", rank=8),
+        Column("device", rank=12),
+        Column("launches", rank=6),
+        Column("duration_mean_ns", "mean", 1),
+        Column("duration_min_ns", "min", 10),
+        Column("duration_max_ns", "max", 11),
+        Column("bound", rank=1),
+        Column("compute_share", "SM", 2),
+        Column("memory_share", "memory", 3),
+        Column("dram_share", "DRAM", 4),
+        Column("occupancy_share", "occupancy", 5),
+        Column("waves", rank=9),
+    ),
+)
+"""The columns of the main table; the launches one by one are in the JSON."""
+
+
+def document(table: Table, source: str) -> dict[str, Any]:
+    """Return what `--json` prints: the rows by kernel, and the launches."""
+    return {"schema": SCHEMA, "source": source, **answer(table, Choice())}
+
+
+def write(stream: TextIO, table: Table, title: str) -> None:
+    """Print the kernels, each with the reason of its verdict below the table, and the notes."""
+    page = Page(stream)
+    page.line(title)
+    page.line()
+    write_view(page, VIEW, Table(table.values, {}, ()), Choice(), 0)
+    page.line()
+    for row in table.rows():
+        if row["reason"] is not None:
+            page.paragraph([row["bound"].ljust(8)], f"{cut(printable(row['name']), NAME_SHOWN)}: {row['reason']}")
+    for note in table.notes:
+        page.line(note)

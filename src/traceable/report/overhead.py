@@ -1,0 +1,138 @@
+"""What recording cost: as lines for people and as `overhead` of report.json and run.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from traceable.analysis.units import count, share, time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.overhead import Compared, Overhead
+
+_WITHOUT = {
+    "recorder": "without the recorder",
+    "torch": "without torch.profiler",
+    "none": "in the first run",
+}
+"""How the run that is compared with is called, by collector; else without it."""
+
+_WORTH_SAYING_SHARE = 0.02
+"""From which part of the time on it is said that the steps waited for a CPU."""
+
+_WORTH_SAYING_NS = 10_000_000
+"""From when on it is said how long opening and closing windows took."""
+
+
+def plain(found: Overhead, collector: str) -> dict[str, Any]:
+    """Return what was measured as docs/measure-overhead.md describes it.
+
+    Args:
+        found: what was measured.
+        collector: the name of the collector whose cost it is.
+    """
+    before, after = found.plain_run_ns, found.profiled_run_ns
+    more = None if before is None or after is None else after / before - 1
+    return {
+        "collector": collector,
+        "recorded_steps": _compared(found.recorded),
+        "other_steps": _compared(found.outside),
+        "warm_up_steps": found.warm_up_steps,
+        "plain_steps": found.plain_steps,
+        "profiled_steps": found.profiled_steps,
+        "pid": found.pid,
+        "stepping_processes": found.processes,
+        "stall_ns": found.stall_ns,
+        "plain_waited_share": found.plain_waited_share,
+        "profiled_waited_share": found.profiled_waited_share,
+        "plain_run_ns": before,
+        "profiled_run_ns": after,
+        "run_more_share": more,
+    }
+
+
+def lines(overhead: Mapping[str, Any] | None) -> list[str]:
+    """Return what is said of it: what a step costs, those that were not recorded, and the whole run."""
+    if overhead is None:
+        return []
+    recorded, other = overhead["recorded_steps"], overhead["other_steps"]
+    first = _WITHOUT.get(overhead["collector"], f"without {overhead['collector']}")
+    said = []
+    if recorded is not None:
+        said.append(f"profiled step {_more(recorded)}: {_medians(recorded, first)}, over {_steps(recorded)}")
+    if other is not None:
+        said.append(f"steps outside of the windows {_more(other)}: {_medians(other, first)}, over {_steps(other)}")
+    if recorded is not None and overhead["warm_up_steps"]:
+        said[0] += f"; the first {overhead['warm_up_steps']} left out as warm-up"
+    if recorded is not None and overhead["stepping_processes"] > 1:
+        said[0] += f"; of process {overhead['pid']}, one of {overhead['stepping_processes']} that took steps"
+    waited = [overhead[key] for key in ("profiled_waited_share", "plain_waited_share")]
+    if recorded is not None and max(part or 0 for part in waited) >= _WORTH_SAYING_SHARE:
+        parts = ["an unknown part" if part is None else share(part) for part in waited]
+        said.append(f"a busy machine: the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {first}")
+    if overhead["run_more_share"] is not None:
+        said.append(_run(overhead, first) + (f" ({_why_no_steps(overhead)})" if recorded is None else ""))
+    elif recorded is None:
+        said.append(f"what recording cost is not known: {_why_no_steps(overhead)}, and the runs did not end alike")
+    return said
+
+
+def _run(overhead: Mapping[str, Any], first: str) -> str:
+    times = f"{time(overhead['profiled_run_ns'])}, {time(overhead['plain_run_ns'])} {first}"
+    stall = overhead["stall_ns"]
+    stalled = f", {time(stall)} of it opening and closing windows" if stall >= _WORTH_SAYING_NS else ""
+    return f"profiled run {signed(overhead['run_more_share'])}: {times}{stalled}"
+
+
+def _why_no_steps(overhead: Mapping[str, Any]) -> str:
+    if not overhead["stepping_processes"]:
+        return "no steps were taken, so that it is not known how much of that is chance"
+    if overhead["pid"] is None:
+        return "it can't be told which processes of the two runs took the same steps"
+    return "no recorded step is one that can be compared"
+
+
+def _more(part: Mapping[str, Any]) -> str:
+    low, high = part["low_share"], part["high_share"]
+    if low is None:
+        return f"{signed(part['more_share'])} (too few to tell it from chance)"
+    chance = "" if part["beyond_chance"] else ", which may be chance"
+    return f"{signed(part['more_share'])} (between {signed(low)} and {signed(high)}{chance})"
+
+
+def _medians(part: Mapping[str, Any], first: str) -> str:
+    return f"median {time(part['profiled_p50_ns'])}, {time(part['plain_p50_ns'])} {first}"
+
+
+def _steps(part: Mapping[str, Any]) -> str:
+    return count(part["steps"], "step")
+
+
+def signed(more: float) -> str:
+    """Write a difference in percent: with a decimal below ten percent, and without where it would say nothing.
+
+    Examples:
+        >>> signed(0.0614), signed(0.184), signed(-0.0004), signed(12.5)
+        ('+6.1 %', '+18 %', '-0.0 %', '+1 250 %')
+    """
+    percent = more * 100
+    if abs(percent) < 9.95:
+        return f"{percent:+.1f} %"
+    return f"{'-' if percent < 0 else '+'}{count(round(abs(percent)))} %"
+
+
+def _compared(part: Compared | None) -> dict[str, Any] | None:
+    if part is None:
+        return None
+    return {
+        "steps": part.steps,
+        "plain_p50_ns": part.plain_p50_ns,
+        "profiled_p50_ns": part.profiled_p50_ns,
+        "more_share": part.more_share,
+        "low_share": part.low_share,
+        "high_share": part.high_share,
+        "beyond_chance": part.beyond_chance,
+        "plain_total_ns": part.plain_total_ns,
+        "profiled_total_ns": part.profiled_total_ns,
+    }

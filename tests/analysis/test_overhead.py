@@ -1,0 +1,229 @@
+"""What recording cost, against the same said slowly; and that noise is not taken for it."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable.analysis.overhead import (
+    STRETCHES,
+    Process,
+    Run,
+    compared,
+    counterparts,
+    durations,
+    overhead,
+    waited_share,
+    warm_up_steps,
+)
+
+MS = 1_000_000
+lengths = st.integers(1, 10**12)
+
+
+def times(steps: list[int], begin: int = 1, *, waited: float | None = None) -> list[int]:
+    """What is noted of steps that last so long, one after the other; nothing of a step of 0.
+
+    `waited`: for which part of the time their thread waited for a CPU; None where nobody looked.
+    """
+    found = []
+    for length in steps:
+        looked = 0 if waited is None else int(waited * (begin + length)) + 1
+        found += [begin, begin + length, looked] if length else [0, 0, 0]
+        begin += length + 1
+    return found
+
+
+def stretches(values: list[float]) -> list[list[float]]:
+    size, more = divmod(len(values), STRETCHES)
+    rest = iter(values)
+    return [[next(rest) for _ in range(size + (number < more))] for number in range(STRETCHES)]
+
+
+def one(plain: list[int], profiled: list[int], recorded: tuple[tuple[int, int], ...] | None = None):
+    before, after = Process(1, times(plain), own=True), Process(2, times(profiled), own=True, recorded=recorded)
+    return overhead(Run(None, (before,)), Run(None, (after,)))
+
+
+@given(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=60))
+def test_a_step_costs_the_median_of_its_ratios_and_the_stretches_say_how_surely(pairs):
+    plain, profiled = zip(*pairs, strict=True)
+    found = compared(np.array(plain), np.array(profiled))
+    ratios = [after / before for before, after in pairs]
+    assert found.steps == len(pairs)
+    assert found.more_share == pytest.approx(statistics.median(ratios) - 1)
+    assert (found.plain_p50_ns, found.profiled_p50_ns) == (
+        pytest.approx(statistics.median(plain)),
+        pytest.approx(statistics.median(profiled)),
+    )
+    assert (found.plain_total_ns, found.profiled_total_ns) == (sum(plain), sum(profiled))
+    if len(pairs) < STRETCHES:
+        assert found.low_share is found.high_share is None
+        assert not found.beyond_chance
+    else:
+        medians = [statistics.median(part) for part in stretches(ratios)]
+        assert (found.low_share, found.high_share) == (
+            pytest.approx(min(medians) - 1),
+            pytest.approx(max(medians) - 1),
+        )
+        slack = 1e-9 * (1 + abs(found.more_share))
+        assert found.low_share - slack <= found.more_share <= found.high_share + slack
+        assert found.beyond_chance == ((min(medians) > 1 or max(medians) < 1) and sum(plain) >= 10**9)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=6, max_size=40))
+def test_steps_that_differ_from_each_other_hide_nothing(lengths_of_steps):
+    """Each is compared with itself: six percent are six percent however long the steps are."""
+    plain = np.array(lengths_of_steps) * 100
+    found = compared(plain, np.array(lengths_of_steps) * 106)
+    assert found.more_share == pytest.approx(0.06)
+    assert (found.low_share, found.high_share) == (pytest.approx(0.06), pytest.approx(0.06))
+
+
+def test_a_step_that_the_machine_held_up_moves_nothing():
+    plain, profiled = [100 * MS] * 30, [106 * MS] * 30
+    plain[7] = profiled[20] = 9000 * MS
+    found = one(plain, profiled).recorded
+    assert found.more_share == pytest.approx(0.06)
+    assert found.beyond_chance
+
+
+def test_noise_is_seldom_taken_for_a_cost():
+    """The sign test of six medians is wrong once in 32 times: 3.1 %."""
+    random = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(2000):
+        plain, profiled = random.lognormal(18, 0.3, (2, 60)).astype(np.int64)
+        wrong += compared(plain, profiled).beyond_chance
+    assert 0.015 < wrong / 2000 < 0.05
+
+
+def test_less_than_a_second_of_steps_proves_nothing():
+    assert not compared(np.full(9, 100 * MS), np.full(9, 200 * MS)).beyond_chance
+    assert compared(np.full(10, 100 * MS), np.full(10, 200 * MS)).beyond_chance
+
+
+@given(st.floats(0, 0.9), st.floats(0, 0.9))
+def test_what_waiting_for_a_cpu_could_explain_is_within_the_interval(plain, profiled):
+    """A step that waited half of its time may take half of it."""
+    before, after = Process(1, times([100 * MS] * 20, waited=plain), own=True), times([200 * MS] * 20, waited=profiled)
+    found = overhead(Run(None, (before,)), Run(None, (Process(2, after, own=True),)))
+    assert found.plain_waited_share == pytest.approx(plain, abs=1e-6)
+    assert found.profiled_waited_share == pytest.approx(profiled, abs=1e-6)
+    assert found.recorded.more_share == pytest.approx(1)
+    assert found.recorded.low_share == pytest.approx(2 * (1 - profiled) - 1, abs=1e-5)
+    assert found.recorded.high_share == pytest.approx(2 / (1 - plain) - 1, abs=1e-3)
+    assert found.recorded.beyond_chance == (found.recorded.low_share > 0)
+
+
+def test_how_long_a_thread_waited_is_known_only_where_somebody_looked_twice():
+    assert waited_share(times([MS] * 3), 0) is None
+    looked = [*times([MS], waited=0.5), *times([MS] * 2, 2 * MS)]
+    assert waited_share(looked, 0) is None
+    looked += times([MS], 10 * MS, waited=0.5)
+    assert waited_share(looked, 0) == pytest.approx(0.5)
+    assert waited_share(looked, 1) is None
+    assert waited_share([], 0) is None
+
+
+def test_a_cost_is_found_in_noise():
+    random = np.random.default_rng(6)
+    plain = random.lognormal(18, 0.02, 300).astype(np.int64)
+    profiled = (random.lognormal(18, 0.02, 300) * 1.06).astype(np.int64)
+    found = compared(plain, profiled)
+    assert found.beyond_chance
+    assert found.low_share < 0.06 < found.high_share
+
+
+def test_only_steps_that_both_runs_have_are_compared():
+    found = one([MS] * 10 + [0] * 2 + [MS] * 8, [2 * MS] * 15)
+    assert (found.plain_steps, found.profiled_steps, found.recorded.steps) == (18, 15, 13)
+    assert found.recorded.more_share == pytest.approx(1)
+
+
+def test_what_was_recorded_and_what_was_not_are_told_apart():
+    found = one([MS] * 40, ([MS] * 10 + [2 * MS] * 10) * 2, recorded=((10, 20), (30, 40)))
+    assert (found.recorded.steps, found.outside.steps) == (20, 20)
+    assert found.recorded.more_share == pytest.approx(1)
+    assert found.outside.more_share == 0
+
+
+def test_a_window_beyond_the_last_step_holds_nothing():
+    found = one([MS] * 8, [MS] * 8, recorded=((90, 95),))
+    assert found.recorded is None
+    assert found.outside.steps == 8
+    assert one([MS] * 8, [MS] * 8, recorded=()).recorded is None
+
+
+def test_the_warm_up_of_the_run_without_a_collector_is_left_out_of_both():
+    slow = [900 * MS, 0, 400 * MS, *[MS] * 20]
+    found = one(slow, [MS] * 23)
+    assert found.warm_up_steps == 3
+    assert found.recorded.steps == 20
+    assert found.recorded.more_share == 0
+
+
+def test_steps_that_recording_slows_from_the_first_on_are_no_warm_up():
+    found = one([MS] * 40, [3 * MS] * 10 + [MS] * 30, recorded=((0, 10),))
+    assert (found.warm_up_steps, found.recorded.steps) == (0, 10)
+    assert found.recorded.more_share == pytest.approx(2)
+
+
+@given(st.lists(st.integers(0, 20), max_size=30))
+def test_warm_up_is_what_it_is_in_a_trace(steps):
+    found = warm_up_steps(np.array(steps, np.int64))
+    known = [(index, length) for index, length in enumerate(steps) if length]
+    half = len(known) // 2
+    expected = 0
+    if len(known) >= 4:
+        limit = 1.5 * statistics.median(length for _, length in known[half:])
+        for index, length in known[:half]:
+            if length <= limit:
+                break
+            expected = index + 1
+    assert found == expected
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=20))
+def test_durations_are_read_by_index(steps):
+    found = durations(times(steps))
+    while steps and not steps[-1]:
+        steps.pop()
+    assert found.tolist() == steps
+
+
+def test_a_step_that_was_killed_while_it_was_noted_is_not_known():
+    assert durations([1, 2, 0, 5, 0, 0]).tolist() == [1]
+    assert durations([7, 7, 0]).tolist() == [1]
+
+
+def process(pid: int, first: int, *, own: bool = False, recorded: tuple[tuple[int, int], ...] | None = None) -> Process:
+    return Process(pid, times([MS] * 3, first), own, recorded)
+
+
+def test_the_program_itself_is_compared_where_it_took_steps():
+    plain = (process(1, 50, own=True), process(2, 10))
+    profiled = (process(8, 10), process(9, 50, own=True))
+    assert [one.pid for one in counterparts(plain, profiled)] == [1, 9]
+
+
+def test_of_children_that_one_which_recorded_is_compared_with_the_one_that_came_to_its_steps_as_it_did():
+    plain = (process(1, 30), process(2, 10), process(3, 20))
+    profiled = (process(7, 20, recorded=((0, 2),)), process(8, 10, recorded=()), process(9, 30, recorded=()))
+    assert [one.pid for one in counterparts(plain, profiled)] == [3, 7]
+
+
+def test_nothing_is_compared_where_it_cannot_be_told_what_with():
+    assert counterparts((), ()) is None
+    assert counterparts((process(1, 1),), (process(2, 1), process(3, 2))) is None
+    found = overhead(Run(5), Run(6, (process(2, 1), process(3, 2))))
+    assert (found.recorded, found.outside, found.pid, found.processes) == (None, None, None, 2)
+    assert (found.plain_run_ns, found.profiled_run_ns) == (5, 6)
+
+
+def test_runs_are_compared_only_where_both_are_known():
+    assert overhead(Run(5), Run(None)).plain_run_ns is None

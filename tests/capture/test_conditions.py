@@ -1,0 +1,196 @@
+"""Windows wait for their conditions, and the steps of `--steps` are counted from there. Nothing here waits for a clock
+that it does not wait for in the program itself."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable.capture.conditions import Conditions, age_s, read
+from traceable.errors import UsageError
+
+STEPS = "import traceable\nfor n in traceable.steps(range(50)): pass\n"
+REQUESTS = """
+import traceable
+for n in traceable.steps(range(12)):
+    with traceable.annotate("request"): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "window"),
+    [
+        ({"TRACEABLE_WARMUP_STEPS": "5"}, (15, 35)),
+        ({"TRACEABLE_WARMUP_STEPS": "0"}, (10, 30)),
+        ({"TRACEABLE_WARMUP_STEPS": "5", "TRACEABLE_DELAY": "0.000001"}, (15, 35)),
+    ],
+    ids=str,
+)
+def test_steps_are_counted_from_where_the_conditions_are_met(program, variables, window):
+    ran = program(STEPS, gated=True, TRACEABLE_STEPS="10:30", **variables)
+    assert ran.steps == list(range(*window))  # the payloads remain the program's own numbers
+    assert (ran.status["windows"][0]["start_step"], ran.status["windows"][0]["stop_step"]) == window
+    assert ran.status["counted_from"] == window[0] - 10
+    assert ran.said == []
+
+
+def test_several_windows_and_endless_rows_are_moved_too(program):
+    ran = program(STEPS, gated=True, TRACEABLE_STEPS="every:10:2", TRACEABLE_WARMUP_STEPS="7")
+    assert ran.steps == [17, 18, 27, 28, 37, 38, 47, 48]
+
+
+def test_all_conditions_must_be_met(program):
+    ran = program(REQUESTS, gated=True, TRACEABLE_STEPS="0:2", TRACEABLE_WARMUP_STEPS="3", TRACEABLE_AFTER_REQUEST="5")
+    assert ran.steps == [5, 6]
+
+
+def test_without_steps_everything_is_recorded_from_there_on(program):
+    ran = program(REQUESTS, gated=True, TRACEABLE_AFTER_REQUEST="4")
+    assert ran.steps == list(range(4, 12))
+    (window,) = ran.status["windows"]
+    assert (window["stop_step"], window["closed"]["reason"]) == (None, "exit")
+
+
+def test_idle_is_a_pause_between_two_steps(program):
+    code = """
+import time, traceable
+for n in traceable.steps(range(10)):
+    if n == 6: time.sleep(1)  # the step that is counted begins after it
+"""
+    assert program(code, gated=True, TRACEABLE_STEPS="1:3", TRACEABLE_IDLE="1").steps == [8, 9]
+
+
+def test_a_condition_that_is_never_met_leaves_word_how_far_it_came(program):
+    ran = program(REQUESTS, gated=True, TRACEABLE_AFTER_REQUEST="100", TRACEABLE_IDLE="1000")
+    assert (ran.status["windows"], ran.status["counted_from"]) == ([], None)
+    assert 0 <= ran.status["longest_pause_s"] < 1000
+    (counter,) = ran.run_dir.glob("status.*.steps")
+    assert int.from_bytes(counter.read_bytes()[16:24], "little") == 12
+
+
+def test_requests_are_counted_in_what_survives_a_kill(program):
+    ran = program(
+        REQUESTS + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", TRACEABLE_AFTER_REQUEST="100", gated=True
+    )
+    assert ran.done.returncode == -signal.SIGKILL
+    (counter,) = ran.run_dir.glob("status.*.steps")
+    assert int.from_bytes(counter.read_bytes()[16:24], "little") == 12
+
+
+def test_a_duration_ends_a_window_with_the_step_that_is_open(program):
+    code = """
+import threading, traceable
+ended = threading.Event()
+session = __import__("traceable.capture.control").capture.control.session
+up = session._time_is_up
+session._time_is_up = lambda window: (up(window), ended.set())
+for n in traceable.steps(range(50)):
+    if n == 12: ended.wait()
+"""
+    ran = program(code, gated=True, TRACEABLE_STEPS="10:30", TRACEABLE_DURATION="0.05")
+    assert ran.steps == [10, 11, 12]
+    (window,) = ran.status["windows"]
+    assert (window["stop_step"], window["closed"]["reason"], window["closed"]["step"]) == (30, "duration", 13)
+
+
+def test_a_window_shorter_than_the_duration_ends_with_its_last_step(program):
+    ran = program(STEPS, gated=True, TRACEABLE_STEPS="10:12,14:16", TRACEABLE_DURATION="1000")
+    assert ran.steps == [10, 11, 14, 15]
+    assert {window["closed"]["reason"] for window in ran.status["windows"]} == {"complete"}
+
+
+def test_a_program_that_takes_no_steps_is_recorded_by_time(program):
+    code = """
+import os, time
+began = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+os.environ["TRACEABLE_DELAY"] = str(time.clock_gettime(time.CLOCK_BOOTTIME) - began + 2)
+import traceable
+session = __import__("traceable.capture.control").capture.control.session
+with traceable.annotate("before"): pass
+while session.state["window"] is None: time.sleep(0.001)
+with traceable.annotate("within"): pass
+while session.state["window"] is not None: time.sleep(0.001)
+with traceable.annotate("after"): pass
+"""
+    ran = program(code, gated=True, TRACEABLE_DURATION="0.2")
+    assert [ran.trace.names[name] for name in ran.trace.ranges.name.tolist()] == ["within"]
+    (window,) = ran.status["windows"]
+    assert window["closed"]["reason"] == "duration"
+    assert window["closed"]["wall_ns"] - window["opened"]["wall_ns"] >= 200_000_000
+
+
+@pytest.mark.parametrize(
+    "variables", [{"TRACEABLE_WARMUP_STEPS": "5"}, {"TRACEABLE_DELAY": "0.1", "TRACEABLE_STEPS": "0:1"}], ids=str
+)
+def test_there_is_no_thread_unless_time_asks_for_one(program, variables):
+    code = STEPS + "import threading; print([one.name for one in threading.enumerate()])"
+    assert program(code, **variables).done.stdout.strip() == "['MainThread']"
+
+
+def test_the_thread_takes_no_signal_and_is_no_hindrance_to_a_fork(program):
+    code = """
+import os, signal, traceable
+from traceable.capture.control import session
+(thread,) = [int(name) for name in os.listdir("/proc/self/task") if int(name) != os.getpid()]
+(blocked,) = [l for l in open(f"/proc/self/task/{thread}/status") if l.startswith("SigBlk")]
+print(bool(int(blocked.split()[1], 16) & 1 << signal.SIGTERM - 1))
+child = os.fork()
+with traceable.annotate("child" if child == 0 else "parent"): pass
+if child == 0: os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(os.listdir("/proc/self/task")))
+"""
+    ran = program(code, python=("-W", "error"), TRACEABLE_DURATION="1000", gated=True)
+    assert ran.done.stdout.split() == ["True", "0", "2"], ran.done.stderr
+    assert {(window["closed"] or {}).get("reason") for said in ran.statuses for window in said["windows"]} == {
+        "exit",
+        None,
+    }
+
+
+@pytest.mark.parametrize(
+    "variable", ["TRACEABLE_WARMUP_STEPS", "TRACEABLE_DELAY", "TRACEABLE_AFTER_REQUEST", "TRACEABLE_IDLE"]
+)
+def test_a_malformed_variable_is_said_once_and_ignored(program, variable):
+    ran = program(STEPS, gated=True, TRACEABLE_STEPS="10:12", **{variable: "-1"})
+    assert ran.steps == [10, 11]
+    assert len(ran.said) == 1
+    assert ran.said[0].startswith(f"traceable: {variable} is ignored: {variable} '-1' is no number")
+
+
+def test_conditions_are_off_with_everything_else(program):
+    ran = program(STEPS + "print('ran')", TRACEABLE_DISABLE="1", TRACEABLE_DURATION="5", TRACEABLE_AFTER_REQUEST="1")
+    assert (ran.done.stdout, ran.said, ran.statuses) == ("ran\n", [], [])
+
+
+def test_windows_on_request_do_not_wait(program):
+    code = """
+import traceable
+traceable.capture_when(lambda step: step.index == 3, steps=2)
+for n in traceable.steps(range(30)): pass
+"""
+    ran = program(code, gated=True, TRACEABLE_STEPS="2:4", TRACEABLE_WARMUP_STEPS="10", TRACEABLE_CONTROL="1")
+    assert ran.steps == [3, 4, 12, 13]
+
+
+@given(st.floats(0.001, 1e9), st.integers(0, 10**15))
+def test_what_is_said_to_a_process_is_what_it_reads(seconds, number):
+    asked = Conditions(number, float(f"{seconds:.15g}"), number, 0.0, float(f"{seconds:.15g}"))
+    names = {"warmup_steps": "WARMUP_STEPS", "delay_s": "DELAY", "requests": "AFTER_REQUEST", "duration_s": "DURATION"}
+    said = asked.variables()
+    assert read({name: said.get(f"TRACEABLE_{variable}") for name, variable in names.items()}) == asked
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "nan", "inf", "1e10", "0", ""])
+def test_a_duration_is_above_nothing(text):
+    if text:
+        with pytest.raises(UsageError, match=r"--duration .* is no number of seconds above 0"):
+            read({"duration_s": text})
+    else:
+        assert read({"duration_s": text}) == Conditions()
+
+
+def test_the_age_of_a_process_is_what_linux_says():
+    assert 0 < age_s() < 10**6

@@ -1,0 +1,163 @@
+"""What a process says of itself in its status file, and the words by which processes are chosen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.capture.conftest import Ran
+
+from traceable.selection import from_text, name_asked, program_of, rank_asked, rank_of, ranks_in, to_text
+
+Program = Callable[..., Ran]
+
+STEPPING = "for n in traceable.steps(range(2)): pass\n"
+WORKERS = """
+import multiprocessing, sys, traceable
+def work():
+    for n in traceable.steps(range(3)): pass
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    worker = context.Process(target=work, name="worker-7")
+    worker.start()
+    worker.join()
+    sys.exit(worker.exitcode)
+"""
+
+
+def test_a_program_is_itself(program: Program) -> None:
+    said = program("import traceable\n" + STEPPING).status["process"]
+    assert said == {
+        "name": None,
+        "start": "main",
+        "program": "python",
+        "rank": None,
+        "local_rank": None,
+        "world_size": None,
+        "role": None,
+    }
+
+
+def test_a_rank_says_which_and_its_role(program: Program) -> None:
+    said = program(
+        "import traceable\n" + STEPPING, RANK="3", LOCAL_RANK="1", WORLD_SIZE="8", ROLE_NAME="decode"
+    ).status["process"]
+    assert (said["rank"], said["local_rank"], said["world_size"], said["role"]) == (3, 1, 8, "decode")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_says_its_name_and_how_it_was_started(program: Program, tmp_path, method: str) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(script)!r}, {method!r}]))"
+    ran = program(code)
+    assert ran.done.returncode == 0, ran.done.stderr
+    assert (ran.status["process"]["name"], ran.status["process"]["start"]) == ("worker-7", method)
+    assert ran.status["parent_pid"] != ran.status["pid"]
+
+
+def test_a_child_of_a_plain_fork_is_known_as_one(program: Program) -> None:
+    code = "import os, traceable, traceable.capture.control\nif os.fork(): os.wait()\nelse:\n    "
+    assert program(code + STEPPING).status["process"]["start"] == "fork"
+
+
+# ---- ranks, as those who start them say
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}, (2, 0, 4, "torchrun")),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+            (1, 1, 2, "Open MPI"),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, (1, 1, 2, "PMI")),
+        ({"MV2_COMM_WORLD_RANK": "5", "MV2_COMM_WORLD_SIZE": "6"}, (5, None, 6, "MVAPICH2")),
+        (
+            {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"},
+            (3, 1, 4, "Slurm"),
+        ),
+        # mpirun within a Slurm step: whoever is nearest counts.
+        ({"PMIX_RANK": "1", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, (1, None, None, "PMI")),
+    ],
+)
+def test_each_launcher_of_ranks_is_understood(environ, expected) -> None:
+    rank = rank_of(environ)
+    assert rank is not None
+    assert (rank.rank, rank.local_rank, rank.world_size, rank.by) == expected
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "1"},  # anybody may have a variable of that name
+        {"RANK": "a", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # the batch script, before any srun
+    ],
+)
+def test_what_is_no_rank_is_none(environ) -> None:
+    assert rank_of(environ) is None
+
+
+def test_torchruns_default_role_is_no_name() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "ROLE_NAME": "default"}
+    assert getattr(rank_of(environ), "role", "") is None
+
+
+# ---- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [("0,3", [0, 3]), ("1-3", [1, 2, 3]), ("!1", [0, 2, 3, 4]), ("0-3,!2", [0, 1, 3]), (" 4 , 0 ", [0, 4])],
+)
+def test_ranks_are_numbers_ranges_and_exceptions(text: str, chosen: list[int]) -> None:
+    assert [rank for rank in range(5) if rank_asked(text, rank)] == chosen
+
+
+@pytest.mark.parametrize("text", ["a", "", "0,", "3-1", "-1", "1.5", "!", "٣"])
+def test_what_is_no_rank_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        ranks_in(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("worker*", ["worker-1", "worker-2"]),
+        ("worker*,!worker-1", ["worker-2"]),
+        ("!worker*", ["app"]),
+        ("app,*-2", ["app", "worker-2"]),
+        ("Worker*", []),
+    ],
+)
+def test_processes_are_patterns_and_exceptions(text: str, chosen: list[str]) -> None:
+    assert [name for name in ("app", "worker-1", "worker-2") if name_asked(text, name)] == chosen
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), st.text().filter(lambda text: "\0" not in text)))
+def test_variables_pass_through_one(variables: dict[str, str]) -> None:
+    assert from_text(to_text(variables)) == variables
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["train.py", "--lr", "1"], "train"),
+        (["-u", "-X", "dev", "/srv/train.py"], "train"),
+        (["-Wd", "-m", "package.module"], "package.module"),
+        (["-m", "package"], "package"),
+        (["-uc", "pass"], "python"),
+        (["/venv/bin/gunicorn", "app:app"], "gunicorn"),
+        (["-"], "python"),
+        ([], "python"),
+    ],
+)
+def test_a_program_is_called_after_its_command_line(words: list[str], name: str) -> None:
+    assert program_of([sys.executable, *words])[0] == name

@@ -1,0 +1,211 @@
+"""`traceable doctor` as it is typed: on this machine, without nsys, with nsys broken, and stopped half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from traceable._native import recorder_library
+from traceable.launch import doctor_facts
+from traceable.launch.doctor_findings import STATES
+
+Doctor = Callable[..., subprocess.CompletedProcess[str]]
+
+HIDE = """
+from traceable.collect import nsys_install
+nsys_install.INSTALL_FOLDERS = nsys_install.IMPORTER_FOLDERS = ()
+"""
+"""A `sitecustomize` after which nsys and its importer are found on PATH and beside each other only, as on a machine
+where they are in no install folder."""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """The user's folder for temporary files, which is empty again in the end."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def environ(tmp_path: Path, temporary: Path) -> dict[str, str]:
+    """An environment without anything of ours in it, and with temporary files in a folder of the test's."""
+    kept = {name: value for name, value in os.environ.items() if name == "TRACEABLE_NSYS" or name[:10] != "TRACEABLE_"}
+    return {**kept, "TMPDIR": str(temporary)}
+
+
+@pytest.fixture
+def core() -> None:
+    """Without the native core nsys 2022 and 2023 hear nothing: `doctor` then rightly says so."""
+    if "_core" in doctor_facts.parts().missing:
+        pytest.skip("the native core was not built")
+
+
+@pytest.fixture
+def hidden(tmp_path: Path, environ: dict[str, str]) -> dict[str, str]:
+    """The same where nothing lies in an install folder."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HIDE)
+    environ.pop("TRACEABLE_NSYS", None)
+    path = os.pathsep.join(filter(None, (str(tmp_path / "site"), environ.get("PYTHONPATH"))))
+    return {**environ, "PYTHONPATH": path}
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Doctor:
+    """Run `traceable doctor` in an empty folder."""
+    (tmp_path / "here").mkdir()
+
+    def call(environ: dict[str, str], *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        command = [*before, sys.executable, "-m", "traceable", "doctor", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "here", env=environ)
+
+    return call
+
+
+def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:
+    """The lines of `--json` by their names; of several of one name the last."""
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["schema"] == "traceable.doctor/1"
+    assert all(set(one) == {"name", "state", "found", "fix", "evidence"} for one in document["checks"])
+    assert all((one["fix"] is None) == (one["state"] == "ok") for one in document["checks"])
+    assert document["state"] == max((one["state"] for one in document["checks"]), key=STATES.index)
+    assert done.returncode == STATES.index(document["state"])
+    return {one["name"]: one for one in document["checks"]}
+
+
+def nothing_is_left(tmp_path: Path, temporary: Path) -> bool:
+    return not [*temporary.iterdir(), *(tmp_path / "here").iterdir()]
+
+
+def test_on_this_machine(doctor, environ, nsys, core, tmp_path, temporary):
+    said = checks(doctor(environ, "--json"))
+    assert said["nsys"]["evidence"]["executable"] == nsys
+    assert nsys in said["nsys"]["found"]
+    assert said["nsys importer"]["found"].endswith("/QdstrmImporter")
+    names = ["nsys capture"] if recorder_library() is None else ["nsys capture", "recorder"]
+    for name in names:
+        assert "20 of 20 ranges of a test program were recorded and read back" in said[name]["found"]
+        assert said[name]["state"] == "ok"
+        assert said[name]["evidence"]["read"] == said[name]["evidence"]["emitted"] == 20
+    assert sys.executable in said["python"]["found"]
+    assert said["temporary"]["evidence"]["path"] == str(temporary)
+    assert said["output"]["evidence"]["path"] == str(tmp_path / "here" / "traceable-runs")
+    assert nothing_is_left(tmp_path, temporary)
+
+
+def test_without_nsys_the_recorder_is_tried_and_what_is_lost_is_said(doctor, hidden, tmp_path, temporary):
+    if recorder_library() is None:
+        pytest.skip("the embedded recorder was not built")
+    done = doctor({**hidden, "PATH": str(tmp_path), "TRACEABLE_DISABLE": "1", "TRACEABLE_STEPS": "5:6"})
+    assert done.returncode == 1, done.stdout
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert [
+        "warning",
+        "nsys             nsys is not installed: ranges are recorded by the embedded recorder, GPU work is not",
+    ] in lines
+    place = next(number for number, line in enumerate(lines) if line[1:] and line[1].startswith("nsys "))
+    assert lines[place + 1][0] == "fix:"
+    assert "scripts/install-nsys.sh" in lines[place + 1][1]
+    assert not [line for line in lines if line[1:] and line[1].startswith(("nsys importer", "nsys capture"))]
+    # What the user's own variables do to a run is a line of its own, and no fault of the recorder's.
+    assert "ok       recorder         20 of 20 ranges" in done.stdout
+    assert "warning  environment      TRACEABLE_DISABLE is set: every annotation is a no-op" in done.stdout
+    assert lines[-1][0].isdigit()
+    assert "warnings" in lines[-1][1]
+    assert nothing_is_left(tmp_path, temporary)
+
+
+@pytest.fixture
+def without_importer(nsys: str, tmp_path: Path) -> Path:
+    """A copy of real nsys without its importer."""
+    target = Path(nsys).resolve().parent
+    home = tmp_path / "install" / target.name
+    home.mkdir(parents=True)
+    for entry in target.iterdir():
+        # nsys looks for its importer beside where its own file really is.
+        shutil.copy2(entry, home / entry.name) if entry.name.startswith("nsys") else (home / entry.name).symlink_to(
+            entry
+        )
+    return home / "nsys"
+
+
+def test_without_the_importer_a_run_would_be_lost(doctor, hidden, without_importer, tmp_path, temporary):
+    said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
+    assert said["nsys"]["state"] == "ok"
+    assert said["nsys importer"]["state"] == "problem"
+    assert "QdstrmImporter was not found" in said["nsys importer"]["found"]
+    assert "scripts/install-nsys.sh" in said["nsys importer"]["fix"]
+    assert said["nsys capture"]["state"] == "problem"
+    assert ".qdstrm" in said["nsys capture"]["found"]
+    assert said["nsys capture"]["fix"] == "see `nsys importer`"
+    assert nothing_is_left(tmp_path, temporary)
+
+
+def test_an_importer_that_nsys_itself_does_not_find_is_used_and_said(doctor, environ, core, without_importer):
+    said = checks(doctor({**environ, "TRACEABLE_NSYS": str(without_importer)}, "--json"))
+    assert said["nsys importer"]["state"] == "ok"
+    assert said["nsys capture"]["state"] == "warning"
+    assert "20 of 20" in said["nsys capture"]["found"]
+    assert "nsys did not find its importer" in said["nsys capture"]["found"]
+
+
+def test_a_full_folder_for_temporary_files(doctor, environ, nsys, temporary):
+    mount = f'mount -t tmpfs -o size=1m none {temporary} && exec "$@"'
+    inside = ("unshare", "-m", "sh", "-c", mount, "sh")
+    if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not mount anything")
+    said = checks(doctor(environ, "--json", before=inside))
+    assert said["temporary"]["state"] == "problem"
+    assert "nsys does not start" in said["temporary"]["found"]
+    assert "set TMPDIR" in said["temporary"]["fix"]
+    assert said["nsys capture"]["state"] == "problem"
+    assert "see `temporary`" in said["nsys capture"]["fix"]
+
+
+def test_a_folder_for_temporary_files_that_is_not_there(doctor, environ, nsys, tmp_path):
+    absent = tmp_path / "absent"
+    said = checks(doctor({**environ, "TMPDIR": str(absent)}, "--json"))
+    assert said["temporary"]["found"] == f"{absent} (TMPDIR) is not there: nsys does not start"
+    assert said["temporary"]["state"] == "problem"
+    assert (
+        said["nsys capture"]["found"]
+        == f"could not be checked: nothing can be written to {absent}: No such file or directory"
+    )
+    assert said["nsys"]["state"] == "ok"
+    assert not absent.exists()
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Path:
+    """An nsys that says its version, and then writes its process id into the FIFO `started` and hangs."""
+    script = tmp_path / "stuck" / "nsys"
+    script.parent.mkdir()
+    os.mkfifo(script.parent / "started")
+    script.write_text(
+        '#!/bin/sh\ncase "$1$2" in\n--version) echo "NVIDIA Nsight Systems version 2022.4.2.1-x"; exit;;\n'
+        f"profile--help|status*) exit;;\nesac\necho $$ >{script.parent}/started\nexec sleep 1000\n"
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_a_ctrl_c_leaves_nothing_behind(environ, stuck, tmp_path, temporary):
+    words = [sys.executable, "-m", "traceable", "doctor"]
+    environ = {**environ, "TRACEABLE_NSYS": str(stuck)}
+    process = subprocess.Popen(words, env=environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pid = int((stuck.parent / "started").read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == (b"", b"")
+    assert process.returncode == 130
+    assert not list(temporary.iterdir())
+    assert not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()

@@ -1,0 +1,107 @@
+"""`traceable run --gpu`, as a user runs it; what a GPU would add is in tests/collect/test_gpu_work.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.collect import gpu_traces
+from tests.conftest import absent
+
+from traceable.cli.gpu import operations
+from traceable.collect.recorder import RecorderCollector
+from traceable.collect.recording import read_recording
+from traceable.trace import load
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+PROGRAM = """
+import sys, traceable, torch
+for index in traceable.steps(range(3)):
+    torch.ones(2)
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def traceable(tmp_path: Path) -> Run:
+    """Run `traceable` in a folder of its own."""
+    if not (found := RecorderCollector().availability()).available:
+        pytest.skip(found.reason)
+
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+        command = [sys.executable, "-m", "traceable", *words]
+        return subprocess.run(command, cwd=tmp_path, env=kept | variables, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("collector", "why", "remedy"),
+    [
+        ("nsys", "nsys records the GPU itself", "leave --gpu out"),
+        ("torch", "torch.profiler records the GPU itself", "leave --gpu out"),
+        ("none", "nothing is recorded with --collector none", "use --collector recorder"),
+    ],
+)
+def test_with_another_collector_it_is_refused(
+    traceable: Run, tmp_path: Path, collector: str, why: str, remedy: str
+) -> None:
+    done = traceable("run", "--collector", collector, "--gpu", "-c", "pass")
+    assert done.returncode == 2
+    assert done.stderr == f"traceable: --gpu is for the recorder: {why}; {remedy}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [(), ("--strict", "--steps", "1:2")], ids=" ".join)
+def test_without_a_gpu_the_ranges_are_recorded_and_the_exit_code_is_the_programs(
+    traceable: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    if importlib.util.find_spec("torch") is None:
+        absent("torch")
+    # Where nsys is missing, `auto` is the recorder.
+    done = traceable("run", "--gpu", *words, "-o", "out", "-c", PROGRAM, TRACEABLE_NSYS=str(tmp_path / "absent"))
+    assert done.returncode == 5
+    lines = [line.removeprefix("traceable: ") for line in done.stderr.splitlines() if line.startswith("traceable: ")]
+    assert "and the GPU by the program's own torch" in lines[0]
+    assert lines[1].endswith("is built without CUDA: --gpu records no GPU")
+    assert sum("GPU" in line for line in lines) == 2 + ("--strict" in words)
+    assert any("captured 1 of 1" in line for line in done.stderr.splitlines()) == ("--steps" in words)
+    (database,) = (tmp_path / "out").glob("*.sqlite")
+    assert len(load(database).ranges) == (1 if words else 3)
+
+
+def test_under_strict_a_run_without_gpu_work_has_failed(traceable: Run, tmp_path: Path) -> None:
+    program = "import traceable\nwith traceable.annotate('a'): pass"
+    done = traceable("run", "--collector", "recorder", "--gpu", "--strict", "-o", "out", "-c", program)
+    assert done.returncode == 3
+    assert "traceable: no GPU operation was recorded, and --gpu asks for them" in done.stderr.splitlines()
+    assert "never imported torch: GPU work of its own, if any, is not recorded" in done.stderr
+
+
+def test_where_auto_takes_nsys_the_option_changes_nothing(traceable: Run, nsys: str) -> None:
+    plain, asked = (traceable("run", *words, "--dry-run", "-o", "out", "-c", "pass") for words in ((), ("--gpu",)))
+    assert plain.returncode == asked.returncode == 0
+    assert asked.stdout == plain.stdout
+    assert Path(nsys).name in asked.stdout
+
+
+def test_a_report_of_the_run_shows_kernels_and_copies(traceable: Run, tmp_path: Path, captures: Path) -> None:
+    program = "import traceable\nwith traceable.annotate('a'): pass"
+    assert traceable("run", "--collector", "recorder", "-o", "out", "-c", program).returncode == 0
+    refused = traceable("report", "out", "--view", "kernels")
+    assert "run it again with --gpu" in refused.stderr
+    (process,) = read_recording(tmp_path / "out" / "recording").processes
+    document = gpu_traces.read(captures / "kineto" / "gpu-user-annotation-steps.json.gz")
+    gpu_traces.write(gpu_traces.placed(document, process, process.monotonic_ns, {}), tmp_path / "out", process.pid)
+    assert operations(RecorderCollector(gpu=True).finalise(tmp_path / "out", "python")) == 130 + 10
+    for view, expected in (("kernels", "vectorized_elementwise_kernel"), ("memory", "Host-to-Device")):
+        done = traceable("report", "out", "--view", view)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout

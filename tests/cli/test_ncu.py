@@ -1,0 +1,245 @@
+"""`python -m traceable ncu`, as a user runs it: with a stand-in for ncu, and with the real one where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.made_ncu import DEFAULT_DOMAIN, STAND_IN, Profiled, real_ncu, write_report
+
+from traceable.trace.ncu_csv import COMPUTE, DURATION, MEMORY
+
+CSV = f""""ID","Process ID","Kernel Name","Block Size","Grid Size","Device","CC","{DURATION}","{COMPUTE}","{MEMORY}"
+"","","","","","","","nsecond","%","%"
+"0","7","rms_norm_kernel(float *)","(256, 1, 1)","(64, 1, 1)","0","9.0","2000","20","90"
+"1","7","gemm","(128, 1, 1)","(8, 1, 1)","0","9.0","1000","70","10"
+"""
+
+PROGRAM = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(int(sys.argv[1]))"
+
+StandIn = Callable[..., dict[str, str]]
+Ncu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> StandIn:
+    """Make a stand-in for ncu and return the environment in which it is found."""
+
+    def make(
+        *, csv: str = CSV, version: str = "2024.1.1.0", says: tuple[str, ...] = (), refuses: bool = False
+    ) -> dict[str, str]:
+        script, executable = tmp_path / "script.json", tmp_path / "ncu"
+        script.write_text(json.dumps({"csv": csv, "version": version, "says": says, "refuses": refuses}))
+        executable.write_text(STAND_IN.format(python=sys.executable, script=str(script)))
+        executable.chmod(0o755)
+        return environ(TRACEABLE_NCU=str(executable))
+
+    return make
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}, **more}
+
+
+@pytest.fixture
+def ncu(tmp_path: Path) -> Ncu:
+    """Run `traceable ncu` in `tmp_path`."""
+
+    def run(*words: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "traceable", "ncu", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env or environ())
+
+    return run
+
+
+def test_a_program_is_profiled_and_the_table_says_what_holds_its_kernels_back(
+    ncu: Ncu, stand_in: StandIn, tmp_path: Path
+) -> None:
+    shown = ncu("--range", "forward", "-o", "out", "-c", PROGRAM, "0", env=stand_in())
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == "out\n"
+    assert "err\n" in shown.stderr
+    norm, gemm = (next(line for line in shown.stderr.splitlines() if line.startswith(name)) for name in ("rms", "gemm"))
+    assert norm.split("  ")[0] == "rms_norm_kernel(float *)"
+    for word in ("64x1x1", "256x1x1", "2.000 us", "memory", "20.0 %", "90.0 %"):
+        assert word in norm
+    for word in ("8x1x1", "1.000 us", "compute", "70.0 %", "10.0 %"):
+        assert word in gemm
+    assert "SMs at 20.0 %, the memory system at 90.0 % of peak: 80.0 % or more" in shown.stderr
+    assert "10 to 1000 times" in shown.stderr
+    assert "--clock-control" in shown.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["ncu.log", "python.csv", "python.ncu-rep"]
+    again = ncu("--read", "out", "--json", env=stand_in())
+    assert again.returncode == 0, again.stderr
+    document = json.loads(again.stdout)
+    assert document["schema"] == "traceable.ncu/1"
+    assert [(row["name"], row["bound"]) for row in document["rows"]] == [
+        *[("rms_norm_kernel(float *)", "memory"), ("gemm", "compute")]
+    ]
+    assert len(document["others"]["launches"]) == 2
+
+
+def test_json_and_csv_go_to_stdout_whole(ncu: Ncu, stand_in: StandIn, tmp_path: Path) -> None:
+    file = tmp_path / "made.csv"
+    file.write_text(CSV)
+    shown = ncu("--read", file, "--csv")
+    header, first, second = shown.stdout.splitlines()
+    assert header.startswith("name,grid,block,device,launches,duration_total_ns,")
+    assert (first.partition(",")[0], second.partition(",")[0]) == ("rms_norm_kernel(float *)", "gemm")
+    shown = ncu("--json", "-c", "pass", env=stand_in())
+    assert len(json.loads(shown.stdout)["rows"]) == 2
+
+
+def test_the_exit_code_is_the_programs_own(ncu: Ncu, stand_in: StandIn) -> None:
+    shown = ncu("-c", PROGRAM, "3", env=stand_in())
+    assert shown.returncode == 3
+    assert "rms_norm_kernel" in shown.stderr
+    killed = ncu("-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)", env=stand_in())
+    assert killed.returncode == -signal.SIGTERM
+
+
+def test_a_signal_reaches_the_program_and_not_ncu(stand_in: StandIn, tmp_path: Path) -> None:
+    program = (
+        "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(7))\nprint('ready', flush=True)\nsignal.pause()"
+    )
+    command = [sys.executable, "-m", "traceable", "ncu", "-c", program]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=stand_in()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    assert process.returncode == 7
+    assert "rms_norm_kernel" in said
+
+
+@pytest.mark.parametrize(
+    ("says", "cause"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access", "performance counters (ERR_NVGPU"),
+        ("==PROF== Connected to process 7", "ncu profiled no kernel: none that matches was launched inside of range f"),
+    ],
+)
+def test_where_nothing_was_profiled_the_cause_is_said_and_the_exit_code_is_2(
+    ncu: Ncu, stand_in: StandIn, says: str, cause: str
+) -> None:
+    shown = ncu("--range", "f", "-c", PROGRAM, "0", env=stand_in(csv="", says=(says,)))
+    assert (shown.returncode, shown.stdout) == (2, "out\n")
+    assert cause in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert ncu("--range", "f", "-c", PROGRAM, "3", env=stand_in(csv="", says=(says,))).returncode == 3
+
+
+def test_an_ncu_that_refuses_to_start_the_program_is_quoted(ncu: Ncu, stand_in: StandIn) -> None:
+    env = stand_in(says=("==ERROR== Invalid configuration for nvtx-include : x",), refuses=True)
+    shown = ncu("--range", "f", "-c", PROGRAM, "0", env=env)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "ncu failed: Invalid configuration for nvtx-include : x" in shown.stderr
+
+
+def test_the_heaviest_kernels_of_a_recorded_range_are_named_by_their_symbols(ncu: Ncu, captures: Path) -> None:
+    source = captures / "nsys" / "a100-transformer-forward.sqlite"
+    shown = ncu("--range", "computing softmax", "--from", source, "--top", "2", "--dry-run", "-c", "pass")
+    assert shown.returncode == 0, shown.stderr
+    assert (
+        "--nvtx-include 'regex:.*@^computing softmax$/' --nvtx-include 'regex:.*@^computing softmax$'" in shown.stdout
+    )
+    assert (
+        "--kernel-name-base mangled --kernel-name 'regex:^(_ZN2at6native18elementwise_kernelILi128ELi2E" in shown.stdout
+    )
+    assert "--launch-count 10 " in shown.stdout
+    assert "10 launches inside of range computing softmax, to have 5 of each of 2 kernels" in shown.stderr
+    assert "26.07 ms in 128 launches: void at::native::elementwise_kernel<" in shown.stderr
+
+
+def test_kernels_that_autograd_launches_are_profiled_wherever_they_run(ncu: Ncu, captures: Path) -> None:
+    source = captures / "nsys" / "a100-lm-training.sqlite"
+    shown = ncu("--range", "backward", "--from", source, "--dry-run", "-c", "pass")
+    assert shown.returncode == 0, shown.stderr
+    assert "--nvtx-include" not in shown.stdout
+    assert "ncu sees no range on another (autograd's)" in shown.stderr
+
+
+def test_a_trace_without_symbols_gives_functions_and_says_so(ncu: Ncu, captures: Path) -> None:
+    shown = ncu("--from", captures / "kineto" / "trace-diff-control.json.gz", "--top", "1", "--dry-run", "-c", "pass")
+    assert "--kernel-name-base function --kernel-name 'regex:^((?:.*::)?split_embedding_backward" in shown.stdout
+    assert "every template instance" in shown.stderr
+    assert "of NCCL left out" in shown.stderr
+
+
+def test_a_dry_run_needs_no_ncu_and_leaves_nothing(ncu: Ncu, tmp_path: Path) -> None:
+    env = environ(PATH="/bin:/usr/bin")
+    shown = ncu("--range", "forward", "--kernel", "rms_norm*", "--launches", "4", "--dry-run", "-c", "pass", env=env)
+    assert shown.returncode == 0, shown.stderr
+    assert "ncu --target-processes all --nvtx --nvtx-include 'regex:.*@^forward$/'" in shown.stdout
+    assert "--kernel-name-base function --kernel-name 'regex:^((?:.*::)?rms_norm.*)$' --launch-count 4 " in shown.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("--top", "2", "-c", "pass"), "--top needs --from"),
+        (("--read", "x.csv", "-c", "pass"), "--read runs no program"),
+        (("--read", "absent.csv"), "absent.csv can't be read"),
+        (("--read", "."), ". holds 0 reports"),
+        (("--range", "", "-c", "pass"), "a range and a kernel have a name"),
+        (("--launches", "0", "-c", "pass"), "whole number of at least 1"),
+        (("--skip", "-1", "-c", "pass"), "is no whole number of launches"),
+        (("--nonsense",), "type `traceable ncu --help`"),
+        ((), "no program to run"),
+        (("absent.py",), "there is no script absent.py"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(ncu: Ncu, words: tuple[str, ...], cause: str) -> None:
+    shown = ncu(*words)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert cause in shown.stderr
+    assert shown.stderr.count("\n") == 1
+
+
+def test_a_range_that_was_not_recorded_names_the_nearest(ncu: Ncu, captures: Path) -> None:
+    source = captures / "nsys" / "a100-transformer-forward.sqlite"
+    shown = ncu("--range", "computing softmx", "--from", source, "--dry-run", "-c", "pass")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "did you mean 'computing softmax'?" in shown.stderr
+
+
+def test_without_ncu_or_under_another_profiler_or_with_an_old_one_nothing_is_run(ncu: Ncu, stand_in: StandIn) -> None:
+    for env, cause in (
+        (environ(TRACEABLE_NCU="/absent"), "TRACEABLE_NCU=/absent is not an executable file"),
+        ({**stand_in(), "NVTX_INJECTION64_PATH": "/some.so"}, "this runs under another profiler"),
+        (stand_in(version="2021.3.1.0"), "2022.2 does"),
+    ):
+        shown = ncu("--range", "forward", "-c", PROGRAM, "0", env=env)
+        assert (shown.returncode, shown.stdout) == (2, "")
+        assert cause in shown.stderr
+        assert shown.stderr.count("\n") == 1
+
+
+def test_a_real_ncu_runs_the_program_and_says_that_it_launched_no_kernel(ncu: Ncu) -> None:
+    env = environ(TRACEABLE_NCU=real_ncu())
+    annotated = f"import traceable\nwith traceable.annotate('forward'): pass\n{PROGRAM}"
+    shown = ncu("--range", "forward", "--kernel", "x*", "--skip", "1", "-o", "out", "-c", annotated, "3", env=env)
+    assert (shown.returncode, shown.stdout) == (3, "out\n"), shown.stderr
+    assert "ncu profiled no kernel" in shown.stderr
+
+
+def test_a_report_is_read_by_a_real_ncu(ncu: Ncu, tmp_path: Path) -> None:
+    env = environ(TRACEABLE_NCU=real_ncu())
+    # Without a device in it, a report has no unit of time.
+    metrics = {COMPUTE: 12.5, MEMORY: 85.25}
+    made = Profiled("void f<4>(float *)", pushed={DEFAULT_DOMAIN: ["forward"]}, metrics=metrics)
+    report = write_report(tmp_path / "made.ncu-rep", [made, made])
+    shown = ncu("--read", report, "--json", env=env)
+    assert shown.returncode == 0, shown.stderr
+    (row,) = json.loads(shown.stdout)["rows"]
+    assert (row["name"], row["launches"], row["bound"]) == ("void f<4>(float *)", 2, "memory")
+    assert (row["compute_share"], row["memory_share"]) == (0.125, 0.8525)

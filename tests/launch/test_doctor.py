@@ -1,0 +1,182 @@
+"""What `traceable doctor` finds and makes of it. The command as a whole is in tests/cli/test_doctor.py."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceable import environment
+from traceable.launch import doctor, doctor_checks, doctor_facts, doctor_probes, doctor_space
+from traceable.launch.doctor_facts import Driver, Running, Torch
+from traceable.launch.doctor_findings import Said
+from traceable.launch.doctor_probes import Cuda, Device
+
+# ---- the facts
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder that stands for `/`, and a function that writes files into it."""
+
+    def write(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / "root" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "root"
+
+    return write
+
+
+def test_the_kernel_the_container_and_the_capabilities_are_read(root, monkeypatch):
+    for name in ("KUBERNETES_SERVICE_HOST", "container"):
+        monkeypatch.delenv(name, raising=False)
+    files = {
+        "proc/version": "Linux version 5.15.153.1-microsoft-standard-WSL2\n",
+        "proc/self/status": "Name:\tx\nCapEff:\t0000004000200000\n",
+        "proc/sys/kernel/perf_event_paranoid": "4\n",
+        "proc/self/cgroup": "0::/system.slice/docker-0123.scope\n",
+    }
+    found = doctor_facts.machine(root(files))
+    assert (found.paranoid, found.wsl, found.container) == (4, True, "Docker")
+    assert found.can(doctor_facts.CAP_SYS_ADMIN)
+    assert found.can(doctor_facts.CAP_PERFMON)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert doctor_facts.machine(root({})).container == "Kubernetes"
+
+
+def test_what_is_not_there_to_be_read_is_not_known(tmp_path):
+    found = doctor_facts.machine(tmp_path)
+    assert (found.paranoid, found.capabilities, found.wsl) == (None, None, False)
+    assert not found.can(doctor_facts.CAP_SYS_ADMIN)
+    assert doctor_facts.driver(tmp_path) == Driver(None, False, None)
+    assert not doctor_facts.driver(tmp_path).present
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["NVIDIA UNIX x86_64 Kernel Module  580.65.06  Thu", "NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  R"],
+)
+def test_the_driver_is_read(root, line):
+    files = {
+        "proc/driver/nvidia/version": f"NVRM version: {line}\nGCC version:  gcc version 12.3.0 (Ubuntu)\n",
+        "proc/driver/nvidia/params": "X: 3\nRmProfilingAdminOnly: 1\n",
+        "dev/nvidia0": "",
+    }
+    assert doctor_facts.driver(root(files)) == Driver("580.65.06", True, True)
+
+
+def test_other_profilers_are_found_by_their_names(root):
+    names = {7: "nv-hostengine", 30: "ncu", 4: "python3", 9: "ncurses", 11: "compute-sanitiz", 12: "nvidia-cuda-mps"}
+    found = doctor_facts.running(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
+    assert found == Running(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
+
+
+def test_a_folder_is_judged_by_the_nearest_that_is_there(tmp_path):
+    (tmp_path / "file").touch()
+    found = doctor_space.place(tmp_path / "a" / "b", made=True)
+    assert (found.standing, found.unusable(0)) == (tmp_path, None)
+    assert doctor_space.place(tmp_path / "a", made=False).unusable(0) == "is not there"
+    assert doctor_space.place(tmp_path / "file" / "runs", made=True).unusable(0) == "is not a folder"
+
+
+def test_how_a_folder_is_mounted_is_seen(tmp_path):
+    asked = (
+        "from pathlib import Path; from traceable.launch.doctor_space import place; "
+        f"found = place(Path({str(tmp_path)!r}), made=False); print(found.noexec, found.writable, found.free_bytes)"
+    )
+    said = []
+    for options in ("noexec,size=64k", "ro,size=64k"):
+        mount = f'mount -t tmpfs -o {options} none {tmp_path} && exec "$@"'
+        inside = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", asked]
+        done = subprocess.run(inside, capture_output=True, text=True) if shutil.which("unshare") else None
+        if done is None or done.returncode:
+            pytest.skip("this user may not mount anything")
+        said.append(done.stdout.split())
+    assert said == [["True", "True", "65536"], ["False", "False", "65536"]]
+
+
+def test_torch_is_read_and_not_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    written = "__version__ = '2.9.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
+    (folder / "version.py").write_text(written)
+    assert doctor_facts.torch() == Torch("2.9.0+cu130", "13.0", None)
+
+
+def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_path):
+    (tmp_path / "_core.cpython-34-x86_64-linux-gnu.so").touch()
+    found = doctor_facts.parts(tmp_path)
+    assert found.missing == ("_core", "_recorder", "_pages")
+    assert found.foreign == ("_core",)
+
+
+CUDA_LIBRARY = """
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+int cuDeviceGetName(char *name, int length, int device) {
+    strncpy(name, device ? "NVIDIA A100 MIG 1g.5gb" : "NVIDIA H100", length); return 0;
+}
+int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 75 ? 9 - device : 0; return 0; }
+"""
+
+
+def test_the_gpus_are_asked_of_the_drivers_library(tmp_path, monkeypatch):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "cuda.c").write_text(CUDA_LIBRARY)
+    library = str(tmp_path / "libcuda.so.1")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    found = doctor_probes.cuda()
+    assert found == Cuda(None, 0, (12, 8), (Device("NVIDIA H100", (9, 0)), Device("NVIDIA A100 MIG 1g.5gb", (8, 0))))
+    assert [one.is_slice for one in found.devices] == [False, True]
+
+
+# ---- the whole
+
+
+def test_what_does_not_answer_is_a_line_and_is_ended(tmp_path, monkeypatch):
+    """ncu hangs, and there is no time for any canary."""
+    script = tmp_path / "ncu"
+    script.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 1000\n")
+    script.chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv(environment.NCU, str(script))
+    monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(doctor, "SECONDS", 1.0)
+    said = {finding.name: finding.said for finding in doctor.examine(tmp_path)}
+    assert said["ncu"].state == "warning"
+    assert said["ncu"].found == "could not be checked: no answer within 1 s"
+    assert said["nsys"].state == "problem"
+    assert "nsys capture" not in said
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_fault_of_a_check_hides_no_other(tmp_path, monkeypatch):
+    def faulty(_facts: object) -> Said:
+        raise ZeroDivisionError("division by zero")
+
+    checks = (("python", faulty, ("python",)), ("output", doctor_checks.output, ("space",)))
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
+    first, second = doctor.examine(tmp_path)
+    assert first.said.state == "warning"
+    assert first.said.found == "could not be checked: ZeroDivisionError: division by zero"
+    assert second.said.evidence["path"] == str(tmp_path)

@@ -1,0 +1,349 @@
+"""`run --flight-recorder`: what a program leaves whatever ends it, and what is dumped while it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import traceable
+from traceable import collect
+from traceable.analysis.table import Table
+from traceable.cli.main import main
+from traceable.launch import run_dir
+
+TIMEOUT_S = 120
+
+# Requests with their number as payload, in an outer range that began long ago; each line that is read asks for more.
+SERVING = """
+import os, signal, sys, traceable
+number = 0
+def serve(count):
+    global number
+    for _ in range(count):
+        with traceable.annotate("request", payload=number):
+            number += 1
+with traceable.annotate("program"):
+    print("ready", os.getpid(), flush=True)
+    while line := sys.stdin.readline().split():
+        if line[0] == "serve": serve(int(line[1]))
+        if line[0] == "do": exec(" ".join(line[1:]))
+        print("done", number, flush=True)
+"""
+
+
+class Served:
+    """A program of requests under `traceable run --flight-recorder`."""
+
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+        self.ready = self.line().split()
+        self.pid = int(self.ready[1])
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def serve(self, count: int) -> None:
+        self.tell(f"serve {count}")
+        assert self.line().startswith("done")
+
+    def end(self) -> str:
+        _, stderr = self.process.communicate(timeout=TIMEOUT_S)
+        return stderr
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return run_dir.read(self.directory)
+
+
+@pytest.fixture
+def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Served]]:
+    if not (found := collect.named("recorder").availability()).available:
+        pytest.skip(found.reason)
+    started = []
+
+    def begin(limit: str, *options: str, code: str = SERVING) -> Served:
+        command = [sys.executable, "-m", "traceable", "run", "--flight-recorder", limit, "-o", "out", *options]
+        process = subprocess.Popen(
+            [*command, "-c", code],
+            cwd=tmp_path,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return Served(process, tmp_path / "out")
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def requests(path: Path) -> list[int]:
+    """Return the numbers of the requests in a recording that are whole."""
+    trace = traceable.load(path).trace
+    chosen = (trace.ranges.name == trace.names.index("request")) & ~trace.ranges.clipped
+    return [int(number) for number in trace.ranges.payload[chosen]]
+
+
+def row(path: Path, name: str) -> dict[str, Any]:
+    table: Table = traceable.load(path).ranges(by="name")
+    return next(one for one in table.rows() if one["name"] == name)
+
+
+def suffix(numbers: list[int], last: int) -> bool:
+    return numbers == list(range(numbers[0], last + 1))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("signal.raise_signal(signal.SIGSEGV)", -signal.SIGSEGV, "SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "SIGKILL"),
+        ("os.abort()", -signal.SIGABRT, "SIGABRT"),
+        ("os._exit(7)", 7, "exit code 7"),
+        ("sys.exit(3)", 3, "exit code 3"),
+    ],
+)
+def test_whatever_ends_it_the_last_requests_are_there_and_nothing_older(
+    served: Callable[..., Served], how: str, code: int, said: str
+) -> None:
+    run = served("20ms")
+    run.serve(300_000)
+    run.tell(f"do {how}")
+    stderr = run.end()
+    assert run.process.returncode == code
+    assert f"the last 20 ms of process {run.pid} ({said})" in stderr
+    ((shown),) = run.manifest["flight_recorder"]["shown"]
+    assert run.manifest["flight_recorder"]["asked"] == "20ms"
+    assert (shown["pid"], shown["end"], shown["end_ns"] - shown["start_ns"]) == (run.pid, said, 20_000_000)
+    assert run.manifest["end"]["signal"] == (-code if code < 0 else None)
+    trace = traceable.load(run.directory).trace
+    assert int(trace.ranges.start_ns.min()) >= shown["start_ns"]
+    assert int(trace.ranges.end_ns.max()) <= shown["end_ns"]
+    numbers = requests(run.directory)
+    assert suffix(numbers, 299_999)
+    assert len(numbers) < 299_999
+    # Open since long before: shown for as long as anything is, and counted as clipped.
+    program = row(run.directory, "program")
+    assert (program["count"], program["clipped"]) == (1, 1)
+    assert program["cpu_total_ns"] <= 20_000_000
+
+
+def control(run: Served, environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "traceable", "control", *words, "--run", str(run.directory)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def test_dumps_are_made_while_it_runs_and_read_at_once(
+    served: Callable[..., Served], environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = served("1min", "--sigusr2")
+    run.serve(100)
+    assert main(["report", str(run.directory)]) == 2
+    assert "still running; dump it: traceable control dump --run " in capsys.readouterr().err
+    done = control(run, environ, "dump", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["files"] == ["dump-1"]
+    assert [(one["pid"], one["dump"]["number"]) for one in answer["processes"]] == [(run.pid, 1)]
+    assert requests(run.directory / "dump-1") == list(range(100))
+    program = row(run.directory / "dump-1", "program")
+    assert (program["count"], program["clipped"]) == (1, 1)
+    run.serve(50)
+    run.tell("do print(traceable.dump())")
+    assert run.line() == str(run.directory / "dump-2")
+    assert run.line().startswith("done")
+    assert requests(run.directory / "dump-2") == list(range(150))
+    assert requests(run.directory / "dump-1") == list(range(100)), "a dump does not change"
+    run.tell("do import time")
+    run.line()
+    run.process.send_signal(signal.SIGUSR2)
+    # Python runs the handler in the main thread, which writes nothing until it is asked something.
+    waits = "while not os.path.isdir(os.environ['TRACEABLE_RUN_DIR'] + '/dump-3/recording') or not [n for n in "
+    waits += "os.listdir(os.environ['TRACEABLE_RUN_DIR'] + '/dump-3/recording') if n[0] != '.']: time.sleep(0.001)"
+    run.tell(f"do {waits}")
+    assert run.line().startswith("done")
+    assert requests(run.directory / "dump-3") == list(range(150))
+    run.tell("")
+    stderr = run.end()
+    assert run.process.returncode == 0
+    lines = [line.removeprefix("traceable: ") for line in stderr.splitlines() if line.startswith("traceable: dump-")]
+    assert [line.partition(":")[0] for line in lines] == ["dump-1", "dump-2", "dump-3"]
+    assert ["by traceable control of process" in lines[0], "by traceable.dump()" in lines[1]] == [True, True]
+    assert "by SIGUSR2" in lines[2]
+    assert requests(run.directory) == list(range(150))
+    assert main(["report", str(run.directory / "dump-2")]) == 0
+    assert "before it was dumped by traceable.dump()" in capsys.readouterr().out.splitlines()[1]
+    assert main(["report", str(run.directory)]) == 0
+    assert "dump-3: process" in capsys.readouterr().err
+
+
+def test_a_flight_recorder_opens_no_window_and_a_run_without_one_dumps_nothing(
+    served: Callable[..., Served], environ: dict[str, str], tmp_path: Path
+) -> None:
+    run = served("1min")
+    done = control(run, environ, "window", "--steps", "+2")
+    assert done.returncode == 2
+    assert f"process {run.pid} refused: the flight recorder records all the time: ask for a dump" in done.stderr
+    assert "its flight recorder is on" in control(run, environ, "status").stdout
+    run.tell("do traceable.capture_when(lambda s: True, steps=1), traceable.window(5, 9)")
+    assert run.line().startswith("done")
+    run.serve(10)
+    run.tell("")
+    stderr = run.end()
+    assert "capture_when(steps=...) has no effect: the flight recorder records all the time" in stderr
+    assert "traceable.window() has no effect: the flight recorder records all the time" in stderr
+    assert requests(run.directory) == list(range(10))
+    assert control(run, environ, "dump").stderr.endswith("is over; start another with `traceable run --control`\n")
+    words = [sys.executable, "-c", "import traceable; print(traceable.dump())"]
+    assert subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout == "None\n"
+
+
+FORKING = """
+    serve(5)
+    wait, wake = os.pipe()
+    if os.fork() == 0:
+        serve(7)
+        os.write(2, b"child\\n")
+        os.read(wait, 1)
+        os._exit(0)
+"""
+
+
+def test_all_processes_of_a_run_dump_into_one_directory(served: Callable[..., Served], environ: dict[str, str]) -> None:
+    run = served("1min", code=SERVING.replace('    print("ready"', FORKING + '    print("ready"'))
+    assert run.process.stderr is not None
+    while run.process.stderr.readline() != "child\n":
+        pass
+    done = control(run, environ, "dump", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["processes"]) == 2
+    assert json.loads(done.stdout)["files"] == ["dump-1"]
+    trace = traceable.load(run.directory / "dump-1").trace
+    assert len(trace.processes) == 2
+    assert sorted(requests(run.directory / "dump-1")) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    run.tell("do os.write(wake, b'.'), os.wait()")
+    assert run.line().startswith("done")
+
+
+CONDITIONS = """
+import os, sys, time, traceable
+traceable.capture_when(lambda s: s.payload == 5, dump=True)
+traceable.capture_when(slower_than_ms=0.000001, dump=True, times=1)
+for number in range(10):
+    with traceable.step(payload=number):
+        with traceable.annotate("request", payload=number): pass
+    if number in (0, 5):
+        wanted = os.environ["TRACEABLE_RUN_DIR"] + f"/dump-{1 + (number == 5)}/recording"
+        while not os.path.isdir(wanted) or not [name for name in os.listdir(wanted) if name[0] != "."]:
+            time.sleep(0.001)
+print("ready 1", flush=True)
+"""
+
+
+def test_conditions_dump_what_led_to_them(served: Callable[..., Served]) -> None:
+    run = served("1min", code=CONDITIONS)
+    stderr = run.end()
+    assert run.process.returncode == 0, stderr
+    first, second = requests(run.directory / "dump-1"), requests(run.directory / "dump-2")
+    assert first == [0]
+    # It was asked for before step 5 began and is written aside: by then that may have gone on.
+    assert second[:5] == [0, 1, 2, 3, 4]
+    assert len(second) <= 6
+    assert "by a step of" in stderr
+    assert "by a condition at step 5" in stderr
+
+
+HTTP = """
+import os, sys, threading, traceable
+from wsgiref.simple_server import make_server, WSGIRequestHandler
+from traceable.capture.middleware import WSGIMiddleware
+def app(environ, start_response):
+    with traceable.annotate("request", payload=1): pass
+    start_response("200 OK", [])
+    return [b"served"]
+class Quiet(WSGIRequestHandler):
+    def log_message(self, *_): pass
+server = make_server("127.0.0.1", 0, WSGIMiddleware(app, token="secret"), handler_class=Quiet)
+print("ready", os.getpid(), server.server_port, flush=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdin.readline()
+"""
+
+
+def test_a_post_with_the_token_dumps(served: Callable[..., Served]) -> None:
+    run = served("1min", code=HTTP)
+    port = int(run.ready[2])
+
+    def ask(path: str, token: str = "secret") -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    assert ask("/work") == (200, b"served")
+    assert ask("/dump_profile", token="wrong")[0] == 401
+    status, body = ask("/dump_profile")
+    assert (status, json.loads(body)["dump"]["directory"]) == (200, str(run.directory / "dump-1"))
+    assert requests(run.directory / "dump-1") == [1]
+    status, body = ask("/start_profile")
+    assert status == 409
+    assert "the flight recorder records all the time" in json.loads(body)["error"]
+    run.tell("")
+    run.end()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--flight-recorder", "5"], "'5' is neither a time nor a size"),
+        (["--flight-recorder", "5s,6s"], "has two times"),
+        (["--flight-recorder", "0s"], "out of range; at least 1ms"),
+        (["--flight-recorder", "1kB"], "out of range; at least 1MB"),
+        (["--flight-recorder", "5s", "--collector", "nsys"], "the embedded recorder's, and the collector is nsys"),
+        (["--flight-recorder", "5s", "--steps", "1:2"], "keeps what came last of all; leave one of them out"),
+        (["--flight-recorder", "5s", "--control"], "leave --control out"),
+        (["--flight-recorder", "5s", "--sigusr2=9"], "write --sigusr2 without a number"),
+        (["--flight-recorder", "5s", "--gpu"], "leave one of them out"),
+    ],
+)
+def test_what_can_not_be_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words, "-c", "pass"]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_the_environment_asks_as_the_option_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEABLE_FLIGHT_RECORDER", "3s, 2MiB")
+    assert main(["run", "--dry-run", "-c", "pass"]) == 0
+    planned = capsys.readouterr().out.split()
+    assert "TRACEABLE_FLIGHT_RECORDER=3000000000ns,2097152B" in planned
+    assert "TRACEABLE_COLLECTOR=recorder" in planned
+    assert os.environ["TRACEABLE_FLIGHT_RECORDER"] == "3s, 2MiB"

@@ -5,7 +5,7 @@ request that `capture/middleware.py` handed on: where there is such a middleware
 request counts twice. What is made of the number is `capture/conditions.py`'s.
 
 Ranges of that one name are of a class of their own, chosen when they are made, so the others cost what they always do
-once they are there; to make one costs 0.7 us more (`with annotate(...)` does so each time).
+once they are there; to make one costs more, as `with annotate(...)` does each time (`benchmarks/steps.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""What counting steps, gating them and watching requests cost the program.
+
+    python benchmarks/steps.py [--iterations 100000] [--rounds 5] [--json]
+
+Each row is a process of its own, started in turns; a figure is the median over the rounds, less the empty loop in the
+same process. The clock is the thread's CPU time, so waiting is not in it. The control is a `with` of a Python class
+that does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from traceable import environment
+from traceable.collect.base import Gating
+from traceable.collect.recorder import RecorderCollector
+
+NEVER = "1000000000:1000000001"
+CONTROL = "control: Python class that does nothing"
+CASES: dict[str, tuple[str, str, str]] = {
+    CONTROL: ("nothing", "", ""),
+    "with step(), nobody listens": ("step", "", ""),
+    "with step(), recorded": ("step", "recorder", ""),
+    "with step(), outside of the window": ("step", "gated", NEVER),
+    "with annotate('pack'), nobody listens": ("pack", "", ""),
+    "with annotate('pack'), recorded": ("pack", "recorder", ""),
+    "with annotate('pack'), outside of the window": ("pack", "gated", NEVER),
+    "with annotate('pack'), recorded, --after-request": ("pack", "recorder", "after"),
+    "with annotate('request'), recorded": ("request", "recorder", ""),
+    "with annotate('request'), recorded, --after-request": ("request", "recorder", "after"),
+}
+"""What is in the loop, who listens, and what is asked for."""
+
+
+class Nothing:
+    """The control."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
+def work(what: str, iterations: int) -> float:
+    """Return the ns of CPU time of one iteration, less the empty loop."""
+    import traceable
+
+    annotate, step = traceable.annotate, traceable.step
+
+    def nothing() -> None:
+        control = Nothing()
+        for _ in range(iterations):
+            with control:
+                pass
+
+    def steps() -> None:
+        for _ in range(iterations):
+            with step():
+                pass
+
+    def ranges() -> None:
+        for _ in range(iterations):
+            with annotate(what):
+                pass
+
+    loops: dict[str, Callable[[], None]] = {"nothing": nothing, "step": steps}
+    loop = loops.get(what, ranges)
+    loop()
+    begin = time.thread_time_ns()
+    for _ in range(iterations):
+        pass
+    empty = time.thread_time_ns() - begin
+    begin = time.thread_time_ns()
+    loop()
+    return (time.thread_time_ns() - begin - empty) / iterations
+
+
+def run(case: str, iterations: int) -> float:
+    """Run one case in a process of its own."""
+    what, listener, asked = CASES[case]
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
+        if listener:
+            gating = Gating(1) if listener == "gated" else None
+            variables |= RecorderCollector().plan((), Path(folder), "app", gating).environment
+            variables[environment.RUN_DIR] = folder
+        if asked == "after":
+            variables[environment.AFTER_REQUEST] = "1000000000"
+        elif asked:
+            variables[environment.STEPS] = asked
+        command = [sys.executable, __file__, "--iterations", str(iterations), "--work", what]
+        said = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+        return float(said)
+
+
+def main() -> int:
+    """Run all cases in turns and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--iterations", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        print(work(arguments.work, arguments.iterations))
+        return 0
+    times: dict[str, list[float]] = {case: [] for case in CASES}
+    for _ in range(arguments.rounds):
+        for case, found in times.items():
+            found.append(run(case, arguments.iterations))
+    medians = {case: median(found) for case, found in times.items()}
+    if arguments.json:
+        print(json.dumps(medians))
+        return 0
+    print("| ns of CPU time | | / control |\n| --- | ---: | ---: |")
+    for case, value in medians.items():
+        print(f"| {case} | {value:,.0f} | {value / medians[CONTROL]:.1f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

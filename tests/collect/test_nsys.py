@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from traceable import collect, environment
-from traceable.collect import bystander, nsys_install
+from traceable.collect import bystander, nsys_install, tools
 from traceable.collect.nsys import NsysCollector
 from traceable.errors import CollectorError
 
@@ -159,7 +159,7 @@ def test_an_nsys_that_does_not_answer_is_not_available(fake, body, reason):
 def test_an_nsys_that_hangs_is_not_available(fake, monkeypatch):
     script = fake("")
     script.write_text("#!/bin/sh\nexec sleep 1000\n")
-    monkeypatch.setattr(nsys_install, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(tools, "ANSWER_SECONDS", 0.2)
     found = NsysCollector().availability()
     assert not found.available
     assert "does not answer" in found.reason

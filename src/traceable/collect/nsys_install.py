@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from traceable import environment
-from traceable.collect import nsys_options
+from traceable.collect import nsys_options, tools
 from traceable.collect.nsys_options import Given
+from traceable.collect.tools import ask, first_words, folders, last_words, numbers
 from traceable.errors import CollectorError, UsageError
-
-ANSWER_SECONDS = 20
-"""How long `nsys --version` and `--help` may take. They answer in well under a second; a broken install hangs."""
 
 INSTALL_FOLDERS = (
     "/opt/nvidia/nsight-systems*/*/bin",
@@ -34,6 +30,8 @@ INSTALL_FOLDERS = (
     "/usr/lib/nsight-systems*",
 )
 """Where NVIDIA's own packages, the CUDA toolkit and Debian put nsys when it is not on PATH."""
+
+_VERSION = re.compile(r"version\s+(\S+)")
 
 IMPORTER = "QdstrmImporter"
 IMPORTER_FOLDERS = (
@@ -72,7 +70,7 @@ class Install:
         Nothing where it says nothing, and then no option that an nsys may lack is used.
         """
         try:
-            answer = _ask([str(self.executable), "profile", "--help"], ANSWER_SECONDS)
+            answer = ask([str(self.executable), "profile", "--help"])
         except CollectorError:
             return nsys_options.parse("")
         return nsys_options.parse(answer.stdout + answer.stderr)
@@ -84,7 +82,7 @@ class Install:
             UsageError: it refuses one.
         """
         words = [word for one in given for word in one.words]
-        answer = _ask([str(self.executable), "profile", *words, "--help"], ANSWER_SECONDS)
+        answer = ask([str(self.executable), "profile", *words, "--help"])
         if not answer.returncode:
             return
         for one in given:
@@ -95,7 +93,7 @@ class Install:
                     f"nsys {self.short_version} has no option {name}",
                     f"did you mean {near}?" if near else "type `nsys profile --help`",
                 )
-        raise UsageError(f"nsys {self.short_version} refuses --nsys-args: {_first_words(answer)}", "correct it")
+        raise UsageError(f"nsys {self.short_version} refuses --nsys-args: {first_words(answer)}", "correct it")
 
     @property
     def hangs_with_samples(self) -> str | None:
@@ -105,7 +103,7 @@ class Install:
         of `sleep 1`. Which kernel began it is not known.
         """
         kernel = os.uname().release
-        if _numbers(Path(self.version))[:1] >= [2023] or _numbers(Path(kernel))[:1] < [6]:
+        if numbers(self.version)[:1] >= [2023] or numbers(kernel)[:1] < [6]:
             return None
         return f"nsys {self.short_version} may never end with them on Linux {'.'.join(kernel.split('.')[:2])}"
 
@@ -114,7 +112,7 @@ class Install:
         if hangs := self.hangs_with_samples:
             return hangs
         try:
-            answer = _ask([str(self.executable), "status", "--environment"], ANSWER_SECONDS)
+            answer = ask([str(self.executable), "status", "--environment"])
         except CollectorError as error:
             return error.found
         if re.search(r"\(process-tree\): OK", answer.stdout):
@@ -124,7 +122,7 @@ class Install:
     def gpu_metrics(self, option: str) -> tuple[str | None, str]:
         """Return the value of `option` that selects the GPUs whose counters can be sampled, or None and why not."""
         try:
-            answer = _ask([str(self.executable), "profile", f"{option}=help"], ANSWER_SECONDS)
+            answer = ask([str(self.executable), "profile", f"{option}=help"])
         except CollectorError as error:
             return None, error.found
         lines = [line.strip() for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
@@ -144,18 +142,8 @@ def find() -> Install:
     Raises:
         CollectorError: there is none, or none that answers.
     """
-    named = os.environ.get(environment.NSYS)
-    if named:
-        if not os.access(named, os.X_OK) or Path(named).is_dir():
-            raise CollectorError(f"{environment.NSYS}={named} is not an executable file", "correct it or unset it")
-        return Install(Path(named).absolute(), _version(named))
-    failure: CollectorError | None = None
-    for executable in _candidates():
-        try:
-            return Install(executable, _version(str(executable)))
-        except CollectorError as error:  # noqa: PERF203 - one broken install must not hide the next
-            failure = failure or error
-    raise failure or CollectorError("nsys is not installed", f"install it or name it in {environment.NSYS}")
+    remedy = f"install it or name it in {environment.NSYS}"
+    return Install(*tools.find("nsys", environment.NSYS, INSTALL_FOLDERS, _VERSION, remedy))
 
 
 def export(report: Path, database: Path) -> None:
@@ -171,10 +159,10 @@ def export(report: Path, database: Path) -> None:
         if report.suffix == ".qdstrm":
             report = import_stream(report, part.with_suffix(".nsys-rep"), install)
         words = [str(install.executable), "export", "--type", "sqlite", "--force-overwrite", "true"]
-        answer = _ask([*words, "--output", str(part), str(report)], seconds=None)
+        answer = ask([*words, "--output", str(part), str(report)], patiently=True)
         if answer.returncode or not part.is_file() or not part.stat().st_size:
             raise CollectorError(
-                f"nsys {install.short_version} can't export {report}: {_last_words(answer)}",
+                f"nsys {install.short_version} can't export {report}: {last_words(answer)}",
                 "open it with the nsys that wrote it, or record again",
             )
         part.replace(database)
@@ -196,10 +184,10 @@ def import_stream(stream: Path, report: Path, install: Install | None = None) ->
         )
     part = report.with_name(f".{report.stem}.part-{os.getpid()}.nsys-rep")
     try:
-        answer = _ask([str(importer), "-i", str(stream), "-o", str(part)], seconds=None)
+        answer = ask([str(importer), "-i", str(stream), "-o", str(part)], patiently=True)
         if answer.returncode or not part.is_file():
             raise CollectorError(
-                f"{importer} can't import {stream}: {_last_words(answer)}",
+                f"{importer} can't import {stream}: {last_words(answer)}",
                 "use the importer of the nsys version that wrote it; an interrupted stream is lost",
             )
         part.replace(report)
@@ -222,62 +210,4 @@ def _importer_folders(install: Install | None) -> Iterator[Path]:
             yield home
             yield from sorted(home.parent.glob("host-linux-*"))
     yield from (Path(folder) for folder in os.get_exec_path())
-    yield from _folders(IMPORTER_FOLDERS)
-
-
-def _candidates() -> Iterator[Path]:
-    on_path = shutil.which("nsys")
-    if on_path:
-        yield Path(on_path).absolute()
-    for folder in _folders(INSTALL_FOLDERS):
-        if os.access(folder / "nsys", os.X_OK) and (folder / "nsys").is_file():
-            yield folder / "nsys"
-
-
-def _folders(patterns: Sequence[str]) -> Iterator[Path]:
-    """The folders that match, the newest version of each pattern first."""
-    for pattern in patterns:
-        yield from sorted(Path("/").glob(pattern.lstrip("/")), key=_numbers, reverse=True)
-
-
-def _numbers(path: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", str(path))]
-
-
-def _version(executable: str) -> str:
-    answer = _ask([executable, "--version"], ANSWER_SECONDS)
-    match = re.search(r"version\s+(\S+)", answer.stdout)
-    if answer.returncode or match is None:
-        raise CollectorError(
-            f"{executable} --version ends with {answer.returncode} and says {_last_words(answer)}", "reinstall it"
-        )
-    return match.group(1)
-
-
-def _ask(words: Sequence[str], seconds: float | None) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(  # a session of its own: a Ctrl+C is for the launcher, which decides
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise CollectorError(f"{' '.join(words)} does not answer within {seconds} s", "reinstall it") from None
-    except OSError as error:
-        raise CollectorError(f"{words[0]} can't be executed: {error.strerror}", "reinstall it") from None
-
-
-def _last_words(answer: subprocess.CompletedProcess[str]) -> str:
-    """The last line that says something, for a message of one line."""
-    lines = [line.strip() for line in (answer.stdout + "\n" + answer.stderr).splitlines() if line.strip()]
-    return repr(lines[-1][:300]) if lines else "nothing"
-
-
-def _first_words(answer: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in (answer.stdout + "\n" + answer.stderr).splitlines() if line.strip()]
-    return lines[0][:300] if lines else "it says nothing"
+    yield from folders(IMPORTER_FOLDERS)

@@ -5,6 +5,8 @@
 # PYTHON=/path/to/python3 chooses the interpreter that .venv is made with.
 
 PY := .venv/bin/python
+# A file's tests stay together: many share what a fixture of theirs recorded.
+WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 INPUTS := scripts/install.sh tests/constraints.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
@@ -14,8 +16,8 @@ demo: .venv/.demo
 	$(PY) -m traceable run examples/inference_server.py --requests 200
 
 test: lint
-	TRACEABLE_PURE=1 $(PY) -m pytest tests/annotation
-	$(PY) -m pytest
+	TRACEABLE_PURE=1 $(PY) -m pytest $(WORKERS) tests/annotation
+	$(PY) -m pytest $(WORKERS)
 
 lint: .venv/.test
 	$(PY) -m ruff check

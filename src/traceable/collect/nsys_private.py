@@ -1,8 +1,8 @@
 """What nsys must not see, and where it may write: the environment that is nsys's own and not the program's.
 
 nsys (measured with 2022.4.2) stores in its report the environment and the command line of each process of the machine
-that its user may read. Newer ones have an option against the first (`--discard-environment`); for all,
-`_native/discreet.c` is loaded into nsys, which then reads neither. What it is started with itself is what
+that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
+`_native/discreet.c` is loaded, and then it reads neither. What it is started with itself is what
 `launch/handover.py` gives it.
 """
 
@@ -42,12 +42,13 @@ def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, s
         known: what this nsys offers.
     """
     variables, notes = {}, []
-    library = discreet_library()
-    # The loader splits LD_PRELOAD at both, and there is no quoting.
-    if library is not None and not {":", " "} & set(str(library)):
-        variables["LD_PRELOAD"] = str(library)
-    elif OPTION not in known:
-        notes.append(f"{NOT_PREVENTED}: see docs/secrets.md")
+    if OPTION not in known:
+        library = discreet_library()
+        # The loader splits LD_PRELOAD at both, and there is no quoting.
+        if library is not None and not {":", " "} & set(str(library)):
+            variables["LD_PRELOAD"] = str(library)
+        else:
+            notes.append(f"{NOT_PREVENTED}: see docs/secrets.md")
     usual = Path(os.environ.get("TMPDIR") or "/tmp")
     if why := unfit(usual):
         folder = next((one for one in _folders(run_dir) if not unfit(one)), None)

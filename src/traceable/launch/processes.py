@@ -87,7 +87,7 @@ def labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
     if stem and isinstance(pid, int):
         named[pid] = stem
     # A process that became a run of its own has told of itself before, under the pid that is its launcher's now.
-    before = next((one for one in _told(directory.parent) if one["pid"] == manifest.get("launcher_pid")), None)
+    before = next((one for one in told(directory.parent) if one["pid"] == manifest.get("launcher_pid")), None)
     if before is not None and isinstance(pid, int):
         named[pid] = str(before["label"])
     return named

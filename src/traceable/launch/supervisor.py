@@ -20,11 +20,12 @@ from traceable import environment
 from traceable.collect import bystander
 from traceable.collect.base import Plan
 from traceable.errors import CollectorError, UsageError
-from traceable.launch import handover, patience
+from traceable.launch import handover
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-OF_TERMINALS = (signal.SIGTSTP, signal.SIGWINCH)
-"""What else a terminal sends. A program in a session of its own gets none of it from there."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+DETACHED_ONLY = (signal.SIGTSTP, signal.SIGWINCH)
+"""A program in a session of its own does not get these from the terminal either."""
 
 SI_KERNEL = 0x80
 """`siginfo.si_code` of a signal that the terminal driver sent (Linux, asm-generic/siginfo.h)."""
@@ -34,21 +35,8 @@ GRACE_SECONDS = 5.0
 """How long a process that has done its part may take to say so."""
 
 
-WAKE_SECONDS = 1.0
-"""How often the launcher looks whether the program of a collector is over, whose end nobody tells it."""
-
-TRANSIENT = ("Connection reset by peer", "End of file", "terminate called", "boost::")
-"""What nsys 2022.4 says when it now and then fails at the start for no reason of ours: trying again helps."""
-
-
 class NeverStartedError(CollectorError):
-    """The collector failed and the program was not started, nor can it be any more: it may be started otherwise.
-
-    Attributes:
-        transient: it may well not fail a second time.
-    """
-
-    transient = False
+    """The collector failed and the program was not started, nor can it be any more: it may be started otherwise."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ def run(
         CollectorError: the collector failed while it started the program, which may have run.
         UsageError: the program can't be executed.
     """
-    signals = {*FORWARDED, *OF_TERMINALS}
+    signals = {*FORWARDED, *(DETACHED_ONLY if plan.detached else ())}
     # Started by a parent that ignores SIGCHLD, a process gets no wait status of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with _blocked({*signals, signal.SIGCHLD}) as before:
@@ -115,30 +103,17 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
             f"{plan.argv[0]} can't be executed: {error.strerror}", "name its interpreter before it"
         ) from None
     on_start(pid)
-    told_to_end = told_to_stop = False
+    told_to_end = False
     while True:
-        info = signal.sigwaitinfo({*FORWARDED, *OF_TERMINALS, signal.SIGCHLD})
+        info = signal.sigwaitinfo({*FORWARDED, signal.SIGCHLD})
         if info.si_signo == signal.SIGCHLD:
-            found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-            if found and not os.WIFSTOPPED(status):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
                 return Ended(status, pid, told_to_end=told_to_end)
-            # Stopped by somebody else, it is continued by them, too.
-            if found and told_to_stop:
-                told_to_stop = False
-                _stop_beside(pid)
             continue
-        told_to_end = told_to_end or info.si_signo in patience.ENDING
-        told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
+        told_to_end = told_to_end or info.si_signo in ENDING
         if info.si_code != SI_KERNEL:
             os.kill(pid, info.si_signo)
-
-
-def _stop_beside(pid: int) -> None:
-    """Stop, as the program has, until the launcher is continued, and see that the program is as well."""
-    os.kill(os.getpid(), signal.SIGSTOP)
-    state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    if state == "T":
-        os.kill(pid, signal.SIGCONT)
 
 
 class _Detached:
@@ -149,14 +124,10 @@ class _Detached:
     ) -> None:
         self.run_dir = run_dir
         self.say = say
-        self.signals = {*FORWARDED, *OF_TERMINALS, signal.SIGCHLD}
+        self.signals = {*FORWARDED, *DETACHED_ONLY, signal.SIGCHLD}
         self.program = Path(plan.argv[0]).name
         planned = {**plan.environment, environment.RUN_DIR: str(run_dir)}
-        given = handover.given(full, planned)
-        self.handover = handover.Handover(run_dir, full, given, before, plan.own_environment)
-        self.log = run_dir / f"{self.program}.log"
-        self.log_start = self.log.stat().st_size if self.log.exists() else 0
-        self.writing = patience.Writing(self.program, collector_processes, run_dir, say)
+        self.handover = handover.Handover(run_dir, full, handover.given(full, planned), before)
         self.collector: int | None = self._spawn(plan, before)
         self.collector_status = 0
         self.pid: int | None = None
@@ -179,6 +150,7 @@ class _Detached:
 
     def _spawn(self, plan: Plan, before: set[int]) -> int:
         """Start the collector where neither the terminal's signals nor its own output can meet the program's."""
+        log = str(self.run_dir / f"{self.program}.log")
         try:
             return os.posix_spawnp(
                 plan.argv[0],
@@ -186,7 +158,7 @@ class _Detached:
                 self.handover.environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, str(self.log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                    (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsid=True,
@@ -199,7 +171,7 @@ class _Detached:
 
     def _start(self) -> signal.Signals | None:
         """Wait until the program's pid is known. Returns the signal that came first and was obeyed, if one did."""
-        seconds = patience.seconds_of(environment.START_SECONDS, 60.0)
+        seconds = start_seconds()
         deadline: float | None = time.monotonic() + seconds
         pending: list[int] = []
         while (pid := self.handover.program_pid()) is None:
@@ -210,9 +182,6 @@ class _Detached:
                 if self.handover.withdraw():
                     self._kill_collector()
                     return signal.Signals(info.si_signo)
-                pending.append(info.si_signo)
-            elif info is not None:
-                # The program may run already, without our knowing it yet.
                 pending.append(info.si_signo)
             if deadline is not None and (self.collector is None or time.monotonic() > deadline):
                 self._give_up(f"did not start the program within {seconds:g} s" if self.collector else None)
@@ -226,7 +195,7 @@ class _Detached:
         with contextlib.suppress(OSError):  # already gone, or a kernel without pidfds
             self.pidfd = os.pidfd_open(pid)
         for number in pending:
-            self._pass_on(number)
+            self._send(number)
         return None
 
     def _give_up(self, what: str | None) -> None:
@@ -234,21 +203,16 @@ class _Detached:
             return
         self._kill_collector()
         ended = f"ended with {os.waitstatus_to_exitcode(self.collector_status)} before it started the program"
-        said = self._said()
-        # Of an end of its own it says the cause first: its usage follows.
-        first = next((line.strip() for line in said.splitlines() if line.strip()), "")
-        ended += f" ({first[:300]})" if first else ""
-        error = NeverStartedError(f"{self.program} {what or ended}", f"see {self.run_dir}, or use another --collector")
-        error.transient = what is None and (
-            os.WIFSIGNALED(self.collector_status) or any(words in said for words in TRANSIENT)
-        )
-        raise error
+        ended += self._first_words()
+        raise NeverStartedError(f"{self.program} {what or ended}", f"see {self.run_dir}, or use another --collector")
 
-    def _said(self) -> str:
-        try:
-            return self.log.read_bytes()[self.log_start :].decode("utf-8", "replace")
-        except OSError:
-            return ""
+    def _first_words(self) -> str:
+        """What the collector said of an end of its own, as a clause: its usage follows."""
+        with contextlib.suppress(OSError):
+            said = (self.run_dir / f"{self.program}.log").read_text(encoding="utf-8", errors="replace")
+            line = next((line.strip() for line in said.splitlines() if line.strip()), "")
+            return f" ({line[:300]})" if line else ""
+        return ""
 
     def _last_chance(self) -> int:
         deadline = time.monotonic() + GRACE_SECONDS
@@ -260,26 +224,22 @@ class _Detached:
 
     def _wait(self) -> bool:
         """Pass signals on until program and collector have ended. False: the user did not wait for the collector."""
-        while self.collector is not None or not self._program_over() or self._left_behind():
-            info = signal.sigtimedwait(self.signals, WAKE_SECONDS if self.collector is not None else TURN_SECONDS)
-            if self._program_over() and not self.writing.goes_on():
-                return False
+        while self.collector is not None or not self._program_over():
+            info = signal.sigtimedwait(self.signals, 60.0 if self.collector is not None else TURN_SECONDS)
             if info is None:
                 continue
             if info.si_signo == signal.SIGCHLD:
                 self._reap()
-            elif info.si_signo == signal.SIGTSTP or not self._program_over():
-                self._pass_on(info.si_signo)
+            elif info.si_signo == signal.SIGTSTP:
+                self._stop_and_continue()
+            elif not self._program_over():
+                self._send(info.si_signo)
             elif info.si_signo != signal.SIGWINCH:
                 if self.told_to_wait:
                     return False
                 self.told_to_wait = True
                 self.say(f"{self.program} is still writing the report; once more, and it is left to finish alone")
         return True
-
-    def _left_behind(self) -> bool:
-        """Whether nsys writes the report although it was killed: its agent still does."""
-        return os.WIFSIGNALED(self.collector_status) and bool(collector_processes(self.run_dir))
 
     def _reap(self) -> None:
         if self.collector is not None:
@@ -294,12 +254,6 @@ class _Detached:
             assert self.pid is not None
             return not Path(f"/proc/{self.pid}").exists()
         return bool(select.select([self.pidfd], [], [], 0)[0])
-
-    def _pass_on(self, number: int) -> None:
-        if number == signal.SIGTSTP:
-            self._stop_and_continue()
-        else:
-            self._send(number)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -334,6 +288,19 @@ class _Detached:
                 os.kill(pid, signal.SIGKILL)
 
 
+def start_seconds() -> float:
+    """The time limit of the start, from the environment or 60 s."""
+    value = os.environ.get(environment.START_SECONDS, "60")
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if seconds <= 0:
+        environment.warn_once(environment.START_SECONDS, f"{environment.START_SECONDS}={value!r} is no time; ignored")
+        return 60.0
+    return seconds
+
+
 def read_exit(run_dir: Path) -> int | None:
     """Return the wait status that the program's parent left in `run_dir`, or None."""
     try:
@@ -359,4 +326,4 @@ def collector_processes(run_dir: Path) -> list[int]:
 
 
 def _is_nsys(entry: Path) -> bool:
-    return (entry / "exe").readlink().name.startswith(("nsys", "QdstrmImporter"))
+    return (entry / "exe").readlink().name.startswith("nsys")

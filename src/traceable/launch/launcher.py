@@ -187,11 +187,16 @@ def launch(request: Request, say: Callable[[str], None]) -> Finished:
     if request.measure_overhead:
         _run_plain(request, run)
     unusable: dict[str, str] = {}
+    again = True
     while True:
         try:
             ended = _start(request, choice, run)
             break
         except supervisor.NeverStartedError as error:
+            if error.transient and again:
+                again = False
+                run.say(f"{error.found}: trying once more")
+                continue
             # What was asked of one collector is no wish for another.
             if request.collector != collect.AUTO or choice.collector.name in request.settings:
                 run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.found}

@@ -35,8 +35,18 @@ GRACE_SECONDS = 5.0
 """How long a process that has done its part may take to say so."""
 
 
+TRANSIENT = ("Connection reset by peer", "End of file", "terminate called", "boost::")
+"""What nsys 2022.4 says when it now and then fails at the start for no reason of ours: trying again helps."""
+
+
 class NeverStartedError(CollectorError):
-    """The collector failed and the program was not started, nor can it be any more: it may be started otherwise."""
+    """The collector failed and the program was not started, nor can it be any more: it may be started otherwise.
+
+    Attributes:
+        transient: it may well not fail a second time.
+    """
+
+    transient = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,8 @@ class _Detached:
         self.program = Path(plan.argv[0]).name
         planned = {**plan.environment, environment.RUN_DIR: str(run_dir)}
         self.handover = handover.Handover(run_dir, full, handover.given(full, planned), before)
+        self.log = run_dir / f"{self.program}.log"
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.collector: int | None = self._spawn(plan, before)
         self.collector_status = 0
         self.pid: int | None = None
@@ -150,7 +162,6 @@ class _Detached:
 
     def _spawn(self, plan: Plan, before: set[int]) -> int:
         """Start the collector where neither the terminal's signals nor its own output can meet the program's."""
-        log = str(self.run_dir / f"{self.program}.log")
         try:
             return os.posix_spawnp(
                 plan.argv[0],
@@ -158,7 +169,7 @@ class _Detached:
                 self.handover.environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                    (os.POSIX_SPAWN_OPEN, 1, str(self.log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsid=True,
@@ -203,16 +214,22 @@ class _Detached:
             return
         self._kill_collector()
         ended = f"ended with {os.waitstatus_to_exitcode(self.collector_status)} before it started the program"
-        ended += self._first_words()
-        raise NeverStartedError(f"{self.program} {what or ended}", f"see {self.run_dir}, or use another --collector")
+        said = self._said()
+        # Of an end of its own it says the cause first: its usage follows.
+        first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+        ended += f" ({first[:300]})" if first else ""
+        error = NeverStartedError(f"{self.program} {what or ended}", f"see {self.run_dir}, or use another --collector")
+        error.transient = what is None and (
+            os.WIFSIGNALED(self.collector_status) or any(words in said for words in TRANSIENT)
+        )
+        raise error
 
-    def _first_words(self) -> str:
-        """What the collector said of an end of its own, as a clause: its usage follows."""
-        with contextlib.suppress(OSError):
-            said = (self.run_dir / f"{self.program}.log").read_text(encoding="utf-8", errors="replace")
-            line = next((line.strip() for line in said.splitlines() if line.strip()), "")
-            return f" ({line[:300]})" if line else ""
-        return ""
+    def _said(self) -> str:
+        """What the collector said since it was started; a first try may have left words of its own."""
+        try:
+            return self.log.read_bytes()[self.log_start :].decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def _last_chance(self) -> int:
         deadline = time.monotonic() + GRACE_SECONDS

@@ -15,6 +15,7 @@ SLOWER = {
     "traceable._native._core": "annotations go through the nvtx package and cost several times more",
     "traceable._native._recorder": "the embedded recorder is missing; `traceable run` needs nsys",
     "traceable._native._pages": "reports are read through sqlite3, which takes about ten times as long",
+    "traceable._native._discreet": "nsys stores every process's environment in its reports",
 }
 
 
@@ -46,9 +47,11 @@ def extension(name: str) -> Extension:
         sources=[f"src/traceable/_native/{name}.c"],
         depends=[str(header) for header in sorted(Path("src/traceable/_native").glob(f"{name}_*.h"))],
         include_dirs=nvtx_include(),
+        libraries=["dl"] if name == "discreet" else [],  # glibc before 2.34 has dlsym there
         extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
         optional=True,
     )
 
 
-setup(ext_modules=[extension("core"), extension("recorder"), extension("pages")], cmdclass={"build_ext": OptionalBuild})
+EXTENSIONS = ("core", "recorder", "pages", "discreet")
+setup(ext_modules=[extension(name) for name in EXTENSIONS], cmdclass={"build_ext": OptionalBuild})

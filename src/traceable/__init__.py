@@ -7,6 +7,7 @@ import os as _os
 
 from traceable import environment as _environment
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
+from traceable.capture import witness as _witness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ if _os.environ.get(_environment.COLLECTOR) == "nsys" and _os.environ.get(_enviro
     from traceable.capture import process as _process
 
     _process.tell_of_forks()
+
+_witness.testify()
 
 if any(_os.environ.get(name) for name in _environment.CONDITIONS):
     from traceable.capture import conditions as _conditions

@@ -43,6 +43,9 @@ NCU = "TRACEABLE_NCU"
 START_SECONDS = "TRACEABLE_START_SECONDS"
 """How long the launcher waits for nsys to start the program before it gives nsys up, in seconds (60)."""
 
+FINISH_SECONDS = "TRACEABLE_FINISH_SECONDS"
+"""How long after the program's end nsys may write nothing before the launcher waits no longer, in seconds (600)."""
+
 HANDOVER = "TRACEABLE_HANDOVER"
 """JSON: the descriptors by which the launcher hands the program's own stdio and environment past nsys. Read and
 removed by `collect/bystander.py`, so the program never sees it."""

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-NAMES = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"]
-
 # `signal.pause` misses a signal that comes just before it; a wakeup descriptor does not.
 WAIT = """
 import os, select, signal, sys
@@ -22,13 +20,6 @@ def wait():
     while True:
         select.select([woken], [], [])
         os.read(woken, 64)
-"""
-
-HANDLES = """
-with open("ready", "w") as ready:
-    signal.signal(signal.{name}, lambda *_: sys.exit(9))
-    ready.write("ready")
-wait()
 """
 
 COUNTS = """
@@ -46,24 +37,6 @@ def ready(tmp_path: Path) -> Path:
     """A FIFO by which the program says that its handlers stand: `read_text` returns when it has."""
     os.mkfifo(tmp_path / "ready")
     return tmp_path / "ready"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_handled_signal(name, collector, command, start, ready):
-    process = start(command(collector, "-c", WAIT + HANDLES.format(name=name)))
-    assert ready.read_text() == "ready"
-    process.send_signal(getattr(signal, name))
-    assert process.wait() == 9
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_deadly_signal(name, collector, command, start, ready):
-    """The launcher itself survives to write the report, then dies as the program did."""
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); open('ready', 'w').close(); signal.pause()"
-    process = start(command(collector, "-c", code))
-    assert ready.read_text() == ""
-    process.send_signal(getattr(signal, name))
-    assert process.wait() == -getattr(signal, name)
 
 
 def test_keyboard_interrupt_ends_a_program_as_without_us(collector, command, start, ready):

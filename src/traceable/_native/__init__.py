@@ -1,7 +1,8 @@
-"""The C extensions: the range core (`_core`) and the embedded recorder (`_recorder`). Each may be missing.
+"""The C extensions: the range core (`_core`), the embedded recorder (`_recorder`) and others. Each may be missing.
 
-This module only says where the recorder is. The recorder is no Python module, although the build gives it the file name
-of one: NVTX loads it into the annotated process by its path, and importing it would be an error.
+This module only says where two of them are that are no Python modules, although the build gives them the file names of
+such: NVTX loads the recorder into the annotated process by its path, and the loader `_discreet` into nsys. Importing
+them would be an error.
 """
 
 from __future__ import annotations
@@ -13,10 +14,19 @@ if TYPE_CHECKING:
 
 def recorder_library() -> Path | None:
     """Return the path of the embedded recorder, for `NVTX_INJECTION64_PATH`, or None where it wasn't built."""
+    return _library("_recorder")
+
+
+def discreet_library() -> Path | None:
+    """Return the path of what keeps environments from nsys, for its `LD_PRELOAD`, or None where it wasn't built."""
+    return _library("_discreet")
+
+
+def _library(name: str) -> Path | None:
     # Here, because every annotated process imports this module for `_core` alone.
     from importlib.machinery import EXTENSION_SUFFIXES
     from pathlib import Path
 
     here = Path(__file__).resolve().parent
-    candidates = (here / f"_recorder{suffix}" for suffix in EXTENSION_SUFFIXES)
+    candidates = (here / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES)
     return next((path for path in candidates if path.is_file()), None)

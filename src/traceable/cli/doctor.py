@@ -1,10 +1,13 @@
 """Say what `traceable run` will find here, and what to do about what it won't: before the first run.
 
     traceable doctor [-o DIR] [--json]
+    traceable doctor --report PATH [--json]
 
 Looks at Python, nsys, ncu, the driver and the GPUs, space and permissions, and records and reads back a test program
 with each collector. Takes a few seconds, 15 at most. The exit code is 0 where all is well, 1 with warnings (runs are
 recorded, and something named is missing), 2 with problems (what is installed does not work). docs/doctor.md
+
+With --report, say instead why a run or a report holds nothing, or less than it should. docs/diagnosis.md
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from traceable.cli import diagnosis
 from traceable.cli.progress import Progress
 from traceable.launch import doctor
 from traceable.launch.doctor_findings import STATES, Finding, worst
@@ -34,11 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="where runs are to go (default: traceable-runs)"
     )
+    parser.add_argument(
+        "--report",
+        metavar="PATH",
+        type=Path,
+        help="diagnose a run directory, a .nsys-rep, .sqlite or torch.profiler trace instead of this machine",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with what each line was judged by")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lines and return the exit code."""
+    if arguments.report is not None:
+        return diagnosis.report(arguments.report, as_json=arguments.json)
     try:
         with Progress() as progress:
             progress("recording a test program with each collector")

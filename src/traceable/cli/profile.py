@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.errors import UnanswerableError
@@ -53,6 +53,7 @@ def show(
     save_to: Path | None = None,
     expected: Sequence[str] = (),
     run_directory: Path | None = None,
+    diagnose: Callable[[Recording], Mapping[str, Any]] | None = None,
 ) -> tuple[tuple[Verdict, ...], Windows | None]:
     """Load a recording, save its report, print its ranges; return what it says of ranges and steps asked for.
 
@@ -64,6 +65,7 @@ def show(
         save_to: where to write report.json; None for nowhere.
         expected: names of ranges (docs/contract.md).
         run_directory: as of `traceable.load`.
+        diagnose: returns what is saved as `diagnosis`.
 
     Raises:
         TraceError: the file can't be read as a trace.
@@ -82,7 +84,8 @@ def show(
         recording.answers([("ranges", {}), ("findings", {})])
         judged = verdicts(expected, recording.profile)
         if save_to is not None:
-            save(document(recording, Choice(), judged), save_to)
+            why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
+            save({**document(recording, Choice(), judged), **why}, save_to)
     print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
     return judged, recording.windows
 

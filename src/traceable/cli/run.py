@@ -19,10 +19,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from traceable import collect, environment
-from traceable.cli import annotate, conditions, contract, flight, gpu, nsys, overhead, ranks
+from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, ranks
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
@@ -83,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_steps_number,
         help=f"--control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2; a dump with --flight-recorder",
     )
+    again.add_again_arguments(parser)
     flight.add_flight_arguments(parser)
     parser.add_argument("--record-gc", action="store_true", help="record garbage collections as ranges")
     parser.add_argument(
@@ -104,18 +106,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split `words` where the program begins: at the first that is neither an option of ours nor its value.
+    """Split `words` where the program begins, and complete both by the run that --again names.
 
     Raises:
-        UsageError: an option that we don't have stands before the program.
+        UsageError: an option that we don't have stands before the program, or that run can't be run again.
+        TraceError: there is no such run.
     """
+    split = partial(_split, parser)
+    options, program = again.completed(parser, *split(words), split)
+    ours = [word for option in options for word in option]
+    parser.set_defaults(words=(*ours, *program))
+    return nsys.joined(ours), program
+
+
+def _split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+    """Split `words` at the first that is neither an option of ours nor its value; return each option with its value."""
     position = 0
+    options: list[list[str]] = []
     while position < len(words):
         word = words[position]
         if word in ("-", "--") or not word.startswith("-") or (word[:2] in ("-m", "-c") and word[:2] != "--"):
             break
-        position += 1 + _values(parser, word)
-    return nsys.joined(words[:position]), list(words[position:])
+        after = position + 1 + _values(parser, word)
+        options.append(list(words[position:after]))
+        position = after
+    return options, list(words[position:])
 
 
 def _steps(word: str) -> Spec:
@@ -191,6 +206,8 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
+    if arguments.again is not None:
+        _take_up(arguments)
     if ranks.step_aside(arguments):
         return 0
     gpu.check(arguments)
@@ -201,7 +218,7 @@ def run(arguments: argparse.Namespace) -> int:
     held = conditions.asked(arguments, steps=steps is not None, controlled=_controlled(arguments))
     request = launcher.Request(
         target=target.parse(arguments.program),
-        argv=tuple(sys.argv),
+        argv=(sys.argv[0], "run", *arguments.words),
         collector=arguments.collector,
         directory=arguments.output,
         name=arguments.name,
@@ -250,10 +267,21 @@ def run(arguments: argparse.Namespace) -> int:
         say(str(error))
     except BrokenPipeError:
         sys.stdout = None
+    except KeyboardInterrupt:
+        say(f"the profile is not shown; the recording is kept in {launcher.short(finished.run_dir)}")
     except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
         say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
     strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
     return end_like(finished.status) or strict
+
+
+def _take_up(arguments: argparse.Namespace) -> None:
+    """Go where the earlier run was, and say what is not as it was."""
+    if arguments.output is not None:
+        arguments.output = arguments.output.absolute()
+    arguments.again = arguments.again.absolute()
+    for line in again.enter(arguments.again):
+        say(line)
 
 
 @dataclass(frozen=True)
@@ -302,6 +330,7 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
     directory = launcher.short(finished.run_dir)
     if arguments.measure_overhead and (database is None or arguments.json or arguments.csv):
         overhead.tell(finished.run_dir, say)
+    why = diagnosis.Why(finished.run_dir, say)
     if database is not None:
         machine = arguments.json or arguments.csv
         judged, found = profile.show(
@@ -312,14 +341,19 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
             save_to=finished.run_dir / "report.json",
             expected=finished.expected,
             run_directory=finished.run_dir,
+            diagnose=why,
         )
         if machine:
             windows.tell(found, say)
         windows.note(found, finished.run_dir)
         contract.tell(judged, say)
+        why.tell()
         say(f"next: python -m traceable report {directory}")
         return Outcome(judged, found)
+    if arguments.collector != NOTHING_RECORDED:
+        why(None, finished.problem)
     if finished.problem:
+        why.tell()
         say(f"next: python -m traceable report {directory}, when that is mended")
         return Outcome()
     if arguments.collector == NOTHING_RECORDED:
@@ -331,6 +365,7 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
 
     judged = verdicts(finished.expected, None)
     contract.tell(judged, say)
+    why.tell()
     return Outcome(judged, found)
 
 

@@ -39,6 +39,8 @@ class Plan:
     Attributes:
         argv: the whole command line, the collector's own words first.
         environment: variables to set on top of the caller's.
+        own_environment: variables for the collector itself, which the program is not to have; `LD_PRELOAD` in it stands
+            before the caller's.
         detached: the program runs in a session of its own (nsys), so signals must be sent to it and not to
             the process that was started.
         notes: one sentence for each thing the user should know before it starts (what is left out of a preset).
@@ -46,6 +48,7 @@ class Plan:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    own_environment: Mapping[str, str] = field(default_factory=dict)
     detached: bool = False
     notes: tuple[str, ...] = ()
 

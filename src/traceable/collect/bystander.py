@@ -4,7 +4,7 @@ Run as a script, on the standard library alone, by the launcher's own interprete
 ARGUMENTS`. Why it stands there (nsys-facts of 2022.4 and 2023.4):
 
 - nsys gives the program pipes for stdout and stderr, so `isatty` is False and what is printed ends in the report.
-  The user's own stdin, stdout and stderr come by descriptor instead.
+  The user's own stdin, stdout and stderr come by descriptor instead, through a socket, so that nsys holds none of them.
 - nsys writes its whole environment into the report. It is given a small one; the full one comes by descriptor, and
   what nsys added to its own is laid over it.
 - nsys's exit code is 0 when its agent dies or when the program outlives it, and an error of nsys's own can't be told
@@ -22,6 +22,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 
@@ -44,11 +45,12 @@ def main(command: list[str]) -> int:
     if not handed:
         _become(command, dict(os.environ))
     handover = json.loads(handed)
+    handover.update(_received(handover))
     if not _permitted(handover["permission"]):
         return NOT_PERMITTED
     with os.fdopen(handover["environment"], "rb") as file:
         environments = json.load(file)
-    environment = merged(environments["full"], environments["given"], dict(os.environ))
+    environment = merged(environments["full"], environments["given"], without(handover["preload"], dict(os.environ)))
     # The program alone may hold what belongs to it: a reader of its stdout waits for the last holder to go.
     pid = os.fork()
     if pid == 0:
@@ -73,6 +75,13 @@ def merged(full: dict[str, str], given: dict[str, str], now: dict[str, str]) -> 
     return kept | {name: value for name, value in changed.items() if name not in NOT_FROM_NSYS}
 
 
+def without(library: str | None, environment: dict[str, str]) -> dict[str, str]:
+    """Return `environment` with `library`, which was for nsys alone, taken out of `LD_PRELOAD`."""
+    kept = [one for one in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if one not in ("", library)]
+    rest = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
+    return {**rest, "LD_PRELOAD": ":".join(kept)} if kept else rest
+
+
 def publish(run_dir: str, name: str, text: str) -> None:
     """Write a file whole or not at all. A full disk must not hurt the program: the launcher does without."""
     path = os.path.join(run_dir, name)  # noqa: PTH118 - pathlib's import is time before the program starts
@@ -82,6 +91,15 @@ def publish(run_dir: str, name: str, text: str) -> None:
         os.replace(path + ".part", path)  # noqa: PTH105
     except OSError:
         return
+
+
+def _received(handover: dict[str, object]) -> dict[str, int | None]:
+    """Return the descriptors that lie in the socket, by name; None for a standard stream that was closed."""
+    number, names = handover["socket"], handover["descriptors"]
+    assert isinstance(number, int) and isinstance(names, list)
+    with socket.socket(fileno=number) as receiver:
+        _, descriptors, _, _ = socket.recv_fds(receiver, 1, len(names))
+    return {"stdin": None, "stdout": None, "stderr": None, **dict(zip(names, descriptors, strict=True))}
 
 
 def _permitted(descriptor: int) -> bool:

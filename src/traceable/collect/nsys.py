@@ -7,14 +7,23 @@ it in `nsys_given.py`.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from traceable import environment
-from traceable.collect import nsys_given, nsys_install, nsys_options, nsys_presets
+from traceable.collect import (
+    nsys_environments,
+    nsys_given,
+    nsys_install,
+    nsys_options,
+    nsys_presets,
+    nsys_private,
+)
 from traceable.collect.base import Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError
 
@@ -61,14 +70,17 @@ class NsysCollector:
             nsys_given.check_gated(given)
         # `%` starts nsys's own substitutions in the name of the report.
         ours = [*self._preset.options, *(self._gated(gating) if gating else ())]
+        ours += [*nsys_private.options(self.install.options)]
         ours += [("--force-overwrite", "true"), ("--output", str(run_dir / stem).replace("%", "%%"))]
         shell = [sys.executable, "-I", "-S", str(BYSTANDER)]
+        own_environment, own_notes = nsys_private.environment_and_notes(run_dir, self.install.options)
         return Plan(
             argv=(str(self.install.executable), "profile", *nsys_given.merged(ours, given), *shell, *command),
             # Without it nsys's NVTX capture range hears registered strings only.
             environment={"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", **({environment.GATE: "nvtx"} if gating else {})},
+            own_environment=own_environment,
             detached=True,
-            notes=(*self._left_out(), *nsys_given.notes(given, self.install.hangs_with_samples)),
+            notes=(*self._left_out(), *own_notes, *nsys_given.notes(given, self.install.hangs_with_samples)),
         )
 
     @cached_property
@@ -137,9 +149,15 @@ class NsysCollector:
         databases = [report.with_suffix(".sqlite") for report in reports]
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
-                nsys_install.export(report, database)
+                nsys_install.export(report, database, _scrubbed)
         files = (*reports, *databases, *_of_stem(run_dir, stem, ".qdstrm"))
         return Recorded(databases[0], files, tuple(notes), more=tuple(databases[1:]))
+
+
+def _scrubbed(database: Path) -> None:
+    """Take the environments that nsys stored all the same out of an export; one that can't be read stays as it is."""
+    with contextlib.suppress(sqlite3.Error):
+        nsys_environments.scrub(database)
 
 
 def _of_stem(run_dir: Path, stem: str, suffix: str) -> list[Path]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,8 +146,13 @@ def find() -> Install:
     return Install(*tools.find("nsys", environment.NSYS, INSTALL_FOLDERS, _VERSION, remedy))
 
 
-def export(report: Path, database: Path) -> None:
+def export(report: Path, database: Path, scrub: Callable[[Path], object] | None = None) -> None:
     """Write the SQLite form of `report` (`.nsys-rep`, `.qdrep` or `.qdstrm`) to `database`, whole or not at all.
+
+    Args:
+        report: what nsys wrote.
+        database: where its SQLite form goes.
+        scrub: called with that before it is in its place.
 
     Raises:
         CollectorError: nsys is missing or can't read the report; the message names the file.
@@ -165,6 +170,8 @@ def export(report: Path, database: Path) -> None:
                 f"nsys {install.short_version} can't export {report}: {last_words(answer)}",
                 "open it with the nsys that wrote it, or record again",
             )
+        if scrub is not None:
+            scrub(part)
         part.replace(database)
     finally:
         part.unlink(missing_ok=True)

@@ -164,11 +164,15 @@ def _came_back(trace: Trace, name: str) -> int:
     return len(set(ranges.payload[ours].tolist()) & set(range(RANGES)))
 
 
+_HINTS = ("next: ", "collector ", "certain: ", "likely: ", "possible: ", "fix: ")
+"""How lines begin that are no error; the last four are the diagnosis of the run, which a doctor has for itself."""
+
+
 def _last_words(said: str, folder: Path) -> str:
     """Return the last thing that the launcher said, without hints of what to type next and places that are gone."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     ours = [line.removeprefix("traceable: ") for line in lines if line.startswith("traceable: ")]
-    ours = [line for line in ours if not line.startswith(("next: ", "collector "))]
+    ours = [line for line in ours if not line.lstrip().startswith(_HINTS)]
     return (
         (ours or lines or [""])[-1].partition("; see ")[0].replace(f"{folder}/run/", "").replace(f"{folder}/tmp/", "")
     )

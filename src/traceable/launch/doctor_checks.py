@@ -32,6 +32,7 @@ _PART = {
     "_core": "annotations go through the nvtx package and cost several times more",
     "_recorder": "there is no embedded recorder",
     "_pages": "reports are read through sqlite3, which takes about ten times as long",
+    "_discreet": "nsys stores the environment of every process in its reports",
 }
 
 _INSIDE = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")

@@ -25,7 +25,7 @@ from traceable.launch.facts import version
 
 ROOT = Path("/")
 _RECORDER = "_recorder"
-PARTS = ("_core", _RECORDER, "_pages")
+PARTS = ("_core", _RECORDER, "_pages", "_discreet")
 """The C extensions."""
 
 PACKAGES = ("numpy", "rich", "wrapt") if sys.version_info >= (3, 11) else ("numpy", "rich", "wrapt", "tomli")

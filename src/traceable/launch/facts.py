@@ -23,11 +23,9 @@ PACKAGES = ("traceable", "nvtx", "numpy", "torch")
 
 def gather() -> dict[str, Any]:
     """Return the circumstances, as they stand in `run.json`."""
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        commit = pool.submit(_answer, ["git", "rev-parse", "HEAD"], GIT_SECONDS)
-        changes = pool.submit(_answer, ["git", "status", "--porcelain", "--untracked-files=no"], GIT_SECONDS)
+    with ThreadPoolExecutor(max_workers=1) as pool:
         gpus = pool.submit(_gpus)
-        found, changed = commit.result(), changes.result()
+        commit = git()
     return {
         "cwd": str(Path.cwd()),
         "python": {
@@ -36,7 +34,7 @@ def gather() -> dict[str, Any]:
             "implementation": platform.python_implementation(),
         },
         "versions": {name: version(name) for name in PACKAGES},
-        "git": {"commit": found.strip(), "dirty": None if changed is None else bool(changed)} if found else None,
+        "git": commit,
         "host": {
             "name": os.uname().nodename,
             "system": platform.platform(),
@@ -45,6 +43,20 @@ def gather() -> dict[str, Any]:
         "gpus": gpus.result(),
         "environment_names": sorted(os.environ),
     }
+
+
+def git() -> dict[str, Any] | None:
+    """Return the commit of the working directory, and whether what git knows of was changed since; None for none."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        commit = pool.submit(_answer, ["git", "rev-parse", "HEAD"], GIT_SECONDS)
+        changes = pool.submit(_answer, ["git", "status", "--porcelain", "--untracked-files=no"], GIT_SECONDS)
+        found, changed = commit.result(), changes.result()
+    return {"commit": found.strip(), "dirty": None if changed is None else bool(changed)} if found else None
+
+
+def gathered_versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that the manifest names."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
 def version(package: str) -> str | None:

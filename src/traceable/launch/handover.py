@@ -1,6 +1,8 @@
 """What is handed to the program past a collector that stands between: stdio, environment, signals, permission.
 
-The other end is `collect/bystander.py`; what passes is described in one JSON variable (`environment.HANDOVER`).
+The other end is `collect/bystander.py`; what passes is described in one JSON variable (`environment.HANDOVER`). The
+descriptors lie in a socket that the collector inherits, and so it holds none of them: a reader of the user's stdout
+must see its end when the program has ended, even where the launcher was killed and the collector lives on.
 """
 
 from __future__ import annotations
@@ -9,15 +11,16 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from traceable import environment
+from traceable import confidential, environment
 
 FIRST_DESCRIPTOR = 10
-"""Handed descriptors start here: shells and programs use the ones below for themselves."""
+"""The handed descriptor is this or above: shells and programs use the ones below for themselves."""
 
 GIVEN = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP", "LD_LIBRARY_PATH"}
@@ -30,6 +33,7 @@ GIVEN_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NSYS_", "QUADD_")
 def given(full: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
     """Return the small environment for the collector: what it needs of `full`, and what is `planned` for it."""
     needed = {name: value for name, value in full.items() if name in GIVEN or name.startswith(GIVEN_PREFIXES)}
+    needed = {name: value for name, value in needed.items() if not confidential.is_secret(name)}
     return {**needed, **planned}
 
 
@@ -37,7 +41,12 @@ class Handover:
     """The descriptors of one start. Close it when the program has started or never will."""
 
     def __init__(
-        self, run_dir: Path, full: Mapping[str, str], given: Mapping[str, str], blocked: Iterable[int]
+        self,
+        run_dir: Path,
+        full: Mapping[str, str],
+        given: Mapping[str, str],
+        blocked: Iterable[int],
+        own: Mapping[str, str] | None = None,
     ) -> None:
         """Duplicate stdio and lay the environment and the permission ready.
 
@@ -46,7 +55,11 @@ class Handover:
             full: the program's environment, before what the collector adds.
             given: the collector's own environment.
             blocked: the signals that were blocked when the launcher itself was started.
+            own: what the collector has beyond that, as `Plan.own_environment`.
         """
+        own = dict(own or {})
+        preload = own.pop("LD_PRELOAD", None)
+        given = {**given, **own}
         self._own: list[int] = []
         started, told = os.pipe()
         permission, grant = os.pipe()
@@ -56,19 +69,28 @@ class Handover:
         os.close(grant)
         self._started, self._permission = started, permission
         self._own += [started, permission, told]
+        descriptors = {
+            "environment": self._file({"full": dict(full), "given": given}),
+            "permission": permission,
+            "started": told,
+            # One that was closed when we were started may by now be the number of a file of ours.
+            **{name: number for number, (name, stream) in enumerate(_standard_streams()) if stream is not None},
+        }
         content: dict[str, Any] = {
             "run_dir": str(run_dir),
-            "stdin": self._duplicate_stdio(sys.__stdin__, 0),
-            "stdout": self._duplicate_stdio(sys.__stdout__, 1),
-            "stderr": self._duplicate_stdio(sys.__stderr__, 2),
-            "environment": self._duplicate(self._file({"full": dict(full), "given": dict(given)})),
-            "permission": self._duplicate(permission),
-            "started": self._duplicate(told),
+            "socket": self._sent(list(descriptors.values())),
+            "descriptors": list(descriptors),
+            "preload": preload,
             "ignored": _ignored(),
             "blocked": sorted(int(number) for number in blocked),
             "umask": _umask(),
         }
-        self.environment = {**given, environment.HANDOVER: json.dumps(content)}
+        preloads = [library for library in (preload, given.get("LD_PRELOAD")) if library]
+        self.environment = {
+            **given,
+            **({"LD_PRELOAD": ":".join(preloads)} if preloads else {}),
+            environment.HANDOVER: json.dumps(content),
+        }
 
     def program_pid(self) -> int | None:
         """Return the program's pid once it has been started."""
@@ -96,12 +118,12 @@ class Handover:
         while self._own:
             os.close(self._own.pop())
 
-    def _duplicate_stdio(self, stream: TextIO | None, descriptor: int) -> int | None:
-        # Closed when we were started; by now a file of ours may have that number.
-        return None if stream is None else self._duplicate(descriptor)
-
-    def _duplicate(self, descriptor: int) -> int:
-        copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, FIRST_DESCRIPTOR)
+    def _sent(self, descriptors: list[int]) -> int:
+        """Send them into a socket and return the end that they can be received from, which the collector inherits."""
+        sender, receiver = socket.socketpair()
+        with sender, receiver:
+            socket.send_fds(sender, [b"1"], descriptors)
+            copy = fcntl.fcntl(receiver.fileno(), fcntl.F_DUPFD, FIRST_DESCRIPTOR)
         self._own.append(copy)
         return copy
 
@@ -113,6 +135,10 @@ class Handover:
             file.write(json.dumps(content).encode("ascii"))
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
+
+
+def _standard_streams() -> tuple[tuple[str, TextIO | None], ...]:
+    return ("stdin", sys.__stdin__), ("stdout", sys.__stdout__), ("stderr", sys.__stderr__)
 
 
 def _ignored() -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable import collect, environment
+from traceable import collect, confidential, environment
 from traceable.capture.conditions import NONE as NO_CONDITIONS
 from traceable.capture.conditions import Conditions
 from traceable.collect import bystander
@@ -26,6 +26,7 @@ from traceable.launch import (
     facts,
     flight,
     overhead,
+    patience,
     processes,
     ranks,
     run_dir,
@@ -186,13 +187,21 @@ def launch(request: Request, say: Callable[[str], None]) -> Finished:
     run = _Run(directory, _manifest(request, directory), say)
     if request.measure_overhead:
         _run_plain(request, run)
+    with patience.Finishing(say) as finishing:
+        choice, ended = _started(request, choice, run, finishing)
+        return _finish(run, choice, request, ended, finishing)
+
+
+def _started(
+    request: Request, choice: collect.Choice, run: _Run, finishing: patience.Finishing
+) -> tuple[collect.Choice, supervisor.Ended]:
+    """Run the program under the collector, or under the next one where that can't start it."""
     unusable: dict[str, str] = {}
     again = True
     while True:
         try:
-            ended = _start(request, choice, run)
-            break
-        except supervisor.NeverStartedError as error:
+            return choice, _start(request, choice, run, finishing)
+        except supervisor.NeverStartedError as error:  # noqa: PERF203 - once or twice
             if error.transient and again:
                 again = False
                 run.say(f"{error.found}: trying once more")
@@ -204,7 +213,6 @@ def launch(request: Request, say: Callable[[str], None]) -> Finished:
                 raise
             unusable[choice.collector.name] = error.found
             choice = _chosen(request, unusable)
-    return _finish(run, choice, request, ended)
 
 
 def _chosen(request: Request, unusable: dict[str, str] | None = None) -> collect.Choice:
@@ -226,7 +234,7 @@ def _run_plain(request: Request, run: _Run) -> None:
         run.save()
 
 
-def _start(request: Request, choice: collect.Choice, run: _Run) -> supervisor.Ended:
+def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patience.Finishing) -> supervisor.Ended:
     collector = choice.collector
     plan, planned = _plan(collector, request, run.directory)
     run.say(f"collector {collector.name} ({choice.reason}); run directory {short(run.directory)}")
@@ -235,10 +243,16 @@ def _start(request: Request, choice: collect.Choice, run: _Run) -> supervisor.En
     notes = [*_unused(request, collector.name), *plan.notes]
     for note in notes:
         run.say(note)
-    run.manifest["plan"] = {"argv": list(plan.argv), "environment_names": sorted(planned), "notes": notes}
+    words = confidential.without_values(plan.argv)
+    run.manifest["plan"] = {"argv": words, "environment_names": sorted(planned), "notes": notes}
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
-    return supervisor.run(plan, {**os.environ, **planned}, run.directory, run.started, run.say)
+
+    def started(pid: int) -> None:
+        finishing.started()
+        run.started(pid)
+
+    return supervisor.run(plan, {**os.environ, **planned}, run.directory, started, run.say)
 
 
 def _unused(request: Request, name: str) -> list[str]:
@@ -271,12 +285,12 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
     return {
         "schema": run_dir.SCHEMA,
         "run_dir": str(directory),
-        "argv": list(request.argv),
+        "argv": confidential.without_values(request.argv),
         "target": {
             "kind": request.target.kind,
             "program": request.target.program,
-            "arguments": list(request.target.arguments),
-            "command": request.target.command(target.interpreter_flags()),
+            "arguments": confidential.without_values(request.target.arguments),
+            "command": confidential.without_values(request.target.command(target.interpreter_flags())),
         },
         "stem": request.stem,
         ranks.MANIFEST_KEY: ranks.in_manifest(request.rank, grouped=request.grouped),
@@ -297,14 +311,20 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
     }
 
 
-def _finish(run: _Run, choice: collect.Choice, request: Request, ended: supervisor.Ended) -> Finished:
+def _finish(
+    run: _Run, choice: collect.Choice, request: Request, ended: supervisor.Ended, finishing: patience.Finishing
+) -> Finished:
     code = os.waitstatus_to_exitcode(ended.status)
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
         "program_wall_ns": overhead.ended_ns(run.directory),
+        # Some of nsys's processes live as long as a daemon that the program left behind.
+        "collector_ended": ended.complete,
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
     }
+    # Whoever gave the launcher ten seconds may kill it in what follows, and how the program ended is known now.
+    run.save()
     recorded, problem = None, None
     if ended.pid is None:
         problem = "the run was cancelled before the program started"
@@ -314,7 +334,10 @@ def _finish(run: _Run, choice: collect.Choice, request: Request, ended: supervis
         try:
             in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
             finalise = choice.collector.finalise
-            recorded = processes.recorded(run.directory) if in_parts else finalise(run.directory, request.stem)
+            with finishing.stage("the recording is being read back"):
+                recorded = processes.recorded(run.directory) if in_parts else finalise(run.directory, request.stem)
+        except patience.LeftAlone:
+            problem = "the recording was not read back, as you asked; nothing of it is lost"
         except TraceableError as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended

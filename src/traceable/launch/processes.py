@@ -77,9 +77,7 @@ def labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
     """
     rank, pid = manifest.get(MANIFEST_KEY), manifest.get("pid")
     stem = str(manifest.get("stem")) if isinstance(rank, dict) else ""
-    named = {
-        one["pid"]: str(one["label"]) for one in _told(directory) if one.get("name") or one.get("rank") is not None
-    }
+    named = {one["pid"]: str(one["label"]) for one in told(directory) if one.get("name") or one.get("rank") is not None}
     named = {number: label for number, label in named.items() if stem == "" or number != pid}
     for status in _read(directory.glob("status.*.json")):
         said = status.get("process") or {}
@@ -89,7 +87,7 @@ def labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
     if stem and isinstance(pid, int):
         named[pid] = stem
     # A process that became a run of its own has told of itself before, under the pid that is its launcher's now.
-    before = next((one for one in _told(directory.parent) if one["pid"] == manifest.get("launcher_pid")), None)
+    before = next((one for one in told(directory.parent) if one["pid"] == manifest.get("launcher_pid")), None)
     if before is not None and isinstance(pid, int):
         named[pid] = str(before["label"])
     return named
@@ -109,23 +107,23 @@ def label_of(process: Mapping[str, Any], stem: str = "") -> str:
 
 def notes(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return what is to be said of the selection of a run: that nothing was of it, and what nsys could not hear."""
-    told = _told(directory)
-    lost = _lost([one for one in told if one.get("lost") and one.get("chosen")], manifest)
+    heard = told(directory)
+    lost = _lost([one for one in heard if one.get("lost") and one.get("chosen")], manifest)
     asked = manifest.get(SELECTION_KEY)
     if not isinstance(asked, dict):
         return lost
     by_rank, by_name = asked.get("ranks"), asked.get("processes")
-    ranks = sorted({one["rank"] for one in told if isinstance(one.get("rank"), int)})
-    if any(one.get("chosen") for one in told):
+    ranks = sorted({one["rank"] for one in heard if isinstance(one.get("rank"), int)})
+    if any(one.get("chosen") for one in heard):
         missing = absent(by_rank, ranks) if by_rank is not None else None
         return [missing, *lost] if missing else lost
-    if not told:
+    if not heard:
         return [f"nothing was chosen: no Python process began that could tell what it is{_why_none(manifest)}", *lost]
     if by_rank is not None and not ranks:
         return [f"--ranks {by_rank}: no process had a rank (RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID)", *lost]
     if by_rank is not None and not any(rank_asked(by_rank, rank) for rank in ranks):
         return [f"--ranks {by_rank}: there were ranks {_listed(map(str, ranks))}, so nothing was recorded", *lost]
-    there = _listed(sorted({str(one["name"]) for one in told if one.get("name")}))
+    there = _listed(sorted({str(one["name"]) for one in heard if one.get("name")}))
     return [f"--processes {by_name!r} matches none of the names that there were: {there}", *lost]
 
 
@@ -161,7 +159,7 @@ def _listed(words: Iterable[str]) -> str:
     return ", ".join(found[:_NAMES_MAX]) + (f" and {len(found) - _NAMES_MAX} more" if len(found) > _NAMES_MAX else "")
 
 
-def _told(directory: Path) -> list[dict[str, Any]]:
+def told(directory: Path) -> list[dict[str, Any]]:
     """Return what processes said of themselves, by pid."""
     found = [one for one in _read(directory.glob("process.*.json")) if one.get("schema") == selection.SCHEMA]
     return sorted((one for one in found if isinstance(one.get("pid"), int)), key=lambda one: int(one["pid"]))

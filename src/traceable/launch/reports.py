@@ -72,7 +72,8 @@ def finalised(directory: Path) -> Path:
         if isinstance(manifest.get(flight.MANIFEST_KEY), dict):
             remedy = f"dump it: traceable control dump --run {directory}"
         raise TraceError(f"the program of {directory} is still running", remedy)
-    _wait_for_collector(directory)
+    if not (manifest.get("end") or {}).get("collector_ended"):
+        _wait_for_collector(directory)
     recorded = collect.named(name).finalise(directory, stem)
     if recorded.database is None:
         raise TraceError(f"{directory} holds no recording (collector {name})", "run it again with another --collector")

@@ -20,12 +20,11 @@ from traceable import environment
 from traceable.collect import bystander
 from traceable.collect.base import Plan
 from traceable.errors import CollectorError, UsageError
-from traceable.launch import handover
+from traceable.launch import handover, patience
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-DETACHED_ONLY = (signal.SIGTSTP, signal.SIGWINCH)
-"""A program in a session of its own does not get these from the terminal either."""
+OF_TERMINALS = (signal.SIGTSTP, signal.SIGWINCH)
+"""What else a terminal sends. A program in a session of its own gets none of it from there."""
 
 SI_KERNEL = 0x80
 """`siginfo.si_code` of a signal that the terminal driver sent (Linux, asm-generic/siginfo.h)."""
@@ -34,6 +33,9 @@ TURN_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """How long a process that has done its part may take to say so."""
 
+
+WAKE_SECONDS = 1.0
+"""How often the launcher looks whether the program of a collector is over, whose end nobody tells it."""
 
 TRANSIENT = ("Connection reset by peer", "End of file", "terminate called", "boost::")
 """What nsys 2022.4 says when it now and then fails at the start for no reason of ours: trying again helps."""
@@ -84,7 +86,7 @@ def run(
         CollectorError: the collector failed while it started the program, which may have run.
         UsageError: the program can't be executed.
     """
-    signals = {*FORWARDED, *(DETACHED_ONLY if plan.detached else ())}
+    signals = {*FORWARDED, *OF_TERMINALS}
     # Started by a parent that ignores SIGCHLD, a process gets no wait status of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with _blocked({*signals, signal.SIGCHLD}) as before:
@@ -113,17 +115,30 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
             f"{plan.argv[0]} can't be executed: {error.strerror}", "name its interpreter before it"
         ) from None
     on_start(pid)
-    told_to_end = False
+    told_to_end = told_to_stop = False
     while True:
-        info = signal.sigwaitinfo({*FORWARDED, signal.SIGCHLD})
+        info = signal.sigwaitinfo({*FORWARDED, *OF_TERMINALS, signal.SIGCHLD})
         if info.si_signo == signal.SIGCHLD:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if found and not os.WIFSTOPPED(status):
                 return Ended(status, pid, told_to_end=told_to_end)
+            # Stopped by somebody else, it is continued by them, too.
+            if found and told_to_stop:
+                told_to_stop = False
+                _stop_beside(pid)
             continue
-        told_to_end = told_to_end or info.si_signo in ENDING
+        told_to_end = told_to_end or info.si_signo in patience.ENDING
+        told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
         if info.si_code != SI_KERNEL:
             os.kill(pid, info.si_signo)
+
+
+def _stop_beside(pid: int) -> None:
+    """Stop, as the program has, until the launcher is continued, and see that the program is as well."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    if state == "T":
+        os.kill(pid, signal.SIGCONT)
 
 
 class _Detached:
@@ -134,12 +149,14 @@ class _Detached:
     ) -> None:
         self.run_dir = run_dir
         self.say = say
-        self.signals = {*FORWARDED, *DETACHED_ONLY, signal.SIGCHLD}
+        self.signals = {*FORWARDED, *OF_TERMINALS, signal.SIGCHLD}
         self.program = Path(plan.argv[0]).name
         planned = {**plan.environment, environment.RUN_DIR: str(run_dir)}
-        self.handover = handover.Handover(run_dir, full, handover.given(full, planned), before)
+        given = handover.given(full, planned)
+        self.handover = handover.Handover(run_dir, full, given, before, plan.own_environment)
         self.log = run_dir / f"{self.program}.log"
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.writing = patience.Writing(self.program, collector_processes, run_dir, say)
         self.collector: int | None = self._spawn(plan, before)
         self.collector_status = 0
         self.pid: int | None = None
@@ -182,7 +199,7 @@ class _Detached:
 
     def _start(self) -> signal.Signals | None:
         """Wait until the program's pid is known. Returns the signal that came first and was obeyed, if one did."""
-        seconds = start_seconds()
+        seconds = patience.seconds_of(environment.START_SECONDS, 60.0)
         deadline: float | None = time.monotonic() + seconds
         pending: list[int] = []
         while (pid := self.handover.program_pid()) is None:
@@ -193,6 +210,9 @@ class _Detached:
                 if self.handover.withdraw():
                     self._kill_collector()
                     return signal.Signals(info.si_signo)
+                pending.append(info.si_signo)
+            elif info is not None:
+                # The program may run already, without our knowing it yet.
                 pending.append(info.si_signo)
             if deadline is not None and (self.collector is None or time.monotonic() > deadline):
                 self._give_up(f"did not start the program within {seconds:g} s" if self.collector else None)
@@ -206,7 +226,7 @@ class _Detached:
         with contextlib.suppress(OSError):  # already gone, or a kernel without pidfds
             self.pidfd = os.pidfd_open(pid)
         for number in pending:
-            self._send(number)
+            self._pass_on(number)
         return None
 
     def _give_up(self, what: str | None) -> None:
@@ -225,7 +245,6 @@ class _Detached:
         raise error
 
     def _said(self) -> str:
-        """What the collector said since it was started; a first try may have left words of its own."""
         try:
             return self.log.read_bytes()[self.log_start :].decode("utf-8", "replace")
         except OSError:
@@ -241,22 +260,26 @@ class _Detached:
 
     def _wait(self) -> bool:
         """Pass signals on until program and collector have ended. False: the user did not wait for the collector."""
-        while self.collector is not None or not self._program_over():
-            info = signal.sigtimedwait(self.signals, 60.0 if self.collector is not None else TURN_SECONDS)
+        while self.collector is not None or not self._program_over() or self._left_behind():
+            info = signal.sigtimedwait(self.signals, WAKE_SECONDS if self.collector is not None else TURN_SECONDS)
+            if self._program_over() and not self.writing.goes_on():
+                return False
             if info is None:
                 continue
             if info.si_signo == signal.SIGCHLD:
                 self._reap()
-            elif info.si_signo == signal.SIGTSTP:
-                self._stop_and_continue()
-            elif not self._program_over():
-                self._send(info.si_signo)
+            elif info.si_signo == signal.SIGTSTP or not self._program_over():
+                self._pass_on(info.si_signo)
             elif info.si_signo != signal.SIGWINCH:
                 if self.told_to_wait:
                     return False
                 self.told_to_wait = True
                 self.say(f"{self.program} is still writing the report; once more, and it is left to finish alone")
         return True
+
+    def _left_behind(self) -> bool:
+        """Whether nsys writes the report although it was killed: its agent still does."""
+        return os.WIFSIGNALED(self.collector_status) and bool(collector_processes(self.run_dir))
 
     def _reap(self) -> None:
         if self.collector is not None:
@@ -271,6 +294,12 @@ class _Detached:
             assert self.pid is not None
             return not Path(f"/proc/{self.pid}").exists()
         return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def _pass_on(self, number: int) -> None:
+        if number == signal.SIGTSTP:
+            self._stop_and_continue()
+        else:
+            self._send(number)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -305,19 +334,6 @@ class _Detached:
                 os.kill(pid, signal.SIGKILL)
 
 
-def start_seconds() -> float:
-    """The time limit of the start, from the environment or 60 s."""
-    value = os.environ.get(environment.START_SECONDS, "60")
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if seconds <= 0:
-        environment.warn_once(environment.START_SECONDS, f"{environment.START_SECONDS}={value!r} is no time; ignored")
-        return 60.0
-    return seconds
-
-
 def read_exit(run_dir: Path) -> int | None:
     """Return the wait status that the program's parent left in `run_dir`, or None."""
     try:
@@ -343,4 +359,4 @@ def collector_processes(run_dir: Path) -> list[int]:
 
 
 def _is_nsys(entry: Path) -> bool:
-    return (entry / "exe").readlink().name.startswith("nsys")
+    return (entry / "exe").readlink().name.startswith(("nsys", "QdstrmImporter"))

@@ -1,0 +1,118 @@
+"""What `run` and `doctor --report` share: saying why there is nothing to see, or less than there should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from traceable.launch.diagnosis import Diagnosis
+    from traceable.launch.secrets import Leak
+    from traceable.recording import Recording
+
+MOST = 3
+"""How many findings are said after a run."""
+
+_SAID_BY_OTHERS = ("window_", "forked_child", "not_recorded", "no_report")
+"""Causes that `run` has said by then: with the windows, with the ranks, as the problem of the run."""
+
+_LOSS = {"everything": "all of it is missing", "part": "part is missing", "nothing": "nothing is missing"}
+
+
+class Why:
+    """The diagnosis of a run that is over. Whatever fails in it is said in one line and costs nothing else.
+
+    Args:
+        directory: the run directory.
+        say: prints one line to the user.
+    """
+
+    def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._say = say
+        self._found: Diagnosis | None = None
+
+    def __call__(self, recording: Recording | None, problem: str | None = None) -> dict[str, Any]:
+        """Diagnose, keep that in `run.json`, and return it as JSON has it; empty where that failed.
+
+        Args:
+            recording: what was read; None for nothing.
+            problem: why nothing could be.
+        """
+        from traceable.errors import TraceError
+        from traceable.launch import diagnosis, diagnosis_case
+
+        try:
+            error = None
+            if problem is not None:
+                found, _, remedy = problem.partition("; ")
+                error = TraceError(found, remedy or "see docs/diagnosis.md")
+            self._found = diagnosis.diagnose(diagnosis_case.of_run(self._directory, recording, error), self._say)
+            content = diagnosis.plain(self._found)
+            diagnosis.keep(content, self._directory)
+        except Exception as error:  # noqa: BLE001 - the profile is worth more than what is said of it
+            self._say(f"the run could not be diagnosed ({type(error).__name__}: {error})")
+            return {}
+        return content
+
+    def tell(self) -> None:
+        """Say what is wrong, in a few lines, or in none."""
+        wrong = self._found.wrong if self._found else ()
+        fresh = [one for one in wrong if not one.cause.startswith(_SAID_BY_OTHERS)]
+        for one in fresh[:MOST]:
+            self._say(f"{one.certainty}: {one.found} ({one.evidence[0]})")
+            self._say(f"  fix: {one.fix}")
+
+
+def report(path: Path, *, as_json: bool) -> int:
+    """Print the diagnosis of whatever `traceable report` reads; return 0 where nothing is wrong, else 1.
+
+    Raises:
+        TraceError: there is nothing of that name, or a run that is not over.
+    """
+    from traceable.cli.progress import Progress
+    from traceable.launch import diagnosis, diagnosis_case
+
+    with Progress() as progress:
+        progress(f"diagnosing {path}")
+        with diagnosis_case.opened(path) as case:
+            found = diagnosis.diagnose(case)
+        leaked = _leaks(path)
+    if as_json:
+        print(json.dumps({**diagnosis.plain(found), "path": str(path), "leaks": list(map(str, leaked))}, indent=2))
+    else:
+        from traceable.report.text import escaped
+
+        for line in (*_lines(found), *(f"leaks     {one}" for one in leaked)):
+            print(escaped(line))
+    return 1 if found.wrong else 0
+
+
+def _leaks(path: Path) -> list[Leak]:
+    """Return what of the environment is in the recording; nothing where that is no report of nsys's."""
+    from traceable.errors import TraceableError
+    from traceable.launch import secrets
+
+    try:
+        return secrets.leaks(path)
+    except TraceableError:
+        return []
+
+
+def _lines(found: Diagnosis) -> list[str]:
+    said: list[str] = []
+    for one in found.findings:
+        said.append(f"{one.certainty:9} {one.cause}: {one.found} ({_LOSS[one.loss]})")
+        said += [f"          evidence: {evidence}" for evidence in one.evidence]
+        said.append(f"          fix: {one.fix}")
+    if not found.wrong:
+        said.append("no cause found")
+    said += [f"ruled out {cause}: {why}" for cause, why in found.ruled_out]
+    said += [f"failed    {cause}: {error}" for cause, error in found.failed]
+    if found.not_applicable:
+        said.append(f"not known {', '.join(found.not_applicable)}")
+    return said

@@ -1,0 +1,97 @@
+"""The environments that nsys has stored in an exported report: where they lie, and how they are taken out of a copy.
+
+By version: 2022.4 has the environments of processes as texts with zeros in them (`StringIds`) and its own as
+`DeviceEnvironment`; 2023.4 has rows `PROCESS_0:ENVIRONMENT_VARIABLE` in `META_DATA_CAPTURE`. The `.nsys-rep` itself is
+compressed and is not changed here.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from traceable import confidential
+
+_VARIABLE = re.compile(rb"([A-Za-z_][A-Za-z0-9_.]*(?:\(\)|%%)?)=(.*)", re.DOTALL)
+"""With what bash appends to the names of functions that it exports."""
+
+_SYSTEM, _CAPTURE, _TEXTS = "TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "StringIds"
+_OWN = "DeviceEnvironment"
+
+Variables = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One environment in a report.
+
+    Attributes:
+        table: where it lies.
+        row: the row's number there.
+        variables: names and values.
+    """
+
+    table: str
+    row: int
+    variables: Variables
+
+
+def stored(connection: sqlite3.Connection) -> list[Stored]:
+    """Return the environments in an exported report.
+
+    Raises:
+        sqlite3.Error: it can't be read.
+    """
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    asked = {
+        _TEXTS: "SELECT rowid, CAST(value AS BLOB) FROM StringIds WHERE instr(CAST(value AS BLOB), x'00')",
+        _SYSTEM: f"SELECT rowid, CAST(value AS BLOB) FROM {_SYSTEM} WHERE name = '{_OWN}'",
+        _CAPTURE: f"SELECT rowid, CAST(value AS BLOB) FROM {_CAPTURE} WHERE name LIKE '%ENVIRONMENT_VARIABLE%'",
+    }
+    found = []
+    for table, question in asked.items():
+        for row, text in connection.execute(question) if table in tables else ():
+            variables = _variables(text or b"")
+            if variables:
+                found.append(Stored(table, row, variables))
+    return found
+
+
+def scrub(database: Path) -> int:
+    """Empty the values in an exported report: of every environment of a process, and in nsys's own of what has the name
+    of a secret. Returns how many environments were changed.
+
+    Raises:
+        sqlite3.Error: it can't be read or written.
+    """
+    with closing(sqlite3.connect(database)) as connection, connection:
+        # Without it the old text stays in the file, in a page that is free.
+        connection.execute("PRAGMA secure_delete = ON")
+        changed = [(one, kept) for one in stored(connection) if (kept := _kept(one)) != one.variables]
+        for one, kept in changed:
+            text = b"\0".join(name.encode() + b"=" + value for name, value in kept.items())
+            connection.execute(
+                f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?",
+                (text, one.row),
+            )
+    return len(changed)
+
+
+def _kept(one: Stored) -> Variables:
+    if one.table == _SYSTEM:
+        return {name: b"" if confidential.is_secret(name) else value for name, value in one.variables.items()}
+    return dict.fromkeys(one.variables, b"")
+
+
+def _variables(text: bytes) -> Variables:
+    """Return the variables in `NAME=value` with a zero between two; empty where the text is something else."""
+    found: Variables = {}
+    for part in filter(None, text.split(b"\0")):
+        match = _VARIABLE.fullmatch(part)
+        if match is None:
+            return {}
+        found[match[1].decode("ascii")] = match[2]
+    return found

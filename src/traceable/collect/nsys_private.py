@@ -1,0 +1,77 @@
+"""What nsys must not see, and where it may write: the environment that is nsys's own and not the program's.
+
+nsys (measured with 2022.4.2) stores in its report the environment and the command line of each process of the machine
+that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
+`_native/discreet.c` is loaded, and then it reads neither. What it is started with itself is what
+`launch/handover.py` gives it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from traceable._native import discreet_library
+from traceable.collect.nsys_options import Options
+
+OPTION = "--discard-environment"
+
+ROOM_BYTES = 64 << 20
+"""A folder for temporary files with less than this is passed over for a roomier one. 2022.4.2 keeps all that it records
+there until the program ends, and starts nothing below 3 MB."""
+
+SOCKET_CHARACTERS = 60
+"""nsys makes sockets below its folder for temporary files, and the name of a socket has 107 characters at most."""
+
+NOT_PREVENTED = (
+    "nsys stores the environment of every process that it may read in its report, and what prevents that was not built"
+)
+
+
+def options(known: Options) -> tuple[tuple[str, str], ...]:
+    """Return the options that keep environments out of the report, as far as this nsys has them."""
+    return ((OPTION, "true"),) if OPTION in known else ()
+
+
+def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Return the variables for nsys alone, and a sentence for each thing that the user should know of them.
+
+    Args:
+        run_dir: where a folder for temporary files may be made, if nowhere else is one that serves.
+        known: what this nsys offers.
+    """
+    variables, notes = {}, []
+    if OPTION not in known:
+        library = discreet_library()
+        # The loader splits LD_PRELOAD at both, and there is no quoting.
+        if library is not None and not {":", " "} & set(str(library)):
+            variables["LD_PRELOAD"] = str(library)
+        else:
+            notes.append(f"{NOT_PREVENTED}: see docs/secrets.md")
+    usual = Path(os.environ.get("TMPDIR") or "/tmp")
+    if why := unfit(usual):
+        folder = next((one for one in _folders(run_dir) if not unfit(one)), None)
+        if folder is not None:
+            variables["TMPDIR"] = str(folder)
+            notes.append(f"{usual} {why}: nsys keeps its temporary files in {folder}")
+    return variables, tuple(notes)
+
+
+def unfit(folder: Path) -> str | None:
+    """Return why nsys had better not keep temporary files in `folder`, as the end of a sentence; None for no reason."""
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        return f"can't be used ({error.strerror})"
+    if found.f_flag & os.ST_NOEXEC:
+        return "is mounted noexec"
+    if found.f_bavail * found.f_frsize < ROOM_BYTES:
+        return f"has {found.f_bavail * found.f_frsize / 1e6:.0f} MB free"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "can't be written"
+
+
+def _folders(run_dir: Path) -> list[Path]:
+    """Where else temporary files may go: the usual places, then beside the run, where its name is short enough."""
+    usual = [Path("/tmp"), Path("/var/tmp")]
+    return [*usual, *(one for one in (run_dir, run_dir.parent) if len(str(one)) <= SOCKET_CHARACTERS)]

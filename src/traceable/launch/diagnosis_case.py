@@ -1,0 +1,351 @@
+"""What `launch/diagnosis.py` judges by: everything that is known of one run or report, gathered once.
+
+Nothing is judged here. A fact that can't be had is None or empty: somebody else's report has no manifest, and a run
+whose collector was killed has no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.windows import Said, Windows
+from traceable.collect import nsys_install
+from traceable.errors import TraceableError
+from traceable.launch import doctor_facts, processes, reports, run_dir, windows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
+NSYS, RECORDER, TORCH, NONE = "nsys", "recorder", "torch", "none"
+
+_PRODUCTS = (("NVIDIA Nsight", NSYS), ("traceable", RECORDER), ("torch", TORCH))
+_OF_NSYS = re.compile(
+    r"CUPTI|CUDA (driver|profiling|events|injection|trace)|NVTX (binary|injection|events|function)"
+    r"|No .* events collected|Not all .* events|perf event|CPU (IP|kernel)|privilege|ERR_NVGPUCTRPERM|dropped"
+)
+"""What of the strings of an old report (2022, 2023) is a message of nsys's: those have no table of their own there."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """One program image of a process that imported traceable, as `capture/witness.py` tells of it.
+
+    Attributes:
+        number: place among those of its process, from 0; more than one is an exec.
+        disabled: its annotations were off.
+        level: annotations of a higher level were off.
+        listener: it was told of an NVTX listener or of torch's profiler.
+        scrubbed: it was started without the environment of the run.
+        end: how Python ended; None where it had no say (a signal, os._exit, exec).
+        names: of the ranges that it made, at most 100; distinct: how many there were.
+        nvtx: version of the nvtx package that it imported; None for not.
+        torch_profiler: it had a torch.profiler of its own.
+    """
+
+    pid: int
+    number: int
+    disabled: bool
+    level: int
+    listener: bool
+    scrubbed: bool
+    end: str | None = None
+    names: tuple[str, ...] = ()
+    distinct: int = 0
+    nvtx: str | None = None
+    torch_profiler: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known.
+
+    Attributes:
+        path: what is diagnosed, as the user named it.
+        directory: the run directory; None for a file.
+        manifest: of the run; None for a report without one.
+        collector: `nsys`, `recorder`, `torch`, `none`, or empty for not known.
+        recording: what could be read; None where nothing could.
+        error: why not.
+        windows: what became of the steps that were asked for; None where none were.
+        files: what lies in the run directory, or the one file, by name.
+        log: what nsys printed, line by line.
+        messages: what nsys wrote of itself into the report.
+        options: how it was recorded, as the report says (META_DATA_CAPTURE, from 2023 on).
+        lives: of the processes that imported traceable.
+        told: what processes said of being recorded or not (`process.<pid>.json`).
+        steps: what processes said of their steps.
+        machine: this system, where the run was of it; else None.
+        cut_bytes: how many bytes an SQLite file lacks of what its header says.
+        importer: an importer of nsys's is there.
+    """
+
+    path: Path
+    directory: Path | None = None
+    manifest: Mapping[str, Any] | None = None
+    collector: str = ""
+    recording: Recording | None = None
+    error: TraceableError | None = None
+    windows: Windows | None = None
+    files: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    lives: tuple[Life, ...] = ()
+    told: tuple[Mapping[str, Any], ...] = ()
+    steps: tuple[Said, ...] = ()
+    machine: doctor_facts.Machine | None = None
+    cut_bytes: int = 0
+    importer: bool = True
+
+    @property
+    def ranges(self) -> int | None:
+        """How many ranges were recorded; None where nothing could be read."""
+        return None if self.recording is None else len(self.recording.trace.ranges)
+
+    @property
+    def operations(self) -> int | None:
+        """How many GPU operations were recorded; None where nothing could be read."""
+        if self.recording is None:
+            return None
+        trace = self.recording.trace
+        return sum(map(len, (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)))
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line of the collector, as it was started."""
+        return tuple(map(str, ((self.manifest or {}).get("plan") or {}).get("argv") or ()))
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names in the environment of the launcher."""
+        return frozenset((self.manifest or {}).get("environment_names") or ())
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything was to be recorded, and not windows or the last seconds."""
+        manifest = self.manifest or {}
+        return manifest.get(windows.MANIFEST_KEY) is None and manifest.get("flight_recorder") is None
+
+    @cached_property
+    def recorded_pids(self) -> dict[int, int]:
+        """How many ranges were recorded of each process."""
+        if self.recording is None:
+            return {}
+        trace, found = self.recording.trace, dict[int, int]()
+        threads, counts = np.unique(trace.ranges.thread, return_counts=True)
+        for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
+            pid = trace.processes[trace.threads[thread].process].pid
+            found[pid] = found.get(pid, 0) + count
+        return found
+
+    def said(self, pattern: str) -> list[str]:
+        """Return what of nsys's messages and output matches a pattern, each once."""
+        wanted = re.compile(pattern)
+        return [line for line in dict.fromkeys((*self.messages, *self.log)) if wanted.search(line)]
+
+
+def of_run(directory: Path, recording: Recording | None, error: TraceableError | None = None) -> Case:
+    """Return the case of a run that is over.
+
+    Args:
+        directory: its run directory.
+        recording: what was read of it already; None for nothing.
+        error: why nothing could be read.
+    """
+    directory = directory.absolute()
+    manifest = run_dir.read(directory)
+    named = manifest.get("collector") or {}
+    database = _database_of(directory, manifest)
+    messages, options = _of_database(database)
+    return Case(
+        path=directory,
+        directory=directory,
+        manifest=manifest,
+        collector=str(named.get("name") or ""),
+        recording=recording,
+        error=error,
+        windows=recording.windows if recording is not None else _unrecorded(directory, manifest),
+        files=tuple(sorted(entry.name for entry in directory.iterdir())),
+        log=_lines(directory / "nsys.log"),
+        messages=messages,
+        options=options,
+        lives=tuple(_lives(directory)),
+        told=tuple(processes.told(directory)),
+        steps=windows.told(directory),
+        machine=_machine(manifest),
+        importer=_importer(),
+    )
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Case]:
+    """Yield the case of whatever the user names: a run directory, or anything that `traceable report` reads.
+
+    Raises:
+        TraceError: there is nothing of that name.
+    """
+    from traceable.recording import load
+
+    if not path.exists():
+        with reports.opened(path):  # says so
+            raise AssertionError
+    if path.is_dir() and (path / run_dir.MANIFEST).exists():
+        try:
+            yield of_run(path, load(path))
+        except TraceableError as error:
+            yield of_run(path, None, error)
+        return
+    try:
+        with _readable(path) as found:
+            recording = load(found)
+            messages, options = _of_database(found)
+            product = recording.trace.source.product
+            yield Case(
+                path,
+                collector=next((name for start, name in _PRODUCTS if product.startswith(start)), ""),
+                recording=recording,
+                files=(path.name,),
+                messages=messages,
+                options=options,
+            )
+    except TraceableError as error:
+        yield Case(path, error=error, files=(path.name,), cut_bytes=_cut(path), importer=_importer())
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[Path]:
+    """Yield what can be read in place of a report: its export, which is looked into twice."""
+    if path.is_file() and path.suffix in reports.REPORT_SUFFIXES and path.stat().st_size:
+        with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
+            database = Path(folder) / f"{path.stem}.sqlite"
+            nsys_install.export(path.absolute(), database)
+            yield database
+    else:
+        yield path
+
+
+def _unrecorded(directory: Path, manifest: dict[str, Any]) -> Windows | None:
+    from traceable.analysis.windows import judged
+
+    wanted = windows.asked(directory, manifest)
+    return None if wanted is None else judged(wanted, ())
+
+
+def _database_of(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
+    stem = manifest.get("stem")
+    found = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
+    return next((path for path in found if path.is_file()), None)
+
+
+def _of_database(path: Path | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the messages of the collector and how it was asked to record, as far as a file holds them."""
+    if path is None or not path.is_file():
+        return (), {}
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as file:
+            file.text_factory = lambda text: text.decode("utf-8", "replace")
+            there = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            messages: list[str] = []
+            if "DIAGNOSTIC_EVENT" in there:
+                messages = [text for (text,) in file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT") if text]
+            elif "StringIds" in there:
+                found = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
+                messages = [text for (text,) in found if _OF_NSYS.search(text)]
+            options: dict[str, str] = {}
+            if "META_DATA_CAPTURE" in there:
+                # Not the program's environment, which old versions keep there.
+                rows = file.execute(
+                    "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE "
+                    "WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
+                )
+                options = {name: value for name, value in rows if value is not None}
+            return tuple(" ".join(message.split()) for message in messages), options
+    except sqlite3.Error:
+        return (), {}
+
+
+def _lives(directory: Path) -> Iterator[Life]:
+    for path in sorted(directory.glob("status.*.lives")):
+        lives: list[Life] = []
+        for content in _objects(path):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                if "began_wall_ns" in content:
+                    lives.append(_begun(content, len(lives)))
+                elif lives:
+                    lives[-1] = _ended(lives[-1], content)
+        yield from lives
+
+
+def _begun(content: Mapping[str, Any], number: int) -> Life:
+    return Life(
+        pid=int(content["pid"]),
+        number=number,
+        disabled=bool(content["disabled"]),
+        level=int(content["level"]),
+        listener=bool(content["listener"]),
+        scrubbed=bool(content["scrubbed"]),
+    )
+
+
+def _ended(life: Life, content: Mapping[str, Any]) -> Life:
+    return replace(
+        life,
+        end=str(content["end"]),
+        names=tuple(map(str, content["names"])),
+        distinct=int(content["distinct"]),
+        nvtx=content["nvtx"],
+        torch_profiler=bool(content["torch_profiler"]),
+    )
+
+
+def _objects(path: Path) -> Iterable[dict[str, Any]]:
+    for line in _lines(path):
+        with contextlib.suppress(ValueError):
+            content = json.loads(line)
+            if isinstance(content, dict):
+                yield content
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _machine(manifest: Mapping[str, Any]) -> doctor_facts.Machine | None:
+    here = (manifest.get("host") or {}).get("name") == os.uname().nodename
+    return doctor_facts.machine() if here else None
+
+
+def _importer() -> bool:
+    with contextlib.suppress(TraceableError):
+        return nsys_install.find_importer(nsys_install.find()) is not None
+    return nsys_install.find_importer() is not None
+
+
+def _cut(path: Path) -> int:
+    """Return how many bytes an SQLite file lacks of the pages that its header counts."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+        if len(header) < 100 or not header.startswith(reports.SQLITE_MAGIC):
+            return 0
+        page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+        return max(0, (65536 if page == 1 else page) * pages - path.stat().st_size)
+    except OSError:
+        return 0

@@ -1,0 +1,307 @@
+"""Rules about ranges: why those that the program makes are not in the recording."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from traceable import environment
+from traceable.analysis.windows import STEP
+from traceable.collect import recorder
+from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life
+from traceable.launch.diagnosis_rules import (
+    CERTAIN,
+    EVERYTHING,
+    LIKELY,
+    NOTHING,
+    PART,
+    POSSIBLE,
+    Finding,
+    Judged,
+    Rule,
+    RuledOut,
+    listed,
+)
+
+_NVTX_SILENT = r"NVTX binary payload extension is incompatible"
+_NVTX_HEARD = r"NVTX injection initialized"
+_NVTX_OFF = "NVTX_DISABLE"
+_USUAL_LEVEL = 2
+
+
+def _loss(case: Case) -> str:
+    return PART if case.ranges else EVERYTHING
+
+
+def _empty(case: Case) -> bool:
+    """Whether the recording ended in order and holds no range. Windows have a rule of their own."""
+    if case.windows is not None and not case.windows.met:
+        return False
+    if case.recording is None:
+        # The recorder leaves no database then, and where nothing calls NVTX nothing at all.
+        nothing = recorder.NOTHING in ((case.manifest or {}).get("notes") or ()) or recorder.DIRECTORY not in case.files
+        return case.manifest is not None and case.collector == RECORDER and nothing
+    return case.ranges == 0
+
+
+def disabled(case: Case) -> Judged:
+    """TRACEABLE_DISABLE, or the nvtx package's own variable."""
+    off = [one for one in case.lives if one.disabled]
+    if off:
+        name = next((name for name in (environment.DISABLE, _NVTX_OFF) if name in case.variables), environment.DISABLE)
+        return Finding(
+            "annotations_disabled",
+            CERTAIN,
+            f"annotations are off: {name} is set",
+            (f"process {off[0].pid} says that its annotations are off",),
+            f"unset {name}",
+            _loss(case),
+        )
+    if case.lives:
+        return RuledOut("no process says that its annotations are off")
+    if _NVTX_OFF in case.variables and _empty(case):
+        evidence = (f"{_NVTX_OFF} is in the environment of the run",)
+        return Finding(
+            "annotations_disabled", LIKELY, f"{_NVTX_OFF} is set", evidence, f"unset {_NVTX_OFF}", EVERYTHING
+        )
+    return None
+
+
+def nvtx_not_traced(case: Case) -> Judged:
+    """NVTX was not asked for."""
+    asked = traced(case)
+    if asked is None:
+        return None
+    if "nvtx" in asked:
+        return RuledOut("NVTX was traced")
+    return Finding(
+        "nvtx_not_traced",
+        CERTAIN,
+        "nsys was not asked to record NVTX ranges",
+        (f"it traced {listed(sorted(asked)) or 'nothing'}",),
+        "add nvtx to --trace",
+        EVERYTHING,
+    )
+
+
+def traced(case: Case) -> set[str] | None:
+    """Return what nsys was asked to trace; None where that is not known."""
+    for word, after in pairwise((*case.argv, "")):
+        name, equals, value = word.partition("=")
+        if name in ("--trace", "-t"):
+            return set((value if equals else after).split(","))
+    if "CAPTURE_EVENT_TYPE" in case.options and case.collector == NSYS:
+        kinds = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
+        return {kinds.get(kind, kind) for kind in case.options["CAPTURE_EVENT_TYPE"].split(",")}
+    return None
+
+
+def nvtx_silent(case: Case) -> Judged:
+    """The nvtx package from 0.2.12 on emits nothing under an nsys whose injection refuses the payload extension."""
+    if case.collector != NSYS or case.recording is None:
+        return None
+    said = case.said(_NVTX_SILENT)
+    if not said:
+        return RuledOut("nsys did not refuse the payload extension of the nvtx package")
+    ended = [one for one in case.lives if one.end is not None]
+    if case.ranges and ended and not any(one.nvtx for one in ended):
+        return RuledOut("ranges were heard, and no process that told of itself imported the nvtx package")
+    version = next((one.nvtx for one in ended if one.nvtx), None)
+    version = version or ((case.manifest or {}).get("versions") or {}).get("nvtx")
+    nsys = case.recording.trace.source.version
+    return Finding(
+        "nvtx_silent",
+        CERTAIN if not case.ranges else LIKELY,
+        f"the nvtx package {version or '(0.2.12 or newer)'} emits nothing under nsys {nsys}",
+        (said[0], f"{case.ranges} ranges in the report, though NVTX was used"),
+        "annotate with traceable.annotate instead of nvtx.annotate; or install nvtx==0.2.11 or a newer nsys; or "
+        "use --collector recorder",
+        _loss(case),
+    )
+
+
+def forked(case: Case) -> Judged:
+    """A process that was forked without an exec is not heard by nsys."""
+    if case.collector != NSYS or case.manifest is None:
+        return None
+    lost = [one for one in case.told if one.get("lost") == "forked"]
+    if not lost:
+        return RuledOut("no process that imported traceable forked another")
+    who = listed([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
+    return Finding(
+        "forked_child",
+        CERTAIN,
+        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys does not hear forked processes",
+        (f"process.{lost[0]['pid']}.json says so", f"{case.ranges or 0} ranges in the report"),
+        "use --collector recorder, or multiprocessing's start method spawn",
+        _loss(case),
+    )
+
+
+def replaced(case: Case) -> Judged:
+    """exec: what a process image has not handed over to nsys goes with it."""
+    if case.collector != NSYS or not case.lives:
+        return None
+    recorded = case.recorded_pids
+    for one in case.lives:
+        again = any(other.pid == one.pid and other.number > one.number for other in case.lives)
+        gone = one.end is None and not one.scrubbed
+        if gone and again:
+            return _exec(case, one, CERTAIN, "it began twice and the first time did not end")
+        if gone and _ended_well(case) and one.pid == (case.manifest or {}).get("pid") and not recorded.get(one.pid):
+            return _exec(case, one, LIKELY, "Python in it never ended, and the process did without a signal")
+    return RuledOut("every process that imported traceable ended as Python does, or by a signal")
+
+
+def _exec(case: Case, life: Life, certainty: str, why: str) -> Finding:
+    return Finding(
+        "exec",
+        certainty,
+        f"process {life.pid} replaced itself by another program (exec) or left by os._exit, and nsys lost its ranges",
+        (f"process {life.pid}: {why}", f"{case.ranges or 0} ranges in the report"),
+        "use --collector recorder, which loses nothing; or start the other program with subprocess",
+        _loss(case),
+    )
+
+
+def _ended_well(case: Case) -> bool:
+    end = (case.manifest or {}).get("end") or {}
+    return end.get("exit_code") is not None
+
+
+def scrubbed(case: Case) -> Judged:
+    """A process that was started without the environment by which a collector is heard of."""
+    if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH) or not case.lives:
+        return None
+    deaf = [one for one in case.lives if one.scrubbed or not one.listener]
+    if not deaf:
+        return RuledOut("every process that imported traceable had the environment of the run")
+    names = next((one.names for one in deaf if one.names), ())
+    why = "without the environment of the run" if deaf[0].scrubbed else "without the variables of the collector"
+    return Finding(
+        "environment_scrubbed",
+        CERTAIN,
+        f"process {deaf[0].pid} was started {why}, so that nothing in it is recorded",
+        (
+            f"in process {deaf[0].pid} {environment.NVTX_INJECTION} is not set",
+            *([f"it made the ranges {listed(names)}"] if names else []),
+        ),
+        "hand os.environ on to it, with LD_PRELOAD, NVTX_*, NSYS_*, QUADD_* and TRACEABLE_* (env=, `env -i`, sudo)",
+        _loss(case),
+    )
+
+
+def in_another_process(case: Case) -> Judged:
+    """A process made ranges, and the recording holds others' only."""
+    if not case.lives or not case.whole or (case.recording is None and not _empty(case)):
+        return None
+    recorded = case.recorded_pids
+    missing = _unheard(case)
+    if not missing:
+        return RuledOut("each process that made ranges and told of itself is in the recording")
+    heard = [f"{count} ranges of process {pid}" for pid, count in recorded.items()]
+    # Of a decorated function that is never called, nothing is missing.
+    return Finding(
+        "process_not_recorded",
+        POSSIBLE if case.ranges else LIKELY,
+        f"process {missing[0].pid} made ranges, and none of them was recorded",
+        (f"it made {listed(missing[0].names)}", f"the recording holds {listed(heard) or 'no range'}"),
+        "see whether these ranges are ever entered; use --collector recorder, which follows every process",
+        NOTHING if case.ranges else EVERYTHING,
+    )
+
+
+def _unheard(case: Case) -> list[Life]:
+    """Return the processes that made ranges, could be heard, ended as Python does, and are not in the recording."""
+    could = [one for one in case.lives if one.names and one.end and not (one.scrubbed or one.disabled)]
+    return [one for one in could if one.listener and one.pid not in case.recorded_pids]
+
+
+def level(case: Case) -> Judged:
+    """TRACEABLE_LEVEL leaves out what the program has."""
+    if not _empty(case) or not case.whole:
+        return None
+    low = [one for one in _unheard(case) if one.level < _USUAL_LEVEL]
+    if not low:
+        return RuledOut(f"{environment.LEVEL} is not below {_USUAL_LEVEL}") if case.lives else None
+    return Finding(
+        "level_too_low",
+        LIKELY if low[0].level else CERTAIN,
+        f"{environment.LEVEL}={low[0].level}: annotations of a higher level are off",
+        (f"process {low[0].pid} made {listed(low[0].names)}, and no range was recorded",),
+        f"unset {environment.LEVEL}",
+        EVERYTHING,
+    )
+
+
+def nothing_annotated(case: Case) -> Judged:
+    """Nothing in the program emits a range."""
+    if not _empty(case):
+        return RuledOut(f"{case.ranges} ranges were recorded") if case.ranges else None
+    if case.lives and any(one.names for one in case.lives):
+        return RuledOut(f"process {next(one.pid for one in case.lives if one.names)} made ranges")
+    if case.said(_NVTX_HEARD) and case.lives == ():
+        return RuledOut("NVTX was used: nsys's injection was initialised")
+    evidence = ["no range in the recording"]
+    if case.collector == NSYS and not case.said(_NVTX_HEARD):
+        evidence.append("nsys's NVTX injection was never initialised: nothing that it hears called NVTX")
+    if case.collector == RECORDER:
+        evidence.append("the recorder heard no range and no mark")
+    if case.manifest is not None:
+        whole = [one for one in case.lives if one.end is not None]
+        evidence.append(
+            f"{len(whole)} process{'es' if len(whole) != 1 else ''} imported traceable, and made no range"
+            if whole
+            else "no process imported traceable"
+        )
+    certain = case.manifest is not None or case.collector == NSYS
+    return Finding(
+        "nothing_annotated",
+        CERTAIN if certain and not any(one.end is None for one in case.lives) else LIKELY,
+        "the program is not annotated",
+        tuple(evidence),
+        'put `with traceable.annotate("forward"):` around its parts, or use `traceable run --annotate`',
+        EVERYTHING,
+    )
+
+
+def counts(case: Case) -> Judged:
+    """The program counted its steps in a memory map that survives it; each is a range of the recording."""
+    if case.recording is None or not case.whole or case.manifest is None or case.collector not in (NSYS, RECORDER):
+        return None
+    told = [one for one in case.steps if one.ended]
+    if not told or any(one.disabled for one in case.lives):
+        return None
+    trace = case.recording.trace
+    number = trace.names.index(STEP) if STEP in trace.names else -2
+    thread = trace.ranges.thread[(trace.ranges.name == number) & (trace.ranges.domain == -1)]
+    pid_of = np.array([trace.processes[one.process].pid for one in trace.threads] or [0], np.int64)
+    recorded = pid_of[thread]
+    for one in told:
+        found = int((recorded == one.pid).sum())
+        # A bare step() ends step 0, which has no range.
+        if found < one.ended - 1:
+            return Finding(
+                "counts_differ",
+                CERTAIN,
+                f"process {one.pid} took {one.ended} steps, and {found} of them are in the recording",
+                (f"status.{one.pid}.steps counts {one.ended}", f"{found} ranges {STEP!r} of that process"),
+                "end the program as Python does, give nsys time to write, or use --collector recorder",
+                _loss(case),
+            )
+    return RuledOut(f"each of {sum(one.ended for one in told)} steps that the program counted is in the recording")
+
+
+RULES = (
+    Rule("annotations_disabled", disabled),
+    Rule("nvtx_not_traced", nvtx_not_traced),
+    Rule("nvtx_silent", nvtx_silent),
+    Rule("forked_child", forked),
+    Rule("exec", replaced),
+    Rule("environment_scrubbed", scrubbed),
+    Rule("level_too_low", level),
+    Rule("process_not_recorded", in_another_process),
+    Rule("nothing_annotated", nothing_annotated),
+    Rule("counts_differ", counts),
+)

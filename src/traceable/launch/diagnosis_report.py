@@ -1,0 +1,366 @@
+"""Rules about the report as a whole: it was not begun, not written, not whole; what nsys may not do on this system."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from traceable.analysis.windows import CAPTURED
+from traceable.launch.diagnosis_case import NONE, NSYS, RECORDER, TORCH, Case
+from traceable.launch.diagnosis_rules import (
+    CERTAIN,
+    EVERYTHING,
+    LIKELY,
+    NOTHING,
+    PART,
+    POSSIBLE,
+    Finding,
+    Judged,
+    Rule,
+    RuledOut,
+)
+from traceable.launch.doctor_facts import CAP_PERFMON, CAP_SYS_ADMIN
+
+_REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
+_NO_IMPORTER = r"importer binary|QdstrmImporter"
+_AGENT_LOST = r"Connection to the Agent lost"
+_NOT_PERMITTED = r"perf event paranoid|Unable to configure the collection of CPU|Unable to collect CPU"
+_COUNTERS_REFUSED = r"ERR_NVGPUCTRPERM|[Ii]nsufficient privilege"
+_DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]|\d+ (events|names) of process .* (dropped|lost)"
+
+
+def not_recorded(case: Case) -> Judged:
+    """Nobody was asked to record."""
+    if case.manifest is None:
+        return None
+    if case.collector == NONE:
+        said = f"collector {(case.manifest.get('collector') or {}).get('reason') or NONE}"
+        return Finding(
+            "not_recorded", CERTAIN, "nothing was to be recorded", (said,), "use another --collector", EVERYTHING
+        )
+    return RuledOut(f"the collector was {case.collector}")
+
+
+def windows(case: Case) -> Judged:
+    """A window that was asked for was not opened, opened late or closed early: the verdict of analysis/windows."""
+    if case.windows is None:
+        return None
+    lost = [one for one in case.windows.verdicts if one.outcome != CAPTURED]
+    if not lost and not case.windows.problems:
+        return RuledOut(f"every window of {case.windows.asked} was captured whole")
+    if not lost:
+        found, cause = case.windows.problems[0], "window_never_reached"
+    else:
+        first = lost[0]
+        cause = f"window_{first.outcome}"
+        found = f"steps {first.start_step}-{first.stop_step}: {first.why}"
+    held = [one.captured for one in case.windows.verdicts]
+    evidence = (f"asked {case.windows.asked}", f"{sum(held)} steps captured in {len(held)} windows")
+    fixes = {
+        "window_never_reached": "ask for steps that the program reaches, or count them with traceable.steps()",
+        "window_stopped_early": "ask for fewer steps, or let the program run on until the window is over",
+        "window_opened_late": "begin the loop's first step with traceable.steps() or `with traceable.step()`",
+    }
+    fix = fixes.get(cause, "see docs/windows.md, and run again with --collector recorder to tell nsys's part in it")
+    return Finding(cause, CERTAIN, found, evidence, fix, PART if any(held) else EVERYTHING)
+
+
+def capture_never_began(case: Case) -> Judged:
+    """By the user's own options nsys waited for a range or for cudaProfilerStart, and that never came."""
+    waits = _waited_for(case.argv)
+    if case.collector != NSYS or case.windows is not None or waits is None:
+        return None
+    if case.recording is not None or not case.log or case.log[-1] != "Generated:":
+        return RuledOut(f"nsys began to record at {waits}")
+    if waits == "cudaProfilerApi":
+        return Finding(
+            "profiler_never_started",
+            CERTAIN,
+            "nsys waited for cudaProfilerStart, which was never called with a CUDA context",
+            ("-c cudaProfilerApi", "nsys ended in order and generated nothing"),
+            "call torch.cuda.profiler.start(), or record windows with `traceable run --steps`",
+            EVERYTHING,
+        )
+    name = waits.partition("@")[0]
+    made = [one.pid for one in case.lives if name in one.names]
+    evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended in order and generated nothing")
+    if _REGISTER_ONLY in " ".join(case.argv) and not made:
+        return Finding(
+            "unregistered_string",
+            LIKELY,
+            f"nsys waited for the range {waits!r} and was told to hear registered strings only",
+            (*evidence, _REGISTER_ONLY, "no process made that range through traceable, which registers its names"),
+            f"leave {_REGISTER_ONLY} out (traceable sets it to 0), or open the range with traceable.annotate({name!r})",
+            EVERYTHING,
+        )
+    if made and "@" not in waits:
+        evidence = (*evidence, f"process {made[0]} made a range of that name")
+        fix = f"name its domain, as in -p {name}@domain or -p '{name}@*'"
+    else:
+        fix = "correct the name, or record windows with `traceable run --steps`"
+    return Finding(
+        "capture_range_never_came",
+        CERTAIN,
+        f"nsys waited for the range {waits!r}, which never came",
+        evidence,
+        fix,
+        EVERYTHING,
+    )
+
+
+def _waited_for(argv: tuple[str, ...]) -> str | None:
+    """Return the range that the user's -c nvtx waits for, or `cudaProfilerApi`; None where nsys waits for nothing."""
+    found = {"c": "", "p": ""}
+    names = {"-c": "c", "--capture-range": "c", "-p": "p", "--nvtx-capture": "p"}
+    for word, after in pairwise((*argv, "")):
+        name, equals, value = word.partition("=")
+        if name in names:
+            found[names[name]] = value if equals else after
+        elif word[:2] in ("-c", "-p") and word[:2] != "--" and len(word) > 2:
+            found[word[1]] = word[2:].removeprefix("=")
+        if name.endswith("bystander.py"):
+            break  # what follows is the program's
+    return found["p"] if found["c"] == "nvtx" else found["c"] or None if found["c"] != "none" else None
+
+
+def importer_missing(case: Case) -> Judged:
+    """What nsys left is a stream that nothing turns into a report."""
+    said = case.said(_NO_IMPORTER)
+    streams = [name for name in case.files if name.endswith(".qdstrm")]
+    if not streams:
+        return RuledOut("there is no .qdstrm file") if case.collector == NSYS else None
+    if case.recording is not None:
+        return RuledOut(f"{streams[0]} was imported")
+    error = str(case.error.found) if case.error else ""
+    evidence = (f"{streams[0]} and no .nsys-rep of it", *said[:1], *([error] if error else []))
+    if case.importer or re.search("incomplete|invalid", error):
+        return Finding(
+            "stream_incomplete",
+            CERTAIN,
+            f"nsys was interrupted before {streams[0]} was whole, and what is in it is lost",
+            evidence,
+            "run again and let nsys end by itself; the recorder (--collector recorder) loses nothing when it is killed",
+            EVERYTHING,
+        )
+    return Finding(
+        "importer_missing",
+        CERTAIN,
+        "this nsys has no importer, which turns its stream into a report",
+        evidence,
+        "install the whole nsight-systems package, or put QdstrmImporter of the same version on PATH; then type "
+        f"`traceable report {case.path.name}`",
+        EVERYTHING,
+    )
+
+
+def collector_killed(case: Case) -> Judged:
+    """Of nsys, killed or left alone, there is no report."""
+    if case.collector != NSYS or case.directory is None:
+        return None
+    if case.recording is not None:
+        return RuledOut("nsys wrote its report")
+    if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == ("Generated:",):
+        return RuledOut("nsys ended in order")
+    lost = case.said(_AGENT_LOST)
+    last = f"its last words: {case.log[-1][-200:]!r}" if case.log else "it said nothing"
+    return Finding(
+        "collector_killed",
+        CERTAIN if lost else LIKELY,
+        "nsys was killed before it had written its report",
+        ("there is no .nsys-rep", *(lost[:1] or [last])),
+        "stop the program and not nsys, and give it time to write (an orchestrator's grace period, memory, disk); the "
+        "recorder (--collector recorder) loses nothing when it is killed",
+        EVERYTHING,
+    )
+
+
+def report_cut(case: Case) -> Judged:
+    """The file is there, and not whole."""
+    if case.recording is not None:
+        return RuledOut("the report was read")
+    if case.error is None or case.directory is not None or case.path.suffix == ".qdstrm":
+        return None
+    if case.cut_bytes or (case.path.is_file() and not case.path.stat().st_size):
+        lacks = f"{case.cut_bytes} bytes of what its header says are missing" if case.cut_bytes else "it is empty"
+        return _cut(case, CERTAIN, lacks)
+    if case.path.suffix in (".nsys-rep", ".qdrep"):
+        return _cut(case, LIKELY, f"nsys can't read it: {case.error.found}")
+    return Finding("unreadable", CERTAIN, case.error.found, (f"{case.path} was opened",), case.error.remedy, EVERYTHING)
+
+
+def _cut(case: Case, certainty: str, why: str) -> Finding:
+    return Finding(
+        "report_truncated",
+        certainty,
+        f"{case.path.name} is not whole",
+        (why,),
+        "copy it again from where it was written, or record again (a full disk, a killed nsys or a copy cut short)",
+        EVERYTHING,
+    )
+
+
+def unreadable(case: Case) -> Judged:
+    """A run left something else than a report, and no other rule knows why."""
+    if case.directory is None or case.error is None:
+        return None
+    return Finding(
+        "no_report", POSSIBLE, case.error.found, ("no other rule explains it",), case.error.remedy, EVERYTHING
+    )
+
+
+def torch_left_nothing(case: Case) -> Judged:
+    """The torch collector needs a program that imports torch and ends as Python does."""
+    if case.collector != TORCH or case.directory is None:
+        return None
+    if case.recording is not None:
+        return RuledOut("torch.profiler left a trace")
+    return Finding(
+        "torch_left_nothing",
+        LIKELY,
+        "torch.profiler left no trace",
+        ("the run directory holds no file of it",),
+        "have the program import torch and end without a signal or os._exit; or use --collector recorder",
+        EVERYTHING,
+    )
+
+
+def dropped(case: Case) -> Judged:
+    """Buffers were full, and records were thrown away."""
+    if case.recording is None:
+        return None
+    said = [
+        *case.said(_DROPPED),
+        *(note for note in (case.manifest or {}).get("notes", ()) if re.search(_DROPPED, note)),
+    ]
+    if not said:
+        return RuledOut("no collector said that it dropped anything")
+    fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
+    if case.collector == RECORDER:
+        fix = "record less (--steps), or raise TRACEABLE_RECORDING_MAX_BYTES where the disk has room"
+    return Finding(
+        "events_dropped", CERTAIN, "the collector dropped records", tuple(dict.fromkeys(said))[:3], fix, PART
+    )
+
+
+def clocks(case: Case) -> Judged:
+    """Times that can't be: work before its launch, rows outside time, a process with another clock."""
+    if case.recording is None:
+        return None
+    noted = [
+        note for note in (*case.recording.notes, *case.messages) if "outside time" in note or "counts time diff" in note
+    ]
+    early, joined = _before_launch(case)
+    if joined and early > max(1, joined // 1000):
+        noted.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
+    if not noted:
+        return RuledOut("no event lies outside time or before its cause")
+    return Finding(
+        "clock_outliers",
+        CERTAIN,
+        "clocks disagree, so that times across processes, or of GPU and CPU, are off",
+        tuple(dict.fromkeys(noted))[:3],
+        "compare times within one process only; let the clock be while recording (NTP steps, suspended machines)",
+        PART,
+    )
+
+
+def _before_launch(case: Case) -> tuple[int, int]:
+    assert case.recording is not None
+    context = case.recording.context
+    if not len(context.gpu) or not len(context.trace.calls):
+        return 0, 0
+    call = context.launched.call_of
+    joined = call >= 0
+    early = context.gpu.start_ns[joined] < context.trace.calls.start_ns[call[joined]] - 1_000_000
+    return int(early.sum()), int(joined.sum())
+
+
+def permissions(case: Case) -> Judged:
+    """CPU samples and GPU counters that the kernel, the container or the driver refuses."""
+    refused, samples = case.said(_COUNTERS_REFUSED), case.said(_NOT_PERMITTED)
+    if refused:
+        return Finding(
+            "counters_not_permitted",
+            CERTAIN,
+            "GPU counters are for administrators here",
+            tuple(refused[:2]),
+            "start the container with --cap-add SYS_ADMIN, or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0",
+            PART,
+        )
+    if not samples:
+        return RuledOut("nothing was refused by the system") if case.collector == NSYS else None
+    evidence = list(samples[:2])
+    machine = case.machine
+    if machine is not None and machine.paranoid is not None:
+        evidence.append(f"perf_event_paranoid is {machine.paranoid}")
+    if machine is not None and machine.container and not (machine.can(CAP_SYS_ADMIN) or machine.can(CAP_PERFMON)):
+        evidence.append(f"a container ({machine.container}) without CAP_SYS_ADMIN and CAP_PERFMON")
+    return Finding(
+        "samples_not_permitted",
+        CERTAIN,
+        "the system refused CPU samples; ranges and GPU work don't depend on them",
+        tuple(evidence),
+        "type `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or leave "
+        "sampling out (--sample=none)",
+        NOTHING,
+    )
+
+
+def system(case: Case) -> Judged:
+    """Windows, or Linux on it."""
+    name = str(((case.manifest or {}).get("host") or {}).get("system", ""))
+    wsl = "microsoft" in name.lower() or (case.machine is not None and case.machine.wsl)
+    windows_report = case.options.get("DEVICE_TYPE", "").startswith("Windows")
+    if wsl:
+        evidence, found = (name or "/proc/version names Microsoft",), "this is Linux on Windows (WSL)"
+    elif windows_report:
+        evidence, found = ("DEVICE_TYPE Windows in the report",), "the report was recorded on Windows"
+    else:
+        return RuledOut("no Windows") if case.manifest is not None or case.options else None
+    return Finding(
+        "windows",
+        CERTAIN,
+        f"{found}: GPU work may wait in the driver's queue, and there are no CPU samples or GPU counters",
+        evidence,
+        "record on a Linux of its own where those matter",
+        NOTHING,
+    )
+
+
+def killed_program(case: Case) -> Judged:
+    """The program died of a signal, and with it what nsys had not yet taken over."""
+    number = ((case.manifest or {}).get("end") or {}).get("signal")
+    if case.collector != NSYS or case.manifest is None or case.manifest.get("end") is None:
+        return None
+    if number is None:
+        return RuledOut("the program ended without a signal")
+    if case.recording is None:
+        return None
+    return Finding(
+        "tail_lost",
+        CERTAIN,
+        f"the program died of signal {number}: its last ranges are lost, and open ones look longer than they were",
+        (f"the run ended by signal {number}", "nsys loses what a process has not handed over when it dies"),
+        "end the program by a signal that it handles, or use --collector recorder, which loses nothing",
+        PART,
+    )
+
+
+RULES = (
+    Rule("not_recorded", not_recorded),
+    Rule("window", windows),
+    Rule("capture_range_never_came", capture_never_began),
+    Rule("importer_missing", importer_missing),
+    Rule("collector_killed", collector_killed),
+    Rule("report_truncated", report_cut),
+    Rule("torch_left_nothing", torch_left_nothing),
+    Rule("tail_lost", killed_program),
+    Rule("events_dropped", dropped),
+    Rule("clock_outliers", clocks),
+    Rule("permissions", permissions),
+    Rule("windows", system),
+)
+
+LAST = Rule("no_report", unreadable)
+"""Speaks where no other does."""

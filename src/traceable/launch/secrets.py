@@ -1,0 +1,118 @@
+"""What a recording tells of the environment it was made in: for whoever is about to pass it on.
+
+It only reads. What is kept out of a recording, and how, is in docs/secrets.md.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traceable import confidential
+from traceable.collect import nsys_environments
+from traceable.errors import TraceError
+from traceable.launch import reports, run_dir
+
+NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Something of the environment in a recording.
+
+    Attributes:
+        file: where it lies: the file that was named, or one in the run directory that was.
+        what: what it is, as the begin of a sentence.
+        names: the variables whose values are there, those that have the name of a secret first; empty where it is no
+            environment.
+        secrets: how many of them have such a name.
+    """
+
+    file: Path
+    what: str
+    names: tuple[str, ...] = ()
+    secrets: int = 0
+
+    def __str__(self) -> str:
+        if not self.names:
+            return f"{self.file.name}: {self.what}"
+        shown = ", ".join(self.names[:NAMES_SHOWN])
+        more = f" and {len(self.names) - NAMES_SHOWN} more" if len(self.names) > NAMES_SHOWN else ""
+        return f"{self.file.name}: {self.what}, with the values of {shown}{more}"
+
+
+def leaks(path: Path) -> list[Leak]:
+    """Return what there is of the environment in a recording, what has the names of secrets first.
+
+    Args:
+        path: a run directory, a `.nsys-rep` or a `.sqlite` file.
+
+    Raises:
+        TraceError: it can't be read as a recording.
+        CollectorError: nsys is missing or can't read the report.
+    """
+    found = list(_of_run(path) if path.is_dir() else _of_file(path))
+    return sorted(found, key=lambda one: -one.secrets)
+
+
+def _of_run(directory: Path) -> Iterator[Leak]:
+    yield from _of_manifest(directory, run_dir.read(directory))
+    found = sorted(entry for entry in directory.rglob("*") if entry.suffix in (".nsys-rep", ".qdrep", ".sqlite"))
+    for one in found:
+        if one.name[0] != "." and one.stat().st_size:
+            yield from _of_file(one)
+
+
+def _of_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]:
+    """Command lines that an older version wrote as they were."""
+    for key, holder in (("argv", manifest), ("command", manifest.get("target")), ("argv", manifest.get("plan"))):
+        words = (holder or {}).get(key) or []
+        if confidential.without_values(words) != words:
+            yield Leak(directory / run_dir.MANIFEST, f"a command line with the value of a secret ({key})", secrets=1)
+
+
+def _of_file(path: Path) -> Iterator[Leak]:
+    with reports.opened(path) as database:
+        try:
+            with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                found = nsys_environments.stored(connection)
+                printed = _printed(connection)
+        except sqlite3.Error as error:
+            raise TraceError(f"{path} can't be read ({error})", "give a report of nsys's") from None
+    of_processes = [one for one in found if one.table != "TARGET_INFO_SYSTEM_ENV"]
+    of_nsys = [one for one in found if one.table == "TARGET_INFO_SYSTEM_ENV"]
+    strangers = [one for one in of_processes if "TRACEABLE_HANDOVER" not in one.variables]
+    if leak := _leak(path, f"the environment of {_counted(len(strangers))}", strangers):
+        yield leak
+    own = [one for one in (*of_nsys, *of_processes) if one not in strangers]
+    if leak := _leak(path, "nsys's own environment", own):
+        yield leak
+    if len(strangers) > 1 and path.suffix != ".sqlite":
+        yield Leak(path, "the command lines of the processes of the machine, which nsys's tables do not show")
+    if printed:
+        yield Leak(path, f"what the program printed ({printed} characters)")
+
+
+def _leak(path: Path, what: str, found: Iterable[nsys_environments.Stored]) -> Leak | None:
+    names = {name for one in found for name, value in one.variables.items() if value}
+    secret = sorted(name for name in names if confidential.is_secret(name))
+    if not names:
+        return None
+    return Leak(path, what, (*secret, *sorted(names - set(secret))), len(secret))
+
+
+def _counted(number: int) -> str:
+    return f"{number} processes" if number > 1 else "a process"
+
+
+def _printed(connection: sqlite3.Connection) -> int:
+    """How many characters of the program's output are in a report."""
+    try:
+        rows = connection.execute("SELECT sum(length(value)) FROM ProcessStreams JOIN StringIds ON id = contentId")
+        return rows.fetchone()[0] or 0
+    except sqlite3.OperationalError:  # no such table
+        return 0

@@ -1,0 +1,331 @@
+"""Set-ups that are broken on purpose, under real nsys and the recorder: the first finding is the right cause."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceable.launch import diagnosis, diagnosis_case, supervisor
+
+WORK = "import traceable\nwith traceable.annotate('work'): pass\n"
+
+FORKED = """
+import os, traceable
+pid = os.fork()
+if pid == 0:
+    with traceable.annotate("in the child"): pass
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+REPLACED = """
+import os, sys, traceable
+with traceable.annotate("before"): pass
+os.execv(sys.executable, [sys.executable, "-c", "import traceable"])
+"""
+
+SCRUBBED = """
+import os, subprocess, sys
+environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+child = "import traceable\\nwith traceable.annotate('scrubbed'): pass"
+subprocess.run([sys.executable, "-c", child], env=environment, check=True)
+"""
+
+SILENT = "import nvtx\nfor _ in range(5):\n    with nvtx.annotate('alpha'): pass\n"
+
+UNREGISTERED = """
+import traceable
+for number in range(5000):  # more than the core registers
+    with traceable.annotate(f"filling {number}"): pass
+with traceable.annotate("unregistered"): pass
+"""
+
+KILLED = "import os, signal, traceable\nwith traceable.annotate('work'): pass\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceable.annotate('work'): pass\n"
+
+TORCH_PROFILER = """
+import torch, traceable
+with torch.profiler.profile() as profiler:
+    with traceable.annotate("work"): torch.ones(3) + 1
+"""
+
+WAITING = """
+import os, traceable
+with traceable.annotate("before"): pass
+open("ready", "w").close()
+open("go").read()
+"""
+
+
+@pytest.fixture
+def run(command, environ, tmp_path):
+    """Run a program by the launcher and return what it said; its run directory is `tmp_path / "out"`."""
+
+    def launch(collector: str, program: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        words = command(collector, *options, "-c", program)
+        return subprocess.run(
+            words, cwd=tmp_path, env={**environ, **variables}, capture_output=True, text=True, check=False
+        )
+
+    return launch
+
+
+def diagnosed(path: Path) -> diagnosis.Diagnosis:
+    with diagnosis_case.opened(path) as case:
+        found = diagnosis.diagnose(case)
+    assert found.failed == ()
+    return found
+
+
+def first(path: Path) -> diagnosis.Finding:
+    return diagnosed(path).findings[0]
+
+
+@pytest.fixture(scope="module")
+def healthy(nsys, tmp_path_factory) -> tuple[Path, str]:
+    """The directory of a run under nsys in which all is well, and what it said."""
+    out = tmp_path_factory.mktemp("healthy") / "out"
+    words = [sys.executable, "-m", "traceable", "run", "--collector", "nsys", "-o", str(out), "-c", STEPS]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_R")}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    return out, done.stderr
+
+
+def test_a_healthy_run_says_nothing_and_keeps_what_was_ruled_out(healthy):
+    out, said = healthy
+    assert "fix:" not in said
+    kept = json.loads((out / "run.json").read_text())["diagnosis"]
+    ruled_out = {one["cause"] for one in kept["ruled_out"]}
+    assert {
+        "nothing_annotated",
+        "forked_child",
+        "exec",
+        "counts_differ",
+        "nvtx_silent",
+        "collector_killed",
+    } <= ruled_out
+    assert json.loads((out / "report.json").read_text())["diagnosis"] == kept
+
+
+@pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
+def test_nothing_is_annotated(collector, run, tmp_path):
+    done = run(collector, "print('hello')")
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert "traceable: certain: the program is not annotated" in done.stderr
+    assert "fix: put `with traceable.annotate" in done.stderr
+    assert first(tmp_path / "out").cause == "nothing_annotated"
+
+
+def test_ranges_in_a_forked_child_alone(nsys, run, tmp_path):
+    run("nsys", FORKED)
+    found = first(tmp_path / "out")
+    assert (found.cause, found.certainty, found.loss) == ("forked_child", "certain", "everything")
+
+
+def test_ranges_before_an_exec(nsys, run, tmp_path):
+    done = run("nsys", REPLACED)
+    assert "replaced itself" in done.stderr
+    found = first(tmp_path / "out")
+    assert (found.cause, found.certainty) == ("exec", "certain")
+
+
+@pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
+def test_a_child_without_the_environment(collector, run, tmp_path):
+    run(collector, SCRUBBED)
+    found = first(tmp_path / "out")
+    assert (found.cause, found.certainty) == ("environment_scrubbed", "certain")
+    assert "it made the ranges scrubbed" in found.evidence
+
+
+def test_the_nvtx_package_is_silent_under_this_nsys(nsys, run, tmp_path):
+    run("nsys", SILENT)
+    if json.loads((tmp_path / "out" / "report.json").read_text())["ranges"]:
+        pytest.skip("this nsys hears this nvtx package")
+    assert first(tmp_path / "out").cause == "nvtx_silent"
+    # The same of the bare report, which has no manifest.
+    assert first(next((tmp_path / "out").glob("*.nsys-rep"))).cause == "nvtx_silent"
+
+
+def test_a_capture_range_whose_string_is_not_registered(nsys, run, tmp_path):
+    waits = "-c nvtx -p unregistered --capture-range-end=stop --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
+    done = run("nsys", UNREGISTERED, "--nsys-args", waits)
+    assert "was told to hear registered strings only" in done.stderr
+    assert first(tmp_path / "out").cause == "unregistered_string"
+
+
+def test_a_capture_range_that_is_misspelt(nsys, run, tmp_path):
+    run("nsys", WORK, "--nsys-args", "-c nvtx -p wrok --capture-range-end=stop")
+    assert first(tmp_path / "out").cause == "capture_range_never_came"
+
+
+def test_cuda_is_traced_and_no_context_was_created(healthy):
+    found = first(healthy[0])
+    assert found.cause == "no_cuda_context"
+    assert "CUDA was traced, and no CUDA call was recorded" in found.evidence
+
+
+def test_nvtx_was_not_asked_for(nsys, run, tmp_path):
+    run("nsys", WORK, "--nsys-args=--trace=osrt")
+    assert first(tmp_path / "out").cause == "nvtx_not_traced"
+
+
+def test_annotations_are_disabled(nsys, run, tmp_path):
+    run("nsys", WORK, TRACEABLE_DISABLE="1")
+    assert first(tmp_path / "out").cause == "annotations_disabled"
+
+
+def test_the_level_is_too_low(run, tmp_path):
+    run("recorder", WORK, TRACEABLE_LEVEL="0")
+    assert first(tmp_path / "out").cause == "level_too_low"
+
+
+@pytest.mark.parametrize(
+    ("asked", "cause"), [("10:20", "window_never_reached"), ("2:20", "window_stopped_early")], ids=["never", "early"]
+)
+def test_windows_that_the_program_does_not_fill(run, tmp_path, asked, cause):
+    done = run("recorder", STEPS, "--steps", asked)
+    # Said once, with the windows.
+    assert "fix:" not in done.stderr
+    assert first(tmp_path / "out").cause == cause
+
+
+def test_a_window_that_opens_late(run, tmp_path):
+    run("recorder", "import traceable\nfor _ in range(5): traceable.step()\n", "--steps", "0:3")
+    assert first(tmp_path / "out").cause == "window_opened_late"
+
+
+def test_the_program_is_killed(nsys, run, tmp_path):
+    done = run("nsys", KILLED)
+    assert done.returncode == -signal.SIGKILL
+    assert first(tmp_path / "out").cause == "tail_lost"
+
+
+def test_nsys_is_killed_before_it_exports(nsys, command, start, tmp_path):
+    for name in ("ready", "go"):
+        os.mkfifo(tmp_path / name)
+    process = start(command("nsys", "-c", WAITING), stderr=subprocess.PIPE)
+    (tmp_path / "ready").read_text()
+    for pid in supervisor.collector_processes(tmp_path / "out"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    (tmp_path / "go").write_text("")
+    _, said = process.communicate()
+    assert process.returncode == 0
+    assert b"nsys was killed before it had written its report" in said
+    assert first(tmp_path / "out").cause == "collector_killed"
+
+
+def test_steps_that_are_not_in_the_recording(run, tmp_path):
+    run("recorder", STEPS)
+    (database,) = (tmp_path / "out").glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(database)) as file:
+        file.execute("DELETE FROM NVTX_EVENTS WHERE int64Value >= 3 OR uint64Value >= 3")
+        file.commit()
+    found = first(tmp_path / "out")
+    assert found.cause == "counts_differ"
+    assert "6 steps, and 3 of them" in found.found
+
+
+def test_torch_profiler_in_the_program(nsys, run, tmp_path):
+    pytest.importorskip("torch")
+    run("nsys", TORCH_PROFILER)
+    manifest = tmp_path / "out" / "run.json"
+    # As it says on a machine with a GPU: on one without, nobody is in nobody's way.
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
+    found = first(tmp_path / "out")
+    assert (found.cause, found.certainty) == ("cupti_taken", "likely")
+    assert "had a torch.profiler of its own" in found.evidence[0]
+
+
+def test_a_report_that_was_cut(healthy, tmp_path):
+    (report,), (database,) = (healthy[0].glob(f"*.{kind}") for kind in ("nsys-rep", "sqlite"))
+    for source, name in ((report, "cut.nsys-rep"), (database, "cut.sqlite")):
+        (tmp_path / name).write_bytes(source.read_bytes()[: source.stat().st_size // 3])
+        assert first(tmp_path / name).cause == "report_truncated"
+    (tmp_path / "empty.sqlite").touch()
+    assert first(tmp_path / "empty.sqlite").cause == "report_truncated"
+
+
+@pytest.fixture
+def without_importer(nsys, tmp_path) -> dict[str, str]:
+    """Variables with which a copy of nsys without its importer is used, on a machine that has none elsewhere."""
+    target = Path(nsys).resolve().parent
+    home = tmp_path / "install" / target.name
+    home.mkdir(parents=True)
+    for entry in target.iterdir():
+        # nsys looks for its importer beside where its own file really is.
+        if entry.name.startswith("nsys"):
+            shutil.copy2(entry, home / entry.name)
+        else:
+            (home / entry.name).symlink_to(entry)
+    (tmp_path / "site").mkdir()
+    hide = "from traceable.collect import nsys_install as it\nit.INSTALL_FOLDERS = it.IMPORTER_FOLDERS = ()\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(hide)
+    path = os.pathsep.join(filter(None, (str(tmp_path / "site"), os.environ.get("PYTHONPATH"))))
+    return {"TRACEABLE_NSYS": str(home / "nsys"), "PYTHONPATH": path}
+
+
+def test_an_nsys_without_its_importer(run, doctor, without_importer, tmp_path):
+    done = run("nsys", WORK, **without_importer)
+    assert "traceable: certain: this nsys has no importer" in done.stderr
+    said = json.loads(doctor("out", "--json", **without_importer).stdout)
+    assert said["findings"][0]["cause"] == "importer_missing"
+
+
+def test_a_stream_that_was_cut_short(nsys, tmp_path):
+    (tmp_path / "app.qdstrm").write_bytes(b"cut off")
+    assert first(tmp_path / "app.qdstrm").cause == "stream_incomplete"
+
+
+def test_a_recording_that_was_full(run, tmp_path):
+    program = "import traceable\nfor _ in range(400_000):\n    with traceable.annotate('work'): pass\n"
+    done = run("recorder", program, TRACEABLE_RECORDING_MAX_BYTES="2000000")
+    assert "fix: record less" in done.stderr
+    assert first(tmp_path / "out").cause == "events_dropped"
+
+
+def test_ranges_that_are_made_and_never_entered(run, tmp_path):
+    run("recorder", "import traceable\n@traceable.annotate('never called')\ndef work(): pass\n")
+    assert first(tmp_path / "out").cause == "process_not_recorded"
+
+
+def test_a_run_without_a_collector(run, tmp_path):
+    done = run("none", WORK)
+    assert done.stderr.count("\n") == 1
+    assert first(tmp_path / "out").cause == "not_recorded"
+
+
+@pytest.fixture
+def doctor(environ, tmp_path):
+    """Run `traceable doctor --report` and return what it said."""
+
+    def call(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "traceable", "doctor", "--report", *words]
+        env = {**environ, **variables}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    return call
+
+
+def test_the_command_line_prints_all_of_it(run, doctor):
+    run("recorder", "print('hello')")
+    done = doctor("out", "--json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["schema"]) == (1, "traceable.diagnosis/1")
+    assert said["findings"][0]["cause"] == "nothing_annotated"
+    done = doctor("out")
+    assert done.stdout.startswith("certain   nothing_annotated: the program is not annotated (all of it is missing)\n")
+    assert "ruled out not_recorded: the collector was recorder" in done.stdout
+    done = doctor("nowhere")
+    assert done.returncode == 2
+    assert done.stderr == "traceable: there is no nowhere; " + done.stderr.partition("; ")[2]

@@ -1,0 +1,137 @@
+"""Reports that other people recorded on real GPUs, and copies of them with what other causes leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from traceable.launch import diagnosis, diagnosis_case, doctor_facts
+from traceable.launch.diagnosis_rules import Rule
+
+GRAPHS = "a100-cuda-graphs-graph-level"
+TRAINING = "a100-lm-training"
+FORWARD = "a100-transformer-forward"
+EMPTY = "no-cuda-tables-non-utf8"
+
+
+def causes(path) -> dict[str, diagnosis.Finding]:
+    with diagnosis_case.opened(path) as case:
+        found = diagnosis.diagnose(case)
+    assert found.failed == ()
+    return {one.cause: one for one in found.findings}
+
+
+def first(path) -> str:
+    return next(iter(causes(path)))
+
+
+@pytest.fixture
+def changed(captures, tmp_path):
+    """Make a copy of a capture, changed by some SQL."""
+
+    def make(name: str, *statements: str):
+        path = tmp_path / f"{name}.sqlite"
+        shutil.copyfile(captures / "nsys" / f"{name}.sqlite", path)
+        path.chmod(0o600)
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            for statement in statements:
+                file.execute(statement)
+            file.commit()
+        return path
+
+    return make
+
+
+def diagnosed(text: str) -> str:
+    return f"UPDATE DIAGNOSTIC_EVENT SET text = '{text}' WHERE rowid = (SELECT max(rowid) FROM DIAGNOSTIC_EVENT)"
+
+
+def test_graphs_that_were_traced_as_one(captures):
+    found = causes(captures / "nsys" / f"{GRAPHS}.sqlite")
+    assert found["graphs_traced_as_one"].certainty == "certain"
+    assert "100%" in found["graphs_traced_as_one"].found
+    assert "nothing_annotated" in found  # it has no NVTX table either
+
+
+def test_graphs_of_which_an_old_nsys_leaves_no_table(changed):
+    path = changed(GRAPHS, "DROP TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
+    assert causes(path)["graphs_traced_as_one"].certainty == "likely"
+
+
+def test_a_driver_that_is_newer_than_nsys(captures):
+    found = causes(captures / "nsys" / f"{TRAINING}.sqlite")["driver_too_new"]
+    assert (found.certainty, found.loss) == ("certain", "nothing")
+    assert "12.6" in found.evidence[0]
+
+
+def test_the_thread_of_autograd(changed):
+    path = changed(TRAINING, "DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE '%not supported by this build%'")
+    assert first(path) == "autograd_thread"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("A client is already subscribed to CUPTI.", "cupti_taken"),
+        ("Installed CUDA driver version (10.1) is no longer supported.", "driver_too_old"),
+        ("CUPTI dropped 12 records. Some CUPTI events might be missing.", "events_dropped"),
+        ("ERR_NVGPUCTRPERM", "counters_not_permitted"),
+    ],
+)
+def test_what_nsys_says_itself(changed, text, cause):
+    path = changed(FORWARD, diagnosed(text), "DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE 'Unable to configure%'")
+    found = causes(path)
+    assert next(iter(found)) == cause
+    assert text in found[cause].evidence
+
+
+def test_clocks_that_disagree(changed):
+    path = changed(FORWARD, "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = start - 60000000, end = end - 60000000")
+    assert first(path) == "clock_outliers"
+
+
+def test_cpu_samples_that_the_kernel_refuses(captures):
+    found = causes(captures / "nsys" / f"{EMPTY}.sqlite")
+    assert "perf event paranoid level is 2" in found["samples_not_permitted"].evidence[0]
+    assert next(iter(found)) == "nothing_annotated"
+
+
+def test_what_the_container_lacks_is_evidence():
+    machine = doctor_facts.Machine("Linux", "6.1", False, "Docker", 0, 4)
+    messages = ("Unable to collect CPU kernel IP/backtrace samples. perf event paranoid level is 4.",)
+    case = diagnosis_case.Case(Path("out"), collector="nsys", messages=messages, machine=machine)
+    (found,) = (one for one in diagnosis.diagnose(case).findings if one.cause == "samples_not_permitted")
+    assert "perf_event_paranoid is 4" in found.evidence
+    assert "a container (Docker) without CAP_SYS_ADMIN and CAP_PERFMON" in found.evidence
+
+
+def test_linux_on_windows():
+    manifest = {"host": {"system": "Linux-5.15.153.1-microsoft-standard-WSL2-x86_64-with-glibc2.35"}}
+    found = diagnosis.diagnose(diagnosis_case.Case(Path("out"), manifest=manifest, collector="nsys")).findings
+    assert [one.cause for one in found if one.cause == "windows"] == ["windows"]
+
+
+def test_a_report_of_windows(captures):
+    assert "windows" in causes(captures / "nsys" / "windows-three-adapters.sqlite")
+
+
+def test_a_trace_of_torch_profiler(captures):
+    with diagnosis_case.opened(captures / "kineto" / "nccl-annotations.json.gz") as case:
+        assert case.collector == "torch"
+        assert diagnosis.diagnose(case).failed == ()
+
+
+def test_a_rule_that_fails_is_said_and_the_others_stand(captures):
+    def fails(_case):
+        raise ZeroDivisionError("as it happens")
+
+    said: list[str] = []
+    with diagnosis_case.opened(captures / "nsys" / f"{GRAPHS}.sqlite") as case:
+        found = diagnosis.diagnose(case, said.append, (Rule("broken", fails), *diagnosis.RULES))
+    assert said == ["the diagnosis of broken failed (ZeroDivisionError: as it happens); the others stand"]
+    assert found.failed == (("broken", "ZeroDivisionError: as it happens"),)
+    assert "graphs_traced_as_one" in {one.cause for one in found.findings}

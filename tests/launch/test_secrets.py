@@ -1,0 +1,238 @@
+"""What is in the environment stays out of what is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceable import confidential
+from traceable._native import discreet_library
+from traceable.collect import nsys_environments, nsys_private
+from traceable.launch import handover, secrets
+
+VALUE = "hunter2-hunter2"
+OTHERS = "strangers-own-value"
+PROGRAM = """
+import os, traceable
+assert os.environ["API_KEY"] == "hunter2" + "-hunter2"
+with traceable.annotate("pack"): pass
+"""
+
+
+def files_with(directory: Path, value: str) -> list[str]:
+    return [
+        entry.name
+        for entry in directory.rglob("*")
+        if entry.is_file() and (value.encode() in entry.read_bytes() or value.encode("utf-16-le") in entry.read_bytes())
+    ]
+
+
+@pytest.fixture
+def stranger():
+    """A process beside the run, of the same user, that has secrets in its environment and on its command line."""
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, f"--password={OTHERS}"],
+        env={**os.environ, "OTHERS_TOKEN": OTHERS},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == b"up\n"
+    yield
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, tmp_path, stranger):
+    if collector == "nsys" and discreet_library() is None:
+        pytest.skip("traceable._native._discreet is not built")
+    (tmp_path / "app.py").write_text(PROGRAM)
+    # A shell around the launcher has it too, as the one that it was typed in.
+    words = ["sh", "-c", '"$@"; exit $?', "sh", *command(collector, "app.py")]
+    ended = subprocess.run(words, capture_output=True, text=True, env={**environ, "API_KEY": VALUE}, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert files_with(tmp_path / "out", VALUE) == []
+    assert files_with(tmp_path / "out", OTHERS) == []
+    if collector == "nsys":
+        environments = exported_anew(tmp_path / "out" / "app.nsys-rep", tmp_path)
+        assert environments and all("TRACEABLE_HANDOVER" in one.variables for one in environments)
+        assert secrets.leaks(tmp_path / "out")[0].secrets == 0
+
+
+def exported_anew(report: Path, folder: Path) -> list[nsys_environments.Stored]:
+    """The environments in the report itself, which is compressed."""
+    from traceable.collect import nsys_install
+
+    nsys_install.export(report, folder / "anew.sqlite")
+    connection = sqlite3.connect(folder / "anew.sqlite")
+    found = nsys_environments.stored(connection)
+    connection.close()
+    return found
+
+
+def test_a_value_on_the_command_line_is_not_in_the_manifest(command, environ, tmp_path):
+    (tmp_path / "app.py").write_text(
+        "import sys; sys.exit(sys.argv[1:] != ['--api-key', 'k-1', '--url=http://u:k-2@h/'])"
+    )
+    words = command("recorder", "app.py", "--api-key", "k-1", "--url=http://u:k-2@h/")
+    ended = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert files_with(tmp_path / "out", "k-1") == files_with(tmp_path / "out", "k-2") == []
+    manifest = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert manifest["target"]["arguments"] == ["--api-key", "***", "--url=http://u:***@h/"]
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["--api-key=a", "--token", "b", "c"], ["--api-key=***", "--token", "***", "c"]),
+        (["-password", "a"], ["-password", "***"]),
+        (["env", "HF_TOKEN=a", "app"], ["env", "HF_TOKEN=***", "app"]),
+        (["--max-tokens", "5", "--tokenizer=t", "--keys", "k"], ["--max-tokens", "5", "--tokenizer=t", "--keys", "k"]),
+        (["--key", "--other", "v"], ["--key", "--other", "v"]),
+        (["redis://:pw@host/0", "postgres://me:pw@host"], ["redis://:***@host/0", "postgres://me:***@host"]),
+        (["http://host:80/a@b", "a=b", ""], ["http://host:80/a@b", "a=b", ""]),
+    ],
+)
+def test_command_lines_without_values(words, written):
+    assert confidential.without_values(words) == written
+
+
+def test_names_of_secrets():
+    secret = [
+        "API_KEY",
+        "OPENAI_APIKEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "--hf-token",
+        "X_CREDENTIALS",
+    ]
+    plain = ["PATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "HOME", "PASSENGERS"]
+    assert [name for name in (*secret, *plain) if confidential.is_secret(name)] == secret
+
+
+def test_a_secret_is_not_among_what_nsys_is_given():
+    full = {"PATH": "/bin", "NVIDIA_API_KEY": "k", "NVIDIA_VISIBLE_DEVICES": "all"}
+    assert handover.given(full, {}) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all"}
+
+
+@pytest.fixture
+def older(tmp_path) -> Path:
+    """An export as 2022.4 and 2023.4 make them where nobody keeps the environments from them."""
+    path = tmp_path / "older.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
+    connection.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
+    connection.execute("CREATE TABLE ProcessStreams (globalPid INTEGER, filenameId INTEGER, contentId INTEGER)")
+    connection.executemany(
+        "INSERT INTO StringIds VALUES (?, ?)",
+        [
+            (1, "pack"),
+            (2, f"HOME=/home/me\0API_KEY={VALUE}\0EMPTY="),
+            (3, "printed"),
+            (4, f"A={VALUE}\0not a variable"),
+        ],
+    )
+    connection.executemany(
+        "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", [("DeviceEnvironment", f"PATH=/bin\0HF_TOKEN={VALUE}")]
+    )
+    connection.executemany(
+        "INSERT INTO META_DATA_CAPTURE VALUES (?, ?)",
+        [("PROCESS_0:ENVIRONMENT_VARIABLE", f"MY_SECRET={VALUE}"), ("PROCESS_0:NAME", "A=b")],
+    )
+    connection.execute("INSERT INTO ProcessStreams VALUES (1, 1, 3)")
+    connection.commit()
+    connection.close()
+    return path
+
+
+def test_what_a_report_leaks(older):
+    found = secrets.leaks(older)
+    assert [str(one) for one in found] == [
+        "older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME",
+        "older.sqlite: nsys's own environment, with the values of HF_TOKEN, PATH",
+        "older.sqlite: what the program printed (7 characters)",
+    ]
+    assert [one.secrets for one in found] == [2, 1, 0]
+
+
+def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
+    # The text that is no environment is nobody's but the program's: it stays.
+    assert older.read_bytes().count(VALUE.encode()) == 4
+    assert nsys_environments.scrub(older) == 3
+    assert older.read_bytes().count(VALUE.encode()) == 1
+    connection = sqlite3.connect(older)
+    (text,) = connection.execute("SELECT CAST(value AS BLOB) FROM StringIds WHERE id = 2").fetchone()
+    assert text == b"HOME=\0API_KEY=\0EMPTY="
+    assert connection.execute("SELECT value FROM META_DATA_CAPTURE").fetchall() == [("MY_SECRET=",), ("A=b",)]
+    assert nsys_environments.scrub(older) == 0
+    connection.close()
+
+
+def test_nothing_leaks_from_what_the_recorder_wrote(command, environ, tmp_path):
+    (tmp_path / "app.py").write_text(PROGRAM)
+    subprocess.run(
+        command("recorder", "app.py"), check=True, capture_output=True, env={**environ, "API_KEY": VALUE}, cwd=tmp_path
+    )
+    assert secrets.leaks(tmp_path / "out") == []
+
+
+def test_what_nsys_alone_has_does_not_reach_the_program(nsys, command, environ, tmp_path):
+    code = "import os; print(os.environ['LD_PRELOAD']); print(open('/proc/self/environ').read().count('_discreet'))"
+    ended = subprocess.run(command("nsys", "-c", code), capture_output=True, text=True, env=environ, cwd=tmp_path)
+    preloaded, count = ended.stdout.splitlines()
+    assert "nsight" in preloaded or "Injection" in preloaded
+    assert "_discreet" not in preloaded
+    assert count == "0"
+
+
+def test_a_newer_nsys_is_told_to_discard_the_environment():
+    from traceable.collect import nsys_options
+
+    newer = nsys_options.parse("\t--discard-environment=\n\n\t   Possible values are 'true' or 'false'.\n")
+    assert nsys_private.options(newer) == (("--discard-environment", "true"),)
+    assert nsys_private.options(nsys_options.parse("")) == ()
+
+
+def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, command, start, tmp_path):
+    """A reader of the program's stdout sees its end although nsys is stopped and can't end."""
+    from traceable.launch import supervisor
+
+    os.mkfifo(tmp_path / "ready")
+    os.mkfifo(tmp_path / "go")
+    reader, writer = os.pipe()
+    code = "open('ready', 'w').close(); open('go').read(); print('last words')"
+    process = start(command("nsys", "-c", code), stdout=writer)
+    os.close(writer)
+    assert (tmp_path / "ready").read_text() == ""
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    of_nsys = supervisor.collector_processes(tmp_path / "out")
+    for pid in of_nsys:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        (tmp_path / "go").write_text("")
+        with os.fdopen(reader, "rb") as pipe:
+            assert pipe.read() == b"last words\n"
+    finally:
+        for pid in of_nsys:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_doctor_says_what_a_report_leaks(older, environ, tmp_path):
+    words = [sys.executable, "-m", "traceable", "doctor", "--report", str(older)]
+    said = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path).stdout
+    assert "leaks     older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME" in said
+    found = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, env=environ).stdout)
+    assert len(found["leaks"]) == 3

@@ -1,0 +1,342 @@
+"""What nsys does when it, its program or its launcher ends badly, and that a run says what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from traceable.launch import reports, supervisor
+
+PROGRAM = """
+import os, signal, sys, traceable
+with traceable.annotate("before"): pass
+open("ready", "w").close()
+open("go").read()
+with traceable.annotate("after"): pass
+sys.exit(6)
+"""
+
+# A signal that comes just before a call that blocks is missed by it; a wakeup descriptor is not.
+WAIT = """
+import os, select
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)
+open("ready", "w").close()
+while True:
+    select.select([woken], [], [])
+    os.read(woken, 64)
+"""
+
+STAND_IN = """#!/bin/sh
+# An nsys that fails as the test wants it, and is the real one otherwise.
+case "$1" in
+{cases}
+esac
+exec {nsys} "$@"
+"""
+
+
+@pytest.fixture
+def fifos(tmp_path):
+    for name in ("ready", "go", "gone"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "app.py").write_text(PROGRAM)
+    yield tmp_path
+    # A program that a failed test left waiting at `go` gets a writer, and then the end of the file.
+    os.close(os.open(tmp_path / "go", os.O_RDWR | os.O_NONBLOCK))
+
+
+@pytest.fixture
+def stand_in(nsys, tmp_path, environ):
+    """Make TRACEABLE_NSYS an nsys with some of its verbs replaced by lines of shell."""
+
+    def make(**cases: str) -> None:
+        path = tmp_path / "bin" / "nsys"
+        path.parent.mkdir()
+        lines = "\n".join(f"{verb}) {does} ;;" for verb, does in cases.items())
+        path.write_text(STAND_IN.format(cases=lines, nsys=nsys))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        environ["TRACEABLE_NSYS"] = str(path)
+
+    return make
+
+
+def names(path: Path) -> set[str]:
+    with reports.opened(path) as database, closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(
+            "SELECT COALESCE(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id WHERE eventType = 59"
+        )
+        return {name for (name,) in rows}
+
+
+def manifest(directory: Path) -> dict:
+    return json.loads((directory / "run.json").read_text())
+
+
+def of_nsys(directory: Path, word: str) -> list[int]:
+    """The processes of nsys's with this word on their command line."""
+    found = []
+    for pid in supervisor.collector_processes(directory):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if word.encode() in words:
+            found.append(pid)
+    return found
+
+
+def test_without_its_command_line_nsys_still_writes_the_report_and_it_is_waited_for(nsys, command, start, fifos):
+    process = start(command("nsys", "app.py"), stderr=subprocess.PIPE)
+    assert (fifos / "ready").read_text() == ""
+    (killed,) = of_nsys(fifos / "out", "profile")
+    os.kill(killed, signal.SIGKILL)
+    (fifos / "go").write_text("")
+    _, said = process.communicate()
+    assert process.returncode == 6, said
+    assert names(fifos / "out") >= {"before", "after"}
+    assert b"after" in said  # the profile was printed at once
+
+
+def test_without_its_agent_there_is_no_report_and_the_run_says_so(nsys, command, start, fifos):
+    process = start(command("nsys", "app.py"), stderr=subprocess.PIPE, text=True)
+    assert (fifos / "ready").read_text() == ""
+    (killed,) = of_nsys(fifos / "out", "--start-agent")
+    os.kill(killed, signal.SIGKILL)
+    (fifos / "go").write_text("")
+    _, said = process.communicate()
+    assert process.returncode == 6, said
+    assert re.search(r"nsys left no report in .*its last words: '.*Connection to the Agent lost", said), said
+
+
+def test_what_a_slow_shutdown_does_is_recorded(nsys, command, start, fifos):
+    (fifos / "app.py").write_text(
+        "import signal, sys, traceable\n"
+        "def leave(*_):\n"
+        "    with traceable.annotate('closing'): open('go').read()\n"
+        "    sys.exit(7)\n"
+        "signal.signal(signal.SIGTERM, leave)\n" + WAIT
+    )
+    process = start(command("nsys", "app.py"))
+    assert (fifos / "ready").read_text() == ""
+    process.send_signal(signal.SIGTERM)
+    with (fifos / "go").open("w"):  # opens once the program is shutting down
+        pass
+    assert process.wait() == 7
+    assert names(fifos / "out") == {"closing"}
+
+
+def test_a_daemon_left_behind_is_not_waited_for(nsys, command, start, fifos):
+    (fifos / "app.py").write_text(
+        "import os, traceable\n"
+        "with traceable.annotate('before'): pass\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    open('go').read()\n"
+        "    open('gone', 'w').close()\n"
+        "    os._exit(0)\n"
+    )
+    assert start(command("nsys", "app.py")).wait() == 0
+    assert names(fifos / "out") == {"before"}
+    (fifos / "go").write_text("")
+    assert (fifos / "gone").read_text() == ""  # it lives
+
+
+def test_what_comes_after_exec_is_recorded(nsys, command, start, tmp_path):
+    (tmp_path / "next.py").write_text("import traceable\nwith traceable.annotate('after'): pass\nraise SystemExit(3)\n")
+    (tmp_path / "app.py").write_text("import os, sys\nos.execv(sys.executable, [sys.executable, 'next.py'])\n")
+    assert start(command("nsys", "app.py")).wait() == 3
+    assert names(tmp_path / "out") == {"after"}
+
+
+def test_a_passing_failure_at_the_start_is_tried_once_more(stand_in, command, environ, fifos):
+    fails = 'if [ "$2" != --help ] && [ ! -e failed ]; then touch failed; echo "Connection reset by peer"; exit 1; fi'
+    stand_in(profile=fails)
+    (fifos / "app.py").write_text("import traceable\nwith traceable.annotate('pack'): open('ran', 'a').write('x')\n")
+    ended = subprocess.run(command("nsys", "app.py"), capture_output=True, text=True, env=environ, cwd=fifos)
+    assert ended.returncode == 0, ended.stderr
+    assert (
+        "nsys ended with 1 before it started the program (Connection reset by peer): trying once more" in ended.stderr
+    )
+    assert (fifos / "ran").read_text() == "x"
+    assert names(fifos / "out") == {"pack"}
+
+
+@pytest.mark.parametrize(
+    ("says", "times"), [("End of file", 2), ("Illegal --trace argument 'x'.", 1)], ids=["passing", "refused"]
+)
+def test_it_is_not_tried_a_third_time_and_a_refusal_not_a_second(says, times, stand_in, command, environ, fifos):
+    stand_in(profile=f'[ "$2" = --help ] || {{ echo x >> tried; echo "{says}"; exit 1; }}')
+    ended = subprocess.run(command("nsys", "app.py"), capture_output=True, text=True, env=environ, cwd=fifos)
+    assert ended.returncode == 2
+    assert (fifos / "tried").read_text() == "x\n" * times
+    assert f"({says})" in ended.stderr
+
+
+# The program is what follows the bystander's options; this nsys never ends after it.
+HANGS = """
+if [ "$2" != --help ]; then
+  while [ "$1" != -I ]; do interpreter="$1"; shift; done
+  "$interpreter" "$@"
+  echo hangs > gone
+  exec sleep 1000
+fi
+"""
+
+
+def test_an_nsys_that_never_ends_is_left_alone(stand_in, command, environ, start, fifos):
+    stand_in(profile=HANGS)
+    environ["TRACEABLE_FINISH_SECONDS"] = "0.5"
+    process = start(command("nsys", "app.py"), stderr=subprocess.PIPE, text=True)
+    assert (fifos / "ready").read_text() == ""
+    (fifos / "go").write_text("")
+    assert (fifos / "gone").read_text() == "hangs\n"
+    _, said = process.communicate()
+    assert process.returncode == 6, said
+    assert "nsys has written nothing for 0.5 s and is left alone" in said
+    assert manifest(fifos / "out")["end"]["exit_code"] == 6
+    end_session_of(fifos / "out")
+
+
+def end_session_of(directory: Path) -> None:
+    """End what a stand-in has become, known by its environment as nsys is."""
+    wanted = os.fsencode(f"TRACEABLE_RUN_DIR={directory}")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue
+
+
+# An export that takes as long as the test wants, after it has said that it began.
+SLOW_EXPORT = "echo begun > gone; read -r _ < go2"
+
+
+@pytest.fixture
+def exporting(stand_in, command, start, fifos):
+    """A launcher whose program has ended with 6, in the middle of the export."""
+    os.mkfifo(fifos / "go2")
+    stand_in(export=SLOW_EXPORT)
+    process = start(command("nsys", "app.py"), stderr=subprocess.PIPE, text=True)
+    assert (fifos / "ready").read_text() == ""
+    (fifos / "go").write_text("")
+    assert (fifos / "gone").read_text() == "begun\n"
+    with process.stderr:
+        yield process
+
+
+def test_ctrl_c_twice_in_the_export_keeps_exit_code_and_report(exporting, nsys, fifos):
+    exporting.send_signal(signal.SIGINT)
+    assert exporting.stderr is not None
+    for line in exporting.stderr:
+        if "once more" in line:
+            break
+    exporting.send_signal(signal.SIGINT)
+    said = exporting.stderr.read()
+    assert exporting.wait() == 6
+    assert "the recording was not read back, as you asked" in said and "Traceback" not in said
+    assert [entry.name for entry in (fifos / "out").iterdir() if ".part" in entry.name] == []
+    assert names(fifos / "out") == {"before", "after"}
+
+
+def test_an_orchestrator_that_kills_in_the_export_loses_nothing(exporting, nsys, fifos):
+    """Its SIGTERM is answered, its SIGKILL leaves a manifest that says how the program ended, and the report."""
+    exporting.send_signal(signal.SIGTERM)
+    assert exporting.stderr is not None
+    for line in exporting.stderr:
+        if "once more" in line:
+            break
+    exporting.send_signal(signal.SIGKILL)
+    exporting.wait()
+    (fifos / "go2").write_text("\n")
+    assert manifest(fifos / "out")["end"]["exit_code"] == 6
+    assert names(fifos / "out") == {"before", "after"}
+
+
+@pytest.mark.parametrize("collector", ["recorder", "nsys"], indirect=True)
+def test_stopped_and_continued(collector, command, start, fifos):
+    """SIGTSTP stops the program and the launcher, as the shell that waits for it expects; SIGCONT continues both."""
+    process = start(command(collector, "app.py"))
+    assert (fifos / "ready").read_text() == ""
+    process.send_signal(signal.SIGTSTP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    pid = manifest(fifos / "out")["pid"]
+    while state(pid) != "T":  # a signal takes effect when the process is next to run
+        os.sched_yield()
+    process.send_signal(signal.SIGCONT)
+    (fifos / "go").write_text("")
+    assert process.wait() == 6
+
+
+def test_a_program_that_somebody_else_stops_does_not_stop_the_launcher(command, start, fifos):
+    process = start(command("recorder", "app.py"))
+    assert (fifos / "ready").read_text() == ""
+    pid = manifest(fifos / "out")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGCONT)
+    (fifos / "go").write_text("")
+    assert process.wait() == 6
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_size_of_the_terminal_is_passed_on(collector, command, start, fifos):
+    (fifos / "app.py").write_text("import signal, sys\nsignal.signal(signal.SIGWINCH, lambda *_: sys.exit(8))\n" + WAIT)
+    process = start(command(collector, "app.py"))
+    assert (fifos / "ready").read_text() == ""
+    process.send_signal(signal.SIGWINCH)
+    assert process.wait() == 8
+
+
+@pytest.fixture
+def small(environ, tmp_path):
+    """Run a command line with a folder of 2 MB, mounted in a namespace of its own; skips where that is refused."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o size=2m,noexec tmpfs {folder} && exec "$@"'
+    if subprocess.run(["unshare", "-m", "sh", "-c", f"{mount}", "sh", "true"], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+
+    def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+        line = ["unshare", "-m", "sh", "-c", mount, "sh", *words]
+        return subprocess.run(line, capture_output=True, text=True, env={**environ, **variables}, cwd=tmp_path)
+
+    return folder, run
+
+
+def test_a_temporary_folder_that_is_too_small_is_passed_over(nsys, small, command, tmp_path):
+    folder, run = small
+    code = "import os, traceable\nwith traceable.annotate('pack'): print(os.environ['TMPDIR'])"
+    ended = run(command("nsys", "-c", code), TMPDIR=str(folder))
+    assert ended.returncode == 0, ended.stderr
+    assert f"{folder} is mounted noexec: nsys keeps its temporary files in /tmp" in ended.stderr
+    assert ended.stdout == f"{folder}\n"  # the program's own is what it was
+    assert names(tmp_path / "out") == {"pack"}
+
+
+def test_a_full_disk_is_said_and_the_exit_code_is_the_programs(nsys, small, tmp_path):
+    folder, run = small
+    fill = (
+        "import sys, traceable\n"
+        "with open('small/full', 'wb') as full: full.write(b'x' * 1_950_000)\n"
+        "with traceable.annotate('pack'): pass\n"
+        "sys.exit(4)"
+    )
+    words = [sys.executable, "-m", "traceable", "run", "--collector", "nsys", "-o", f"{folder}/out", "-c", fill]
+    ended = run(words)
+    assert ended.returncode == 4, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert re.search(r"nsys left no report|can't be written|can't export|No space left", ended.stderr), ended.stderr

@@ -149,7 +149,7 @@ class Selection:
             }
             path = f"{self.run_dir}/process.{os.getpid()}.json"
             with open(path + ".part", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 5 ms to import
-                file.write("{" + ", ".join(f"{_json(name)}: {_json(value)}" for name, value in content.items()) + "}")
+                file.write(json_of(content))
             os.replace(path + ".part", path)  # noqa: PTH105
         except Exception:  # noqa: BLE001 - a run directory that is gone or full: the program goes on
             return
@@ -249,8 +249,19 @@ class Selection:
                 return directory
 
 
-def _json(value: "str | int | None") -> str:
-    """Return a value as JSON in ASCII: importing `json` would double what the start of an interpreter costs."""
+def json_of(value: "Any") -> str:
+    """Return a value as JSON in ASCII.
+
+    Importing `json` would double what the start of an interpreter costs, and load into the program what it did not ask
+    for: with patterns from outside, what it would do there is annotated.
+
+    Args:
+        value: mappings and lists of strings, whole numbers, bool and None.
+    """
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json_of(key)}: {json_of(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(json_of, value)) + "]"
     if value is None or isinstance(value, int):
         return "null" if value is None else str(value).lower()
     units = value.encode("utf-16-be", "surrogatepass")

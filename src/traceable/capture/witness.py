@@ -15,6 +15,7 @@ import time
 
 from traceable import environment
 from traceable.annotation import engine
+from traceable.decision import json_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,9 +93,7 @@ class _Witness:
 
     def _write(self, content: dict[str, Any]) -> None:
         try:
-            import json
-
-            line = json.dumps(content).encode("ascii") + b"\n"
+            line = json_of(content).encode("ascii") + b"\n"
             descriptor = os.open(
                 f"{self._run_dir}/status.{self._pid}.lives",
                 os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
@@ -130,15 +129,21 @@ def _interned() -> list[Any]:
 
 
 def _version_of_nvtx() -> str | None:
-    """Return the version of the nvtx package that the program itself imported; None for none."""
-    if "nvtx" not in sys.modules:
-        return None
-    from importlib.metadata import PackageNotFoundError, version
+    """Return the version of the nvtx package that the program itself imported; None for none, empty if not known.
 
+    By the name of its metadata's folder: `importlib.metadata` would load and run much that the program may have
+    annotated.
+    """
+    nvtx = sys.modules.get("nvtx")
+    if nvtx is None:
+        return None
+    folder = os.path.dirname(os.path.dirname(getattr(nvtx, "__file__", None) or ""))  # noqa: PTH120
     try:
-        return version("nvtx")
-    except PackageNotFoundError:
+        names = os.listdir(folder or ".")  # noqa: PTH208
+    except OSError:
         return ""
+    found = [name for name in names if name.startswith("nvtx-") and name.endswith(".dist-info")]
+    return found[0].removeprefix("nvtx-").removesuffix(".dist-info") if found else ""
 
 
 def _profiled_by_torch() -> bool:

@@ -1,10 +1,18 @@
-"""What all tests share: where real nsys is, and where the real captures lie."""
+"""What all tests share: where real nsys is, and where the real captures lie.
+
+With TRACEABLE_NSYS in its environment the suite runs against that nsys: it is put first on PATH, under the name `nsys`,
+for a test that gives its programs an environment without variables of traceable's finds it there too.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +25,19 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the nsys of TRACEABLE_NSYS first on PATH. Workers of pytest-xdist inherit that."""
+    named = os.environ.pop("TRACEABLE_NSYS", None)
+    if named is None:
+        return
+    if shutil.which(named) is None:
+        pytest.exit(f"TRACEABLE_NSYS={named} is not an executable file", returncode=2)
+    folder = tempfile.TemporaryDirectory(prefix="traceable-nsys-")
+    config.add_cleanup(folder.cleanup)
+    (Path(folder.name) / "nsys").symlink_to(Path(named).resolve())
+    os.environ["PATH"] = os.pathsep.join((folder.name, os.environ["PATH"]))
 
 
 def pytest_sessionstart() -> None:
@@ -38,11 +59,24 @@ def absent(what: str) -> None:
 @pytest.fixture(scope="session")
 def nsys() -> str:
     """Path of a real nsys; scripts/install-nsys.sh installs one."""
-    found = os.environ.get("TRACEABLE_NSYS") or shutil.which("nsys")
+    found = shutil.which("nsys")
     if found is None:
         absent("nsys")
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="session")
+def only_nsys(nsys: str) -> Callable[[str, str], None]:
+    """Skip a test of what one version does where another is in use: `only_nsys("2022.4.2", "names of its reports")`."""
+    said = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\d+\.\d+\.\d+", said)
+
+    def only(version: str, what: str) -> None:
+        if found is None or found.group() != version:
+            pytest.skip(f"{what}: known of nsys {version}, and this is {found.group() if found else said.strip()}")
+
+    return only
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,17 @@ def test_program_options_and_directory_are_those_of_the_run(run, tmp_path):
     assert two["window"]["windows"] == one["window"]["windows"] == [[2, 4]]
     assert two["collector"]["name"] == "recorder"
     assert "variables" not in again.stderr and "was" not in again.stderr
+    assert f"traceable: in {tmp_path}, as that run" in again.stderr
+
+
+def test_a_directory_with_ranks_stands_for_the_first(run, tmp_path):
+    ranked = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "t"}
+    first = run("--collector", "none", "-o", "all", "app.py", "mine", **ranked)
+    assert first.returncode == 0, first.stderr
+    assert not (tmp_path / "all" / "run.json").exists()
+    again = run("--again", "all", "-o", "anew", **ranked)
+    assert again.stdout == first.stdout, again.stderr
+    assert [one.name for one in (tmp_path / "anew").iterdir()] == [one.name for one in (tmp_path / "all").iterdir()]
 
 
 def test_what_stands_beside_it_overrides(run, tmp_path):
@@ -108,7 +119,7 @@ def test_a_value_that_was_not_written_must_be_given(run, tmp_path):
 
 def test_what_can_not_be_run_again(run, tmp_path):
     for words, said in (
-        (["--again", "nowhere"], "nowhere is not a run directory"),
+        (["--again", "nowhere"], "nowhere is not a run directory; give the directory that `traceable run` named"),
         (["--again"], "--again"),
         ([], "no program to run"),
     ):

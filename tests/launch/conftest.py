@@ -45,6 +45,18 @@ def environ() -> dict[str, str]:
 
 
 @pytest.fixture
+def run(command: Command, environ: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run some code, or app.py, by the launcher and return what it said; its run directory is `tmp_path / "out"`."""
+
+    def launch(collector: str, code: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        words = command(collector, *options, *(("-c", code) if code else ("app.py",)))
+        env = {**environ, **variables}
+        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    return launch
+
+
+@pytest.fixture
 def start(environ: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a process in `tmp_path`; whatever still runs of it at the end of the test is killed."""
     started: list[subprocess.Popen[bytes]] = []

@@ -54,7 +54,15 @@ def test_graphs_that_were_traced_as_one(captures):
     found = causes(captures / "nsys" / f"{GRAPHS}.sqlite")
     assert found["graphs_traced_as_one"].certainty == "certain"
     assert "100%" in found["graphs_traced_as_one"].found
-    assert "nothing_annotated" in found  # it has no NVTX table either
+    # It has no NVTX table either, but what of the program nsys did not hear is not known.
+    assert found["nothing_annotated"].certainty == "likely"
+
+
+def test_graphs_that_torch_profiler_recorded_by_node(captures):
+    path = captures / "kineto" / "trace-diff-test.json.gz"
+    with diagnosis_case.opened(path) as case:
+        ruled_out = dict(diagnosis.diagnose(case).ruled_out)
+    assert ruled_out["graphs_traced_as_one"] == "5046 GPU operations were launched by cudaGraphLaunch"
 
 
 def test_graphs_of_which_an_old_nsys_leaves_no_table(changed):
@@ -70,7 +78,38 @@ def test_a_driver_that_is_newer_than_nsys(captures):
 
 def test_the_thread_of_autograd(changed):
     path = changed(TRAINING, "DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE '%not supported by this build%'")
-    assert first(path) == "autograd_thread"
+    found = causes(path)
+    assert next(iter(found)) == "autograd_thread"
+    assert found["autograd_thread"].loss == "nothing"
+    assert "launched by pt_autograd_0 (thread 2654095)" in found["autograd_thread"].evidence
+
+
+def test_the_thread_of_a_helper(changed):
+    found = causes(
+        changed(
+            TRAINING,
+            "UPDATE StringIds SET value = 'uploader' WHERE value = 'pt_autograd_0'",
+            "UPDATE NVTX_EVENTS SET text = 'send' WHERE text = 'backward'",
+            "UPDATE StringIds SET value = 'send' WHERE value = 'backward'",
+        )
+    )
+    assert "autograd_thread" not in found
+    assert found["launched_by_another_thread"].loss == "nothing"
+    assert "launched by uploader (thread 2654095)" in found["launched_by_another_thread"].evidence
+
+
+def test_a_helper_of_several_threads(changed):
+    # A second thread with a range that is open all the time.
+    second = (
+        "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId) SELECT min(start), max(end), 59, "
+        "'other', max(globalTid) + 5, 0 FROM NVTX_EVENTS WHERE eventType = 59"
+    )
+    found = causes(changed(TRAINING, second))
+    assert next(iter(found)) == "launched_by_another_thread"
+    assert (found["launched_by_another_thread"].certainty, found["launched_by_another_thread"].loss) == (
+        "certain",
+        "part",
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,6 +119,8 @@ def test_the_thread_of_autograd(changed):
         ("Installed CUDA driver version (10.1) is no longer supported.", "driver_too_old"),
         ("CUPTI dropped 12 records. Some CUPTI events might be missing.", "events_dropped"),
         ("ERR_NVGPUCTRPERM", "counters_not_permitted"),
+        ("GPU Metrics [0]: Already under profiling", "counters_taken"),
+        ("GPU metrics sampling hardware unit is already in use by another instance or tool.", "counters_taken"),
     ],
 )
 def test_what_nsys_says_itself(changed, text, cause):
@@ -97,7 +138,21 @@ def test_clocks_that_disagree(changed):
 def test_cpu_samples_that_the_kernel_refuses(captures):
     found = causes(captures / "nsys" / f"{EMPTY}.sqlite")
     assert "perf event paranoid level is 2" in found["samples_not_permitted"].evidence[0]
+    assert "sysctl" in found["samples_not_permitted"].fix
+    # It is certain, but ranges are not missing because of it.
     assert next(iter(found)) == "nothing_annotated"
+
+
+def test_cpu_samples_that_windows_refuses(captures):
+    found = causes(captures / "nsys" / "windows-three-adapters.sqlite")
+    assert "as administrator" in found["samples_not_permitted"].fix
+
+
+def test_nothing_is_ruled_out_by_the_silence_of_a_report_that_has_no_messages(captures):
+    with diagnosis_case.opened(captures / "nsys" / "h100x2-torchrun-after.sqlite") as case:
+        found = diagnosis.diagnose(case)
+    assert {"driver", "events_dropped", "nvtx_silent", "permissions"} <= set(found.not_applicable)
+    assert found.findings == ()
 
 
 def test_what_the_container_lacks_is_evidence():
@@ -116,7 +171,13 @@ def test_linux_on_windows():
 
 
 def test_a_report_of_windows(captures):
-    assert "windows" in causes(captures / "nsys" / "windows-three-adapters.sqlite")
+    assert "on Windows" in causes(captures / "nsys" / "windows-three-adapters.sqlite")["windows"].found
+
+
+def test_a_report_of_linux_on_windows(captures):
+    found = causes(captures / "nsys" / f"{EMPTY}.sqlite")["windows"]
+    assert "(WSL)" in found.found
+    assert found.evidence == ("the process Relay(470) in the report",)
 
 
 def test_a_trace_of_torch_profiler(captures):

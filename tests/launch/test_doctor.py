@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,17 @@ def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_
     found = doctor_facts.parts(tmp_path)
     assert found.missing == ("_core", "_recorder", "_pages", "_discreet")
     assert found.foreign == ("_core",)
+
+
+def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp_path):
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    (tmp_path / f"_recorder{suffix}").write_bytes(b"\x7fELF")
+    found = doctor_facts.parts(tmp_path)
+    assert [name for name, _ in found.broken] == ["_recorder"]
+    assert "_recorder" not in found.missing and not found.recorder
+    said = doctor_checks.core(found)
+    assert said.state == "warning"
+    assert "_recorder can't be loaded (file too short): there is no embedded recorder" in said.found
 
 
 CUDA_LIBRARY = """

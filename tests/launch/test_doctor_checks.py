@@ -100,6 +100,16 @@ def test_the_folder_for_temporary_files_is_what_nsys_needs(change, with_nsys, wi
     says(doctor_checks.temporary(space, NO_NSYS), without, words)
 
 
+def test_where_nsys_gets_another_folder_for_temporary_files():
+    for change, why in (
+        ({"noexec": True}, "mounted noexec"),
+        ({"free_bytes": 10**6}, "976.6 KiB"),
+        ({}, "76.29 MiB free"),
+    ):
+        space = replace(SPACE, temporary=replace(FOLDER, **{"free_bytes": 80_000_000, **change}), instead=Path("/y"))
+        says(doctor_checks.temporary(space, NSYS), "warning", f"{why}", "nsys gets /y", "set TMPDIR")
+
+
 def test_outputs():
     says(doctor_checks.output(SPACE), "ok", "/x, ")
     says(doctor_checks.output(replace(SPACE, file_limit_bytes=1 << 20)), "warning", "1.000 MiB", "ulimit -f unlimited")
@@ -179,7 +189,7 @@ def test_other_variables_are_named_without_their_values():
 def test_other_profilers():
     says(doctor_checks.profilers(QUIET, GPU), "ok")
     says(doctor_checks.profilers(Running(((5, "nsys"), (6, "nsys")), False), GPU), "ok", "nsys (5, 6)")
-    says(doctor_checks.profilers(Running(((5, "nv-hostengine"),), False), GPU), "warning", "dcgmi profmodule --pause")
+    says(doctor_checks.profilers(Running(((5, "nv-hostengine"),), False), GPU), "warning", "dcgmi profile --pause")
     says(doctor_checks.profilers(Running(((5, "ncu"),), False), GPU), "warning", "ncu (5)")
     says(doctor_checks.profilers(Running(((5, "ncu"),), False), NO_GPU), "ok", "ncu (5)")
 

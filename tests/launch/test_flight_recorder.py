@@ -246,6 +246,23 @@ def test_all_processes_of_a_run_dump_into_one_directory(served: Callable[..., Se
     assert run.line().startswith("done")
 
 
+def test_what_is_asked_for_while_a_dump_is_written_follows_it_as_one(served: Callable[..., Served]) -> None:
+    run = served("1min")
+    run.serve(3)
+    run.tell("do from traceable.capture import flight; import time")
+    run.line()
+    run.tell("do exec('with flight._lock: [flight.begin(by) for by in (\\'first\\', \\'second\\', \\'third\\')]')")
+    run.line()
+    run.tell("do exec('while flight._writing: time.sleep(0.001)')")
+    run.line()
+    run.tell("")
+    stderr = run.end()
+    assert run.process.returncode == 0, stderr
+    lines = [line for line in stderr.splitlines() if line.startswith("traceable: dump-")]
+    assert ["by first" in lines[0], "by second" in lines[1], len(lines)] == [True, True, 2], stderr
+    assert requests(run.directory / "dump-2") == [0, 1, 2]
+
+
 CONDITIONS = """
 import os, sys, time, traceable
 traceable.capture_when(lambda s: s.payload == 5, dump=True)

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import sqlite3
+import stat
 
 import pytest
+from tests.launch.nsys_losses import skip_what_nsys_lost
 
 from traceable.errors import TraceError
 from traceable.launch import reports, run_dir
@@ -55,8 +57,12 @@ def test_the_run_is_finalised_later(collector, command, start, fifos):
     manifest = run_dir.read(fifos / "out")
     assert manifest["end"] is None
     pidfd_wait(pid)
+    if collector == "nsys":
+        skip_what_nsys_lost(fifos / "out")
     with reports.opened(fifos / "out") as database:
         assert {"before", "after"} <= names(database)
+    # Whatever nsys's own umask is.
+    assert not any(entry.stat().st_mode & stat.S_IWOTH for entry in (fifos / "out").glob("program.*"))
 
 
 def pidfd_wait(pid: int) -> None:

@@ -70,6 +70,25 @@ def test_a_report_that_is_cut_short(recorded):
     assert report.stat().st_size == 2000
 
 
+def test_a_stream_that_was_cut_off_does_not_hide_the_report_beside_it(recorded):
+    """As of a run of several windows that was killed in the last one."""
+    (recorded / "app.sqlite").unlink()
+    (recorded / "app.2.qdstrm").write_bytes(b"cut off")
+    with reports.opened(recorded) as database:
+        assert ranges(database) == ["pack"]
+
+
+def test_a_stream_that_was_cut_off_is_named_with_what_the_program_wrote_itself(recorded):
+    (recorded / "app.nsys-rep").unlink()
+    (recorded / "app.qdstrm").write_bytes(b"cut off")
+    with pytest.raises(CollectorError) as error, reports.opened(recorded):
+        pass
+    told = str(error.value)
+    assert f"can't import {recorded / 'app.qdstrm'}" in told
+    assert "made ranges named pack (status." in told
+    assert "\n" not in told
+
+
 @pytest.mark.parametrize(
     ("name", "content", "cause"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from traceable import confidential
 from traceable._native import discreet_library
-from traceable.collect import nsys_environments, nsys_private
+from traceable.collect import nsys_environments, nsys_private, nsys_seen
 from traceable.launch import handover, secrets
 
 VALUE = "hunter2-hunter2"
@@ -24,6 +25,8 @@ import os, traceable
 assert os.environ["API_KEY"] == "hunter2" + "-hunter2"
 with traceable.annotate("pack"): pass
 """
+
+MARKED = "import traceable; traceable.mark('here')"
 
 
 def files_with(directory: Path, value: str) -> list[str]:
@@ -79,16 +82,35 @@ def exported_anew(report: Path, folder: Path) -> list[nsys_environments.Stored]:
     return found
 
 
-def test_a_value_on_the_command_line_is_not_in_the_manifest(command, environ, tmp_path):
-    (tmp_path / "app.py").write_text(
-        "import sys; sys.exit(sys.argv[1:] != ['--api-key', 'k-1', '--url=http://u:k-2@h/'])"
-    )
-    words = command("recorder", "app.py", "--api-key", "k-1", "--url=http://u:k-2@h/")
+def test_a_value_on_the_command_line_is_in_no_file_of_the_recorders(command, environ, tmp_path):
+    hidden = [
+        "--api-key",
+        "k-1-k-1",
+        "--url=http://u:k-1-k-1@h/?b=c&token=k-1-k-1",
+        "API_KEY=k-1-k-1",
+        "Token: k-1-k-1",
+    ]
+    kept = ["--plain", "seen-1", "PWD=seen-2", "--max-tokens=5", "-c", "f(key=seen-3)"]
+    (tmp_path / "app.py").write_text(f"import sys; assert sys.argv[1:] == {hidden + kept}; {MARKED}")
+    words = command("recorder", "app.py", *hidden, *kept)
     ended = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert files_with(tmp_path / "out", "k-1") == files_with(tmp_path / "out", "k-2") == []
-    manifest = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert manifest["target"]["arguments"] == ["--api-key", "***", "--url=http://u:***@h/"]
+    assert files_with(tmp_path / "out", "k-1-k-1") == []
+    assert {"run.json", "process", "app.sqlite"} <= set(files_with(tmp_path / "out", "seen-3"))
+    written = ["--api-key", "***", "--url=http://u:***@h/?b=c&token=***", "API_KEY=***", "Token: ***", *kept]
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["target"]["arguments"] == written
+    assert recorded_arguments(tmp_path / "out") == written
+
+
+def recorded_arguments(run: Path) -> list[str]:
+    """The arguments of the script as the recorder wrote them, with three asterisks for as many as there are."""
+    connection = sqlite3.connect(run / "app.sqlite")
+    rows = connection.execute(
+        "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_0:ARGUMENT_%' ORDER BY rowid"
+    )
+    found = [re.sub(r"\*+", "***", value) for (value,) in rows]
+    connection.close()
+    return found[1:]
 
 
 @pytest.mark.parametrize(
@@ -101,10 +123,31 @@ def test_a_value_on_the_command_line_is_not_in_the_manifest(command, environ, tm
         (["--key", "--other", "v"], ["--key", "--other", "v"]),
         (["redis://:pw@host/0", "postgres://me:pw@host"], ["redis://:***@host/0", "postgres://me:***@host"]),
         (["http://host:80/a@b", "a=b", ""], ["http://host:80/a@b", "a=b", ""]),
+        (["-H", "Authorization: Bearer a b", "X-Api-Key:  a"], ["-H", "Authorization: ***", "X-Api-Key:  ***"]),
+        (["http://h/?api_key=a&b=c&token=d"], ["http://h/?api_key=***&b=c&token=***"]),
+        (["--env-var=A=b,API_KEY=c", "--env=HF_TOKEN=a"], ["--env-var=A=b,API_KEY=***", "--env=HF_TOKEN=***"]),
+        (["--db-pass", "a", "-pass", "2", "PWD=/b"], ["--db-pass", "***", "-pass", "2", "PWD=/b"]),
+        (["-c", "print(sorted(x, key=len))"], ["-c", "print(sorted(x, key=len))"]),
     ],
 )
 def test_command_lines_without_values(words, written):
     assert confidential.without_values(words) == written
+
+
+def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
+    """All of the command lines above in one; an empty word ends what an option before it may say of the next."""
+    words = [
+        word
+        for mark in test_command_lines_without_values.pytestmark
+        for case in mark.args[1]
+        for word in [*case[0], ""]
+    ]
+    words.append("end")
+    (tmp_path / "app.py").write_text(MARKED)
+    line = command("recorder", "app.py", *words)
+    ended = subprocess.run(line, capture_output=True, text=True, env=environ, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert recorded_arguments(tmp_path / "out") == confidential.without_values(words)
 
 
 def test_names_of_secrets():
@@ -116,14 +159,51 @@ def test_names_of_secrets():
         "MYSQL_PWD",
         "--hf-token",
         "X_CREDENTIALS",
+        "SMTP_PASS",
     ]
-    plain = ["PATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "HOME", "PASSENGERS"]
+    plain = ["PATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "HOME", "PASSENGERS", "PWD", "OLDPWD"]
     assert [name for name in (*secret, *plain) if confidential.is_secret(name)] == secret
 
 
 def test_a_secret_is_not_among_what_nsys_is_given():
     full = {"PATH": "/bin", "NVIDIA_API_KEY": "k", "NVIDIA_VISIBLE_DEVICES": "all"}
     assert handover.given(full, {}) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all"}
+
+
+def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_path):
+    """Without the library, as with an nsys that it does not reach."""
+    (tmp_path / "app.py").write_text(PROGRAM)
+    main = "import sys; from traceable.collect import nsys_private; nsys_private.discreet_library = lambda: None; "
+    main += "from traceable.cli.main import main; sys.exit(main())"
+    words = [sys.executable, "-c", main, *command("nsys", "app.py")[3:]]
+    ended = subprocess.run(words, capture_output=True, text=True, env={**environ, "API_KEY": VALUE}, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert nsys_private.NOT_PREVENTED in ended.stderr
+    said = next(line for line in ended.stderr.splitlines() if "app.nsys-rep holds the environment of" in line)
+    assert "API_KEY" in said and VALUE not in ended.stderr
+    assert "API_KEY" in {
+        name for one in exported_anew(tmp_path / "out" / "app.nsys-rep", tmp_path) for name in one.variables
+    }
+    assert "app.sqlite" not in files_with(tmp_path / "out", VALUE)
+
+
+def test_values_are_found_in_a_report_of_whatever_form(tmp_path, monkeypatch):
+    for name in ("a.nsys-rep", "a.sqlite", "empty.sqlite"):
+        (tmp_path / name).touch()
+    files = tmp_path / "a.nsys-rep", tmp_path / "a.sqlite"
+    files[0].write_bytes(b"\0" * 5000 + VALUE.encode() + b"\xff")
+    monkeypatch.setenv("SOME_TOKEN", VALUE)
+    monkeypatch.setenv("SHORT_TOKEN", "none")
+    monkeypatch.setenv("NO_SECRET", "other-words")
+    (said,) = nsys_seen.notes(*files, [])
+    assert "a.nsys-rep holds the values of SOME_TOKEN:" in said
+    assert nsys_seen.notes(files[1], tmp_path / "empty.sqlite", []) == ()
+
+
+def test_a_value_on_the_command_line_under_nsys_is_said(nsys, command, environ, tmp_path):
+    words = command("nsys", "--dry-run", "-c", "pass", "--api-key", "k-1")
+    ended = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path)
+    assert "the command line holds the value of a secret, and nsys writes it into its report" in ended.stderr
 
 
 @pytest.fixture
@@ -149,7 +229,11 @@ def older(tmp_path) -> Path:
     )
     connection.executemany(
         "INSERT INTO META_DATA_CAPTURE VALUES (?, ?)",
-        [("PROCESS_0:ENVIRONMENT_VARIABLE", f"MY_SECRET={VALUE}"), ("PROCESS_0:NAME", "A=b")],
+        [
+            ("PROCESS_0:ENVIRONMENT_VARIABLE", f"MY_SECRET={VALUE}"),
+            ("PROCESS_0:ENVIRONMENT_VARIABLE", "LANG=C"),
+            ("PROCESS_0:NAME", "A=b"),
+        ],
     )
     connection.execute("INSERT INTO ProcessStreams VALUES (1, 1, 3)")
     connection.commit()
@@ -160,7 +244,7 @@ def older(tmp_path) -> Path:
 def test_what_a_report_leaks(older):
     found = secrets.leaks(older)
     assert [str(one) for one in found] == [
-        "older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME",
+        "older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME, LANG",
         "older.sqlite: nsys's own environment, with the values of HF_TOKEN, PATH",
         "older.sqlite: what the program printed (7 characters)",
     ]
@@ -170,13 +254,17 @@ def test_what_a_report_leaks(older):
 def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
     # The text that is no environment is nobody's but the program's: it stays.
     assert older.read_bytes().count(VALUE.encode()) == 4
-    assert nsys_environments.scrub(older) == 3
+    assert len(nsys_environments.scrub(older)) == 3
     assert older.read_bytes().count(VALUE.encode()) == 1
     connection = sqlite3.connect(older)
     (text,) = connection.execute("SELECT CAST(value AS BLOB) FROM StringIds WHERE id = 2").fetchone()
     assert text == b"HOME=\0API_KEY=\0EMPTY="
-    assert connection.execute("SELECT value FROM META_DATA_CAPTURE").fetchall() == [("MY_SECRET=",), ("A=b",)]
-    assert nsys_environments.scrub(older) == 0
+    assert connection.execute("SELECT value FROM META_DATA_CAPTURE").fetchall() == [
+        ("MY_SECRET=",),
+        ("LANG=",),
+        ("A=b",),
+    ]
+    assert nsys_environments.scrub(older) == []
     connection.close()
 
 
@@ -233,6 +321,9 @@ def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, co
 def test_doctor_says_what_a_report_leaks(older, environ, tmp_path):
     words = [sys.executable, "-m", "traceable", "doctor", "--report", str(older)]
     said = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path).stdout
-    assert "leaks     older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME" in said
+    assert (
+        "leaks     older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME, LANG"
+        in said
+    )
     found = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, env=environ).stdout)
     assert len(found["leaks"]) == 3

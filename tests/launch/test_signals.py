@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pty
 import signal
@@ -24,12 +26,18 @@ def wait():
 
 COUNTS = """
 seen = []
-signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+signal.signal(signal.SIGINT, lambda *_: (seen.append(1), os.write(1, b"seen")))
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(len(seen)))
 with open("ready", "w") as ready:
     ready.write("ready")
 wait()
 """
+
+# Become the leader of a session whose terminal stdin is, and execute the rest.
+OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 @pytest.fixture
@@ -47,34 +55,50 @@ def test_keyboard_interrupt_ends_a_program_as_without_us(collector, command, sta
     assert process.wait() == -signal.SIGINT
 
 
-def test_ctrl_c_at_the_terminal_arrives_once(collector, command, start, ready):
+@pytest.fixture
+def at_terminal(start):
+    """Start a process as the leader of a session with a terminal of its own, and return it with the other end."""
+    leaders = []
+
+    def begin(words):
+        leader, follower = pty.openpty()
+        leaders.append(leader)
+        with os.fdopen(follower, "rb") as terminal:
+            line = [sys.executable, "-c", OWN_TERMINAL, *words]
+            return start(line, stdin=terminal, stdout=terminal, stderr=terminal), leader
+
+    yield begin
+    for leader in leaders:
+        with contextlib.suppress(OSError):  # closed by the test
+            os.close(leader)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_at_the_terminal_arrives_as_often_as_it_was_typed(times, collector, command, at_terminal, ready):
     """The terminal sends it to the whole foreground group; a launcher that also forwards it would send it twice."""
-    leader, follower = pty.openpty()
-    session = (
-        "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    with os.fdopen(follower, "rb") as terminal:
-        process = start(
-            [sys.executable, "-c", session, *command(collector, "-c", WAIT + COUNTS)],
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-        )
+    process, leader = at_terminal(command(collector, "-c", WAIT + COUNTS))
     assert ready.read_text() == "ready"
-    os.write(leader, b"\x03")
-    # The echo of ^C says that the terminal has sent its signal; only then may the program count.
     shown = b""
-    while b"^C" not in shown:
-        shown += os.read(leader, 4096)
+    for typed in range(times):
+        os.write(leader, b"\x03")
+        while shown.count(b"seen") <= typed:
+            shown += os.read(leader, 4096)
     process.send_signal(signal.SIGUSR1)
     try:
         while chunk := os.read(leader, 4096):
             shown += chunk
     except OSError:  # EIO: nobody holds the terminal any more
         pass
+    assert process.wait() == times, shown
+
+
+def test_a_terminal_that_goes_away_ends_the_program(collector, command, at_terminal, ready, tmp_path):
+    """The kernel then sends SIGHUP to the session's leader alone, which would be the program and is the launcher."""
+    process, leader = at_terminal(command(collector, "-c", WAIT + "open('ready', 'w').close(); wait()"))
+    assert ready.read_text() == ""
     os.close(leader)
-    assert process.wait() == 1, shown
+    assert process.wait() == -signal.SIGHUP
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["end"]["signal"] == signal.SIGHUP
 
 
 def test_a_program_that_ignores_sigterm_goes_on(collector, command, start, ready, tmp_path):

@@ -91,11 +91,19 @@ core_identify(PyObject *module, PyObject *Py_UNUSED(ignored))
     return PyLong_FromUnsignedLongLong(new_identity(module_state(module)));
 }
 
+/* A list of tuples (type, message, color, domain, category, level): the keys of what is interned. */
+static PyObject *
+core_kept(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    return PyDict_Keys(module_state(module)->interned);
+}
+
 static PyMethodDef core_methods[] = {
     {"wrap", core_wrap, METH_VARARGS, "Return a callable that runs `function` inside `range`."},
     {"publish", core_publish, METH_O, "Say which subclass of Range is built by message alone, fastest."},
     {"record_up_to", core_record_up_to, METH_O, "Make every range of a higher level that is built from now on a no-op."},
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
+    {"kept", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
     {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };

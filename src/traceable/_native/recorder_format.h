@@ -48,7 +48,7 @@ struct process_header {
     _Atomic int64_t forgotten_ns; /* events up to here were in segments that have been used again since */
     int64_t dump_ns;              /* in a copy of a running process's recording: when it was made; else 0 */
     char dump_by[64];             /* and who asked for it */
-    char command[3904];           /* /proc/self/cmdline: arguments separated by zero bytes, cut at this size */
+    char command[3904];           /* /proc/self/cmdline, secrets hidden: words separated by zero bytes, cut at this size */
 };
 _Static_assert(sizeof(struct process_header) == 4096, "the header is one page");
 

@@ -4,6 +4,7 @@
 #define TRACEABLE_RECORDER_STORAGE_H
 
 #include "recorder_ring.h"
+#include "recorder_secrets.h"
 
 /* ---- the process ---- */
 
@@ -72,7 +73,10 @@ static bool open_process(void) {
     size_t length = read_file("/proc/self/comm", header->name, sizeof header->name - 1);
     if (length && header->name[length - 1] == '\n')
         header->name[length - 1] = 0;
-    header->command_length = (uint32_t)read_file("/proc/self/cmdline", header->command, sizeof header->command);
+    char command[sizeof header->command] = {0}; /* hidden before it is where a file's page is */
+    header->command_length = (uint32_t)read_file("/proc/self/cmdline", command, sizeof command - 1);
+    hide_secrets(command, header->command_length);
+    memcpy(header->command, command, sizeof command);
     read_clocks(header);
     atomic_thread_fence(memory_order_release);
     memcpy(header->magic, PROCESS_MAGIC, sizeof header->magic);

@@ -101,6 +101,19 @@ def current() -> ContextVar[int]:
     return pure.current
 
 
+def kept() -> list[tuple[Any, ...]]:
+    """Return type, message, color, domain, category and level, as given, of each range that is kept for ever.
+
+    That is every distinct one, up to the limit of what is kept.
+    """
+    if core is not None:
+        found: list[tuple[Any, ...]] = core.kept()
+        return found
+    from traceable.annotation import silent
+
+    return silent.kept()
+
+
 def emits() -> bool:
     """Whether a range of this process can be heard by anyone."""
     return not disabled and environment.listener_possible()

@@ -142,6 +142,11 @@ def wrap(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:  # no
     return function
 
 
+def kept() -> list[tuple[Any, ...]]:
+    """Return type, message, color, domain, category and level of each range that is kept for ever."""
+    return list(_interned)
+
+
 def identify() -> int:
     """Return 0: nothing that is not heard has an identity."""
     return 0

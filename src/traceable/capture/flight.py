@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from _thread import allocate_lock, start_new_thread
+from _thread import RLock, allocate_lock, start_new_thread
 
 from traceable import environment
 from traceable.annotation import engine
@@ -24,7 +24,12 @@ NO_WINDOWS = "the flight recorder records all the time: ask for a dump"
 
 _RECORDING = "recording"
 _lock = allocate_lock()
-_asked = False
+_asking = RLock()
+"""Reentrant: a signal's handler asks, too."""
+
+_writing = False
+_next: str | None = None
+"""Who asked for the dump that follows the one being written; None for nobody."""
 
 
 class DumpError(Exception):
@@ -91,31 +96,39 @@ def write(by: str, number: int | None = None) -> dict[str, Any]:
 def begin(by: str) -> None:
     """Have a dump written by a thread of its own: from a signal handler, and where a step must not wait.
 
-    One that is asked for while another of these is being written is that one.
+    One that is asked for while another of these is being written follows it, since that may hold nothing of what led
+    to this one; what is asked for until then is that one.
     """
-    global _asked
-    if _asked or not active():
+    global _writing, _next
+    if not active():
         return
-    _asked = True
+    with _asking:
+        if _writing:
+            _next = _next or by
+            return
+        _writing = True
     try:
         start_new_thread(_write_aside, (by,))
     except RuntimeError as error:
-        _asked = False
+        _writing = False
         environment.warn_once("dump", f"nothing is dumped: {error}")
 
 
-def _write_aside(by: str) -> None:
-    global _asked
+def _write_aside(by: str | None) -> None:
+    global _writing, _next
     import signal
 
     # Signals are for the program's own threads.
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-    try:
-        write(by)
-    except DumpError as error:
-        environment.warn_once(f"dump by {by}", f"nothing is dumped: {error}")
-    finally:
-        _asked = False
+    while by:
+        try:
+            write(by)
+        except DumpError as error:  # noqa: PERF203 - each is a dump
+            environment.warn_once(f"dump by {by}", f"nothing is dumped: {error}")
+        finally:
+            with _asking:
+                by, _next = _next, None
+                _writing = bool(by)
 
 
 def _directory(run_dir: str, number: int | None) -> tuple[int, str]:
@@ -161,8 +174,8 @@ def _remove(*directories: str) -> None:
 
 
 def _in_child() -> None:
-    global _lock, _asked
-    _lock, _asked = allocate_lock(), False
+    global _lock, _asking, _writing, _next
+    _lock, _asking, _writing, _next = allocate_lock(), RLock(), False, None
 
 
 os.register_at_fork(after_in_child=_in_child)

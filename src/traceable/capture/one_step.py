@@ -6,7 +6,7 @@ from _thread import get_ident
 
 from traceable import environment
 from traceable.annotation import engine
-from traceable.annotation.ranges import annotate
+from traceable.annotation.ranges import annotate, blocks
 
 STEP = "step"
 """The name of the range that every step is; its payload is the step's index."""
@@ -33,9 +33,7 @@ class Step:
         if self.range is None:
             return
         if self.as_block:
-            from traceable.annotation.resumable import open_block
-
-            open_block(self.range)
+            blocks().open_block(self.range)
         else:
             self.range._push()
 
@@ -44,9 +42,7 @@ class Step:
         if self.range is None:
             return
         if self.as_block:
-            from traceable.annotation.resumable import close_block
-
-            close_block(self.range)
+            blocks().close_block(self.range)
         elif self.thread == get_ident():
             self.range._pop()
         else:

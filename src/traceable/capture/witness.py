@@ -2,13 +2,14 @@
 
 `status.<pid>.lives` in the run directory has one line of JSON for each, so that what the recording lacks can be told
 from what never was. A program that replaces itself (exec) leaves two beginnings and one end. Nothing is counted while
-the program runs: the names are those of the ranges that the core keeps anyway. Nothing here raises into the program.
+the program runs: the names are those of the ranges that are kept anyway. Nothing here raises into the program, and
+outside of a run nothing is read or written: a process that was started without the run's environment is seen by the
+launcher (`launch/onlooker.py`), if by anyone.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import sys
 import time
@@ -24,38 +25,17 @@ if TYPE_CHECKING:
 NAMES_MAX = 100
 """How many names of ranges are told."""
 
-_VARIABLE = f"{environment.RUN_DIR}=".encode()
-
 
 def testify() -> None:
-    """Write that this process has begun, and have its end written."""
-    run_dir, scrubbed = os.environ.get(environment.RUN_DIR, ""), False
-    if not run_dir:
-        run_dir, scrubbed = _run_of_parent(), True
+    """Write that this process has begun, and have its end written; nothing outside of a run."""
+    run_dir = os.environ.get(environment.RUN_DIR, "")
     if run_dir:
-        _Witness(run_dir, scrubbed).begin()
-
-
-def _run_of_parent() -> str:
-    """Return the run directory of the process that started this one without its environment; mostly there is none."""
-    try:
-        descriptor = os.open(f"/proc/{os.getppid()}/environ", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            content = os.read(descriptor, 1 << 20)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return ""
-    if _VARIABLE not in content:
-        return ""
-    found = [entry for entry in content.split(b"\0") if entry.startswith(_VARIABLE)]
-    return os.fsdecode(found[0][len(_VARIABLE) :]) if found else ""
+        _Witness(run_dir).begin()
 
 
 class _Witness:
-    def __init__(self, run_dir: str, scrubbed: bool) -> None:
+    def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
-        self._scrubbed = scrubbed
         self._pid = os.getpid()
 
     def begin(self) -> None:
@@ -67,7 +47,6 @@ class _Witness:
                 "disabled": engine.disabled,
                 "level": engine.level,
                 "listener": environment.listener_possible(),
-                "scrubbed": self._scrubbed,
             }
         )
         atexit.register(self._end)
@@ -110,22 +89,11 @@ class _Witness:
 def _names() -> list[str]:
     """Return the names of the ranges that this process made, sorted; not those of steps and windows."""
     made: set[str] = set()
-    for kept in _interned():
-        for _kind, message, _color, domain, *_rest in kept:
-            ours = isinstance(domain, str) and domain.startswith("traceable.")
-            if isinstance(message, str) and not ours:
-                made.add(message)
+    for _type, message, _color, domain, *_rest in engine.kept():
+        ours = isinstance(domain, str) and domain.startswith("traceable.")
+        if isinstance(message, str) and not ours:
+            made.add(message)
     return sorted(made)
-
-
-def _interned() -> list[Any]:
-    """Return the mappings in which ranges are kept for ever, by kind and arguments."""
-    found = [getattr(sys.modules.get("traceable.annotation.silent"), "_interned", {})]
-    if engine.core is not None:
-        # The core has no method for it; what its module holds is what the garbage collector sees of it.
-        held = [one for one in gc.get_referents(engine.core) if isinstance(one, dict) and one]
-        found += [one for one in held if all(isinstance(key, tuple) for key in list(one))]
-    return [list(one) for one in found]
 
 
 def _version_of_nvtx() -> str | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from traceable import confidential
-from traceable.errors import UsageError
-from traceable.launch import facts, run_dir, target, windows
+from traceable.errors import TraceError, UsageError
+from traceable.launch import facts, reports, target, windows
 
 OPTION = "--again"
 Split = Callable[[Sequence[str]], tuple[list[list[str]], list[str]]]
@@ -24,6 +24,7 @@ _NOT_TAKEN = frozenset({"output", "force", "dry_run", "again"})
 
 _OF_SHELLS = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS"})
 _NAMES_MAX = 12
+_NAME_A_RUN = "give the directory that `traceable run` named"
 
 
 def add_again_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,14 +49,13 @@ def completed(
         split: how to split the older command line.
 
     Raises:
-        UsageError: that run's command line is not one of `traceable run`, or not all of it was written.
-        TraceError: there is no such run.
+        UsageError: there is no such run, its command line is not one of `traceable run`, or not all of it was written.
     """
     named = [words for words in options if _destination(parser, words) == "again"]
     if not named:
         return options, program
     directory = Path(named[-1][0].partition("=")[2] or named[-1][-1])
-    manifest = run_dir.read(directory)
+    manifest = _manifest(directory)
     words = [str(word) for word in manifest.get("argv") or ()][1:]
     if words[:1] != ["run"]:
         raise UsageError(f"the run in {directory} was not started by `traceable run`", "type its command line anew")
@@ -104,18 +104,30 @@ def enter(directory: Path) -> list[str]:
     """Change to the working directory of that run, and return a sentence for each thing that is not as it was.
 
     Raises:
-        UsageError: that directory is gone.
-        TraceError: there is no such run.
+        UsageError: there is no such run, or that directory is gone.
     """
-    manifest = run_dir.read(directory)
+    manifest = _manifest(directory)
     folder = str(manifest.get("cwd"))
+    here = os.getcwd()  # noqa: PTH109 - it is compared with what the manifest says
     try:
         os.chdir(folder)
     except OSError as error:
         raise UsageError(
             f"the working directory of that run, {folder}, can't be entered: {error.strerror}", "make it"
         ) from None
-    return [*_of_code(manifest), *_of_interpreter(manifest), *_of_machine(manifest), *_of_variables(manifest)]
+    where = [f"in {folder}, as that run"] if folder != here else []
+    return [*where, *_of_code(manifest), *_of_interpreter(manifest), *_of_machine(manifest), *_of_variables(manifest)]
+
+
+def _manifest(directory: Path) -> Mapping[str, Any]:
+    """Return the manifest of a run; where a directory holds its ranks that of the first: all had one command line."""
+    try:
+        manifest = reports.manifest_of(directory)
+    except TraceError as error:
+        raise UsageError(error.found, _NAME_A_RUN) from None
+    if manifest is None:
+        raise UsageError(f"{directory} is not a run directory", _NAME_A_RUN)
+    return manifest
 
 
 def _of_code(manifest: Mapping[str, Any]) -> list[str]:

@@ -106,7 +106,8 @@ def _leaks(path: Path) -> list[Leak]:
 def _lines(found: Diagnosis) -> list[str]:
     said: list[str] = []
     for one in found.findings:
-        said.append(f"{one.certainty:9} {one.cause}: {one.found} ({_LOSS[one.loss]})")
+        loss = _LOSS[one.loss] if (one.certainty, one.loss) != ("possible", "nothing") else "perhaps nothing is missing"
+        said.append(f"{one.certainty:9} {one.cause}: {one.found} ({loss})")
         said += [f"          evidence: {evidence}" for evidence in one.evidence]
         said.append(f"          fix: {one.fix}")
     if not found.wrong:

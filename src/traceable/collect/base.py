@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+NSYS_LOG = "nsys.log"
+"""What nsys itself said, in the run directory."""
+
 
 @dataclass(frozen=True)
 class Availability:
@@ -43,6 +46,8 @@ class Plan:
             before the caller's.
         detached: the program runs in a session of its own (nsys), so signals must be sent to it and not to
             the process that was started.
+        log: name of the file in the run directory that takes what a detached collector prints, whatever its executable
+            is called.
         notes: one sentence for each thing the user should know before it starts (what is left out of a preset).
     """
 
@@ -50,6 +55,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     own_environment: Mapping[str, str] = field(default_factory=dict)
     detached: bool = False
+    log: str = "collector.log"
     notes: tuple[str, ...] = ()
 
 

@@ -60,6 +60,7 @@ def main(command: list[str]) -> int:
         if handover[name] is not None:
             os.close(handover[name])
     _ignore_signals()
+    os.umask(handover["umask"])  # nsys's own is 0, and files that anybody may write are left to nobody
     publish(handover["run_dir"], PID_FILE, str(pid))
     _tell(handover["started"], f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)

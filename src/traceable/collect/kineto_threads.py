@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from traceable.collect import recording as rec
+from traceable.collect.recording_events import read_events
 from traceable.trace.model import Int64
 
 _SYSTEM_THREADS = 1 << 22
@@ -34,7 +35,7 @@ class _Known:
     monotonic_ns: int
 
     def first_ns(self) -> int:
-        events = next(iter(rec.read_events(self.thread, [], records=64)), None)
+        events = next(iter(read_events(self.thread, [], records=64)), None)
         return self.monotonic_ns + (int(events.time_ns[0]) if events is not None else 0)
 
 

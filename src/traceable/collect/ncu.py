@@ -20,6 +20,8 @@ from traceable.errors import CollectorError
 
 NAME = "ncu"
 SUFFIX = ".ncu-rep"
+LOG = "ncu.log"
+"""What ncu itself said, in the directory of its report."""
 
 CLOCKS = ("base", "none")
 """What `--clock-control` may be: clocks locked to their base frequency, or left alone."""
@@ -68,6 +70,7 @@ def plan(executable: str, selection: Selection, command: Sequence[str], run_dir:
         argv=(*words, sys.executable, "-I", "-S", str(BYSTANDER), *command),
         environment={**ncu_install.NO_DEPLOYMENT, **ours},
         detached=True,
+        log=LOG,
     )
 
 

@@ -12,7 +12,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from traceable import environment
@@ -23,11 +23,15 @@ from traceable.collect import (
     nsys_options,
     nsys_presets,
     nsys_private,
+    nsys_seen,
 )
-from traceable.collect.base import Availability, Gating, Plan, Recorded
+from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
+
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+"""What nsys calls its reports, and what it called them before 2021.4."""
 
 
 class NsysCollector:
@@ -80,7 +84,13 @@ class NsysCollector:
             environment={"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", **({environment.GATE: "nvtx"} if gating else {})},
             own_environment=own_environment,
             detached=True,
-            notes=(*self._left_out(), *own_notes, *nsys_given.notes(given, self.install.hangs_with_samples)),
+            log=NSYS_LOG,
+            notes=(
+                *self._left_out(),
+                *own_notes,
+                *nsys_private.of_command((*self._asked.words, *command)),
+                *nsys_given.notes(given, self.install.hangs_with_samples),
+            ),
         )
 
     @cached_property
@@ -98,7 +108,7 @@ class NsysCollector:
 
     def _left_out(self) -> list[str]:
         """Return a sentence on what the preset wishes for and this nsys has not, and one on what is not permitted."""
-        named = f"preset {self._asked.preset}: "
+        named = f"preset {self._asked.preset or nsys_presets.DEFAULT}: "
         missing, refused = self._preset.missing, self._preset.refused
         said = [f"{named}nsys {self.install.short_version} has no {', '.join(missing)}: left out"] if missing else []
         return said + ([f"{named}without {', and '.join(refused)}"] if refused else [])
@@ -132,13 +142,22 @@ class NsysCollector:
         Raises:
             CollectorError: nsys left nothing, or something that it can't read itself.
         """
-        notes = []
+        notes, lost = [], []
         for stream in _of_stem(run_dir, stem, ".qdstrm"):
-            report = stream.with_suffix(".nsys-rep")
-            if not report.is_file():
+            report = stream.with_suffix(REPORT_SUFFIXES[0])
+            if any(stream.with_suffix(suffix).is_file() for suffix in REPORT_SUFFIXES):
+                continue
+            try:
                 nsys_install.import_stream(stream, report, self.install)
                 notes.append(f"nsys left {stream.name}; it was imported")
-        reports = [report for report in _of_stem(run_dir, stem, ".nsys-rep") if report.stat().st_size]
+            except CollectorError as error:  # the windows before it have reports
+                lost.append(error)
+                notes.append(error.found)
+        reports = [
+            report for suffix in REPORT_SUFFIXES for report in _of_stem(run_dir, stem, suffix) if report.stat().st_size
+        ]
+        if not reports and lost:
+            raise lost[0]
         if not reports and _generated_nothing(run_dir):
             return Recorded(None, notes=("nsys left no report: what it was to begin with never came",))
         if not reports:
@@ -149,15 +168,17 @@ class NsysCollector:
         databases = [report.with_suffix(".sqlite") for report in reports]
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
-                nsys_install.export(report, database, _scrubbed)
+                stored: list[nsys_environments.Stored] = []
+                nsys_install.export(report, database, partial(_scrubbed, stored))
+                notes += nsys_seen.notes(report, database, stored)
         files = (*reports, *databases, *_of_stem(run_dir, stem, ".qdstrm"))
         return Recorded(databases[0], files, tuple(notes), more=tuple(databases[1:]))
 
 
-def _scrubbed(database: Path) -> None:
-    """Take the environments that nsys stored all the same out of an export; one that can't be read stays as it is."""
+def _scrubbed(stored: list[nsys_environments.Stored], database: Path) -> None:
+    """Move the environments that nsys stored all the same out of an export; one that can't be read stays as it is."""
     with contextlib.suppress(sqlite3.Error):
-        nsys_environments.scrub(database)
+        stored += nsys_environments.scrub(database)
 
 
 def _of_stem(run_dir: Path, stem: str, suffix: str) -> list[Path]:
@@ -175,13 +196,14 @@ def _generated_nothing(run_dir: Path) -> bool:
 
 def last_words(run_dir: Path) -> str:
     """What nsys said last, as a clause that ends a sentence; empty where it said nothing."""
-    lines = _said(run_dir)
+    # 2023.4.4 ends with where in its documentation to look.
+    lines = [line for line in _said(run_dir) if not line.startswith(("http", "Please refer to"))]
     return f" (its last words: {lines[-1][:300]!r})" if lines else ""
 
 
 def _said(run_dir: Path) -> list[str]:
     try:
-        said = (run_dir / "nsys.log").read_text(encoding="utf-8", errors="replace")
+        said = (run_dir / NSYS_LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     return [line.strip() for line in said.splitlines() if line.strip()]

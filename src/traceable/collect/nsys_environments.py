@@ -2,7 +2,7 @@
 
 By version: 2022.4 has the environments of processes as texts with zeros in them (`StringIds`) and its own as
 `DeviceEnvironment`; 2023.4 has rows `PROCESS_0:ENVIRONMENT_VARIABLE` in `META_DATA_CAPTURE`. The `.nsys-rep` itself is
-compressed and is not changed here.
+compressed in part and is not changed here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceable import confidential
+from traceable import confidential, environment
 
 _VARIABLE = re.compile(rb"([A-Za-z_][A-Za-z0-9_.]*(?:\(\)|%%)?)=(.*)", re.DOTALL)
 """With what bash appends to the names of functions that it exports."""
@@ -30,13 +30,21 @@ class Stored:
 
     Attributes:
         table: where it lies.
-        row: the row's number there.
-        variables: names and values.
+        parts: the number of each of its rows there, and the names and values in it.
     """
 
     table: str
-    row: int
-    variables: Variables
+    parts: tuple[tuple[int, Variables], ...]
+
+    @property
+    def variables(self) -> Variables:
+        """Names and values."""
+        return {name: value for _, variables in self.parts for name, value in variables.items()}
+
+    @property
+    def planned(self) -> bool:
+        """Whether it is the small environment that the launcher gave to nsys (`launch/handover.py`)."""
+        return self.table == _SYSTEM or environment.HANDOVER in self.variables
 
 
 def stored(connection: sqlite3.Connection) -> list[Stored]:
@@ -47,22 +55,23 @@ def stored(connection: sqlite3.Connection) -> list[Stored]:
     """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     asked = {
-        _TEXTS: "SELECT rowid, CAST(value AS BLOB) FROM StringIds WHERE instr(CAST(value AS BLOB), x'00')",
-        _SYSTEM: f"SELECT rowid, CAST(value AS BLOB) FROM {_SYSTEM} WHERE name = '{_OWN}'",
-        _CAPTURE: f"SELECT rowid, CAST(value AS BLOB) FROM {_CAPTURE} WHERE name LIKE '%ENVIRONMENT_VARIABLE%'",
+        _TEXTS: "SELECT rowid, rowid, CAST(value AS BLOB) FROM StringIds WHERE instr(CAST(value AS BLOB), x'00')",
+        _SYSTEM: f"SELECT rowid, rowid, CAST(value AS BLOB) FROM {_SYSTEM} WHERE name = '{_OWN}'",
+        # A row for each variable.
+        _CAPTURE: f"SELECT name, rowid, CAST(value AS BLOB) FROM {_CAPTURE} WHERE name LIKE '%ENVIRONMENT_VARIABLE%'",
     }
-    found = []
+    found: dict[tuple[str, object], list[tuple[int, Variables]]] = {}
     for table, question in asked.items():
-        for row, text in connection.execute(question) if table in tables else ():
+        for process, row, text in connection.execute(question) if table in tables else ():
             variables = _variables(text or b"")
             if variables:
-                found.append(Stored(table, row, variables))
-    return found
+                found.setdefault((table, process), []).append((row, variables))
+    return [Stored(table, tuple(parts)) for (table, _), parts in found.items()]
 
 
-def scrub(database: Path) -> int:
+def scrub(database: Path) -> list[Stored]:
     """Empty the values in an exported report: of every environment of a process, and in nsys's own of what has the name
-    of a secret. Returns how many environments were changed.
+    of a secret. Returns the environments that were changed, as they were.
 
     Raises:
         sqlite3.Error: it can't be read or written.
@@ -70,20 +79,18 @@ def scrub(database: Path) -> int:
     with closing(sqlite3.connect(database)) as connection, connection:
         # Without it the old text stays in the file, in a page that is free.
         connection.execute("PRAGMA secure_delete = ON")
-        changed = [(one, kept) for one in stored(connection) if (kept := _kept(one)) != one.variables]
-        for one, kept in changed:
-            text = b"\0".join(name.encode() + b"=" + value for name, value in kept.items())
-            connection.execute(
-                f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?",
-                (text, one.row),
-            )
-    return len(changed)
+        changed = [one for one in stored(connection) if any(_kept(one.table, part) != part for _, part in one.parts)]
+        for one in changed:
+            for row, part in one.parts:
+                text = b"\0".join(name.encode() + b"=" + value for name, value in _kept(one.table, part).items())
+                connection.execute(f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
+    return changed
 
 
-def _kept(one: Stored) -> Variables:
-    if one.table == _SYSTEM:
-        return {name: b"" if confidential.is_secret(name) else value for name, value in one.variables.items()}
-    return dict.fromkeys(one.variables, b"")
+def _kept(table: str, variables: Variables) -> Variables:
+    if table == _SYSTEM:
+        return {name: b"" if confidential.is_secret(name) else value for name, value in variables.items()}
+    return dict.fromkeys(variables, b"")
 
 
 def _variables(text: bytes) -> Variables:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from traceable import environment
 from traceable.collect import nsys_presets
+from traceable.collect.base import NSYS_LOG
 from traceable.collect.nsys_options import Given
 from traceable.errors import UsageError
 
@@ -109,6 +110,8 @@ def _note(one: Given, hangs_with_samples: str | None) -> str | None:
         return f"{one}: {hangs_with_samples}; Ctrl+C twice then ends the run, and nsys is left to be killed"
     if one.name == "--trace" and "nvtx" not in (one.value or "").split(","):
         return f"{one}: without nvtx no range is recorded"
+    if one.name == "--trace" and "python-gil" in (one.value or "").split(","):
+        return f"{one}: the GIL is recorded as ranges, in the profile too, where they enclose the program's own"
     if one.name == "--kill" and one.value != "none":
         return f"{one}: nsys may end the program when it stops recording"
     if one.name == "--wait" and one.value == "all":
@@ -118,7 +121,7 @@ def _note(one: Given, hangs_with_samples: str | None) -> str | None:
     if one.name == "--stop-on-exit" and one.value == "false":
         return f"{one}: the run lasts until nsys's --duration is over"
     if one.name == "--stats" and one.value == "true":
-        return f"{one}: its tables are in nsys.log in the run directory"
+        return f"{one}: its tables are in {NSYS_LOG} in the run directory"
     if one.name == "--export" and one.value != "none":
         return f"{one}: nsys writes these files too; traceable makes its .sqlite by itself"
     if one.name == "--command-file":

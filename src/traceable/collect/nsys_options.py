@@ -49,6 +49,10 @@ class Option:
         """Whether the help lists `value`, what may be appended to it left aside."""
         return any(re.split(r"[\[:]", listed)[0] == value for listed in self.values)
 
+    def takes(self, value: str) -> bool:
+        """Whether nothing in the help speaks against `value`, or a list of values: it lists none, or each of them."""
+        return not self.values or all(self.offers(part.partition(":")[0]) for part in value.split(","))
+
     def mentions(self, word: str) -> bool:
         """Whether the help speaks of `word` anywhere."""
         return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", self.text) is not None
@@ -77,6 +81,10 @@ class Options:
     def offers(self, name: str, value: str) -> bool:
         """Whether there is an option `name` that lists `value`."""
         return name in self._by_name and self._by_name[name].offers(value)
+
+    def takes(self, name: str, value: str) -> bool:
+        """Whether there is an option `name`, and nothing in the help speaks against `value`."""
+        return name in self._by_name and self._by_name[name].takes(value)
 
     def nearest(self, name: str) -> str | None:
         """Return the option whose name is most like `name`; None where none is."""

@@ -20,7 +20,7 @@ ALWAYS = (
     # `all` also waits for daemons that the program left behind (16 s instead of 1 s in a measured case).
     ("--wait", "primary"),
 )
-"""Options that nsys is given where its --help names them, whatever the preset."""
+"""Options that nsys is given where its --help names them with this value, whatever the preset."""
 
 QUIET = (
     # Both need perf_event_paranoid <= 2, which containers seldom have, and neither feeds a number of ours.
@@ -61,12 +61,13 @@ _BACKTRACES = (
     ("--python-backtrace", "cuda"),
 )
 
+# Not `python-gil`: 2023.4.4 records the GIL as NVTX ranges (domain `GIL Trace`), which enclose the program's own.
 PRESETS = {
     "light": Preset(),
     DEFAULT: Preset(options=(_GRAPH_NODES,)),
-    "python": Preset(("cuda", "nvtx", "python-gil"), (_GRAPH_NODES, *_PYTHON), _BACKTRACES),
+    "python": Preset(options=(_GRAPH_NODES, *_PYTHON), sampled=_BACKTRACES),
     "full": Preset(
-        ("cuda", "nvtx", "osrt", "cublas", "cusparse", "cusolver", "cudnn", "nccl", "mpi", "ucx", "python-gil"),
+        ("cuda", "nvtx", "osrt", "cublas", "cusparse", "cusolver", "cudnn", "nccl", "mpi", "ucx"),
         (_GRAPH_NODES, ("--cuda-memory-usage", "true"), *_PYTHON),
         (*_BACKTRACES, ("--cpuctxsw", "process-tree")),
         gpu_metrics=True,
@@ -116,7 +117,7 @@ def choose(preset: Preset, options: Options, machine: Machine) -> Chosen:
         wished += preset.sampled
     chosen += _there([one for one in QUIET if one[0] not in dict(wished)], options)
     chosen += _there(wished, options)
-    missing += [name for name, _ in wished if name not in options]
+    missing += [_named(name, value, options) for name, value in wished if not options.takes(name, value)]
     if preset.gpu_metrics:
         name = next((one for one in GPU_METRICS if one in options), None)
         value, reason = machine.gpu_metrics(name) if name else (None, "this nsys has none")
@@ -128,4 +129,9 @@ def choose(preset: Preset, options: Options, machine: Machine) -> Chosen:
 
 
 def _there(wished: Iterable[tuple[str, str]], options: Options) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in wished if name in options]
+    return [(name, value) for name, value in wished if options.takes(name, value)]
+
+
+def _named(name: str, value: str, options: Options) -> str:
+    """Return what is missing as one would type it: the option, or this value of it."""
+    return f"{name}={value}" if name in options else name

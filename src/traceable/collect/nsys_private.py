@@ -1,17 +1,18 @@
 """What nsys must not see, and where it may write: the environment that is nsys's own and not the program's.
 
-nsys (measured with 2022.4.2) stores in its report the environment and the command line of each process of the machine
-that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
+nsys (measured with 2022.4.2 and 2023.4.4) stores in its report the environment and the command line of each process of
+the machine that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
 `_native/discreet.c` is loaded, and then it reads neither. What it is started with itself is what
-`launch/handover.py` gives it.
+`launch/handover.py` gives it. Whether all of that held is looked at in each report: `nsys_seen.py`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from traceable import confidential
 from traceable._native import discreet_library
 from traceable.collect.nsys_options import Options
 
@@ -50,12 +51,24 @@ def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, s
         else:
             notes.append(f"{NOT_PREVENTED}: see docs/secrets.md")
     usual = Path(os.environ.get("TMPDIR") or "/tmp")
-    if why := unfit(usual):
-        folder = next((one for one in _folders(run_dir) if not unfit(one)), None)
-        if folder is not None:
-            variables["TMPDIR"] = str(folder)
-            notes.append(f"{usual} {why}: nsys keeps its temporary files in {folder}")
+    if (why := unfit(usual)) and (folder := instead_of(usual, run_dir)):
+        variables["TMPDIR"] = str(folder)
+        notes.append(f"{usual} {why}: nsys keeps its temporary files in {folder}")
     return variables, tuple(notes)
+
+
+def instead_of(folder: Path, run_dir: Path) -> Path | None:
+    """Return where nsys is to keep temporary files and not in `folder`; None where that will do, or no other would."""
+    if not unfit(folder):
+        return None
+    return next((one for one in _folders(run_dir) if not unfit(one)), None)
+
+
+def of_command(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence where a command line, which nsys stores as it is, has the value of a secret."""
+    if confidential.without_values(words) == list(words):
+        return ()
+    return ("the command line holds the value of a secret, and nsys writes it into its report: see docs/secrets.md",)
 
 
 def unfit(folder: Path) -> str | None:

@@ -7,11 +7,9 @@ read, paired and inserted chunk by chunk: memory is bounded by the ranges that a
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import json
 import os
-import platform
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,20 +20,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable.collect import nsys_origin
 from traceable.collect import recording as rec
 from traceable.collect.nsys_rows import Rows, by_columns
 from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES
 from traceable.collect.pairing import pair_ids, pair_push_pop
+from traceable.collect.recording_events import read_events
 from traceable.collect.ring import Window
 from traceable.collect.sink import Sink, Source
 from traceable.collect.texts import LOST_TEXT, Texts
 from traceable.errors import CollectorError
-
-SCHEMA_VERSION = "3.16.1"
-"""The schema whose tables are written; that of nsys 2024.6."""
-
-COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
-"""Row of META_DATA_EXPORT: `true` if every recorded process had ended when the file was written."""
 
 FLIGHT_RECORDER = "TRACEABLE_FLIGHT_RECORDER"
 """Rows of META_DATA_CAPTURE, one a process with a flight recorder: which time is shown, as JSON."""
@@ -290,15 +284,15 @@ class _Export:
             self._insert("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "utcTime", "localTime"), [times])
         details = (machine, self._last_ns, 0, self._last_ns)
         self._insert("ANALYSIS_DETAILS", ("globalVid", "duration", "startTime", "stopTime"), [details])
-        environment = ((machine, "Local (traceable)", *row) for row in _machine())
+        environment = ((machine, "Local (traceable)", *row) for row in nsys_origin.machine())
         self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
         # Timestamp of the target, from the injection.
         diagnosed = [(0, 1, 1, WARNING, note, pid) for note, pid in zip(self._notes, self._diagnosed, strict=True)]
         diagnosed += [(0, 1, 1, INFORMATION, remark, pid) for remark, pid in self._remarks]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
         self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
-        self._insert("META_DATA_CAPTURE", ("name", "value"), _capture(processes))
-        self._insert("META_DATA_EXPORT", ("name", "value"), _export(complete))
+        self._insert("META_DATA_CAPTURE", ("name", "value"), nsys_origin.capture(processes))
+        self._insert("META_DATA_EXPORT", ("name", "value"), nsys_origin.export(complete))
 
 
 class _Process:
@@ -316,7 +310,7 @@ class _Process:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
         stack = Rows.none()
         with Texts(thread) as texts:
-            for events in _parts(rec.read_events(thread, notes)):
+            for events in _parts(read_events(thread, notes)):
                 if events.kind[0] == rec.CUT:
                     # What was open when the window closed: its end is not known, and no later pop is its own.
                     yield stack
@@ -384,46 +378,3 @@ def _parts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
         for first, last in itertools.pairwise(edges):
             if first < last:
                 yield events.take(np.arange(first, last))
-
-
-def _machine() -> list[tuple[str, int, str]]:
-    """Return the machine's properties with nsys's numbers for them. Environment variables are not among them."""
-    return [
-        ("CpuCores", 1, str(os.cpu_count() or 0)),
-        ("CpuArchitecture", 3, platform.machine()),
-        ("SoftwareReleaseVersion", 618, platform.release()),
-        ("Hostname", 619, platform.node()),
-    ]
-
-
-def _capture(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[str, str]]:
-    yield "DEVICE_ID", "Local (traceable)"
-    yield "CAPTURE_EVENT_TYPE", "NvtxEvents"
-    if processes:
-        command, *arguments = processes[0].command
-        yield "PROCESS_0:COMMAND", command
-        yield from ((f"PROCESS_0:ARGUMENT_{number}", argument) for number, argument in enumerate(arguments))
-        yield "PROCESS_0:PID", str(processes[0].pid)
-        yield "PROCESS_0:COLLECT_NVTX_TRACE", "true"
-
-
-def _export(complete: bool) -> list[tuple[str, str]]:
-    now = datetime.now(timezone.utc)
-    major, minor, micro = SCHEMA_VERSION.split(".")
-    try:
-        version = importlib.metadata.version("traceable")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""  # run from a source tree that was never installed
-    return [
-        ("EXPORT_PRODUCT_NAME", "traceable embedded recorder"),
-        ("EXPORT_PRODUCT_VERSION", version),
-        ("EXPORT_SCHEMA_VERSION", SCHEMA_VERSION),
-        ("EXPORT_SCHEMA_VERSION_MAJOR", major),
-        ("EXPORT_SCHEMA_VERSION_MINOR", minor),
-        ("EXPORT_SCHEMA_VERSION_MICRO", micro),
-        ("EXPORT_PLATFORM", "linux-desktop"),
-        ("EXPORT_ARCH", {"x86_64": "x64"}.get(platform.machine(), platform.machine())),
-        ("EXPORT_TIME_UTC", f"{now:%Y-%m-%dT%H:%M:%S}"),
-        ("EXPORT_TIME_LOCAL", f"{now.astimezone():%Y-%m-%dT%H:%M:%S}"),
-        (COMPLETE, str(complete).lower()),
-    ]

@@ -108,7 +108,8 @@ class RecorderCollector:
 
 def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[str, ...] | None:
     """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
-    from traceable.collect.nsys_schema import COMPLETE, WARNING
+    from traceable.collect.nsys_origin import COMPLETE
+    from traceable.collect.nsys_schema import WARNING
 
     try:
         written = database.stat().st_mtime_ns

@@ -1,6 +1,7 @@
-"""Reads what the embedded recorder left on disk: processes, their names, and each thread's events as numpy columns.
+"""Reads what the embedded recorder left on disk: processes, their names, and where each thread's events lie.
 
-The layout is documented in `_native/recorder_format.h`. Nothing is paired or exported here (`pairing`, `nsys_schema`).
+The layout is documented in `_native/recorder_format.h`. The events are read in `recording_events`; nothing is paired or
+exported here (`pairing`, `nsys_schema`).
 A process may have died at any moment: files end in zeros, and an entry that was not finished reads as empty. What can't
 be read is left out with a note as long as something else can be; only a recording of which nothing is readable, or that
 another version wrote, is an error.
@@ -18,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collect.ring import RECORD as _RECORD
-from traceable.collect.ring import Piece, Window, read_records, read_threads
+from traceable.collect.ring import Piece, Window, read_threads
 from traceable.errors import CollectorError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 VERSION = 4
 _BEFORE_RINGS = 3
-_PAYLOAD_TYPES = 6
 PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
 
 PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
@@ -42,14 +41,13 @@ DOMAIN, STRING, CATEGORY, THREAD = 1, 2, 3, 4
 TEXT_BIT = 1 << 39
 """Set in a message that is the place of a text in the thread's text file, and not the id of a registered string."""
 
-_ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP, _SKIP_NAME = 16, 17, 18, 255, 255
-_KNOWN = (PUSH, POP, START, END, MARK, CUT, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
-_NO_ATTRIBUTES = np.zeros(1, _RECORD)
+_SKIP_NAME = 255
 _PROCESS_HEADER = struct.Struct("<8sIIIIqqQQQQ16sII")
 _RING_HEADER = struct.Struct("<QQqq64s")
 _FILE_HEADER = struct.Struct("<8sII")
 FILE_HEADER_BYTES = _FILE_HEADER.size
 _EVENTS_HEADER = struct.Struct("<8sIIQII16sQ8x")
+EVENTS_HEADER_BYTES = _EVENTS_HEADER.size
 _NAME_ENTRY = struct.Struct("<IIIIqQ")
 _CLOCK_MONOTONIC = 1
 _PROCESS_DIRECTORY = re.compile(r"\d+-\d+")
@@ -310,141 +308,3 @@ def _c_text(content: bytes) -> str:
 def decode(content: bytes) -> str:
     r"""Return `content` as text; a byte that is not UTF-8 becomes `\xNN`, so that different names stay different."""
     return content.decode("utf-8", "backslashreplace")
-
-
-def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 18) -> Iterator[Events]:
-    """Yield the thread's events in chunks of at most `records` 16-byte records, so that memory stays bounded.
-
-    A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
-    Appends a sentence to `notes` where the file holds something that no recorder writes; what stands before it is used.
-    """
-    if thread.pieces is not None:
-        yield from _ring_events(thread.events, thread.pieces, notes)
-        return
-    before = np.empty(0, _RECORD)
-    held = _NO_ATTRIBUTES
-    with thread.events.open("rb") as file:
-        file.seek(_EVENTS_HEADER.size)
-        while True:
-            content = file.read(records * _RECORD.itemsize)
-            chunk = np.frombuffer(content[: len(content) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
-            used = _used(chunk)
-            whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
-            kinds = (whole["word"] >> np.uint64(56)).astype(np.uint8)
-            known = np.isin(kinds, _KNOWN)
-            sound = bool(known.all())
-            if not sound:
-                notes.append(f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost")
-                whole, kinds = whole[: known.argmin()], kinds[: known.argmin()]
-            events = np.flatnonzero((kinds <= MARK) | (kinds == CUT))
-            if len(events):
-                yield _decode(whole, kinds, events, held)
-                held = _last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
-            if used < records or not sound:
-                return
-            # What stands after the last event belongs to the first one of the next chunk.
-            before = whole[events[-1] + 1 :] if len(events) else whole
-
-
-def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[str]) -> Iterator[Events]:
-    for number, piece in enumerate(pieces):
-        records = read_records(path, piece)
-        kinds = (records["word"] >> np.uint64(56)).astype(np.uint8)
-        known = np.isin(kinds, _KNOWN)
-        if not known.all():
-            notes.append(f"{path} is damaged; events of the segment at byte {piece.segment} are lost")
-            records, kinds = records[: known.argmin()], kinds[: known.argmin()]
-        # What is carried over from the segment before is known, unless there is none before.
-        skipped = piece.carried if number else 0
-        held = _last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
-        records, kinds = records[skipped:], kinds[skipped:]
-        places = np.flatnonzero((kinds <= MARK) | (kinds == CUT))
-        if not len(places):
-            continue
-        events = _decode(records, kinds, places, held)
-        # Texts are counted from the segment's begin.
-        events.message[events.message & np.uint64(TEXT_BIT) != 0] += np.uint64(piece.segment // 8)
-        yield events
-
-
-def _used(chunk: NDArray[np.void]) -> int:
-    """Count the records before the first empty one, which is where the thread ended or the process died."""
-    empty = chunk["word"] == 0
-    return int(empty.argmax()) if empty.any() else len(chunk)
-
-
-def _last_attributes(records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]) -> NDArray[np.void]:
-    """Return the last record of attributes as an array of one, or `held` where there is none."""
-    places = np.flatnonzero(kinds == _ATTRIBUTES)
-    return records[places[-1:]].copy() if len(places) else held
-
-
-def attributes_at(path: Path, place: int) -> bytes:
-    """Return the record whose attributes hold at byte `place` of a thread's file; nothing where none are set."""
-    begin = end = place
-    with path.open("rb") as file:
-        while end > _EVENTS_HEADER.size:
-            begin = max(_EVENTS_HEADER.size, end - (_RECORD.itemsize << 14))
-            file.seek(begin)
-            records = np.frombuffer(file.read(end - begin), _RECORD)
-            found = _last_attributes(records, (records["word"] >> np.uint64(56)).astype(np.uint8), _NO_ATTRIBUTES)
-            if found is not _NO_ATTRIBUTES:
-                return found.tobytes()
-            end = begin
-    return b""
-
-
-def _decode(
-    records: NDArray[np.void], kinds: NDArray[np.uint8], places: NDArray[np.intp], held: NDArray[np.void]
-) -> Events:
-    """Decode the events at `places`; `held` are the attributes that hold where `records` begin."""
-    kind, data, word = kinds[places], records["data"][places], records["word"][places]
-    count = len(places)
-    named = (kind == PUSH) | (kind == START) | (kind == MARK)
-    zero = np.uint64(0)
-    events = Events(
-        kind=kind,
-        time_ns=(word & np.uint64((1 << 56) - 1)).astype(np.int64),
-        domain=np.where(named, data >> np.uint64(40), np.where(kind == POP, data, zero)).astype(np.uint32),
-        message=np.where(named, data & np.uint64((1 << 40) - 1), zero),
-        range_id=np.where(kind == END, data, zero).astype(np.int64),
-        category=np.full(count, -1, np.int64),
-        color=np.full(count, -1, np.int64),
-        payload_type=np.zeros(count, np.uint8),
-        payload=np.zeros(count, np.uint64),
-    )
-    _apply_attributes(events, records, kinds, places, held)
-    # An event has at most two records before it, in a fixed order; look back one place, then two.
-    rows = np.flatnonzero(places > 0)
-    for back in (1, 2):
-        rows = rows[places[rows] >= back]
-        rows = rows[np.isin(kinds[places[rows] - back], (_PAYLOAD, _RANGE_ID))]
-        _apply(events, rows, records[places[rows] - back], kinds[places[rows] - back])
-    return events
-
-
-def _apply_attributes(
-    events: Events,
-    records: NDArray[np.void],
-    kinds: NDArray[np.uint8],
-    places: NDArray[np.intp],
-    held: NDArray[np.void],
-) -> None:
-    """Write color and category of pushes, starts and marks: what the last record of attributes before each says."""
-    said = np.flatnonzero(kinds == _ATTRIBUTES)
-    chosen = np.concatenate((held, records[said]))[np.searchsorted(said, places)]
-    named = (events.kind == PUSH) | (events.kind == START) | (events.kind == MARK)
-    for flag, shift, column in ((1, 0, events.color), (2, 32, events.category)):
-        rows = named & (chosen["word"] & np.uint64(flag) != 0)
-        column[rows] = (chosen["data"][rows] >> np.uint64(shift)) & np.uint64(0xFFFFFFFF)
-
-
-def _apply(events: Events, rows: NDArray[np.intp], records: NDArray[np.void], kinds: NDArray[np.uint8]) -> None:
-    """Write what `records` say about the events at `rows` into their columns."""
-    data, word = records["data"], records["word"]
-    chosen = kinds == _PAYLOAD
-    types = word[chosen] & np.uint64(0xFF)
-    events.payload_type[rows[chosen]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
-    events.payload[rows[chosen]] = data[chosen]
-    chosen = kinds == _RANGE_ID
-    events.range_id[rows[chosen]] = data[chosen]

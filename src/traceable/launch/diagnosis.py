@@ -29,10 +29,12 @@ _CONSEQUENCES = {
     "exec": ("nothing_annotated", "counts_differ"),
     "forked_child": ("nothing_annotated",),
     "nvtx_not_traced": ("nothing_annotated", "process_not_recorded", "counts_differ"),
+    "nsys_never_listened": ("nothing_annotated", "counts_differ"),
     "nvtx_silent": ("nothing_annotated",),
     "process_not_recorded": ("nothing_annotated",),
+    "program_failed": ("nothing_annotated", "process_not_recorded", "no_cuda_context"),
     "level_too_low": ("nothing_annotated", "process_not_recorded"),
-    "tail_lost": ("nothing_annotated", "process_not_recorded", "counts_differ"),
+    "tail_lost": ("nothing_annotated", "process_not_recorded", "counts_differ", "program_failed"),
     "cupti_taken": ("no_cuda_context",),
     "driver_too_old": ("no_cuda_context",),
     "driver_too_new": ("no_cuda_context",),
@@ -45,7 +47,7 @@ class Diagnosis:
     """What came of it.
 
     Attributes:
-        findings: the most certain first, of these the one that cost most.
+        findings: the most certain first, of these the one that cost most; what cost nothing comes last.
         ruled_out: causes that it is not, with what that is known by.
         not_applicable: causes that nothing is known of.
         failed: rules that failed, with the error: faults of ours.
@@ -91,7 +93,8 @@ def diagnose(case: Case, say: Callable[[str], None] | None = None, rules: tuple[
     if not found and (last := diagnosis_report.LAST.judge(case)) and isinstance(last, Finding):
         found.append(last)
     found = _without_consequences(found)
-    found.sort(key=lambda one: (CERTAINTIES.index(one.certainty), LOSSES.index(one.loss)))
+    # What costs nothing is no answer to why something is missing, however certain it is.
+    found.sort(key=lambda one: (one.loss == NOTHING, CERTAINTIES.index(one.certainty), LOSSES.index(one.loss)))
     return Diagnosis(tuple(found), tuple(out), tuple(unknown), tuple(failed))
 
 

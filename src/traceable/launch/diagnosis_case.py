@@ -22,8 +22,9 @@ import numpy as np
 
 from traceable.analysis.windows import Said, Windows
 from traceable.collect import nsys_install
+from traceable.collect.base import NSYS_LOG
 from traceable.errors import TraceableError
-from traceable.launch import doctor_facts, processes, reports, run_dir, windows
+from traceable.launch import doctor_facts, onlooker, processes, reports, run_dir, windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ _OF_NSYS = re.compile(
 )
 """What of the strings of an old report (2022, 2023) is a message of nsys's: those have no table of their own there."""
 
+_OF_WSL = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
+"""Processes that only Linux on Windows has."""
+
 
 @dataclass(frozen=True)
 class Life:
@@ -48,7 +52,6 @@ class Life:
         disabled: its annotations were off.
         level: annotations of a higher level were off.
         listener: it was told of an NVTX listener or of torch's profiler.
-        scrubbed: it was started without the environment of the run.
         end: how Python ended; None where it had no say (a signal, os._exit, exec).
         names: of the ranges that it made, at most 100; distinct: how many there were.
         nvtx: version of the nvtx package that it imported; None for not.
@@ -60,7 +63,6 @@ class Life:
     disabled: bool
     level: int
     listener: bool
-    scrubbed: bool
     end: str | None = None
     names: tuple[str, ...] = ()
     distinct: int = 0
@@ -84,9 +86,12 @@ class Case:
         log: what nsys printed, line by line.
         messages: what nsys wrote of itself into the report.
         options: how it was recorded, as the report says (META_DATA_CAPTURE, from 2023 on).
-        lives: of the processes that imported traceable.
+        system: what the report says of where it was recorded: `kernel`, and `wsl`, a process that only WSL has.
+        lives: of the processes that imported traceable within the run and were to be recorded.
+        unaware: pid and name of each process that the launcher saw load traceable without the run's environment.
         told: what processes said of being recorded or not (`process.<pid>.json`).
         steps: what processes said of their steps.
+        profilers: names of the processes that held GPU counters, or could, when the run began.
         machine: this system, where the run was of it; else None.
         cut_bytes: how many bytes an SQLite file lacks of what its header says.
         importer: an importer of nsys's is there.
@@ -103,9 +108,12 @@ class Case:
     log: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    system: Mapping[str, str] = field(default_factory=dict)
     lives: tuple[Life, ...] = ()
+    unaware: tuple[tuple[int, str], ...] = ()
     told: tuple[Mapping[str, Any], ...] = ()
     steps: tuple[Said, ...] = ()
+    profilers: tuple[str, ...] = ()
     machine: doctor_facts.Machine | None = None
     cut_bytes: int = 0
     importer: bool = True
@@ -169,7 +177,13 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
     manifest = run_dir.read(directory)
     named = manifest.get("collector") or {}
     database = _database_of(directory, manifest)
-    messages, options = _of_database(database)
+    about = _of_database(database)
+    told = tuple(processes.told(directory))
+    # What `run --ranks` or `--processes` left out is not missing.
+    left_out = {one["pid"] for one in told if one.get("chosen") is False}
+    lives = tuple(one for one in _lives(directory) if one.pid not in left_out)
+    # One that set the variables itself, before it imported traceable, tells of itself.
+    known = {*left_out, *(one.pid for one in lives), *(one["pid"] for one in told)}
     return Case(
         path=directory,
         directory=directory,
@@ -179,12 +193,15 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
         error=error,
         windows=recording.windows if recording is not None else _unrecorded(directory, manifest),
         files=tuple(sorted(entry.name for entry in directory.iterdir())),
-        log=_lines(directory / "nsys.log"),
-        messages=messages,
-        options=options,
-        lives=tuple(_lives(directory)),
-        told=tuple(processes.told(directory)),
-        steps=windows.told(directory),
+        log=_lines(directory / NSYS_LOG),
+        messages=about.messages,
+        options=about.options,
+        system=about.system,
+        lives=lives,
+        unaware=tuple(one for one in onlooker.seen(directory) if one[0] not in known),
+        told=told,
+        steps=tuple(one for one in windows.told(directory) if one.pid not in left_out),
+        profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_machine(manifest),
         importer=_importer(),
     )
@@ -211,15 +228,16 @@ def opened(path: Path) -> Iterator[Case]:
     try:
         with _readable(path) as found:
             recording = load(found)
-            messages, options = _of_database(found)
+            about = _of_database(found)
             product = recording.trace.source.product
             yield Case(
                 path,
                 collector=next((name for start, name in _PRODUCTS if product.startswith(start)), ""),
                 recording=recording,
                 files=(path.name,),
-                messages=messages,
-                options=options,
+                messages=about.messages,
+                options=about.options,
+                system=about.system,
             )
     except TraceableError as error:
         yield Case(path, error=error, files=(path.name,), cut_bytes=_cut(path), importer=_importer())
@@ -250,31 +268,58 @@ def _database_of(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def _of_database(path: Path | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the messages of the collector and how it was asked to record, as far as a file holds them."""
+@dataclass(frozen=True)
+class _About:
+    """What a database says of itself and of its collector, as `Case` has it."""
+
+    messages: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    system: Mapping[str, str] = field(default_factory=dict)
+
+
+def _of_database(path: Path | None) -> _About:
+    """Return the messages of the collector, how it was asked to record and where, as far as a file holds them."""
     if path is None or not path.is_file():
-        return (), {}
+        return _About()
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as file:
             file.text_factory = lambda text: text.decode("utf-8", "replace")
             there = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            messages: list[str] = []
-            if "DIAGNOSTIC_EVENT" in there:
-                messages = [text for (text,) in file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT") if text]
-            elif "StringIds" in there:
-                found = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
-                messages = [text for (text,) in found if _OF_NSYS.search(text)]
-            options: dict[str, str] = {}
-            if "META_DATA_CAPTURE" in there:
-                # Not the program's environment, which old versions keep there.
-                rows = file.execute(
-                    "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE "
-                    "WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
-                )
-                options = {name: value for name, value in rows if value is not None}
-            return tuple(" ".join(message.split()) for message in messages), options
+            messages = tuple(" ".join(message.split()) for message in _messages(file, there))
+            return _About(messages, _options(file, there), _system(file, there))
     except sqlite3.Error:
-        return (), {}
+        return _About()
+
+
+def _messages(file: sqlite3.Connection, there: set[str]) -> list[str]:
+    if "DIAGNOSTIC_EVENT" in there:
+        return [text for (text,) in file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT") if text]
+    if "StringIds" not in there:
+        return []
+    found = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
+    # Whole environments of processes stand among them, with a null between two variables.
+    return [text for (text,) in found if "\0" not in text and _OF_NSYS.search(text)]
+
+
+def _options(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
+    if "META_DATA_CAPTURE" not in there:
+        return {}
+    # Not the program's environment, which old versions keep there.
+    rows = file.execute(
+        "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
+    )
+    return {name: value for name, value in rows if value is not None}
+
+
+def _system(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if "TARGET_INFO_SYSTEM_ENV" in there:
+        rows = file.execute("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'")
+        found["kernel"] = next((value for (value,) in rows if value), "")
+    if "PROCESSES" in there:
+        names = [name for (name,) in file.execute("SELECT DISTINCT name FROM PROCESSES") if name]
+        found["wsl"] = next((name for name in names if _OF_WSL.match(name)), "")
+    return found
 
 
 def _lives(directory: Path) -> Iterator[Life]:
@@ -296,7 +341,6 @@ def _begun(content: Mapping[str, Any], number: int) -> Life:
         disabled=bool(content["disabled"]),
         level=int(content["level"]),
         listener=bool(content["listener"]),
-        scrubbed=bool(content["scrubbed"]),
     )
 
 

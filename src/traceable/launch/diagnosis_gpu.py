@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 
+from traceable.analysis.attribution import Coverage, Share
+from traceable.analysis.rules import RULES as RULES_OF_ATTRIBUTION
 from traceable.launch.diagnosis_case import NSYS, Case
 from traceable.launch.diagnosis_ranges import traced
 from traceable.launch.diagnosis_rules import (
@@ -14,6 +16,7 @@ from traceable.launch.diagnosis_rules import (
     LIKELY,
     NOTHING,
     PART,
+    POSSIBLE,
     Finding,
     Judged,
     Rule,
@@ -21,11 +24,27 @@ from traceable.launch.diagnosis_rules import (
     listed,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
 _SUBSCRIBED = r"already subscribed to CUPTI|CUPTI_ERROR_MULTIPLE_SUBSCRIBERS|CUPTI_ERROR_MAX_LIMIT"
 _OLD_DRIVER = r"is no longer supported|Incompatible CUDA driver"
 _NEW_DRIVER = r"is not supported by this build of Nsight Systems|Could not (load the CUPTI|parse \d+ CUPTI)"
 _NO_CUDA = r"No CUDA events collected|CUDA profiling might have not been started"
+_CUDA_BEGUN = r"CUDA injection initialized successfully"
+_COUNTERS_TAKEN = r"Already under profiling|sampling hardware unit is already in use"
+_OTHERS = {
+    "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "the run was under ncu",
+    "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "the run was under compute-sanitizer",
+    "NSYS_PROFILING_SESSION_ID": "the run was under another nsys",
+    "KINETO_USE_DAEMON": "Kineto's daemon may record in the program",
+    "KINETO_CONFIG": "Kineto may record in the program",
+}
+"""Variables by which other subscribers of CUPTI are known. CUDA_INJECTION64_PATH is none: nsys puts its own there."""
+_COUNTERS_HELD = re.compile(r"nv-hostengine|dcgm|ncu|nv-nsight-cu|nsys")
 _GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
+_AUTOGRAD = "pt_autograd"
 _BACKWARD = re.compile("backward", re.IGNORECASE)
 
 
@@ -33,9 +52,8 @@ def _gpus(case: Case) -> list[str] | None:
     """Return the GPUs of the machine that the run was on; None where that is not known, empty for none."""
     if case.recording is not None and case.recording.trace.devices:
         return [device.name for device in case.recording.trace.devices]
-    if case.manifest is None or "gpus" not in case.manifest:
-        return None
-    return [str(gpu.get("name")) for gpu in case.manifest["gpus"] or ()]
+    said = (case.manifest or {}).get("gpus")
+    return None if said is None else [str(gpu.get("name")) for gpu in said]
 
 
 def cupti_taken(case: Case) -> Judged:
@@ -43,7 +61,7 @@ def cupti_taken(case: Case) -> Judged:
     if case.collector != NSYS:
         return None
     said = case.said(_SUBSCRIBED)
-    fix = "leave the other one out while nsys records: torch.profiler, an injection, DCGM, ncu"
+    fix = "leave the other one out while nsys records: torch.profiler, ncu, compute-sanitizer, an outer nsys"
     found = "another profiler holds CUPTI in the program, so that nsys gets nothing from the GPU"
     if said:
         return Finding("cupti_taken", CERTAIN, found, tuple(said[:2]), fix, PART if case.operations else EVERYTHING)
@@ -52,12 +70,30 @@ def cupti_taken(case: Case) -> Judged:
     if not _gpus(case) or "cuda" not in (traced(case) or ()):
         return None
     evidence = [f"process {one.pid} had a torch.profiler of its own" for one in case.lives if one.torch_profiler]
-    evidence += ["CUDA_INJECTION64_PATH is set"] if "CUDA_INJECTION64_PATH" in case.variables else []
-    evidence += [f"{name} is set" for name in ("KINETO_USE_DAEMON", "KINETO_CONFIG") if name in case.variables]
+    evidence += [f"{name} is set: {what}" for name, what in _OTHERS.items() if name in case.variables]
     if not evidence:
         return RuledOut("nothing says that another profiler was there")
     evidence.append("no GPU operation was recorded, on a machine with a GPU")
     return Finding("cupti_taken", LIKELY, found, tuple(evidence), fix, EVERYTHING)
+
+
+def counters_taken(case: Case) -> Judged:
+    """The GPU's counters serve one tool on the whole machine. That is not CUPTI: DCGM takes no kernel from nsys."""
+    if case.collector != NSYS:
+        return None
+    said = case.said(_COUNTERS_TAKEN)
+    if not said:
+        return RuledOut("nsys did not say that another tool holds the GPU's counters") if case.messages else None
+    held = [name for name in case.profilers if _COUNTERS_HELD.match(name)]
+    running = (f"running when the run began: {listed(held)}",) if held else ()
+    return Finding(
+        "counters_taken",
+        CERTAIN,
+        "another tool holds the GPU's counters, so that nsys can't sample GPU metrics",
+        (*said[:1], *running),
+        "type `dcgmi profile --pause` while you profile and `--resume` after, or end the other nsys or ncu",
+        PART,
+    )
 
 
 def driver(case: Case) -> Judged:
@@ -66,7 +102,7 @@ def driver(case: Case) -> Judged:
         return None
     old, new = case.said(_OLD_DRIVER), case.said(_NEW_DRIVER)
     if not old and not new:
-        return RuledOut("nsys did not complain of the CUDA driver")
+        return RuledOut("nsys did not complain of the CUDA driver") if case.messages else None
     loss = NOTHING if case.operations else EVERYTHING
     version = case.recording.trace.source.version
     if old:
@@ -100,13 +136,17 @@ def no_context(case: Case) -> Judged:
         )
     gpus = _gpus(case)
     evidence = ["CUDA was traced, and no CUDA call was recorded", *case.said(_NO_CUDA)[:1]]
-    evidence += ["the machine has no NVIDIA GPU"] if gpus == [] else []
     evidence += [f"the machine has {listed(gpus)}"] if gpus else []
+    evidence += ["nvidia-smi named no GPU"] if case.manifest is not None and not gpus else []
+    begun = case.said(_CUDA_BEGUN)
+    found = "the program never used CUDA: no context was created in a process that nsys hears"
+    if begun:
+        found = "the program has loaded CUDA, and made no call of it while it was recorded"
     return Finding(
         "no_cuda_context",
-        LIKELY,
-        "the program never used CUDA: no context was created in a process that nsys hears",
-        tuple(evidence),
+        POSSIBLE if begun else LIKELY,
+        found,
+        (*evidence, *begun[:1]),
         "see whether the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
         NOTHING if not gpus else EVERYTHING,
     )
@@ -131,54 +171,79 @@ def graphs(case: Case) -> Judged:
             f"{len(trace.kernels)} kernels and copies of {others / 1e6:.1f} ms",
         )
         return Finding("graphs_traced_as_one", CERTAIN, found, evidence, fix, PART)
-    by_node = bool((trace.kernels.graph_node >= 0).any())
     if not calls:
         return RuledOut("no CUDA graph was launched") if case.operations else None
-    if by_node:
+    if (trace.kernels.graph_node >= 0).any():
         return RuledOut("the kernels of CUDA graphs were recorded node by node")
+    context = case.recording.context
+    call = context.launched.call_of[context.launched.call_of >= 0]
+    if nodes := int(np.isin(trace.calls.name[call], launched).sum()):
+        # torch.profiler names no nodes (2022 to 2026).
+        return RuledOut(f"{nodes} GPU operations were launched by cudaGraphLaunch")
+    if case.collector != NSYS:
+        return None
     found = f"{calls} CUDA graphs were launched, and none of their kernels is in the recording"
     evidence = (f"{calls} calls of cudaGraphLaunch", "no kernel with a graph node, no table of graphs")
     return Finding("graphs_traced_as_one", LIKELY, found, evidence, fix, PART)
 
 
 def autograd(case: Case) -> Judged:
-    """Kernels of backward(), which another thread launches than the one whose range is open."""
+    """Kernels of backward(), or of another helper, which another thread launches than the one whose range is open."""
     if case.recording is None or not case.operations or not case.ranges:
         return None
     coverage = case.recording.coverage
-    adopted = coverage.attributed.get("adopted")
-    lost = coverage.unattributed.get("several_threads")
-    trace = case.recording.trace
-    names = [trace.names[index] for index in np.unique(trace.ranges.name).tolist() if index >= 0]
-    backward = [name for name in names if _BACKWARD.search(name)]
-    if lost is not None and lost.operations:
-        share = lost.gpu_ns / max(1, coverage.total.gpu_ns)
+    adopted, lost = coverage.attributed["adopted"], coverage.unattributed["several_threads"]
+    if lost.operations:
         return Finding(
             "launched_by_another_thread",
             CERTAIN,
-            f"{lost.operations} GPU operations ({share:.0%} of the GPU's time) were launched by threads without a "
-            "range while several others had one open",
+            f"{lost.operations} GPU operations ({_share(lost, coverage)} of the GPU's time) were launched by threads "
+            "without a range while several others had one open",
             ("no rule says to which of these ranges they belong",),
             "annotate within the thread that launches, or run one annotated thread at a time",
             PART,
         )
-    if adopted is None or not adopted.operations:
+    if not adopted.operations:
         return RuledOut("ranges and what they launch are on the same threads")
-    share = adopted.gpu_ns / max(1, coverage.total.gpu_ns)
-    named = (f"ranges named {listed(backward[:2])}",) if backward else ()
+    threads, backward = _adopted_from(case.recording)
+    by_autograd = any(name.startswith(_AUTOGRAD) for name in threads)
+    helper = "as autograd's does" if by_autograd or backward else "a helper of the program's"
+    outside = "; nsys's own tables show them outside of every range" if case.collector == NSYS else ""
     return Finding(
-        "autograd_thread",
+        "autograd_thread" if by_autograd or backward else "launched_by_another_thread",
         CERTAIN,
-        f"{adopted.operations} GPU operations ({share:.0%} of the GPU's time) were launched by another thread than the "
-        "one with the range, as autograd's does; nsys's own tables show them outside of every range",
-        (f"attribution `adopted`: {adopted.operations} operations", *named),
-        "read them in `traceable report`, which gives them to the range that was open; leave nsys's projection aside",
+        f"{adopted.operations} GPU operations ({_share(adopted, coverage)} of the GPU's time) were launched by another "
+        f"thread than the one with the range, {helper}{outside}",
+        (
+            f"attribution `adopted`: {adopted.operations} operations",
+            f"launched by {listed(threads)}",
+            *((f"while {listed(backward, 2)} was open",) if backward else ()),
+        ),
+        "read them in `traceable report`, which gives them to the range that was open"
+        + ("; leave nsys's projection aside" if outside else ""),
         NOTHING,
     )
 
 
+def _share(part: Share, coverage: Coverage) -> str:
+    return f"{part.gpu_ns / max(1, coverage.total.gpu_ns):.0%}"
+
+
+def _adopted_from(recording: Recording) -> tuple[list[str], list[str]]:
+    """Return the names of the threads that launched what was adopted, and of the ranges of backward() it went to."""
+    trace, context = recording.trace, recording.context
+    operations = np.flatnonzero(context.attribution.rule == RULES_OF_ATTRIBUTION.index("adopted"))
+    launching = np.unique(trace.calls.thread[context.launched.call_of[operations]]).tolist()
+    threads = [trace.threads[index] for index in launching]
+    instances = np.unique(context.attribution.innermost[operations])
+    named = np.unique(context.attribution.found.name[instances[instances >= 0]]).tolist()
+    backward = sorted({trace.names[index] for index in named if _BACKWARD.search(trace.names[index])})
+    return [f"{one.name} (thread {one.tid})" if one.name else f"thread {one.tid}" for one in threads], backward
+
+
 RULES = (
     Rule("cupti_taken", cupti_taken),
+    Rule("counters_taken", counters_taken),
     Rule("driver", driver),
     Rule("no_cuda_context", no_context),
     Rule("graphs_traced_as_one", graphs),

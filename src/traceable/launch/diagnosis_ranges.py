@@ -26,6 +26,7 @@ from traceable.launch.diagnosis_rules import (
 
 _NVTX_SILENT = r"NVTX binary payload extension is incompatible"
 _NVTX_HEARD = r"NVTX injection initialized"
+_NEVER_BEGAN = "nsys's NVTX injection was never initialised: nothing that it hears called NVTX"
 _NVTX_OFF = "NVTX_DISABLE"
 _USUAL_LEVEL = 2
 
@@ -103,16 +104,17 @@ def nvtx_silent(case: Case) -> Judged:
         return None
     said = case.said(_NVTX_SILENT)
     if not said:
-        return RuledOut("nsys did not refuse the payload extension of the nvtx package")
+        return RuledOut("nsys did not refuse the payload extension of the nvtx package") if case.messages else None
     ended = [one for one in case.lives if one.end is not None]
-    if case.ranges and ended and not any(one.nvtx for one in ended):
-        return RuledOut("ranges were heard, and no process that told of itself imported the nvtx package")
-    version = next((one.nvtx for one in ended if one.nvtx), None)
-    version = version or ((case.manifest or {}).get("versions") or {}).get("nvtx")
+    if ended and not any(one.nvtx is not None for one in ended):
+        return RuledOut("no process that told of itself imported the nvtx package")
+    imported = next((one.nvtx for one in ended if one.nvtx), None)
+    version = imported or ((case.manifest or {}).get("versions") or {}).get("nvtx")
     nsys = case.recording.trace.source.version
     return Finding(
         "nvtx_silent",
-        CERTAIN if not case.ranges else LIKELY,
+        # Others ask for that extension as well, NCCL among them.
+        CERTAIN if imported and not case.ranges else LIKELY,
         f"the nvtx package {version or '(0.2.12 or newer)'} emits nothing under nsys {nsys}",
         (said[0], f"{case.ranges} ranges in the report, though NVTX was used"),
         "annotate with traceable.annotate instead of nvtx.annotate; or install nvtx==0.2.11 or a newer nsys; or "
@@ -129,13 +131,14 @@ def forked(case: Case) -> Judged:
     if not lost:
         return RuledOut("no process that imported traceable forked another")
     who = listed([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
+    # Of workers that only load data nothing is missing, and nobody counts what a process made.
     return Finding(
         "forked_child",
-        CERTAIN,
-        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys does not hear forked processes",
+        POSSIBLE if case.ranges else LIKELY,
+        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys hears no range that a forked process makes",
         (f"process.{lost[0]['pid']}.json says so", f"{case.ranges or 0} ranges in the report"),
         "use --collector recorder, or multiprocessing's start method spawn",
-        _loss(case),
+        NOTHING if case.ranges else EVERYTHING,
     )
 
 
@@ -146,22 +149,24 @@ def replaced(case: Case) -> Judged:
     recorded = case.recorded_pids
     for one in case.lives:
         again = any(other.pid == one.pid and other.number > one.number for other in case.lives)
-        gone = one.end is None and not one.scrubbed
+        gone = one.end is None
         if gone and again:
-            return _exec(case, one, CERTAIN, "it began twice and the first time did not end")
+            return _exec(case, one, "by another program (exec)", "it began twice, and the first time did not end")
         if gone and _ended_well(case) and one.pid == (case.manifest or {}).get("pid") and not recorded.get(one.pid):
-            return _exec(case, one, LIKELY, "Python in it never ended, and the process did without a signal")
+            why = "Python in it never ended, and the process did without a signal"
+            return _exec(case, one, "by another program (exec), or left by os._exit", why)
     return RuledOut("every process that imported traceable ended as Python does, or by a signal")
 
 
-def _exec(case: Case, life: Life, certainty: str, why: str) -> Finding:
+def _exec(case: Case, life: Life, how: str, why: str) -> Finding:
+    # What made no range before lost none, and one that is gone can't be asked.
     return Finding(
         "exec",
-        certainty,
-        f"process {life.pid} replaced itself by another program (exec) or left by os._exit, and nsys lost its ranges",
+        POSSIBLE if case.ranges else LIKELY,
+        f"process {life.pid} replaced itself {how}, and nsys loses the ranges that it made before",
         (f"process {life.pid}: {why}", f"{case.ranges or 0} ranges in the report"),
         "use --collector recorder, which loses nothing; or start the other program with subprocess",
-        _loss(case),
+        NOTHING if case.ranges else EVERYTHING,
     )
 
 
@@ -172,21 +177,27 @@ def _ended_well(case: Case) -> bool:
 
 def scrubbed(case: Case) -> Judged:
     """A process that was started without the environment by which a collector is heard of."""
-    if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH) or not case.lives:
+    if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH):
         return None
-    deaf = [one for one in case.lives if one.scrubbed or not one.listener]
-    if not deaf:
-        return RuledOut("every process that imported traceable had the environment of the run")
-    names = next((one.names for one in deaf if one.names), ())
-    why = "without the environment of the run" if deaf[0].scrubbed else "without the variables of the collector"
+    # Of one that made no range nothing is missing; one that is gone can't be asked.
+    deaf = [one for one in case.lives if not one.listener and (one.names or one.end is None)]
+    if not deaf and not case.unaware:
+        why = "every process that imported traceable, and made a range, had the environment of the run"
+        return RuledOut(why) if case.lives else None
+    if case.unaware:
+        pid, name = case.unaware[0]
+        who, why = f"process {pid} ({name})", "without the environment of the run"
+        evidence = [f"the launcher saw it with traceable loaded and without {environment.RUN_DIR}"]
+        evidence += [f"{len(case.unaware) - 1} more such processes"] if len(case.unaware) > 1 else []
+    else:
+        who, why = f"process {deaf[0].pid}", "without the variables of the collector"
+        evidence = [f"in process {deaf[0].pid} {environment.NVTX_INJECTION} was not set when it imported traceable"]
+        evidence += [f"it made the ranges {listed(deaf[0].names)}"] if deaf[0].names else []
     return Finding(
         "environment_scrubbed",
-        CERTAIN,
-        f"process {deaf[0].pid} was started {why}, so that nothing in it is recorded",
-        (
-            f"in process {deaf[0].pid} {environment.NVTX_INJECTION} is not set",
-            *([f"it made the ranges {listed(names)}"] if names else []),
-        ),
+        CERTAIN if not case.unaware and deaf[0].names else LIKELY,
+        f"{who} was started {why}, so that none of its ranges is recorded",
+        tuple(evidence),
         "hand os.environ on to it, with LD_PRELOAD, NVTX_*, NSYS_*, QUADD_* and TRACEABLE_* (env=, `env -i`, sudo)",
         _loss(case),
     )
@@ -200,21 +211,33 @@ def in_another_process(case: Case) -> Judged:
     missing = _unheard(case)
     if not missing:
         return RuledOut("each process that made ranges and told of itself is in the recording")
+    one = missing[0]
+    made = f"it made {listed(one.names)}"
+    if case.collector == NSYS and not case.ranges and case.messages and not case.said(_NVTX_HEARD):
+        # nsys 2022.4 now and then, on a machine with more to do than it has cores.
+        return Finding(
+            "nsys_never_listened",
+            CERTAIN if any(process.ended for process in case.steps) else LIKELY,
+            f"nsys did not begin to listen to process {one.pid}, which made ranges",
+            (made, _NEVER_BEGAN),
+            "run it again, while the machine has less to do; or use --collector recorder",
+            EVERYTHING,
+        )
     heard = [f"{count} ranges of process {pid}" for pid, count in recorded.items()]
     # Of a decorated function that is never called, nothing is missing.
     return Finding(
         "process_not_recorded",
         POSSIBLE if case.ranges else LIKELY,
-        f"process {missing[0].pid} made ranges, and none of them was recorded",
-        (f"it made {listed(missing[0].names)}", f"the recording holds {listed(heard) or 'no range'}"),
-        "see whether these ranges are ever entered; use --collector recorder, which follows every process",
+        f"process {one.pid} made ranges, and none of them was recorded",
+        (made, f"the recording holds {listed(heard) or 'no range'}"),
+        "see whether these ranges are ever entered; --collector recorder follows every process",
         NOTHING if case.ranges else EVERYTHING,
     )
 
 
 def _unheard(case: Case) -> list[Life]:
     """Return the processes that made ranges, could be heard, ended as Python does, and are not in the recording."""
-    could = [one for one in case.lives if one.names and one.end and not (one.scrubbed or one.disabled)]
+    could = [one for one in case.lives if one.names and one.end and not one.disabled]
     return [one for one in could if one.listener and one.pid not in case.recorded_pids]
 
 
@@ -235,8 +258,31 @@ def level(case: Case) -> Judged:
     )
 
 
+def failed_early(case: Case) -> Judged:
+    """The program failed, and with it went what it was to record: it may well be annotated."""
+    end = (case.manifest or {}).get("end") or {}
+    code, number = end.get("exit_code"), end.get("signal")
+    if code is None and number is None:
+        return None
+    if not code and number is None:
+        return RuledOut("the program ended with exit code 0")
+    if not _empty(case):
+        return None
+    how = f"died of signal {number}" if number is not None else f"failed with exit code {code}"
+    errors = [one for one in case.lives if one.end and one.end.startswith("exception")]
+    evidence = [f"process {one.pid} ended by {one.end}" for one in errors[:1]]
+    return Finding(
+        "program_failed",
+        LIKELY,
+        f"the program {how} before it made a range",
+        (f"the run {how}, and no range was recorded", *evidence),
+        "see what it printed; if it ran as it should, annotate it",
+        EVERYTHING,
+    )
+
+
 def nothing_annotated(case: Case) -> Judged:
-    """Nothing in the program emits a range."""
+    """Nothing in the program emits a range. Never certain: a process that nobody hears leaves the same traces."""
     if not _empty(case):
         return RuledOut(f"{case.ranges} ranges were recorded") if case.ranges else None
     if case.lives and any(one.names for one in case.lives):
@@ -244,8 +290,8 @@ def nothing_annotated(case: Case) -> Judged:
     if case.said(_NVTX_HEARD) and case.lives == ():
         return RuledOut("NVTX was used: nsys's injection was initialised")
     evidence = ["no range in the recording"]
-    if case.collector == NSYS and not case.said(_NVTX_HEARD):
-        evidence.append("nsys's NVTX injection was never initialised: nothing that it hears called NVTX")
+    if case.collector == NSYS and case.messages and not case.said(_NVTX_HEARD):
+        evidence.append(_NEVER_BEGAN)
     if case.collector == RECORDER:
         evidence.append("the recorder heard no range and no mark")
     if case.manifest is not None:
@@ -255,10 +301,9 @@ def nothing_annotated(case: Case) -> Judged:
             if whole
             else "no process imported traceable"
         )
-    certain = case.manifest is not None or case.collector == NSYS
     return Finding(
         "nothing_annotated",
-        CERTAIN if certain and not any(one.end is None for one in case.lives) else LIKELY,
+        LIKELY,
         "the program is not annotated",
         tuple(evidence),
         'put `with traceable.annotate("forward"):` around its parts, or use `traceable run --annotate`',
@@ -302,6 +347,7 @@ RULES = (
     Rule("environment_scrubbed", scrubbed),
     Rule("level_too_low", level),
     Rule("process_not_recorded", in_another_process),
+    Rule("program_failed", failed_early),
     Rule("nothing_annotated", nothing_annotated),
     Rule("counts_differ", counts),
 )

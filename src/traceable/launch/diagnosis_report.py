@@ -18,13 +18,17 @@ from traceable.launch.diagnosis_rules import (
     Judged,
     Rule,
     RuledOut,
+    listed,
 )
 from traceable.launch.doctor_facts import CAP_PERFMON, CAP_SYS_ADMIN
 
 _REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
 _NO_IMPORTER = r"importer binary|QdstrmImporter"
-_AGENT_LOST = r"Connection to the Agent lost"
-_NOT_PERMITTED = r"perf event paranoid|Unable to configure the collection of CPU|Unable to collect CPU"
+_AGENT_LOST = r"Connection to (the )?Agent lost"  # 2022.4.2, and 2023.4.4 without the article
+_NOT_PERMITTED = (
+    r"perf event paranoid|Unable to configure the collection of CPU|Unable to collect CPU"
+    r"|failed to start event source Perf: AccessDenied"
+)
 _COUNTERS_REFUSED = r"ERR_NVGPUCTRPERM|[Ii]nsufficient privilege"
 _DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]|\d+ (events|names) of process .* (dropped|lost)"
 
@@ -233,7 +237,8 @@ def dropped(case: Case) -> Judged:
         *(note for note in (case.manifest or {}).get("notes", ()) if re.search(_DROPPED, note)),
     ]
     if not said:
-        return RuledOut("no collector said that it dropped anything")
+        heard = bool(case.messages) if case.collector == NSYS else case.collector == RECORDER
+        return RuledOut(f"{case.collector} did not say that it dropped anything") if heard else None
     fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
     if case.collector == RECORDER:
         fix = "record less (--steps), or raise TRACEABLE_RECORDING_MAX_BYTES where the disk has room"
@@ -289,41 +294,50 @@ def permissions(case: Case) -> Judged:
             PART,
         )
     if not samples:
-        return RuledOut("nothing was refused by the system") if case.collector == NSYS else None
+        known = case.collector == NSYS and bool(case.messages)
+        return RuledOut("nsys did not say that the system refused it anything") if known else None
     evidence = list(samples[:2])
     machine = case.machine
     if machine is not None and machine.paranoid is not None:
         evidence.append(f"perf_event_paranoid is {machine.paranoid}")
     if machine is not None and machine.container and not (machine.can(CAP_SYS_ADMIN) or machine.can(CAP_PERFMON)):
         evidence.append(f"a container ({machine.container}) without CAP_SYS_ADMIN and CAP_PERFMON")
+    fix = "type `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or "
+    if _on_windows(case):
+        fix = "start nsys as administrator, or "
     return Finding(
         "samples_not_permitted",
         CERTAIN,
         "the system refused CPU samples; ranges and GPU work don't depend on them",
         tuple(evidence),
-        "type `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or leave "
-        "sampling out (--sample=none)",
+        f"{fix}leave sampling out (--sample=none)",
         NOTHING,
     )
 
 
+def _on_windows(case: Case) -> bool:
+    return case.options.get("DEVICE_TYPE", "").startswith("Windows")
+
+
 def system(case: Case) -> Judged:
     """Windows, or Linux on it."""
-    name = str(((case.manifest or {}).get("host") or {}).get("system", ""))
-    wsl = "microsoft" in name.lower() or (case.machine is not None and case.machine.wsl)
-    windows_report = case.options.get("DEVICE_TYPE", "").startswith("Windows")
-    if wsl:
-        evidence, found = (name or "/proc/version names Microsoft",), "this is Linux on Windows (WSL)"
-    elif windows_report:
-        evidence, found = ("DEVICE_TYPE Windows in the report",), "the report was recorded on Windows"
+    kernels = (str(((case.manifest or {}).get("host") or {}).get("system", "")), case.system.get("kernel", ""))
+    wsl = [f"the kernel is {name}" for name in kernels if "microsoft" in name.lower()][:1]
+    wsl += [f"the process {name} in the report" for name in (case.system.get("wsl"),) if name]
+    wsl += ["/proc/version or /dev/dxg of this system"] if case.machine is not None and case.machine.wsl else []
+    if _on_windows(case):
+        found, evidence = "the report was recorded on Windows", ["DEVICE_TYPE Windows in the report"]
+    elif wsl:
+        found, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
     else:
-        return RuledOut("no Windows") if case.manifest is not None or case.options else None
+        known = case.manifest is not None or bool(case.options)
+        return RuledOut("nothing in the report is of Windows") if known else None
     return Finding(
         "windows",
         CERTAIN,
-        f"{found}: GPU work may wait in the driver's queue, and there are no CPU samples or GPU counters",
-        evidence,
-        "record on a Linux of its own where those matter",
+        f"{found}, whose driver may keep launches back and hand them to the GPU together",
+        tuple(evidence),
+        "compare its times, above all of queues and gaps, with recordings of the same system only",
         NOTHING,
     )
 
@@ -337,13 +351,19 @@ def killed_program(case: Case) -> Judged:
         return RuledOut("the program ended without a signal")
     if case.recording is None:
         return None
+    made = next((one for one in case.lives if one.names), None) if not case.ranges else None
     return Finding(
         "tail_lost",
-        CERTAIN,
-        f"the program died of signal {number}: its last ranges are lost, and open ones look longer than they were",
-        (f"the run ended by signal {number}", "nsys loses what a process has not handed over when it dies"),
+        CERTAIN if made else LIKELY,
+        f"the program died of signal {number}, and nsys loses what a process has not handed over by then: its last "
+        "ranges, and the ends of open ones",
+        (
+            f"the run ended by signal {number}",
+            f"{case.ranges} ranges in the report",
+            *((f"process {made.pid} made {listed(made.names)}",) if made else ()),
+        ),
         "end the program by a signal that it handles, or use --collector recorder, which loses nothing",
-        PART,
+        PART if case.ranges else EVERYTHING,
     )
 
 

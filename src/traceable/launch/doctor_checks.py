@@ -35,6 +35,8 @@ _PART = {
     "_discreet": "nsys stores the environment of every process in its reports",
 }
 
+_REINSTALL = "reinstall traceable with this Python where there is a C compiler"
+
 _INSIDE = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
 """nsys sets them in the programs that it profiles."""
 
@@ -68,16 +70,20 @@ def python(facts: Python) -> Said:
 
 def core(facts: Parts) -> Said:
     """Judge traceable's own C extensions. Whether anything is left to record with is judged by `recorder`."""
-    evidence = {"version": facts.version, "missing": list(facts.missing), "pure": facts.pure}
+    missing, broken = list(facts.missing), dict(facts.broken)
+    evidence = {"version": facts.version, "missing": missing, "broken": broken, "pure": facts.pure}
+    if broken:
+        found = "; ".join(f"{name} can't be loaded ({why}): {_PART[name]}" for name, why in broken.items())
+        return warning(f"traceable {facts.version}: {found}", _REINSTALL, **evidence)
     if facts.missing:
         lost = "; ".join(f"{name}: {_PART[name]}" for name in facts.missing)
         why = "were built for another Python" if facts.foreign else "were not built"
         found = f"traceable {facts.version}, of whose C extensions some {why} ({lost})"
-        return warning(found, "reinstall traceable with this Python where there is a C compiler", **evidence)
+        return warning(found, _REINSTALL, **evidence)
     if facts.pure:
         found = f"traceable {facts.version} with {environment.PURE}=1: {_PART['_core']}"
         return warning(found, f"unset {environment.PURE}", **evidence)
-    return ok(f"traceable {facts.version} with its native core, recorder and page decoder", **evidence)
+    return ok(f"traceable {facts.version} with all of its C extensions", **evidence)
 
 
 def packages(facts: Packages) -> Said:
@@ -116,8 +122,11 @@ def temporary(space: Space, nsys: Nsys) -> Said:
     place = space.temporary
     by = f" ({space.temporary_by})" if space.temporary_by else ""
     found, evidence = f"{place.path}{by}, {place.free}", _of(place)
-    fix = "set TMPDIR to a folder that is there, can be written and has space"
+    fix = "set TMPDIR to a folder that is there, can be written, has space and is not mounted noexec"
     unusable = place.unusable(TEMPORARY_BYTES)
+    if space.instead and nsys.found:
+        why = unusable or ("is mounted noexec" if place.noexec else f"has {place.free}")
+        return warning(f"{place.path}{by} {why}: nsys gets {space.instead}", fix, **evidence)
     if unusable and nsys.found:
         return problem(f"{place.path}{by} {unusable}: nsys does not start", fix, **evidence)
     if unusable:
@@ -249,7 +258,7 @@ def profilers(running: Running, driver: Driver) -> Said:
     found = f"running: {', '.join(f'{name} ({_pids(running.profilers, name)})' for name in names)}"
     if driver.present and any(name.startswith(("nv-hostengine", "dcgm")) for name in names):
         found += "; DCGM may hold the GPU's counters, which ncu and nsys then don't get"
-        return warning(found, "type `dcgmi profmodule --pause` while you profile, and --resume after", **evidence)
+        return warning(found, "type `dcgmi profile --pause` while you profile, and --resume after", **evidence)
     if driver.present and any(name.startswith(("ncu", "nv-nsight-cu")) for name in names):
         return warning(f"{found}; ncu slows its GPU down for all", "measure when it has ended", **evidence)
     # CUPTI serves one profiler in each process: one of another process is not in our way.

@@ -7,6 +7,7 @@ which stands for `/`.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
@@ -76,17 +77,19 @@ class Parts:
         missing: names of `PARTS` that were not built for this interpreter.
         foreign: those of them that were built for another one.
         pure: TRACEABLE_PURE asks for the form without the core.
+        broken: names of those that lie there and can't be loaded, and why.
     """
 
     version: str
     missing: tuple[str, ...]
     foreign: tuple[str, ...]
     pure: bool
+    broken: tuple[tuple[str, str], ...] = ()
 
     @property
     def recorder(self) -> bool:
         """Whether there is an embedded recorder."""
-        return _RECORDER not in self.missing
+        return _RECORDER not in (*self.missing, *dict(self.broken))
 
 
 @dataclass(frozen=True)
@@ -204,10 +207,21 @@ def python() -> Python:
 def parts(folder: Path | None = None) -> Parts:
     """Return which C extensions lie in `folder`, by default that of the traceable in use."""
     folder = Path(_native.__file__).parent if folder is None else folder
-    ours = importlib.machinery.EXTENSION_SUFFIXES
-    missing = tuple(name for name in PARTS if not any((folder / f"{name}{suffix}").is_file() for suffix in ours))
+    ours = [(name, folder / f"{name}{suffix}") for name in PARTS for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    there = {name: path for name, path in reversed(ours) if path.is_file()}
+    missing = tuple(name for name in PARTS if name not in there)
     foreign = tuple(name for name in missing if any(folder.glob(f"{name}.*.so")))
-    return Parts(version("traceable") or _of_source(), missing, foreign, environment.flag(environment.PURE))
+    broken = tuple((name, why) for name in PARTS if name in there and (why := _not_loaded(there[name])))
+    return Parts(version("traceable") or _of_source(), missing, foreign, environment.flag(environment.PURE), broken)
+
+
+def _not_loaded(library: Path) -> str | None:
+    """Return what the loader has against a library; None where it loads it. Built for a newer libc, it does not."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error).removeprefix(f"{library}: ")
+    return None
 
 
 def packages() -> Packages:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable.analysis.units import size
+from traceable.collect import nsys_private
 
 SPACE_BYTES = 10**9
 """Below this a warning: nsys's reports take hundreds of MB a minute in a busy program."""
@@ -72,6 +73,7 @@ class Space:
     Attributes:
         temporary: where nsys keeps what it records until the program ends.
         temporary_by: the variable that names it; None for the system's own.
+        instead: the folder that `traceable run` has nsys use in its place; None where it will do or no other would.
         output: where run directories go.
         shared: /dev/shm.
         file_limit_bytes: RLIMIT_FSIZE; None for no limit.
@@ -82,6 +84,7 @@ class Space:
     output: Place
     shared: Place
     file_limit_bytes: int | None
+    instead: Path | None = None
 
     @property
     def wanting(self) -> dict[str, bool]:
@@ -101,12 +104,14 @@ def space(output: Path) -> Space:
     """
     named = next((name for name in ("TMPDIR", "TMP", "TEMP") if os.environ.get(name)), None)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    usual = Path(os.environ[named] if named else "/tmp")
     return Space(
-        place(Path(os.environ[named] if named else "/tmp"), made=False),
+        place(usual, made=False),
         named,
         place(output, made=True),
         place(Path("/dev/shm"), made=False),
         None if limit == resource.RLIM_INFINITY else limit,
+        nsys_private.instead_of(usual, output.absolute()),
     )
 
 

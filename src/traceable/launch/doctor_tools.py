@@ -15,8 +15,8 @@ from traceable.launch.doctor_probes import Cuda, Device, Nsys, Tool
 from traceable.launch.doctor_space import Space
 
 INSTALL_NSYS = (
-    "run scripts/install-nsys.sh (Debian, Ubuntu), install NVIDIA's package nsight-systems-cli, or name an nsys in "
-    f"{environment.NSYS}"
+    "run scripts/install-nsys.sh of traceable's repository (Debian, Ubuntu), install NVIDIA's package "
+    f"nsight-systems-cli, or name an nsys in {environment.NSYS}"
 )
 
 NEEDED_CUPTI = (((12, 0), (12, 8)), ((10, 0), (12, 8)), ((8, 9), (11, 8)), ((8, 6), (11, 1)), ((8, 0), (11, 0)))
@@ -73,7 +73,7 @@ def importer(facts: Nsys) -> Said | None:
         return None
     if facts.importer is None:
         found = "QdstrmImporter was not found: nsys would leave a .qdstrm file, which nothing here can read"
-        fix = "run scripts/install-nsys.sh, install the whole package (nsight-systems, not its target part alone), or"
+        fix = "install the whole package (nsight-systems, not its target part alone; scripts/install-nsys.sh does), or"
         return problem(found, f"{fix} put QdstrmImporter of the same version on PATH")
     return ok(str(facts.importer), path=str(facts.importer))
 
@@ -93,7 +93,7 @@ def nsys_capture(facts: Nsys, space: Space, packages: Packages, canary: Canary |
     said = _sung(canary, fix)
     if canary.imported and said.state == "ok":
         found = f"{said.found}, but nsys did not find its importer: each report is imported anew with {facts.importer}"
-        fix = "run scripts/install-nsys.sh, which links it to where nsys looks"
+        fix = "run scripts/install-nsys.sh of traceable's repository, which links it to where nsys looks"
         return warning(found, fix, **said.evidence)
     return said
 

@@ -23,12 +23,15 @@ from traceable.errors import TraceableError, UsageError
 from traceable.launch import (
     contract,
     control,
+    doctor_facts,
     facts,
     flight,
+    onlooker,
     overhead,
     patience,
     processes,
     ranks,
+    remains,
     run_dir,
     supervisor,
     target,
@@ -248,11 +251,18 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
+    looking = onlooker.Onlooker(run.directory)
+
     def started(pid: int) -> None:
         finishing.started()
+        looking.begin(pid)
+        run.manifest[remains.MANIFEST_KEY] = remains.streams(supervisor.collector_processes(run.directory))
         run.started(pid)
 
-    return supervisor.run(plan, {**os.environ, **planned}, run.directory, started, run.say)
+    try:
+        return supervisor.run(plan, {**os.environ, **planned}, run.directory, started, run.say)
+    finally:
+        looking.end()
 
 
 def _unused(request: Request, name: str) -> list[str]:
@@ -301,6 +311,7 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
         ),
         flight.MANIFEST_KEY: flight.in_manifest(request.variables),
         **facts.gather(),
+        "profilers": sorted({name for _, name in doctor_facts.running().profilers}),
         "launcher_pid": os.getpid(),
         "pid": None,
         "collector": None,
@@ -330,6 +341,8 @@ def _finish(
         problem = "the run was cancelled before the program started"
     elif not ended.complete:
         problem = f"{choice.collector.name} was left to finish its report alone"
+    elif not run.directory.is_dir():
+        problem = f"{short(run.directory)} is gone, and with it what was recorded: the program deleted it"
     else:
         try:
             in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
@@ -339,7 +352,7 @@ def _finish(
         except patience.LeftAlone:
             problem = "the recording was not read back, as you asked; nothing of it is lost"
         except TraceableError as error:
-            problem = str(error)
+            problem = str(remains.named(error, run.directory, run.manifest))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
             problem = f"the recording could not be read ({type(error).__name__}: {error}); it is kept"
     run.manifest["notes"] = [*(recorded.notes if recorded else ()), *([problem] if problem else [])]
@@ -357,7 +370,11 @@ def _finish(
 def files(directory: Path) -> list[str]:
     """What lies in a run directory, by name, its manifest and the launcher's own marks left out."""
     ours = {run_dir.MANIFEST, bystander.PID_FILE, bystander.EXIT_FILE}
-    return sorted(entry.name for entry in directory.iterdir() if entry.name not in ours and entry.name[0] != ".")
+    try:
+        found = list(directory.iterdir())
+    except OSError:  # the program has deleted it
+        return []
+    return sorted(entry.name for entry in found if entry.name not in ours and entry.name[0] != ".")
 
 
 def short(path: Path) -> str:

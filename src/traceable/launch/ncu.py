@@ -18,9 +18,6 @@ from traceable.collect.base import Plan
 from traceable.errors import CollectorError, TraceableError, UsageError
 from traceable.launch import launcher, run_dir, supervisor, target
 
-LOG = "ncu.log"
-"""What ncu said, in its directory."""
-
 
 @dataclass(frozen=True)
 class Request:
@@ -113,16 +110,16 @@ def launch(request: Request, install: ncu_install.Install, say: Callable[[str], 
     check(request)
     directory = run_dir.create(request.directory, request.folder_name, force=request.force)
     plan = _plan(str(install.executable), request, directory)
-    say(f"ncu {install.version} at {install.executable}; its report and {LOG} go to {launcher.short(directory)}")
+    say(f"ncu {install.version} at {install.executable}; its report and {ncu.LOG} go to {launcher.short(directory)}")
     full = {**os.environ, **request.variables, **plan.environment}
     try:
         ended = supervisor.run(plan, full, directory, lambda _pid: None, say)
     except supervisor.NeverStartedError:
-        raise ncu.failure(_said(plan, directory), request.where) from None
+        raise ncu.failure(_said(directory), request.where) from None
     for name in (bystander.PID_FILE, bystander.EXIT_FILE):
         with contextlib.suppress(OSError):
             (directory / name).unlink()
-    said = _said(plan, directory)
+    said = _said(directory)
     if ended.pid is None:
         return Finished(directory, ended.status, problem=CollectorError("the run was cancelled", "run it again"))
     if not ended.complete:
@@ -184,11 +181,9 @@ def _exported(report: Path) -> Path:
     return path
 
 
-def _said(plan: Plan, directory: Path) -> str:
-    """What ncu said: its output goes to a file that is called after the executable, which may be called anything."""
-    log = directory / LOG
+def _said(directory: Path) -> str:
+    """Return what ncu said; empty where that can't be read."""
     try:
-        (directory / f"{Path(plan.argv[0]).name}.log").replace(log)
-        return log.read_text(encoding="utf-8", errors="replace")
+        return (directory / ncu.LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

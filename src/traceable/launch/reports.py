@@ -16,7 +16,7 @@ from typing import Any
 from traceable import collect
 from traceable.collect import nsys_install
 from traceable.errors import CollectorError, TraceError
-from traceable.launch import flight, processes, run_dir, supervisor
+from traceable.launch import flight, processes, remains, run_dir, supervisor
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -74,7 +74,10 @@ def finalised(directory: Path) -> Path:
         raise TraceError(f"the program of {directory} is still running", remedy)
     if not (manifest.get("end") or {}).get("collector_ended"):
         _wait_for_collector(directory)
-    recorded = collect.named(name).finalise(directory, stem)
+    try:
+        recorded = collect.named(name).finalise(directory, stem)
+    except CollectorError as error:
+        raise remains.named(error, directory, manifest) from None
     if recorded.database is None:
         raise TraceError(f"{directory} holds no recording (collector {name})", "run it again with another --collector")
     return recorded.database

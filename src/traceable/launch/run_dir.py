@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.collect import bystander
+from traceable.collect.base import NSYS_LOG
 from traceable.errors import TraceError, UsageError
 
 MANIFEST = "run.json"
@@ -83,7 +84,7 @@ def _check_movable(directory: Path) -> None:
 
 def _is_ours(entry: str, stem: str) -> bool:
     ours = (f"{stem}.", "process.", "program.", "status.")
-    return entry.startswith(ours) or entry in ("report.json", "recording", "nsys.log")
+    return entry.startswith(ours) or entry in ("report.json", "recording", NSYS_LOG)
 
 
 def dated(name: str, attempt: int = 1, at_s: float | None = None) -> Path:

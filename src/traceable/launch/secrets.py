@@ -14,6 +14,7 @@ from typing import Any
 
 from traceable import confidential
 from traceable.collect import nsys_environments
+from traceable.collect.nsys import REPORT_SUFFIXES
 from traceable.errors import TraceError
 from traceable.launch import reports, run_dir
 
@@ -61,18 +62,25 @@ def leaks(path: Path) -> list[Leak]:
 
 def _of_run(directory: Path) -> Iterator[Leak]:
     yield from _of_manifest(directory, run_dir.read(directory))
-    found = sorted(entry for entry in directory.rglob("*") if entry.suffix in (".nsys-rep", ".qdrep", ".sqlite"))
-    for one in found:
-        if one.name[0] != "." and one.stat().st_size:
-            yield from _of_file(one)
+    for one in _reports(directory, ".sqlite"):
+        yield from _of_file(one)
+
+
+def _reports(directory: Path, *more: str) -> list[Path]:
+    found = sorted(entry for entry in directory.rglob("*") if entry.suffix in (*REPORT_SUFFIXES, *more))
+    return [one for one in found if one.name[0] != "." and one.stat().st_size]
 
 
 def _of_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]:
-    """Command lines that an older version wrote as they were."""
+    """Command lines that an older version wrote as they were, and those that nsys did."""
     for key, holder in (("argv", manifest), ("command", manifest.get("target")), ("argv", manifest.get("plan"))):
         words = (holder or {}).get(key) or []
         if confidential.without_values(words) != words:
             yield Leak(directory / run_dir.MANIFEST, f"a command line with the value of a secret ({key})", secrets=1)
+    hidden = any(confidential.NOT_WRITTEN in word for word in (manifest.get("plan") or {}).get("argv") or ())
+    if hidden and (manifest.get("collector") or {}).get("name") == "nsys":
+        for report in _reports(directory):
+            yield Leak(report, "the command line, with a value that run.json leaves out", secrets=1)
 
 
 def _of_file(path: Path) -> Iterator[Leak]:
@@ -83,13 +91,10 @@ def _of_file(path: Path) -> Iterator[Leak]:
                 printed = _printed(connection)
         except sqlite3.Error as error:
             raise TraceError(f"{path} can't be read ({error})", "give a report of nsys's") from None
-    of_processes = [one for one in found if one.table != "TARGET_INFO_SYSTEM_ENV"]
-    of_nsys = [one for one in found if one.table == "TARGET_INFO_SYSTEM_ENV"]
-    strangers = [one for one in of_processes if "TRACEABLE_HANDOVER" not in one.variables]
+    strangers = [one for one in found if not one.planned]
     if leak := _leak(path, f"the environment of {_counted(len(strangers))}", strangers):
         yield leak
-    own = [one for one in (*of_nsys, *of_processes) if one not in strangers]
-    if leak := _leak(path, "nsys's own environment", own):
+    if leak := _leak(path, "nsys's own environment", [one for one in found if one.planned]):
         yield leak
     if len(strangers) > 1 and path.suffix != ".sqlite":
         yield Leak(path, "the command lines of the processes of the machine, which nsys's tables do not show")

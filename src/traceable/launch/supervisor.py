@@ -1,7 +1,8 @@
 """Start the program under a collector's plan, pass signals on, and tell how it ended.
 
 Signals are blocked and waited for one at a time, so there is no handler and nothing is lost between two lines. What
-the terminal sends reaches the whole foreground group by itself and is not sent a second time.
+the terminal sends reaches the whole foreground group by itself and is not sent a second time; but for the hangup of a
+terminal that is ours.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ SI_KERNEL = 0x80
 TURN_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """How long a process that has done its part may take to say so."""
-
 
 WAKE_SECONDS = 1.0
 """How often the launcher looks whether the program of a collector is over, whose end nobody tells it."""
@@ -129,8 +129,17 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
             continue
         told_to_end = told_to_end or info.si_signo in patience.ENDING
         told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
-        if info.si_code != SI_KERNEL:
+        if info.si_code != SI_KERNEL or _for_leader_alone(info.si_signo):
             os.kill(pid, info.si_signo)
+
+
+def _for_leader_alone(number: int) -> bool:
+    """Whether the kernel sends this to us and to nobody else of our group.
+
+    When a terminal goes away (a window closed, a lost ssh) the leader of its session is told, and that is us where
+    nothing stands between: `ssh -t host traceable run`, a container's first process.
+    """
+    return number == signal.SIGHUP and os.getsid(0) == os.getpid()
 
 
 def _stop_beside(pid: int) -> None:
@@ -154,7 +163,7 @@ class _Detached:
         planned = {**plan.environment, environment.RUN_DIR: str(run_dir)}
         given = handover.given(full, planned)
         self.handover = handover.Handover(run_dir, full, given, before, plan.own_environment)
-        self.log = run_dir / f"{self.program}.log"
+        self.log = run_dir / plan.log
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         self.writing = patience.Writing(self.program, collector_processes, run_dir, say)
         self.collector: int | None = self._spawn(plan, before)

@@ -18,6 +18,7 @@ import numpy as np
 
 from traceable.collect import recording as rec
 from traceable.collect.nsys_schema import write_database
+from traceable.collect.recording_events import attributes_at
 from traceable.errors import CollectorError
 from traceable.trace import Trace, load
 
@@ -159,7 +160,7 @@ def _copy_part(path: Path, begin: int, end: int, into: Path) -> None:
     _link(path.parent, (path.with_suffix(".text").name,), into)
     with path.open("rb") as file, (into / path.name).open("wb") as part:
         part.write(file.read(_HEADER_BYTES))
-        part.write(rec.attributes_at(path, begin))
+        part.write(attributes_at(path, begin))
         file.seek(begin)
         left = end - begin
         while left and (content := file.read(min(left, 1 << 20))):

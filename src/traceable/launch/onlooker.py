@@ -1,0 +1,116 @@
+"""What the launcher sees of the program's processes while they run: which load traceable and know nothing of the run.
+
+A process that was started without the run's environment (`env -i`, `env=`) can't tell of itself, and no annotated
+server in production is to look into other processes to find out. So the launcher looks, every now and then, and only
+at the processes below the program. One that is shorter than the time between two looks, that belongs to another user
+or whose parent is gone is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from traceable import environment
+
+SEEN = "status.unaware"
+"""The file in the run directory that keeps what was seen, one line of JSON a process."""
+
+FIRST_SECONDS = 0.25
+SHARE = 0.1
+MOST_SECONDS = 10.0
+"""When it looks: at first soon, then at intervals that grow by a tenth of the run's age, at last every ten seconds."""
+
+_PROC = Path("/proc")
+_CORE = b"/traceable/_native/_core."
+_VARIABLE = os.fsencode(f"{environment.RUN_DIR}=")
+
+
+class Onlooker:
+    """Looks from `begin` to `end`, in a thread of its own. Nothing that it meets is raised.
+
+    Args:
+        run_dir: where it keeps what it sees.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / SEEN
+        self._over = threading.Event()
+        self._seen: set[int] = set()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, pid: int) -> None:
+        """Begin to look at the processes below the program."""
+        self._thread = threading.Thread(target=self._look_on, args=(pid,), name="traceable-onlooker", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look_on(self, pid: int) -> None:
+        began_s = time.monotonic()
+        # A fault of ours must not be printed between the lines of the program: all that is lost is evidence.
+        with contextlib.suppress(Exception):
+            while not self._over.wait(min(MOST_SECONDS, FIRST_SECONDS + SHARE * (time.monotonic() - began_s))):
+                self._look(pid)
+
+    def _look(self, pid: int) -> None:
+        for one in _below(pid):
+            if one not in self._seen and _without_environment(one):
+                self._seen.add(one)
+                with self._file.open("a", encoding="ascii") as file:
+                    file.write(json.dumps({"pid": one, "name": _name(one)}) + "\n")
+
+
+def seen(run_dir: Path) -> list[tuple[int, str]]:
+    """Return pid and name of each process that was seen."""
+    found = []
+    for line in _read(run_dir / SEEN).splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            one = json.loads(line)
+            found.append((int(one["pid"]), str(one["name"])))
+    return found
+
+
+def _below(pid: int) -> Iterator[int]:
+    """Yield the children of a process, theirs, and so on."""
+    waiting = [pid]
+    while waiting:
+        for task in _entries(_PROC / str(waiting.pop()) / "task"):
+            children = [int(word) for word in _read(task / "children").split()]
+            waiting += children
+            yield from children
+
+
+def _without_environment(pid: int) -> bool:
+    """Whether a process has loaded traceable's core and was started without the variables of the run."""
+    given = _read(_PROC / str(pid) / "environ")
+    if not given or any(entry.startswith(_VARIABLE) for entry in given.split(b"\0")):
+        return False
+    return _CORE in _read(_PROC / str(pid) / "maps")
+
+
+def _name(pid: int) -> str:
+    return _read(_PROC / str(pid) / "comm").decode("utf-8", "replace").strip()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,20 @@
+"""What the tests of the diagnosis share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traceable.launch import diagnosis, diagnosis_case
+
+STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceable.annotate('work'): pass\n"
+
+
+def diagnosed(path: Path) -> diagnosis.Diagnosis:
+    with diagnosis_case.opened(path) as case:
+        found = diagnosis.diagnose(case)
+    assert found.failed == ()
+    return found
+
+
+def first(path: Path) -> diagnosis.Finding:
+    return diagnosed(path).findings[0]

@@ -343,6 +343,19 @@ def test_a_stream_that_was_cut_short(nsys, tmp_path):
     assert first(tmp_path / "app.qdstrm").cause == "stream_incomplete"
 
 
+def test_an_importer_that_does_not_start(nsys, tmp_path, monkeypatch):
+    importer = tmp_path / "bin" / "QdstrmImporter"
+    importer.parent.mkdir()
+    importer.write_text(
+        "#!/bin/sh\necho 'QdstrmImporter: error while loading shared libraries: libssh.so: cannot open' >&2; exit 127\n"
+    )
+    importer.chmod(0o755)
+    (importer.parent / "nsys").symlink_to(nsys)
+    monkeypatch.setenv("TRACEABLE_NSYS", str(importer.parent / "nsys"))
+    (tmp_path / "app.qdstrm").write_bytes(b"whole")
+    assert first(tmp_path / "app.qdstrm").cause == "importer_fails"
+
+
 def test_a_recording_that_was_full(run, tmp_path):
     program = "import traceable\nfor _ in range(400_000):\n    with traceable.annotate('work'): pass\n"
     done = run("recorder", program, TRACEABLE_RECORDING_MAX_BYTES="2000000")

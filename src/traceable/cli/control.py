@@ -23,6 +23,7 @@ from typing import Any
 from traceable.analysis.units import time as duration
 from traceable.errors import UsageError
 from traceable.launch import control
+from traceable.launch.talk import Event
 
 SCHEMA = "traceable.control/1"
 _FORM = "write +N as in --steps +20: that many steps from the next one on"
@@ -150,7 +151,7 @@ class _Hear:
         if not self._quiet:
             print(line, flush=True)
 
-    def __call__(self, event: control.Event) -> None:
+    def __call__(self, event: Event) -> None:
         kind, pid = event["event"], event["pid"]
         if kind == "opened":
             window = event["window"]

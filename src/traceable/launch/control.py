@@ -1,6 +1,6 @@
 """The other end of a run's control sockets: find its processes, ask them all, and hear from them together.
 
-The end in the process is `capture/server.py`. Nothing is printed here; what happens is told event by event.
+What goes over a socket is `talk.py`. Nothing is printed here; what happens is told event by event.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ import fcntl
 import json
 import os
 import re
-import selectors
-import socket
-import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +18,10 @@ from typing import Any
 from traceable import environment
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import flight, run_dir, written
-
-ANSWER_SECONDS = 30.0
-"""How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""
+from traceable.launch.talk import Event, Talk, Tell
 
 _SOCKET = re.compile(r"control\.(\d+)\.sock")
-_LINE_BYTES = 65536
 _START = "start it with `traceable run --control`"
-
-Event = dict[str, Any]
-Tell = Callable[[Event], None]
 
 
 class ControlError(TraceableError):
@@ -194,7 +184,8 @@ def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | 
         for one in status(place):
             if one["window"] is not None or one["asked"]:
                 raise _busy(one)
-        talk = _Talk(place, {"ask": "window", "steps": steps, "by": f"traceable control of process {os.getpid()}"})
+        by = f"traceable control of process {os.getpid()}"
+        talk = Talk(place.directory, place.pids, {"ask": "window", "steps": steps, "by": by})
         talk.begin()
     answered = Answered()
 
@@ -204,6 +195,10 @@ def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | 
 
     last = "opened" if steps is None else "closed"
     answered.problems += talk.listen(hear, timeout_s, until=last)
+    for pid in place.pids:
+        # One that ended at once may not have told that it opened a window.
+        if pid not in answered.windows and (window := _window_in_status(place, pid, "by", by)):
+            answered.windows[pid] = window
     _complete(place, answered, last, before)
     return answered
 
@@ -251,7 +246,11 @@ def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
             dumped.problems.append(f"process {event['pid']} dumped nothing: {event['why']}")
         tell(event)
 
-    talk = _Talk(place, {"ask": "dump", "number": number, "by": f"traceable control of process {os.getpid()}"})
+    talk = Talk(
+        place.directory,
+        place.pids,
+        {"ask": "dump", "number": number, "by": f"traceable control of process {os.getpid()}"},
+    )
     talk.begin()
     dumped.problems += talk.listen(hear, timeout_s, until="dumped")
     if not dumped.processes:
@@ -289,12 +288,19 @@ def _complete(place: Place, answered: Answered, last: str, before: written.Files
     for pid, window in answered.windows.items():
         if window[last] is not None:
             continue
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads((place.directory / f"status.{pid}.json").read_bytes())["windows"]
-            answered.windows[pid] = next(one for one in said if one["id"] == window["id"])
+        answered.windows[pid] = _window_in_status(place, pid, "id", window["id"]) or window
     if any(window["closed"] and window["opened"] for window in answered.windows.values()):
         answered.files = written.written(place.directory, before, answered.windows)
         answered.note = written.to_come(place.directory, answered.files)
+
+
+def _window_in_status(place: Place, pid: int, key: str, value: Any) -> dict[str, Any] | None:
+    """Return the window with this value that a process wrote into its status file; None where it wrote none."""
+    try:
+        said = json.loads((place.directory / f"status.{pid}.json").read_bytes())["windows"]
+        return next((one for one in said if one.get(key) == value), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 @contextlib.contextmanager
@@ -311,103 +317,6 @@ def _alone(directory: Path) -> Iterator[None]:
 def _converse(
     place: Place, asked: dict[str, Any], tell: Tell, timeout_s: float | None, *, first_only: bool = False
 ) -> list[str]:
-    talk = _Talk(place, asked)
+    talk = Talk(place.directory, place.pids, asked)
     talk.begin()
     return talk.listen(tell, timeout_s, until="status" if first_only else "closed")
-
-
-class _Talk:
-    """One question to all processes of a place, and their answers as they come."""
-
-    def __init__(self, place: Place, asked: dict[str, Any]) -> None:
-        self._place = place
-        self._line = json.dumps(asked).encode() + b"\n"
-        self._open: dict[int, socket.socket] = {}
-        self._problems: list[str] = []
-
-    def begin(self) -> None:
-        """Ask."""
-        directory = os.open(self._place.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for pid in self._place.pids:
-                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                connection.settimeout(ANSWER_SECONDS)
-                try:
-                    # By the directory's descriptor: the whole path may be longer than the 107 bytes that fit.
-                    connection.connect(f"/proc/self/fd/{directory}/control.{pid}.sock")
-                    owner = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-                    connection.sendall(self._line)
-                except OSError as error:
-                    connection.close()
-                    why = "belongs to another user" if isinstance(error, PermissionError) else "has gone"
-                    self._problems.append(f"process {pid} {why}")
-                    continue
-                if owner != os.geteuid():
-                    connection.close()
-                    self._problems.append(f"the socket of process {pid} is served by another user")
-                    continue
-                self._open[pid] = connection
-        finally:
-            os.close(directory)
-
-    def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[str]:
-        """Hear the answers until each process has told the event `until`, or ended; return what went wrong."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        first_by = time.monotonic() + ANSWER_SECONDS
-        silent = set(self._open)
-        received = dict.fromkeys(self._open, b"")
-        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-            for pid, connection in self._open.items():
-                stack.enter_context(connection)
-                selector.register(connection, selectors.EVENT_READ, pid)
-            while selector.get_map():
-                limits = [limit for limit in (deadline, first_by if silent else None) if limit is not None]
-                ready = selector.select(max(0.0, min(limits) - time.monotonic()) if limits else None)
-                if not ready:
-                    late = deadline is not None and time.monotonic() >= deadline
-                    if late or (silent and time.monotonic() >= first_by):
-                        left = sorted(key.data for key in selector.get_map().values())
-                        self._problems += [
-                            _late(pid, timeout_s if late else ANSWER_SECONDS, pid in silent) for pid in left
-                        ]
-                        break
-                for key, _ in ready:
-                    pid, connection = key.data, self._open[key.data]
-                    more = _received(connection)
-                    received[pid] += more
-                    *lines, received[pid] = received[pid].split(b"\n")
-                    events = list(filter(None, map(_event, lines)))
-                    silent -= {pid} if events else set()
-                    for event in events:
-                        tell(event)
-                    names = [event["event"] for event in events]
-                    if {until, "refused", "withdrawn"} & set(names) or _nothing(events) or not more:
-                        selector.unregister(connection)
-                    if not more and not {until, "refused", "withdrawn"} & set(names):
-                        self._problems.append(f"process {pid} has gone")
-        return self._problems
-
-
-def _nothing(events: list[Event]) -> bool:
-    return any(event["event"] == "stopping" and event["window"] is None for event in events)
-
-
-def _late(pid: int, seconds: float | None, silent: bool) -> str:
-    if silent:
-        return f"process {pid} does not answer within {seconds:g} s"
-    return f"process {pid} has not done it within {seconds:g} s, and still will: `traceable control stop` withdraws it"
-
-
-def _received(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(_LINE_BYTES)
-    except OSError:
-        return b""
-
-
-def _event(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "event" in event and "pid" in event else None

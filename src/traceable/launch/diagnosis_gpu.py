@@ -111,7 +111,7 @@ def driver(case: Case) -> Judged:
             CERTAIN,
             f"the CUDA driver is too old for nsys {version}",
             tuple(old[:2]),
-            "update the driver, or use an older nsys (--nsys or TRACEABLE_NSYS)",
+            "update the driver, or name an older nsys in TRACEABLE_NSYS",
             loss,
         )
     return Finding(

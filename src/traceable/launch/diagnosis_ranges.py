@@ -266,7 +266,7 @@ def failed_early(case: Case) -> Judged:
         return None
     if not code and number is None:
         return RuledOut("the program ended with exit code 0")
-    if not _empty(case):
+    if not _empty(case) or any(one.names for one in case.lives):
         return None
     how = f"died of signal {number}" if number is not None else f"failed with exit code {code}"
     errors = [one for one in case.lives if one.end and one.end.startswith("exception")]

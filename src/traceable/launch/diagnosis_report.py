@@ -24,6 +24,7 @@ from traceable.launch.doctor_facts import CAP_PERFMON, CAP_SYS_ADMIN
 
 _REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
 _NO_IMPORTER = r"importer binary|QdstrmImporter"
+_CANNOT_START = r"error while loading shared libraries|cannot execute|[Ee]xec format error|version `[^']*' not found"
 _AGENT_LOST = r"Connection to (the )?Agent lost"  # 2022.4.2, and 2023.4.4 without the article
 _NOT_PERMITTED = (
     r"perf event paranoid|Unable to configure the collection of CPU|Unable to collect CPU"
@@ -137,6 +138,15 @@ def importer_missing(case: Case) -> Judged:
         return RuledOut(f"{streams[0]} was imported")
     error = str(case.error.found) if case.error else ""
     evidence = (f"{streams[0]} and no .nsys-rep of it", *said[:1], *([error] if error else []))
+    if re.search(_CANNOT_START, error):
+        return Finding(
+            "importer_fails",
+            CERTAIN,
+            "the importer, which turns nsys's stream into a report, does not start",
+            evidence,
+            f"install what it lacks, then type `traceable report {case.path.name}`",
+            EVERYTHING,
+        )
     if case.importer or re.search("incomplete|invalid", error):
         return Finding(
             "stream_incomplete",

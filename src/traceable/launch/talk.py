@@ -1,0 +1,129 @@
+"""One question to the control sockets of a run's processes, and what they answer.
+
+The end in the process is `capture/server.py`; what is asked, and what is made of the answers, is `control.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ANSWER_SECONDS = 30.0
+"""How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""
+
+_LINE_BYTES = 65536
+
+Event = dict[str, Any]
+Tell = Callable[[Event], None]
+
+
+class Talk:
+    """One question to several processes of a run, and their answers as they come.
+
+    Args:
+        directory: the run directory.
+        pids: whom to ask.
+        asked: what, as JSON.
+    """
+
+    def __init__(self, directory: Path, pids: tuple[int, ...], asked: dict[str, Any]) -> None:
+        self._directory = directory
+        self._pids = pids
+        self._line = json.dumps(asked).encode() + b"\n"
+        self._open: dict[int, socket.socket] = {}
+        self._problems: list[str] = []
+
+    def begin(self) -> None:
+        """Ask."""
+        directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for pid in self._pids:
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.settimeout(ANSWER_SECONDS)
+                try:
+                    # By the directory's descriptor: the whole path may be longer than the 107 bytes that fit.
+                    connection.connect(f"/proc/self/fd/{directory}/control.{pid}.sock")
+                    owner = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                    connection.sendall(self._line)
+                except OSError as error:
+                    connection.close()
+                    why = "belongs to another user" if isinstance(error, PermissionError) else "has gone"
+                    self._problems.append(f"process {pid} {why}")
+                    continue
+                if owner != os.geteuid():
+                    connection.close()
+                    self._problems.append(f"the socket of process {pid} is served by another user")
+                    continue
+                self._open[pid] = connection
+        finally:
+            os.close(directory)
+
+    def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[str]:
+        """Hear the answers until each process has told the event `until`, or ended; return what went wrong."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        first_by = time.monotonic() + ANSWER_SECONDS
+        silent = set(self._open)
+        received = dict.fromkeys(self._open, b"")
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+            for pid, connection in self._open.items():
+                stack.enter_context(connection)
+                selector.register(connection, selectors.EVENT_READ, pid)
+            while selector.get_map():
+                limits = [limit for limit in (deadline, first_by if silent else None) if limit is not None]
+                ready = selector.select(max(0.0, min(limits) - time.monotonic()) if limits else None)
+                if not ready:
+                    late = deadline is not None and time.monotonic() >= deadline
+                    if late or (silent and time.monotonic() >= first_by):
+                        left = sorted(key.data for key in selector.get_map().values())
+                        self._problems += [
+                            _late(pid, timeout_s if late else ANSWER_SECONDS, pid in silent) for pid in left
+                        ]
+                        break
+                for key, _ in ready:
+                    pid, connection = key.data, self._open[key.data]
+                    more = _received(connection)
+                    received[pid] += more
+                    *lines, received[pid] = received[pid].split(b"\n")
+                    events = list(filter(None, map(_event, lines)))
+                    silent -= {pid} if events else set()
+                    for event in events:
+                        tell(event)
+                    names = [event["event"] for event in events]
+                    if {until, "refused", "withdrawn"} & set(names) or _nothing(events) or not more:
+                        selector.unregister(connection)
+                    if not more and not {until, "refused", "withdrawn"} & set(names):
+                        self._problems.append(f"process {pid} has gone")
+        return self._problems
+
+
+def _nothing(events: list[Event]) -> bool:
+    return any(event["event"] == "stopping" and event["window"] is None for event in events)
+
+
+def _late(pid: int, seconds: float | None, silent: bool) -> str:
+    if silent:
+        return f"process {pid} does not answer within {seconds:g} s"
+    return f"process {pid} has not done it within {seconds:g} s, and still will: `traceable control stop` withdraws it"
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(_LINE_BYTES)
+    except OSError:
+        return b""
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event and "pid" in event else None

@@ -176,7 +176,8 @@ def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_pat
     main = "import sys; from traceable.collect import nsys_private; nsys_private.discreet_library = lambda: None; "
     main += "from traceable.cli.main import main; sys.exit(main())"
     words = [sys.executable, "-c", main, *command("nsys", "app.py")[3:]]
-    ended = subprocess.run(words, capture_output=True, text=True, env={**environ, "API_KEY": VALUE}, cwd=tmp_path)
+    variables = {**environ, "API_KEY": VALUE, "EMPTY": ""}
+    ended = subprocess.run(words, capture_output=True, text=True, env=variables, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert nsys_private.NOT_PREVENTED in ended.stderr
     said = next(line for line in ended.stderr.splitlines() if "app.nsys-rep holds the environment of" in line)
@@ -219,7 +220,7 @@ def older(tmp_path) -> Path:
         "INSERT INTO StringIds VALUES (?, ?)",
         [
             (1, "pack"),
-            (2, f"HOME=/home/me\0API_KEY={VALUE}\0EMPTY="),
+            (2, f"HOME=/home/me\0API_KEY={VALUE}\0EMPTY=\0MAKEFLAGS"),
             (3, "printed"),
             (4, f"A={VALUE}\0not a variable"),
         ],
@@ -258,7 +259,7 @@ def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
     assert older.read_bytes().count(VALUE.encode()) == 1
     connection = sqlite3.connect(older)
     (text,) = connection.execute("SELECT CAST(value AS BLOB) FROM StringIds WHERE id = 2").fetchone()
-    assert text == b"HOME=\0API_KEY=\0EMPTY="
+    assert text == b"HOME=\0API_KEY=\0EMPTY=\0MAKEFLAGS="
     assert connection.execute("SELECT value FROM META_DATA_CAPTURE").fetchall() == [
         ("MY_SECRET=",),
         ("LANG=",),

@@ -301,10 +301,11 @@ def test_stopped_and_continued(collector, command, start, fifos):
     # A group of its own, as a shell gives a job: SIGTSTP does nothing in an orphaned one, which CI may start us in.
     process = start(command(collector, "app.py"), preexec_fn=os.setpgrp)
     assert (fifos / "ready").read_text() == ""
+    while (pid := manifest(fifos / "out")["pid"]) is None:  # stopped before it writes that, the launcher would not tell
+        os.sched_yield()
     process.send_signal(signal.SIGTSTP)
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
-    pid = manifest(fifos / "out")["pid"]
     while state(pid) != "T":  # a signal takes effect when the process is next to run
         os.sched_yield()
     process.send_signal(signal.SIGCONT)

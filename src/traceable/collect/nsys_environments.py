@@ -15,8 +15,8 @@ from pathlib import Path
 
 from traceable import confidential, environment
 
-_VARIABLE = re.compile(rb"([A-Za-z_][A-Za-z0-9_.]*(?:\(\)|%%)?)=(.*)", re.DOTALL)
-"""With what bash appends to the names of functions that it exports."""
+_VARIABLE = re.compile(rb"([^=\s]+)=(.*)|(\w+)", re.DOTALL)
+"""A name may be any: bash's are `BASH_FUNC_f%%`, npm's have slashes. Of a variable that is empty nsys keeps no `=`."""
 
 _SYSTEM, _CAPTURE, _TEXTS = "TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "StringIds"
 _OWN = "DeviceEnvironment"
@@ -100,5 +100,6 @@ def _variables(text: bytes) -> Variables:
         match = _VARIABLE.fullmatch(part)
         if match is None:
             return {}
-        found[match[1].decode("ascii")] = match[2]
-    return found
+        name, value, empty = match.groups()
+        found[(name or empty).decode("utf-8", "replace")] = value or b""
+    return found if b"=" in text else {}

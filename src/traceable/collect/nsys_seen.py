@@ -18,6 +18,9 @@ from traceable.collect.nsys_environments import Stored
 SHORTEST = 8
 """Characters of a value that is looked for: shorter ones, such as `none`, are found everywhere."""
 
+LOOKED_THROUGH_BYTES = 256 << 20
+"""How much of a file is looked through, from its begin: half a second a secret. nsys reads environments first."""
+
 NAMES_SHOWN = 8
 
 
@@ -45,7 +48,7 @@ def _found(file: Path) -> set[str]:
     values = dict(_secrets(os.environb.items()))
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return {name for name, value in values.items() if content.find(value) >= 0}
+            return {name for name, value in values.items() if content.find(value, 0, LOOKED_THROUGH_BYTES) >= 0}
     except (OSError, ValueError):  # not readable, or empty
         return set()
 

@@ -19,8 +19,8 @@ def skip_what_nsys_lost(directory: Path) -> None:
     """Skip a test of which nsys itself lost a whole process, and hold that the run says so.
 
     nsys 2022.4.2 on a busy machine now and then keeps nothing of what its library in a process was told, not even that
-    library's greeting: 18 of 172 runs of plain `nsys profile`, on two processors with a load of 7. A fault of ours
-    looks otherwise: the process would not have been handed nsys's listener, or have made no range.
+    library's greeting: 9 of 150 runs of plain `nsys profile`, three at a time on two processors; its agent then hung.
+    A fault of ours looks otherwise: the process would not have been handed nsys's listener, or have made no range.
     """
     lives = [json.loads(line) for file in directory.glob("status.*.lives") for line in file.read_text().splitlines()]
     told = {key: value for life in lives for key, value in life.items()}

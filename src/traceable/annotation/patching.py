@@ -17,6 +17,7 @@ from itertools import islice
 
 from traceable import environment
 from traceable.annotation import lookup
+from traceable.annotation.change import Change, is_held_elsewhere, keep_picklable
 from traceable.annotation.handle import Handle
 from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.annotation.wrapping import annotated
@@ -34,7 +35,6 @@ _OURS = frozenset({"traceable", "wrapt", "nvtx"})
 """Packages that an annotated call runs through: patched, they would call themselves."""
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-_THROUGH_OURS = ".__wrapped__"
 _lock = RLock()
 if hasattr(os, "register_at_fork"):
     # A child forked while another thread patches would wait for ever for a lock that no one holds.
@@ -44,28 +44,6 @@ _packages: frozenset[str] = frozenset()
 """The first parts of the live patterns' modules: most imports are none of ours and must learn it cheaply."""
 _installed: dict[int, object] = {}
 """Our replacements that stand somewhere, by id: what is annotated from outside already is left as it is."""
-
-
-class _Change:
-    __slots__ = ("attribute", "original", "own", "owner", "replacement")
-
-    def __init__(self, owner: Any, attribute: str, original: Any, replacement: object, own: bool = True) -> None:
-        self.owner = owner
-        self.attribute = attribute
-        self.original = original
-        self.replacement = replacement
-        self.own = own
-
-    def undo(self) -> None:
-        """Put the very same object back, unless someone else has replaced ours meanwhile."""
-        if getattr(self.original, "__qualname__", "").endswith(_THROUGH_OURS):
-            self.original.__qualname__ = self.original.__qualname__[: -len(_THROUGH_OURS)]
-        if lookup.namespace(self.owner).get(self.attribute) is not self.replacement:
-            return
-        if self.own:
-            setattr(self.owner, self.attribute, self.original)
-        else:
-            delattr(self.owner, self.attribute)
 
 
 class Patching(Handle):
@@ -82,7 +60,7 @@ class Patching(Handle):
         self.make = make
         self.matched: dict[Target, list[str]] = {target: [] for target in targets}
         self.problems: dict[Target, list[str]] = {}
-        self._changes: list[_Change] = []
+        self._changes: list[Change] = []
 
     def remove(self) -> None:
         """Put every original object back where it was, and patch nothing more. Twice is as good as once.
@@ -337,7 +315,7 @@ def _is_own_function(value: object, module_name: str) -> bool:
 def _replace(patching: Patching, target: Target, module_name: str, place: lookup.Place) -> object | None:
     """Annotate one place. Returns what stands there now in place of `place.value`, None where it was left."""
     name = f"{module_name}.{place.qualname}"
-    is_held = _is_held_elsewhere(place)
+    is_held = is_held_elsewhere(place)
     if id(place.value) in _installed and patching.make is annotated:
         _matched(patching, target, name)
         return None
@@ -350,42 +328,18 @@ def _replace(patching: Patching, target: Target, module_name: str, place: lookup
         _matched(patching, target, name)
         return None
     try:
-        made = _change(patching, _Change(place.owner, place.attribute, place.value, replacement, place.own))
+        made = _change(patching, Change(place.owner, place.attribute, place.value, replacement, place.own))
     except (AttributeError, TypeError):
         owner = getattr(place.owner, "__qualname__", None) or module_name
         _problem(patching, target, f"{name} can't be replaced: {owner} is an extension type or refuses new attributes")
         return None
     if made and is_held and lookup.defined_in(place.value, module_name):
-        _keep_picklable(place)
+        keep_picklable(place)
     _matched(patching, target, name)
     return replacement if made else None
 
 
-def _is_held_elsewhere(place: lookup.Place) -> bool:
-    """Whether a function is also in a table, a partial, a default: what its module's body made of it."""
-    return type(place.value) is types.FunctionType and sys.getrefcount(place.value) > _references_of_an_unshared_one()
-
-
-def _references_of_an_unshared_one() -> int:
-    def function() -> None: ...
-
-    place = lookup.Place(None, "", function, "")
-    holder = {"function": function}
-    del function
-    return sys.getrefcount(place.value) if holder else 0
-
-
-def _keep_picklable(place: lookup.Place) -> None:
-    """Give the original the name by which it can still be found: pickle wants to find what it pickles, and refuses.
-
-    Without this a program that sends `table["step"]` to a process pool would fail for being annotated.
-    """
-    function: Any = place.value
-    if place.own and function.__qualname__ == place.qualname:
-        function.__qualname__ += _THROUGH_OURS
-
-
-def _change(patching: Patching, change: _Change) -> bool:
+def _change(patching: Patching, change: Change) -> bool:
     with _lock:
         if lookup.namespace(change.owner).get(change.attribute, None) is not (change.original if change.own else None):
             return False  # another thread was faster
@@ -404,7 +358,7 @@ def _replace_copies(
             continue
         for attribute, value in list(lookup.namespace(module).items()):
             if id(value) in moved and value is moved[id(value)][0]:
-                _change(patching, _Change(module, attribute, value, moved[id(value)][1]))
+                _change(patching, Change(module, attribute, value, moved[id(value)][1]))
 
 
 def _matched(patching: Patching, target: Target, name: str) -> None:

@@ -120,7 +120,7 @@ def test_a_value_that_was_not_written_must_be_given(run, tmp_path):
 def test_what_can_not_be_run_again(run, tmp_path):
     for words, said in (
         (["--again", "nowhere"], "nowhere is not a run directory; give the directory that `traceable run` named"),
-        (["--again"], "--again"),
+        (["--again"], "--again needs a run directory"),
         ([], "no program to run"),
     ):
         ended = run(*words)

@@ -386,7 +386,7 @@ def doctor(environ, tmp_path):
     return call
 
 
-def test_the_command_line_prints_all_of_it(run, doctor):
+def test_the_command_line_prints_all_of_it(run, doctor, tmp_path):
     run("recorder", "print('hello')")
     done = doctor("out", "--json")
     said = json.loads(done.stdout)
@@ -398,3 +398,7 @@ def test_the_command_line_prints_all_of_it(run, doctor):
     done = doctor("nowhere")
     assert done.returncode == 2
     assert done.stderr == "traceable: there is no nowhere; " + done.stderr.partition("; ")[2]
+    (tmp_path / "empty").mkdir()
+    done = doctor("empty")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "empty is not a run directory" in done.stderr

@@ -54,7 +54,10 @@ def completed(
     named = [words for words in options if _destination(parser, words) == "again"]
     if not named:
         return options, program
-    directory = Path(named[-1][0].partition("=")[2] or named[-1][-1])
+    name = named[-1][0].partition("=")[2] or "".join(named[-1][1:])
+    if not name:
+        raise UsageError(f"{OPTION} needs a run directory", _NAME_A_RUN)
+    directory = Path(name)
     manifest = _manifest(directory)
     words = [str(word) for word in manifest.get("argv") or ()][1:]
     if words[:1] != ["run"]:

@@ -7,7 +7,6 @@ it in `nsys_given.py`.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sqlite3
 import sys
@@ -169,16 +168,20 @@ class NsysCollector:
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
                 stored: list[nsys_environments.Stored] = []
-                nsys_install.export(report, database, partial(_scrubbed, stored))
+                nsys_install.export(report, database, partial(_scrubbed, stored, notes))
                 notes += nsys_seen.notes(report, database, stored)
         files = (*reports, *databases, *_of_stem(run_dir, stem, ".qdstrm"))
         return Recorded(databases[0], files, tuple(notes), more=tuple(databases[1:]))
 
 
-def _scrubbed(stored: list[nsys_environments.Stored], database: Path) -> None:
+def _scrubbed(stored: list[nsys_environments.Stored], notes: list[str], database: Path) -> None:
     """Move the environments that nsys stored all the same out of an export; one that can't be read stays as it is."""
-    with contextlib.suppress(sqlite3.Error):
+    try:
         stored += nsys_environments.scrub(database)
+    except sqlite3.Error as error:
+        notes.append(
+            f"the export can't be looked through for environments ({error}): it may hold some (docs/secrets.md)"
+        )
 
 
 def _of_stem(run_dir: Path, stem: str, suffix: str) -> list[Path]:

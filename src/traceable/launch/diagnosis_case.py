@@ -212,7 +212,7 @@ def opened(path: Path) -> Iterator[Case]:
     """Yield the case of whatever the user names: a run directory, or anything that `traceable report` reads.
 
     Raises:
-        TraceError: there is nothing of that name.
+        TraceError: there is nothing of that name, or a directory of no run.
     """
     from traceable.recording import load
 
@@ -240,6 +240,8 @@ def opened(path: Path) -> Iterator[Case]:
                 system=about.system,
             )
     except TraceableError as error:
+        if path.is_dir():  # of no run: there is nothing to find out
+            raise
         yield Case(path, error=error, files=(path.name,), cut_bytes=_cut(path), importer=_importer())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.lacking import lacking
 from tests.nsys_versions import stand_in
 
 from traceable import environment
@@ -146,7 +147,7 @@ def test_where_everything_may_be_sampled_too_and_what_is_left_out_is_named(versi
 
 def test_the_environment_is_kept_out_by_the_option_or_else_by_us(version, tmp_path):
     if discreet_library() is None:
-        pytest.skip("traceable._native._discreet is not built")
+        lacking("traceable._native._discreet is not built")
     plan = NsysCollector().plan(["program"], tmp_path, "app")
     assert (f"{DISCARD}=true" in plan.argv) != ("LD_PRELOAD" in plan.own_environment)
 

@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.lacking import lacking
 
 from traceable import confidential
 from traceable._native import discreet_library
 from traceable.collect import nsys_environments, nsys_private, nsys_seen
+from traceable.collect.nsys import NsysCollector
 from traceable.launch import handover, secrets
 
 VALUE = "hunter2-hunter2"
@@ -57,7 +59,7 @@ def stranger():
 
 def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, tmp_path, stranger):
     if collector == "nsys" and discreet_library() is None:
-        pytest.skip("traceable._native._discreet is not built")
+        lacking("traceable._native._discreet is not built")
     (tmp_path / "app.py").write_text(PROGRAM)
     # A shell around the launcher has it too, as the one that it was typed in.
     words = ["sh", "-c", '"$@"; exit $?', "sh", *command(collector, "app.py")]
@@ -199,6 +201,17 @@ def test_values_are_found_in_a_report_of_whatever_form(tmp_path, monkeypatch):
     (said,) = nsys_seen.notes(*files, [])
     assert "a.nsys-rep holds the values of SOME_TOKEN:" in said
     assert nsys_seen.notes(files[1], tmp_path / "empty.sqlite", []) == ()
+
+
+def test_an_export_that_can_not_be_looked_through_is_said(tmp_path, monkeypatch):
+    nsys = tmp_path / "nsys"
+    does = 'while [ "$1" != --output ]; do shift; done; echo "no database at all" > "$2"'
+    nsys.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo "NVIDIA version 2030.1.1"; else {does}; fi\n')
+    nsys.chmod(0o755)
+    monkeypatch.setenv("TRACEABLE_NSYS", str(nsys))
+    (tmp_path / "app.nsys-rep").write_bytes(b"report")
+    notes = NsysCollector().finalise(tmp_path, "app").notes
+    assert any("can't be looked through for environments (file is not a database)" in note for note in notes)
 
 
 def test_a_value_on_the_command_line_under_nsys_is_said(nsys, command, environ, tmp_path):

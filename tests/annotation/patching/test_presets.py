@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 
 import pytest
+from tests.lacking import lacking
 
 from traceable.annotation.presets import preset_names, preset_targets
 
@@ -192,7 +192,7 @@ def test_every_preset_is_tried_here() -> None:
 @pytest.mark.parametrize("preset", sorted(PROGRAMS))
 def test_a_preset_is_heard_in_the_real_package(run: Run, preset: str) -> None:
     if importlib.util.find_spec(preset) is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{preset} is not installed")
+        lacking(f"{preset} is not installed")
     program, expected = PROGRAMS[preset]
     ran = run(preset_targets(preset), "-W", "ignore", "-c", program)
     assert "traceable" not in ran.stderr

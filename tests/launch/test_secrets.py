@@ -225,19 +225,30 @@ def older(tmp_path) -> Path:
     """An export as 2022.4 and 2023.4 make them where nobody keeps the environments from them."""
     path = tmp_path / "older.sqlite"
     connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    connection.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
     connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
     connection.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
-    connection.execute("CREATE TABLE ProcessStreams (globalPid INTEGER, filenameId INTEGER, contentId INTEGER)")
+    connection.execute("CREATE TABLE NVTX_EVENTS (\n    text TEXT,\n    textId INTEGER  -- REFERENCES StringIds(id)\n)")
+    connection.execute(
+        """CREATE TABLE ProcessStreams (
+            globalPid    INTEGER   NOT NULL,    -- Serialized GlobalId.
+            filenameId   INTEGER   NOT NULL,    -- REFERENCES StringIds(id) -- File name
+            contentId    INTEGER   NOT NULL     -- REFERENCES StringIds(id) -- Stream content
+        )"""
+    )
     connection.executemany(
         "INSERT INTO StringIds VALUES (?, ?)",
         [
             (1, "pack"),
             (2, f"HOME=/home/me\0API_KEY={VALUE}\0EMPTY=\0MAKEFLAGS"),
             (3, "printed"),
-            (4, f"A={VALUE}\0not a variable"),
+            (4, f"A={VALUE}\0B"),
+            (5, f"MY SECRET={VALUE}\0npm-empty\0=odd"),
+            (6, f"API_KEY={VALUE}"),
+            (7, "step=5"),
         ],
     )
+    connection.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?)", [(None, 1), (None, 7), ("d2h", None)])
     connection.executemany(
         "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", [("DeviceEnvironment", f"PATH=/bin\0HF_TOKEN={VALUE}")]
     )
@@ -249,7 +260,7 @@ def older(tmp_path) -> Path:
             ("PROCESS_0:NAME", "A=b"),
         ],
     )
-    connection.execute("INSERT INTO ProcessStreams VALUES (1, 1, 3)")
+    connection.executemany("INSERT INTO ProcessStreams VALUES (1, 1, ?)", [(3,), (4,)])
     connection.commit()
     connection.close()
     return path
@@ -258,27 +269,58 @@ def older(tmp_path) -> Path:
 def test_what_a_report_leaks(older):
     found = secrets.leaks(older)
     assert [str(one) for one in found] == [
-        "older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME, LANG",
+        "older.sqlite: the environment of 4 processes, with the values of API_KEY, MY SECRET, MY_SECRET, HOME, LANG",
         "older.sqlite: nsys's own environment, with the values of HF_TOKEN, PATH",
-        "older.sqlite: what the program printed (7 characters)",
+        "older.sqlite: what the program printed (24 characters)",
     ]
-    assert [one.secrets for one in found] == [2, 1, 0]
+    assert [one.secrets for one in found] == [3, 1, 0]
 
 
 def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
-    # The text that is no environment is nobody's but the program's: it stays.
-    assert older.read_bytes().count(VALUE.encode()) == 4
-    assert len(nsys_environments.scrub(older)) == 3
+    assert older.read_bytes().count(VALUE.encode()) == 6
+    assert len(nsys_environments.scrub(older)) == 5
+    # What the program printed is nobody's but the program's, and a range's name is one, whatever they look like.
     assert older.read_bytes().count(VALUE.encode()) == 1
     connection = sqlite3.connect(older)
-    (text,) = connection.execute("SELECT CAST(value AS BLOB) FROM StringIds WHERE id = 2").fetchone()
-    assert text == b"HOME=\0API_KEY=\0EMPTY=\0MAKEFLAGS="
+    texts = dict(connection.execute("SELECT id, CAST(value AS BLOB) FROM StringIds"))
+    assert texts == {
+        1: b"pack",
+        2: b"HOME=\0API_KEY=\0EMPTY=\0MAKEFLAGS=",
+        3: b"printed",
+        4: b"A=" + VALUE.encode() + b"\0B",
+        5: b"MY SECRET=\0npm-empty=\0=",
+        6: b"API_KEY=",
+        7: b"step=5",
+    }
     assert connection.execute("SELECT value FROM META_DATA_CAPTURE").fetchall() == [
         ("MY_SECRET=",),
         ("LANG=",),
         ("A=b",),
     ]
     assert nsys_environments.scrub(older) == []
+    connection.close()
+
+
+def test_no_old_page_keeps_what_was_taken_out(older):
+    """Where a page is split, SQLite leaves what moved to another one in the unused part, as nsys's exports have it."""
+    connection = sqlite3.connect(older)
+    connection.execute("PRAGMA secure_delete = OFF")
+    texts = [f"HOME=/home/me\0HF_TOKEN={VALUE}", *["x" * 300] * 50]
+    connection.executemany("INSERT INTO StringIds (value) VALUES (?)", [(text,) for text in texts])
+    connection.commit()
+    connection.close()
+    assert older.read_bytes().count(VALUE.encode()) > 7
+    nsys_environments.scrub(older)
+    assert older.read_bytes().count(VALUE.encode()) == 1
+    assert [entry.name for entry in older.parent.iterdir()] == ["older.sqlite"]
+
+
+def test_a_name_like_a_variable_in_a_file_that_nsys_did_not_make_stays(tmp_path):
+    """Without nsys's declarations nobody knows what refers to a text."""
+    connection = sqlite3.connect(tmp_path / "rewritten.sqlite")
+    connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "step=5"), (2, "HOME=/home/me\0LANG=C")])
+    assert [one.variables for one in nsys_environments.stored(connection)] == [{"HOME": b"/home/me", "LANG": b"C"}]
     connection.close()
 
 
@@ -335,9 +377,7 @@ def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, co
 def test_doctor_says_what_a_report_leaks(older, environ, tmp_path):
     words = [sys.executable, "-m", "traceable", "doctor", "--report", str(older)]
     said = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path).stdout
-    assert (
-        "leaks     older.sqlite: the environment of 2 processes, with the values of API_KEY, MY_SECRET, HOME, LANG"
-        in said
-    )
+    names = "API_KEY, MY SECRET, MY_SECRET, HOME, LANG"
+    assert f"leaks     older.sqlite: the environment of 4 processes, with the values of {names}" in said
     found = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, env=environ).stdout)
     assert len(found["leaks"]) == 3

@@ -7,21 +7,30 @@ compressed in part and is not changed here.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from traceable import confidential, environment
 
-_VARIABLE = re.compile(rb"([^=\s]+)=(.*)|(\w+)", re.DOTALL)
-"""A name may be any: bash's are `BASH_FUNC_f%%`, npm's have slashes. Of a variable that is empty nsys keeps no `=`."""
-
 _SYSTEM, _CAPTURE, _TEXTS = "TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "StringIds"
 _OWN = "DeviceEnvironment"
 
+_REFERENCE = re.compile(r"^\s*(\w+)\s+INTEGER.*REFERENCES StringIds\(id\)", re.MULTILINE)
+"""A column with the numbers of texts, as nsys declares it: in a comment."""
+
+_STREAMS = "ProcessStreams"
+"""What the program printed: of all texts the only ones besides environments that may have a zero in them."""
+
+_VARIABLE = re.compile(rb"[^=\s]+=")
+
 Variables = dict[str, bytes]
+_Text = tuple[int, int, bytes]
 
 
 @dataclass(frozen=True)
@@ -55,14 +64,15 @@ def stored(connection: sqlite3.Connection) -> list[Stored]:
     """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     asked = {
-        _TEXTS: "SELECT rowid, rowid, CAST(value AS BLOB) FROM StringIds WHERE instr(CAST(value AS BLOB), x'00')",
+        _TEXTS: "SELECT id, id, CAST(value AS BLOB) FROM StringIds WHERE instr(CAST(value AS BLOB), x'3D')",
         _SYSTEM: f"SELECT rowid, rowid, CAST(value AS BLOB) FROM {_SYSTEM} WHERE name = '{_OWN}'",
         # A row for each variable.
         _CAPTURE: f"SELECT name, rowid, CAST(value AS BLOB) FROM {_CAPTURE} WHERE name LIKE '%ENVIRONMENT_VARIABLE%'",
     }
     found: dict[tuple[str, object], list[tuple[int, Variables]]] = {}
     for table, question in asked.items():
-        for process, row, text in connection.execute(question) if table in tables else ():
+        rows = connection.execute(question).fetchall() if table in tables else []
+        for process, row, text in rows if table != _TEXTS else _environments(connection, rows):
             variables = _variables(text or b"")
             if variables:
                 found.setdefault((table, process), []).append((row, variables))
@@ -76,14 +86,26 @@ def scrub(database: Path) -> list[Stored]:
     Raises:
         sqlite3.Error: it can't be read or written.
     """
-    with closing(sqlite3.connect(database)) as connection, connection:
-        # Without it the old text stays in the file, in a page that is free.
-        connection.execute("PRAGMA secure_delete = ON")
-        changed = [one for one in stored(connection) if any(_kept(one.table, part) != part for _, part in one.parts)]
-        for one in changed:
-            for row, part in one.parts:
-                text = b"\0".join(name.encode() + b"=" + value for name, value in _kept(one.table, part).items())
-                connection.execute(f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
+    with closing(sqlite3.connect(database)) as connection:
+        with connection:
+            # Without it the old text stays in the file, in a page that is free.
+            connection.execute("PRAGMA secure_delete = ON")
+            found = stored(connection)
+            changed = [one for one in found if any(_kept(one.table, part) != part for _, part in one.parts)]
+            for one in changed:
+                for row, part in one.parts:
+                    text = b"\0".join(name.encode() + b"=" + value for name, value in _kept(one.table, part).items())
+                    connection.execute(f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
+        if all(one.planned for one in changed):
+            return changed
+        # nsys writes without it: where a page of its was split, the unused part of the page still has the old text.
+        rewritten = database.with_name(database.name + ".rewritten")
+        rewritten.unlink(missing_ok=True)
+        try:
+            connection.execute("VACUUM INTO ?", (os.fspath(rewritten),))
+            rewritten.replace(database)
+        finally:
+            rewritten.unlink(missing_ok=True)
     return changed
 
 
@@ -94,12 +116,40 @@ def _kept(table: str, variables: Variables) -> Variables:
 
 
 def _variables(text: bytes) -> Variables:
-    """Return the variables in `NAME=value` with a zero between two; empty where the text is something else."""
+    """Return the variables in `NAME=value` with a zero between two. Of a variable that is empty nsys keeps no `=`."""
     found: Variables = {}
     for part in filter(None, text.split(b"\0")):
-        match = _VARIABLE.fullmatch(part)
-        if match is None:
-            return {}
-        name, value, empty = match.groups()
-        found[(name or empty).decode("utf-8", "replace")] = value or b""
-    return found if b"=" in text else {}
+        name, _, value = part.partition(b"=")
+        found[name.decode("utf-8", "replace")] = value
+    return found
+
+
+def _environments(connection: sqlite3.Connection, texts: list[_Text]) -> list[_Text]:
+    """Return those of `texts` that are environments: nothing refers to them, as to no environment that nsys keeps.
+
+    A text with zeros in it is no name of anything, since those are C strings. One without may be the environment of a
+    process that was given one variable, or the name of a range such as `step=5`.
+    """
+    several = {number for number, _, text in texts if b"\0" in text}
+    single = {number for number, _, text in texts if number not in several and _VARIABLE.match(text)}
+    columns = _references(connection)
+    several -= _referred_to(connection, several, [(table, column) for table, column in columns if table == _STREAMS])
+    single -= _referred_to(connection, single, columns) if columns else single
+    return [text for text in texts if text[0] in several | single]
+
+
+def _references(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return the tables and columns that hold numbers of texts; none where the file is not as nsys made it."""
+    tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    return [(table, column) for table, declared in tables for column in _REFERENCE.findall(declared or "")]
+
+
+def _referred_to(connection: sqlite3.Connection, texts: set[int], columns: Iterable[tuple[str, str]]) -> set[int]:
+    found: set[int] = set()
+    for table, column in columns:
+        missing = texts - found
+        if not missing:
+            break
+        question = f"SELECT {column} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+        found.update(number for (number,) in connection.execute(question, (json.dumps(list(missing)),)))
+    return found

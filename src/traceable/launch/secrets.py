@@ -103,7 +103,7 @@ def _of_file(path: Path) -> Iterator[Leak]:
 
 
 def _leak(path: Path, what: str, found: Iterable[nsys_environments.Stored]) -> Leak | None:
-    names = {name for one in found for name, value in one.variables.items() if value}
+    names = {name for one in found for name, value in one.variables.items() if name and value}
     secret = sorted(name for name in names if confidential.is_secret(name))
     if not names:
         return None

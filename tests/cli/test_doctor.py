@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from traceable._native import recorder_library
+from traceable.collect import nsys_install
 from traceable.launch import doctor_facts
 from traceable.launch.doctor_findings import STATES
 
@@ -157,6 +158,19 @@ def test_an_importer_that_nsys_itself_does_not_find_is_used_and_said(doctor, env
     assert said["nsys capture"]["state"] == "warning"
     assert "20 of 20" in said["nsys capture"]["found"]
     assert "nsys did not find its importer" in said["nsys capture"]["found"]
+
+
+def test_an_importer_that_lacks_a_library(doctor, hidden, without_importer, tmp_path):
+    importer = without_importer.parents[1] / "host-linux-x64" / "QdstrmImporter"
+    importer.parent.mkdir()
+    # It finds its libraries beside itself, and there are none beside the copy.
+    shutil.copy2(nsys_install.find_importer(), importer)
+    said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
+    assert said["nsys importer"]["state"] == "problem"
+    assert f"{importer} does not start" in said["nsys importer"]["found"]
+    assert "error while loading shared libraries" in said["nsys importer"]["found"]
+    assert said["nsys importer"]["fix"] == f"install what it lacks: `ldd {importer}` lists it"
+    assert said["nsys capture"]["fix"] == "see `nsys importer`"
 
 
 def test_a_full_folder_for_temporary_files(doctor, environ, nsys, temporary):

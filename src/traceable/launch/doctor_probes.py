@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable import environment
-from traceable.collect import ncu_install, nsys_install, nsys_presets
+from traceable.collect import ncu_install, nsys_install, nsys_presets, tools
 from traceable.errors import CollectorError, TraceableError
 
 CUDA_SECONDS = 8.0
@@ -78,6 +78,7 @@ class Nsys:
         tool: where it is.
         offers: what can be asked of it, by what it is good for, and whether this one can do it.
         importer: the program that turns its streams into reports; None where it was not found.
+        importer_error: why that does not start; None where it does.
         no_samples: why it can't sample the CPU here; None where it can.
         hangs_with_samples: whether that is because it may never end with them.
         cupti: the CUDA versions whose CUPTI it brings, ascending; empty where they are not known.
@@ -87,6 +88,7 @@ class Nsys:
     tool: Tool
     offers: Mapping[str, bool]
     importer: Path | None = None
+    importer_error: str | None = None
     no_samples: str | None = None
     hangs_with_samples: bool = False
     cupti: tuple[tuple[int, int], ...] = ()
@@ -153,15 +155,25 @@ def nsys() -> Nsys:
         "Python samples": "--python-sampling" in options,
         "Python backtraces": "--python-backtrace" in options,
     }
+    importer = nsys_install.find_importer(install)
     return Nsys(
         Tool(install.executable, install.short_version),
         offers,
-        nsys_install.find_importer(install),
+        importer,
+        _does_not_start(importer) if importer is not None else None,
         install.no_samples(),
         install.hangs_with_samples is not None,
         _cupti(install.executable),
         options.offers(nsys_presets.TRACE, "cuda-sw"),
     )
+
+
+def _does_not_start(executable: Path) -> str | None:
+    try:
+        answer = tools.ask([str(executable), "--version"])
+    except CollectorError as error:
+        return error.found
+    return tools.last_words(answer) if answer.returncode else None
 
 
 def silent(seconds: float) -> Nsys:

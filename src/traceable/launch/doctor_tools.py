@@ -75,14 +75,18 @@ def importer(facts: Nsys) -> Said | None:
         found = "QdstrmImporter was not found: nsys would leave a .qdstrm file, which nothing here can read"
         fix = "install the whole package (nsight-systems, not its target part alone; scripts/install-nsys.sh does), or"
         return problem(found, f"{fix} put QdstrmImporter of the same version on PATH")
-    return ok(str(facts.importer), path=str(facts.importer))
+    evidence = {"path": str(facts.importer), "error": facts.importer_error}
+    if facts.importer_error is not None:
+        found = f"{facts.importer} does not start: {facts.importer_error}"
+        return problem(found, f"install what it lacks: `ldd {facts.importer}` lists it", **evidence)
+    return ok(str(facts.importer), **evidence)
 
 
 def nsys_capture(facts: Nsys, space: Space, packages: Packages, canary: Canary | None) -> Said | None:
     """Judge nsys by its canary."""
     if canary is None:
         return None
-    if facts.importer is None:
+    if facts.importer is None or facts.importer_error is not None:
         return _sung(canary, "see `nsys importer`")
     if canary.error is None and not canary.read and not canary.core:
         found = f"none of {canary.emitted} ranges came back: without the native core they go through the nvtx package"

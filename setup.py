@@ -47,7 +47,6 @@ def extension(name: str) -> Extension:
         sources=[f"src/traceable/_native/{name}.c"],
         depends=[str(header) for header in sorted(Path("src/traceable/_native").glob(f"{name}_*.h"))],
         include_dirs=nvtx_include(),
-        libraries=["dl"] if name == "discreet" else [],  # glibc before 2.34 has dlsym there
         extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
         optional=True,
     )

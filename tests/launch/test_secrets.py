@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -339,6 +340,38 @@ def test_what_nsys_alone_has_does_not_reach_the_program(nsys, command, environ, 
     assert "nsight" in preloaded or "Injection" in preloaded
     assert "_discreet" not in preloaded
     assert count == "0"
+
+
+BEHIND = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define OPEN(name) \\
+    int name(const char *path, int flags, ...) \\
+    { \\
+        close(open("/dev/urandom", O_RDONLY)); \\
+        return syscall(SYS_openat, AT_FDCWD, path, flags, 0); \\
+    }
+OPEN(open64)
+OPEN(open)
+"""
+"""As nsys with --trace=osrt: behind everybody's open(), and itself a user of it."""
+
+
+def test_an_open_of_nsys_own_does_not_call_itself(tmp_path):
+    compiler, library = shutil.which("cc") or shutil.which("gcc"), discreet_library()
+    if compiler is None or library is None:
+        lacking("a C compiler, and traceable._native._discreet built with it")
+    (tmp_path / "behind.c").write_text(BEHIND)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", tmp_path / "behind.so", tmp_path / "behind.c"], check=True, cwd=tmp_path
+    )
+    code = "print(len(open('/proc/self/stat').read()) > 0, open(f'/proc/{__import__(\"os\").getpid()}/environ').read())"
+    preload = f"{library}:{tmp_path / 'behind.so'}"
+    ended = subprocess.run([sys.executable, "-c", code], env={"LD_PRELOAD": preload}, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "True \n"), ended.stderr
 
 
 def test_a_newer_nsys_is_told_to_discard_the_environment():

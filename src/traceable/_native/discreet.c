@@ -6,16 +6,24 @@
  * else is changed, and nothing of the program that is recorded: the bystander takes this library out of its LD_PRELOAD.
  * An nsys that does not ask libc for files would not notice it; what came into a report is looked for in nsys_seen.py.
  *
+ * The bystander itself, which nsys starts, has both this library and nsys's own. With --trace=osrt that puts itself
+ * behind open() and the like in every other library, in what dlsym() gives them too, and opens files of its own through
+ * this one: had this one called the next open(), the two would call each other for ever. So it asks the kernel, and for
+ * a stream libc by a name that nobody puts himself behind.
+ *
  * It is no Python module, although the build gives it the file name of one.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
+
+extern FILE *_IO_fopen(const char *path, const char *mode); /* glibc's fopen, and fopen64 where `long` has 64 bits */
 
 static const char *instead_of(const char *path)
 {
@@ -25,6 +33,11 @@ static const char *instead_of(const char *path)
     if (end == number || (strcmp(end, "/environ") != 0 && strcmp(end, "/cmdline") != 0))
         return path;
     return "/dev/null";
+}
+
+static int opened(int folder, const char *path, int flags, mode_t mode)
+{
+    return (int)syscall(SYS_openat, folder, instead_of(path), flags, mode);
 }
 
 /* `mode` is there only where a file may be made; reading it where it is not would read what was never passed. */
@@ -37,49 +50,31 @@ static const char *instead_of(const char *path)
         va_end(more);                                                                                                  \
     }
 
-/* libc's own functions, looked up before nsys has threads: dlsym() takes a lock that a child, forked while another thread
- * holds it, would wait for for ever. Constructors of other libraries may come before ours. */
-#define NEXT(type, name)                                                                                               \
-    static type *next_##name;                                                                                          \
-    static type *find_##name(void)                                                                                     \
-    {                                                                                                                  \
-        return next_##name != NULL ? next_##name : (type *)dlsym(RTLD_NEXT, #name);                                    \
-    }
-
-typedef int open_type(const char *, int, ...);
-typedef int openat_type(int, const char *, int, ...);
-typedef int fortified_type(const char *, int);
-typedef FILE *fopen_type(const char *, const char *);
-
 #define OPEN(name)                                                                                                     \
-    NEXT(open_type, name)                                                                                              \
     EXPORTED int name(const char *path, int flags, ...)                                                                \
     {                                                                                                                  \
         MODE(flags)                                                                                                    \
-        return find_##name()(instead_of(path), flags, mode);                                                           \
+        return opened(AT_FDCWD, path, flags, mode);                                                                    \
     }
 
 #define OPENAT(name)                                                                                                   \
-    NEXT(openat_type, name)                                                                                            \
     EXPORTED int name(int folder, const char *path, int flags, ...)                                                    \
     {                                                                                                                  \
         MODE(flags)                                                                                                    \
-        return find_##name()(folder, instead_of(path), flags, mode);                                                   \
+        return opened(folder, path, flags, mode);                                                                      \
     }
 
 /* What a compiler with _FORTIFY_SOURCE makes of open() where it does not know the flags. */
 #define FORTIFIED(name)                                                                                                \
-    NEXT(fortified_type, name)                                                                                         \
     EXPORTED int name(const char *path, int flags)                                                                     \
     {                                                                                                                  \
-        return find_##name()(instead_of(path), flags);                                                                 \
+        return opened(AT_FDCWD, path, flags, 0);                                                                       \
     }
 
 #define FOPEN(name)                                                                                                    \
-    NEXT(fopen_type, name)                                                                                             \
     EXPORTED FILE *name(const char *path, const char *mode)                                                            \
     {                                                                                                                  \
-        return find_##name()(instead_of(path), mode);                                                                  \
+        return _IO_fopen(instead_of(path), mode);                                                                      \
     }
 
 FORTIFIED(__open_2)
@@ -90,15 +85,3 @@ OPENAT(openat)
 OPENAT(openat64)
 FOPEN(fopen)
 FOPEN(fopen64)
-
-__attribute__((constructor)) static void look_up(void)
-{
-    next___open_2 = find___open_2();
-    next___open64_2 = find___open64_2();
-    next_open = find_open();
-    next_open64 = find_open64();
-    next_openat = find_openat();
-    next_openat64 = find_openat64();
-    next_fopen = find_fopen();
-    next_fopen64 = find_fopen64();
-}

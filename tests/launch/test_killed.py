@@ -7,6 +7,8 @@ import os
 import signal
 import sqlite3
 import stat
+import subprocess
+from pathlib import Path
 
 import pytest
 from tests.launch.nsys_losses import skip_what_nsys_lost
@@ -93,3 +95,16 @@ def test_nsys_killed_in_mid_run_loses_its_report_and_nothing_else(nsys, command,
     manifest = json.loads((fifos / "out" / "run.json").read_text())
     assert manifest["end"]["exit_code"] == 6
     assert any("no report" in note for note in manifest["notes"])
+
+
+def test_the_process_between_nsys_and_the_program_is_killed(nsys, command, start, fifos):
+    process = start(command("nsys", "-c", PROGRAM), stderr=subprocess.PIPE, text=True)
+    program = int((fifos / "ready").read_text())
+    between = int(Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(between, signal.SIGKILL)
+    (fifos / "go").write_text("")
+    with (fifos / "gone").open("rb") as gone:
+        assert gone.read() == b""  # the program ran to its end
+    _, said = process.communicate()
+    assert "how the program ended is not known (the exit code is nsys's)" in said
+    assert process.returncode == 128 + signal.SIGKILL  # what nsys makes of it

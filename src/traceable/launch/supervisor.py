@@ -328,6 +328,10 @@ class _Detached:
         deadline = time.monotonic() + GRACE_SECONDS
         while (ended := read_exit(self.run_dir)) is None:
             if time.monotonic() > deadline:
+                self.say(
+                    f"what stood between {self.program} and the program was killed: nothing is recorded from then on, "
+                    f"and how the program ended is not known (the exit code is {self.program}'s)"
+                )
                 return self.collector_status
             signal.sigtimedwait(set(), TURN_SECONDS)
         return ended

@@ -153,7 +153,10 @@ def test_without_the_importer_a_run_would_be_lost(doctor, hidden, without_import
 
 
 def test_an_importer_that_nsys_itself_does_not_find_is_used_and_said(doctor, environ, core, without_importer):
-    said = checks(doctor({**environ, "TRACEABLE_NSYS": str(without_importer)}, "--json"))
+    importer = nsys_install.find_importer(nsys_install.find())
+    assert importer is not None
+    variables = {"TRACEABLE_NSYS": str(without_importer), "PATH": f"{importer.parent}:{environ['PATH']}"}
+    said = checks(doctor({**environ, **variables}, "--json"))
     assert said["nsys importer"]["state"] == "ok"
     assert said["nsys capture"]["state"] == "warning"
     assert "20 of 20" in said["nsys capture"]["found"]
@@ -164,7 +167,7 @@ def test_an_importer_that_lacks_a_library(doctor, hidden, without_importer, tmp_
     importer = without_importer.parents[1] / "host-linux-x64" / "QdstrmImporter"
     importer.parent.mkdir()
     # It finds its libraries beside itself, and there are none beside the copy.
-    shutil.copy2(nsys_install.find_importer(), importer)
+    shutil.copy2(nsys_install.find_importer(nsys_install.find()), importer)
     said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
     assert said["nsys importer"]["state"] == "problem"
     assert f"{importer} does not start" in said["nsys importer"]["found"]

@@ -202,6 +202,15 @@ def test_an_nsys():
     says(doctor_tools.nsys(Nsys(broken, {})), "problem", "ends with -11", "reinstall it")
 
 
+def test_the_importer_is_of_the_same_version_as_nsys():
+    says(doctor_tools.importer(NSYS), "ok", "/opt/QdstrmImporter")
+    says(doctor_tools.importer(replace(NSYS, importer_version="2024.6.1")), "ok")
+    other = replace(NSYS, importer_version="2022.4.2")
+    says(doctor_tools.importer(other), "warning", "is of nsys 2022.4.2 and may not read what 2024.6.1 leaves")
+    failed = replace(SUNG, error="the stream can't be read")
+    says(doctor_tools.nsys_capture(other, SPACE, WHOLE, failed), "problem", "see `nsys importer`")
+
+
 def test_what_became_of_nsyss_canary():
     says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, SUNG), "ok", "20 of 20")
     assert doctor_tools.nsys_capture(NO_NSYS, SPACE, WHOLE, None) is None

@@ -79,6 +79,7 @@ class Nsys:
         offers: what can be asked of it, by what it is good for, and whether this one can do it.
         importer: the program that turns its streams into reports; None where it was not found.
         importer_error: why that does not start; None where it does.
+        importer_version: its version; empty where it does not say.
         no_samples: why it can't sample the CPU here; None where it can.
         hangs_with_samples: whether that is because it may never end with them.
         cupti: the CUDA versions whose CUPTI it brings, ascending; empty where they are not known.
@@ -89,6 +90,7 @@ class Nsys:
     offers: Mapping[str, bool]
     importer: Path | None = None
     importer_error: str | None = None
+    importer_version: str = ""
     no_samples: str | None = None
     hangs_with_samples: bool = False
     cupti: tuple[tuple[int, int], ...] = ()
@@ -98,6 +100,12 @@ class Nsys:
     def found(self) -> bool:
         """Whether there is one that answers."""
         return self.tool.executable is not None
+
+    @property
+    def importer_fits(self) -> bool:
+        """Whether the importer starts and is of the same version, as far as it says."""
+        there = self.importer is not None and self.importer_error is None
+        return there and self.importer_version in ("", self.tool.version)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -160,7 +168,7 @@ def nsys() -> Nsys:
         Tool(install.executable, install.short_version),
         offers,
         importer,
-        _does_not_start(importer) if importer is not None else None,
+        *(_started(importer) if importer is not None else (None, "")),
         install.no_samples(),
         install.hangs_with_samples is not None,
         _cupti(install.executable),
@@ -168,12 +176,16 @@ def nsys() -> Nsys:
     )
 
 
-def _does_not_start(executable: Path) -> str | None:
+def _started(importer: Path) -> tuple[str | None, str]:
+    """Return why it does not start, or None, and its version."""
     try:
-        answer = tools.ask([str(executable), "--version"])
+        answer = tools.ask([str(importer), "--version"])
     except CollectorError as error:
-        return error.found
-    return tools.last_words(answer) if answer.returncode else None
+        return error.found, ""
+    if answer.returncode:
+        return tools.last_words(answer), ""
+    found = re.search(r"\d+\.\d+\.\d+", answer.stdout)
+    return None, found[0] if found else ""
 
 
 def silent(seconds: float) -> Nsys:

@@ -25,6 +25,11 @@ NEEDED_CUPTI = (((12, 0), (12, 8)), ((10, 0), (12, 8)), ((8, 9), (11, 8)), ((8, 
 DROPPED = ((2025, 4), (7, 5))
 """From this nsys on GPUs below this compute capability (Pascal, Volta) are not traced any more (its release notes)."""
 
+_WHOLE = (
+    "install the whole package (nsight-systems, not its target part alone; scripts/install-nsys.sh does), or put "
+    "QdstrmImporter of the same version on PATH"
+)
+
 BLACKWELL = (10, 0)
 """From this compute capability on nsys has the GPU itself trace CUDA; slices of one (MIG) and MPS don't let it."""
 
@@ -73,12 +78,14 @@ def importer(facts: Nsys) -> Said | None:
         return None
     if facts.importer is None:
         found = "QdstrmImporter was not found: nsys would leave a .qdstrm file, which nothing here can read"
-        fix = "install the whole package (nsight-systems, not its target part alone; scripts/install-nsys.sh does), or"
-        return problem(found, f"{fix} put QdstrmImporter of the same version on PATH")
-    evidence = {"path": str(facts.importer), "error": facts.importer_error}
+        return problem(found, _WHOLE)
+    evidence = {"path": str(facts.importer), "version": facts.importer_version, "error": facts.importer_error}
     if facts.importer_error is not None:
         found = f"{facts.importer} does not start: {facts.importer_error}"
         return problem(found, f"install what it lacks: `ldd {facts.importer}` lists it", **evidence)
+    if not facts.importer_fits:
+        found = f"{facts.importer} is of nsys {facts.importer_version}"
+        return warning(f"{found} and may not read what {facts.tool.version} leaves", _WHOLE, **evidence)
     return ok(str(facts.importer), **evidence)
 
 
@@ -86,7 +93,7 @@ def nsys_capture(facts: Nsys, space: Space, packages: Packages, canary: Canary |
     """Judge nsys by its canary."""
     if canary is None:
         return None
-    if facts.importer is None or facts.importer_error is not None:
+    if not facts.importer_fits:
         return _sung(canary, "see `nsys importer`")
     if canary.error is None and not canary.read and not canary.core:
         found = f"none of {canary.emitted} ranges came back: without the native core they go through the nvtx package"

@@ -185,9 +185,7 @@ def test_our_projection_of_every_range_is_that_of_nsys(nsys: str, tmp_path: Path
     expected = [
         (row["Name"].removeprefix(":"), *(int(row[f"{what} (ns)"]) for what in PROJECTED))
         for row in nsys_rows(nsys, path, "projection")
-        if row[
-            "Style"
-        ]  # from 2023 on there is a row for the work of each thread that was launched outside of all ranges
+        if row["Style"]  # from 2023 on each thread has a row for what it launched outside of all ranges
     ]
     columns = ("start_ns", "cpu_ns", "nsys_gpu_start_ns", "nsys_gpu_span_ns")
     ours = [

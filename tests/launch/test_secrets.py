@@ -18,7 +18,7 @@ from tests.lacking import lacking
 from traceable import confidential
 from traceable._native import discreet_library
 from traceable.collect import nsys_environments, nsys_private, nsys_seen
-from traceable.collect.nsys import NsysCollector
+from traceable.collect.nsys import NsysCollector, _scrubbed
 from traceable.launch import handover, secrets
 
 VALUE = "hunter2-hunter2"
@@ -313,8 +313,36 @@ def test_no_old_page_keeps_what_was_taken_out(older):
     connection.close()
     assert older.read_bytes().count(VALUE.encode()) > 7
     nsys_environments.scrub(older)
+    nsys_environments.rewrite(older)
     assert older.read_bytes().count(VALUE.encode()) == 1
     assert [entry.name for entry in older.parent.iterdir()] == ["older.sqlite"]
+
+
+def test_without_room_to_write_it_anew_the_export_stays_and_that_is_said(older, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", small], capture_output=True).returncode:
+        lacking("the right to mount a small tmpfs")
+    try:
+        database = small / "older.sqlite"
+        shutil.copy(older, database)
+        connection = sqlite3.connect(database)
+        connection.executemany("INSERT INTO StringIds (value) VALUES (?)", [("x" * 3000,)] * 180)
+        connection.commit()
+        connection.close()
+        stored: list[nsys_environments.Stored] = []
+        notes: list[str] = []
+        _scrubbed(stored, notes, database)
+        assert [entry.name for entry in small.iterdir()] == ["older.sqlite"]
+        assert "API_KEY" in {name for one in stored for name in one.variables}
+        assert len(notes) == 1
+        assert "can't be written anew without the environments" in notes[0]
+        assert "full" in notes[0]
+        connection = sqlite3.connect(database)
+        assert connection.execute("SELECT count(*) FROM StringIds").fetchone() == (187,)
+        connection.close()
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
 
 
 def test_a_name_like_a_variable_in_a_file_that_nsys_did_not_make_stays(tmp_path):

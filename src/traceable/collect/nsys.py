@@ -176,12 +176,14 @@ class NsysCollector:
 
 def _scrubbed(stored: list[nsys_environments.Stored], notes: list[str], database: Path) -> None:
     """Move the environments that nsys stored all the same out of an export; one that can't be read stays as it is."""
+    why = "can't be looked through for environments"
     try:
         stored += nsys_environments.scrub(database)
-    except sqlite3.Error as error:
-        notes.append(
-            f"the export can't be looked through for environments ({error}): it may hold some (docs/secrets.md)"
-        )
+        if not all(one.planned for one in stored):
+            why = "can't be written anew without the environments that were taken out of it"
+            nsys_environments.rewrite(database)
+    except (OSError, sqlite3.Error) as error:
+        notes.append(f"the export {why} ({error}): it may hold some (docs/secrets.md)")
 
 
 def _of_stem(run_dir: Path, stem: str, suffix: str) -> list[Path]:

@@ -81,32 +81,42 @@ def stored(connection: sqlite3.Connection) -> list[Stored]:
 
 def scrub(database: Path) -> list[Stored]:
     """Empty the values in an exported report: of every environment of a process, and in nsys's own of what has the name
-    of a secret. Returns the environments that were changed, as they were.
+    of a secret. Returns the environments that were changed, as they were. Old pages may still have them: `rewrite`.
 
     Raises:
         sqlite3.Error: it can't be read or written.
     """
-    with closing(sqlite3.connect(database)) as connection:
-        with connection:
-            # Without it the old text stays in the file, in a page that is free.
-            connection.execute("PRAGMA secure_delete = ON")
-            found = stored(connection)
-            changed = [one for one in found if any(_kept(one.table, part) != part for _, part in one.parts)]
-            for one in changed:
-                for row, part in one.parts:
-                    text = b"\0".join(name.encode() + b"=" + value for name, value in _kept(one.table, part).items())
-                    connection.execute(f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
-        if all(one.planned for one in changed):
-            return changed
-        # nsys writes without it: where a page of its was split, the unused part of the page still has the old text.
-        rewritten = database.with_name(database.name + ".rewritten")
-        rewritten.unlink(missing_ok=True)
-        try:
-            connection.execute("VACUUM INTO ?", (os.fspath(rewritten),))
-            rewritten.replace(database)
-        finally:
-            rewritten.unlink(missing_ok=True)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        # Without it the old text stays in the file, in a page that is free.
+        connection.execute("PRAGMA secure_delete = ON")
+        found = stored(connection)
+        changed = [one for one in found if any(_kept(one.table, part) != part for _, part in one.parts)]
+        for one in changed:
+            for row, part in one.parts:
+                text = b"\0".join(name.encode() + b"=" + value for name, value in _kept(one.table, part).items())
+                connection.execute(f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
     return changed
+
+
+def rewrite(database: Path) -> None:
+    """Write an exported report anew, whole or not at all, without what its tables do not hold any more.
+
+    nsys writes it without `secure_delete`: where a page of it was split, the unused part still has the old text.
+
+    Raises:
+        sqlite3.Error: it can't be read, or there is no room for a second one.
+        OSError: it can't be replaced.
+    """
+    anew = database.with_name(database.name + ".anew")
+    journal = anew.with_name(anew.name + "-journal")
+    anew.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("VACUUM INTO ?", (os.fspath(anew),))
+        anew.replace(database)
+    finally:
+        for one in (anew, journal):
+            one.unlink(missing_ok=True)
 
 
 def _kept(table: str, variables: Variables) -> Variables:

@@ -83,12 +83,14 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
         pytest.skip(found.reason)
     started = []
 
-    def start(token: str = ", token='secret'", **variables: str) -> Served:
+    def start(token: str = ", token='secret'", gated: bool = True, **variables: str) -> Served:
         run_dir = tmp_path / "run"
         run_dir.mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
         planned = dict(collector.plan(("program",), run_dir, "app").environment)
-        planned |= {environment.RUN_DIR: str(run_dir), environment.GATE: "recorder", environment.RECORDING_GATED: "1"}
+        planned |= {environment.RUN_DIR: str(run_dir), environment.GATE: "recorder"}
+        if gated:
+            planned[environment.RECORDING_GATED] = "1"
         code = {"wsgi": WSGI, "asgi": ASGI}[request.param].format(token=token)
         process = subprocess.Popen(
             [sys.executable, "-c", code], env={**kept, **planned, **variables}, stdout=subprocess.PIPE, text=True
@@ -116,6 +118,13 @@ def test_start_and_stop_record_the_requests_between_them(serve):
     assert (window["start_step"], window["stop_step"], window["closed"]["reason"]) == (1, 4, "complete")
     server.ask("GET", "/c")
     assert server.steps == [1, 2, 3]
+
+
+def test_a_token_alone_leaves_a_run_recorded_that_records_everything(serve):
+    server = serve(gated=False)
+    for _ in range(3):
+        server.ask("GET", "/")
+    assert server.steps == [0, 1, 2]
 
 
 def test_start_may_say_how_many_steps(serve):

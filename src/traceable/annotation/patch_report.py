@@ -74,15 +74,25 @@ def _row(patching: Patching, target: Target, final: bool) -> dict[str, Any]:
         "matched": len(matched),
         "names": matched[:_NAMES_KEPT],
         "problems": problems,
-        "imported": any(map(target.matches_module, list(sys.modules))),
+        "imported": any(map(target.matches_module, list(sys.modules))) or _names_main(target),
         "why": _why_nothing(target) if final and not matched and not problems else "",
     }
+
+
+def _names_main(target: Target) -> bool:
+    """Whether a pattern names the program's own file; False where none does, for then its module is not loaded."""
+    main_module = sys.modules.get("traceable.annotation.main_module")
+    return main_module is not None and main_module.names_main(target)
 
 
 def _why_nothing(target: Target) -> str:
     modules = {
         name: module for name, module in list(sys.modules.items()) if module is not None and target.matches_module(name)
     }
+    if _names_main(target):
+        modules["__main__"] = sys.modules["__main__"]
+    elif target.module == "__main__":
+        return "only a program that is a file or a module (-m) can be annotated from outside: put the code into a file"
     if not modules:
         return _never_imported(target)
     names = [(f"{name}:", known) for name, module in modules.items() for known in lookup.callable_names(module, name)]
@@ -107,12 +117,6 @@ def _kinds(modules: Mapping[str, object], target: Target) -> str:
 
 
 def _never_imported(target: Target) -> str:
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    path = getattr(main, "__file__", None)
-    run_as = getattr(spec, "name", None) or (os.path.splitext(os.path.basename(path))[0] if path else None)  # noqa: PTH119, PTH122
-    if target.module in ("__main__", run_as):
-        return f"the program's own file runs as it is read, before it can be patched: use @annotate in {path or 'it'}"
     close = _close(target.module, [name for name in list(sys.modules) if not name.startswith("_")])
     kind = "module" if target.module_is_exact else "module that fits"
     return f"no {kind} {target.module} was imported" + (f"; near: {', '.join(close)}" if close else "")

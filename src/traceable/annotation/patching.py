@@ -127,6 +127,24 @@ def annotate_from_environment() -> None:
     annotate_targets(*_targets_of_environment())
 
 
+def live() -> tuple[Patching, ...]:
+    """Return the patchings that have not been removed, in the order in which they began."""
+    return tuple(_live)
+
+
+def replaced(patching: Patching, target: Target, name: str, function: Any, in_class: bool) -> Any:
+    """Return what stands in the place of a function that is just being defined; itself where it can't be replaced."""
+    try:
+        replacement = patching.make(function, target, name, in_class)
+    except ValueError as error:
+        _problem(patching, target, f"{name} {error}")
+        return function
+    _matched(patching, target, name)
+    _installed[id(replacement)] = replacement
+    _save_progress()
+    return replacement
+
+
 def report_idle_process() -> None:
     """Say at the exit of a process that nothing of what patterns name was imported in it, or past the hook."""
     from traceable.annotation import patch_report

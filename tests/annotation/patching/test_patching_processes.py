@@ -122,9 +122,82 @@ def test_a_package_run_with_m(run: Run, code: Callable[..., Path]) -> None:
     )
     ran = run(["pack.engine:step", "pack.__main__:mine"], "-m", "pack")
     assert ran.stdout == "pack.__main__\n"
-    assert ran.ranges == {"pack.engine.step": 1}
-    assert len(ran.notes) == 1
-    assert "the program's own file runs as it is read, before it can be patched: use @annotate in" in ran.notes[0]
+    assert ran.ranges == {"pack.engine.step": 1, "pack.__main__.mine": 1}
+    assert ran.notes == ()
+
+
+OWN_FILE = '''
+    """What it is."""
+    from __future__ import annotations
+    import asyncio, inspect, pickle, sys
+    TABLE = {}
+    def registered(function):
+        TABLE["it"] = function
+        return function
+    @registered
+    def work(x):
+        "Works."
+        return x + 1
+    class Engine:
+        def step(self): return work(1)
+        @staticmethod
+        def fixed(): return 2
+        def _own(self): return 3
+    if True:
+        async def later(): return 4
+    if __name__ == "__main__":
+        assert (TABLE["it"](1), Engine().step(), Engine.fixed(), Engine()._own()) == (2, 2, 2, 3)
+        assert asyncio.run(later()) == 4
+        assert pickle.loads(pickle.dumps(work)) is work
+        print(work.__doc__, inspect.unwrap(work).__code__.co_firstlineno)
+        print(__doc__, __name__, __file__, __spec__, __package__)
+        print(__loader__.__class__, sys.path[0], sys.argv, sorted(globals()))
+        if sys.argv[1:] == ["fail"]:
+            raise LookupError(1)
+'''
+
+
+@pytest.mark.parametrize("module", ["__main__", "app"])
+def test_functions_of_the_programs_own_file(run: Run, code: Callable[..., Path], module: str) -> None:
+    folder = code({"app.py": OWN_FILE})
+    plain = subprocess.run([sys.executable, "app.py"], cwd=folder, capture_output=True, text=True, check=True)
+    ran = run([f"{module}:work", f"{module}:Engine=engine", f"{module}:lat*"], "app.py")
+    assert ran.ranges == {f"{module}.work": 2, "engine": 2, f"{module}.later": 1}
+    assert (ran.stdout, ran.stderr, ran.notes) == (plain.stdout, "", ())
+
+
+def test_an_exception_of_the_programs_own_file_names_its_lines(run: Run, code: Callable[..., Path]) -> None:
+    folder = code({"app.py": OWN_FILE})
+    plain = subprocess.run([sys.executable, "app.py", "fail"], cwd=folder, capture_output=True, text=True)
+    ran = run(["app:work"], "app.py", "fail", status=1)
+    assert [line for line in ran.stderr.splitlines() if "runpy" not in line] == plain.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("def other(): pass", ["app.py"]), ("def (", ["app.py"]), ("", ["-c", "def work(): pass"])],
+)
+def test_a_program_without_the_function_runs_as_without_us(
+    run: Run, code: Callable[..., Path], source: str, words: list[str]
+) -> None:
+    folder = code({"app.py": source})
+    plain = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
+    ran = run(["__main__:work"], *words, status=plain.returncode)
+    assert (ran.stdout, ran.stderr) == (plain.stdout, plain.stderr)
+    assert (ran.ranges, len(ran.notes)) == ({}, 1)
+
+
+def test_a_near_miss_in_the_programs_own_file_is_named(run: Run, code: Callable[..., Path]) -> None:
+    code({"app.py": "def work(): pass"})
+    assert run(["app:wrok"], "app.py").notes == (
+        "annotate pattern 'app:wrok' matched nothing: no wrok in app; near: __main__:work",
+    )
+
+
+def test_calls_of_a_function_of_the_programs_own_file_are_steps(run: Run, code: Callable[..., Path]) -> None:
+    code({"app.py": "def work(): pass\nfor _ in range(3): work()"})
+    ran = run(["app:nothing"], "app.py", variables={"TRACEABLE_STEP_FUNCTION": "__main__:work"})
+    assert ran.ranges["step"] == 3
 
 
 @pytest.mark.parametrize("path", [None, "extra", "extra::other", "extra:"])

@@ -205,14 +205,30 @@ def _say(message: str) -> None:
         return
 
 
+def _main_name() -> str:
+    """Return the name of the program's own file as a module: of `app.py` or `-m app`; "" where it is neither."""
+    first, *rest = sys.argv or [""]
+    if first == "-m":
+        word = sys.orig_argv[len(sys.orig_argv) - len(rest) - 1]
+        return word.partition("m")[2] if word.startswith("-") else word
+    return os.path.splitext(os.path.basename(first))[0] if os.path.isfile(first) else ""  # noqa: PTH113, PTH119, PTH122
+
+
 def _keep_watch(patterns: str) -> None:
     packages = {line.strip().partition(":")[0].partition(".")[0] for line in patterns.split("\n")}
     if not os.environ.get(_RUN_DIR):
         os.environ.setdefault(_REPORTER, str(os.getpid()))
     watch = _Watch(packages)
     sys.meta_path.insert(0, watch)
+    main = _main_name()
+    if "__main__" in packages or main.partition(".")[0] in packages:
+        # The program's own file is read next: there is no import of it to wait for.
+        if watch.begin():
+            from traceable.annotation import main_module
+
+            main_module.install(main)
     # Loading traceable may import what the standard library has: not within an import of the very same module.
-    if any(name in sys.modules or name in sys.stdlib_module_names for name in packages):
+    elif any(name in sys.modules or name in sys.stdlib_module_names for name in packages):
         watch.begin()
     else:
         atexit.register(_report_if_idle, watch, os.getpid())

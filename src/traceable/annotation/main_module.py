@@ -1,0 +1,251 @@
+"""Annotates functions of the program's own file, `__main__`, which runs as it is read.
+
+A module is patched after its body has run; of the main module that moment is the program's end. So the functions that
+a pattern names are decorated in its syntax tree, innermost, and the tree is compiled in place of the file: what an
+outer decorator registers (`@app.get("/")`) is the annotated function. A file in which nothing is named, or that can't
+be parsed, is left to Python.
+
+Python runs a script through an importer where one claims its path, as it runs a directory with a `__main__.py`, and
+`-m` through the module's loader. Both end in `runpy`, whose two frames then stand above the script's in a traceback;
+all else that the program sees is as without us. Nothing is installed unless a pattern names the main module.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import sys
+from importlib.machinery import ModuleSpec, SourceFileLoader
+
+from traceable import environment
+from traceable.annotation import patching
+from traceable.annotation.patterns import Target, part_matches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import CodeType
+    from typing import Any
+
+    Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+NAME = "__main__"
+
+_HOOK = "__traceable_main_module__"
+"""Under which name, among the builtins, the compiled file finds its `_Instrumented`."""
+
+run_as = ""
+"""The main module's other name: `app` for `app.py`, `package.module` for `-m package.module`, `package.__main__` for
+`-m package`; empty where the program is neither."""
+
+
+def install(name: str) -> None:
+    """Have the main module annotated where a live pattern names it. Called once, while the interpreter starts.
+
+    Args:
+        name: what `run_as` is to be; a package's own name stands for its `__main__`.
+    """
+    global run_as
+    run_as = name
+    if name and sys.argv[0] == "-m":
+        sys.meta_path.insert(0, _ModuleFinder())
+    elif name:
+        script = _Script.of(sys.argv[0])
+        if script is not None:
+            sys.path_hooks.insert(0, script.hook)
+
+
+def names_main(target: Target) -> bool:
+    """Whether a pattern names the main module, as `__main__` or by the name of its file."""
+    return bool(run_as) and (target.module == NAME or target.matches_module(run_as))
+
+
+class _Script:
+    """An importer for the path of one script, in which `__main__` is that script."""
+
+    def __init__(self, path: str, code: CodeType) -> None:
+        self._path = path
+        self._code = code
+
+    @classmethod
+    def of(cls, path: str) -> _Script | None:
+        """Return the importer of a script; None where Python is to run it, be it to complain of it."""
+        try:
+            # As Python makes it, which tracebacks show.
+            path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib takes 5 ms to import
+            with open(path, "rb") as file:  # noqa: PTH123
+                script = cls(path, None)  # type: ignore[arg-type]
+                code = _compiled(file.read(), path, script)
+        except Exception:  # noqa: BLE001 - whatever is wrong with the file, Python says it better
+            return None
+        if code is None:
+            return None
+        script._code = code
+        return script
+
+    def hook(self, path: str) -> _Script:
+        """Claim the script's path, and no other: for `sys.path_hooks`."""
+        if path != self._path:
+            raise ImportError(path)
+        return self
+
+    def find_spec(self, fullname: str, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002 - the import protocol
+        return ModuleSpec(NAME, self, origin=self._path) if fullname == NAME else None  # type: ignore[arg-type]
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the import protocol
+        return self._code
+
+    def begin(self, module: dict[str, Any]) -> None:
+        """Leave the script's globals, and what importing looks at, as Python does without an importer in between."""
+        path = self._path
+        module |= {"__spec__": None, "__package__": None, "__loader__": SourceFileLoader(NAME, path)}
+        sys.path_hooks[:] = [hook for hook in sys.path_hooks if hook != self.hook]
+        sys.path_importer_cache.pop(path, None)
+        if sys.path and sys.path[0] == path:
+            # With -P, or PYTHONSAFEPATH, the script's folder is not on the path.
+            folder = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
+            sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [folder]
+
+
+class _ModuleFinder:
+    """A finder for the module that `-m` names: it hands out what the others find, its code annotated."""
+
+    def __init__(self) -> None:
+        self._searching = False
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        global run_as
+        # Other finders, ours of `patching` among them, search by going through sys.meta_path again.
+        if fullname != run_as or self._searching:
+            return None
+        self._searching = True
+        try:
+            # Until Python 3.12 a finder may have `find_module` alone.
+            finders = [one.find_spec for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
+            found = (find_spec(fullname, path, target) for find_spec in finders)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self._searching = False
+        if spec is None:
+            return None
+        if spec.submodule_search_locations is not None:
+            run_as = f"{fullname}.{NAME}"
+        else:
+            sys.meta_path.remove(self)
+            _annotate_code(spec)
+        return spec
+
+
+def _annotate_code(spec: ModuleSpec) -> None:
+    """Have the loader of `spec` return annotated code, where it can be had."""
+    loader: Any = spec.loader
+    try:
+        code = _compiled(loader.get_data(spec.origin), str(spec.origin), None)
+        if code is not None:
+            loader.get_code = lambda _fullname: code
+    except Exception:  # noqa: BLE001 - the module is Python's to read, and to complain of
+        return
+
+
+# ---- the file with decorators in it
+
+
+def _compiled(source: bytes, path: str, script: _Script | None) -> CodeType | None:
+    """Return the code of the file with annotated functions; None where no pattern names one of them.
+
+    Args:
+        source: its bytes.
+        path: what tracebacks show.
+        script: whose `begin` the code calls first; None for a module.
+    """
+    tree = ast.parse(source, path)
+    hook = _Instrumented(script)
+    for node, qualname, by_class in _definitions(tree.body, ""):
+        hook.decorate(node, qualname, by_class)
+    if not hook.decorators:
+        return None
+    if script is not None:
+        begin = ast.Expr(_call("begin", ast.Call(ast.Name("globals", ast.Load()), [], [])))
+        _place(begin, 1)
+        tree.body.insert(_after_future(tree.body), begin)
+    code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+    setattr(builtins, _HOOK, hook)
+    return code
+
+
+def _definitions(body: Sequence[ast.stmt], prefix: str, class_: str = "") -> Iterator[tuple[Definition, str, str]]:
+    """Yield the functions of the module and of its classes: node, dotted name, and the class that it is a method of."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, prefix + node.name, class_
+        elif isinstance(node, ast.ClassDef):
+            yield from _definitions(node.body, f"{prefix}{node.name}.", prefix + node.name)
+        else:
+            # A definition may stand in an `if`, a `try`, a `match`, a `with`, a loop.
+            for part in ("body", "orelse", "finalbody"):
+                yield from _definitions(getattr(node, part, []), prefix, class_)
+            for branch in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
+                yield from _definitions(branch.body, prefix, class_)
+
+
+def _after_future(body: Sequence[ast.stmt]) -> int:
+    """Return where the first statement may stand: behind the docstring and `from __future__`."""
+    at = int(bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant))
+    while at < len(body) and isinstance(node := body[at], ast.ImportFrom) and node.module == "__future__":
+        at += 1
+    return at
+
+
+def _call(method: str, argument: ast.expr) -> ast.Call:
+    function = ast.Attribute(ast.Name(_HOOK, ast.Load()), method, ast.Load())
+    return ast.Call(function, [argument], [])
+
+
+def _place(node: ast.AST, line: int) -> None:
+    for one in ast.walk(node):
+        if isinstance(one, ast.expr | ast.stmt):
+            one.lineno = one.end_lineno = line
+            one.col_offset = one.end_col_offset = 0
+
+
+class _Instrumented:
+    """What the compiled file calls: first `begin`, then `annotated` for each function that a pattern names."""
+
+    def __init__(self, script: _Script | None) -> None:
+        self.decorators: list[tuple[patching.Patching, Target, str, bool]] = []
+        if script is not None:
+            self.begin = script.begin
+
+    def decorate(self, node: Definition, qualname: str, class_: str) -> None:
+        """Put a decorator under those of a function for each patching of which a pattern names it."""
+        for one in patching.live():
+            target = next((t for t in one.targets if names_main(t) and _matches(t, qualname, class_)), None)
+            if target is not None:
+                expression = _call("annotated", ast.Constant(len(self.decorators)))
+                # Where the last decorator is, so that the function's first line stays what it was.
+                _place(expression, node.decorator_list[-1].lineno if node.decorator_list else node.lineno)
+                node.decorator_list.append(expression)
+                module = target.module if target.module_is_exact else run_as
+                self.decorators.append((one, target, f"{module}.{qualname}", bool(class_)))
+
+    def annotated(self, number: int) -> Callable[[Any], Any]:
+        """Return the decorator of this number: it annotates a function, and never fails."""
+        one, target, name, in_class = self.decorators[number]
+
+        def decorate(function: Any) -> Any:
+            try:
+                return patching.replaced(one, target, name, function, in_class)
+            except Exception as error:  # noqa: BLE001 - the program goes on, not annotated
+                environment.warn_once(f"annotate {name}", f"{name} was not annotated: {type(error).__name__}: {error}")
+                return function
+
+        return decorate
+
+
+def _matches(target: Target, qualname: str, class_: str) -> bool:
+    """Whether a pattern names a function: by its own name, or as a public method of a class that it names."""
+    wanted, parts = target.qualname.split("."), qualname.split(".")
+    if len(wanted) == len(parts):
+        return all(map(part_matches, wanted, parts))
+    return bool(class_) and target.qualname == class_ and not parts[-1].startswith("_")

@@ -1,8 +1,10 @@
 # make demo    install into .venv, run the example server under the profiler, print the profile
 # make test    install what the suite needs, run it all: lint, types, tests with the native core and without
+# make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
-# PYTHON=/path/to/python3 chooses the interpreter that .venv is made with.
+# PYTHON=/path/to/python3 chooses the interpreter that .venv is made with, and that gpu-check runs with.
+# OUT=DIR chooses where gpu-check leaves its captures.
 
 PY := .venv/bin/python
 # A file's tests stay together: many share what a fixture of theirs recorded.
@@ -10,7 +12,7 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 INPUTS := scripts/install.sh tests/constraints.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint gpu-check clean
 
 demo: .venv/.demo
 	$(PY) -m traceable run examples/inference_server.py --requests 200
@@ -24,6 +26,9 @@ lint: .venv/.test
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
+gpu-check:
+	$(or $(PYTHON),$(wildcard $(PY)),python3) scripts/gpu_check --out $(or $(OUT),gpu-captures)
+
 # The suite's environment holds the demo's too.
 .venv/.test: $(INPUTS)
 	scripts/install.sh test
@@ -34,6 +39,6 @@ lint: .venv/.test
 	touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist gpu-captures src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f src/traceable/_native/*.so
-	find src tests examples benchmarks -name __pycache__ -type d -exec rm -rf {} +
+	find src tests examples benchmarks scripts -name __pycache__ -type d -exec rm -rf {} +

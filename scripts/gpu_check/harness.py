@@ -1,0 +1,412 @@
+"""Runs checks one after the other, each in a process of its own, and reports the result of each. Standard library only.
+
+It knows nothing of GPUs. A check is a function that returns its evidence, or raises `Failed` or `NotPossible`. Anything
+else that ends its process (another exception, a signal, `os._exit`) is a failure too, and so is a hang. Whatever a
+check leaves running is ended with it, for the next one needs the machine as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+SCHEMA = "traceable.gpu-check/1"
+RESULTS = "gpu-check.json"
+LOG = "gpu-check.log"
+"""What each check's process printed, one after the other."""
+
+PROVEN, FAILED, NOT_POSSIBLE, REHEARSED = "proven", "failed", "not possible here", "rehearsed"
+CUDA, CPU = "cuda", "cpu"
+
+DEADLINE_S = 450.0
+"""How long all checks may take together. With the extensions' build before and the table after, under 8 minutes."""
+
+LOG_BYTES = 200_000
+"""How much of a check's output is kept, from its end."""
+
+_ENDING_S = 10.0
+"""How long killed processes may take to be gone; one that waits for a driver which hangs never is."""
+
+_SHOWN_LINES = 25
+_REASON_WIDTH = 90
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Failed(Exception):  # noqa: N818 - a result and not an error
+    """The check ran, and what it was to show is not so. The text says what was expected and what was there."""
+
+
+class NotPossible(Exception):  # noqa: N818
+    """This machine can't show it. The text says why."""
+
+
+class Rehearsed(Exception):  # noqa: N818
+    """The rehearsal on the CPU came to the point where only a GPU can go on."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a check works with.
+
+    Attributes:
+        device: `cuda`, or `cpu` in a rehearsal.
+        work: a folder of its own, deleted afterwards.
+        captures: the folder of what is kept.
+        kept: describes each file that the check left there.
+    """
+
+    device: str
+    work: Path
+    captures: Path
+    kept: list[dict[str, object]] = field(default_factory=list)
+
+    def need_gpu(self) -> None:
+        """End a rehearsal: what follows looks at what a GPU did."""
+        if self.device != CUDA:
+            raise Rehearsed
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table.
+
+    Attributes:
+        name: as `--only` takes it.
+        shows: what is proven where it passes, a sentence.
+        run: returns the evidence, as a clause with numbers.
+        needs: what the machine must have, in the words of `Machine.missing`.
+        seconds: how long it may take.
+    """
+
+    name: str
+    shows: str
+    run: Callable[[Bench], str]
+    needs: tuple[str, ...] = ()
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine has.
+
+    Attributes:
+        missing: why a need is not met, by need; those that are met are not in it.
+        facts: versions and names for the results file.
+    """
+
+    missing: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a check.
+
+    Attributes:
+        check, shows: as in `Check`.
+        status: PROVEN, FAILED, NOT_POSSIBLE or REHEARSED.
+        reason: the evidence, or why not.
+        seconds: how long it took; 0 where it was not started.
+        captures: what it left, as in `Bench.kept`.
+        log: the end of what its process printed, where it failed.
+    """
+
+    check: str
+    shows: str
+    status: str
+    reason: str
+    seconds: float = 0.0
+    captures: tuple[dict[str, object], ...] = ()
+    log: str = ""
+
+
+def main(
+    checks: Sequence[Check],
+    entry: Sequence[str],
+    examine: Callable[[str], Machine],
+    clean: Callable[[str], str] = lambda text: text,
+    words: Sequence[str] | None = None,
+) -> int:
+    """Run what the command line asks for, and return the exit code: 1 where a check failed, else 0.
+
+    Args:
+        checks: all that there are, the most important first: what the deadline leaves no time for is at the end.
+        entry: what Python is started with to come here again, for the process of a single check.
+        examine: returns what this machine has, for a device.
+        clean: takes out of a text what must not leave this machine.
+        words: the command line; that of the process by default.
+    """
+    arguments = _parse(words)
+    if arguments.check:
+        (check,) = [one for one in checks if one.name == arguments.check]
+        return _run_here(check, Bench(arguments.device, arguments.work, arguments.out), arguments.work / "result.json")
+    begun = time.monotonic()
+    unknown = [name for name in arguments.only if name not in {check.name for check in checks}]
+    if unknown:
+        print(f"gpu-check: no check is called {', '.join(unknown)}; --list names them", file=sys.stderr)
+        return 2
+    wanted = [check for check in checks if not arguments.only or check.name in arguments.only]
+    if arguments.list:
+        width = max(len(check.name) for check in checks)
+        for check in wanted:
+            print(f"{check.name:{width}}  {check.shows}")
+        return 0
+    machine = examine(arguments.device)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / LOG).write_text("", encoding="utf-8")
+    runner = _Runner(entry, arguments.device, arguments.out, begun + arguments.deadline, clean)
+    results: list[Result] = []
+    code = 0
+    with _stoppable():
+        try:
+            for check in wanted:
+                results.append(runner.run(check, machine.missing))
+                _print_progress(results[-1], len(results), len(wanted))
+                _write_results(arguments.out, machine, results, clean)
+        except KeyboardInterrupt:
+            code = 130
+            results += [_not_run(check, "interrupted") for check in wanted[len(results) :]]
+    _write_results(arguments.out, machine, results, clean)
+    print(table(results))
+    for result in results:
+        if result.log:
+            lines = clean(result.log).splitlines()[-_SHOWN_LINES:]
+            print(
+                f"\n{result.check}, the end of its log:\n" + textwrap.indent("\n".join(lines), "    "), file=sys.stderr
+            )
+    return code or int(any(result.status == FAILED for result in results))
+
+
+def _parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu-check", description="Check what only a GPU can show.")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("gpu-captures"), help="where captures are left")
+    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="run these checks only")
+    parser.add_argument("--list", action="store_true", help="print the checks and run none")
+    parser.add_argument(
+        "--deadline", metavar="S", type=float, default=DEADLINE_S, help="how long all of it may take (%(default)g)"
+    )
+    parser.add_argument(
+        "--rehearse",
+        dest="device",
+        action="store_const",
+        const=CPU,
+        default=CUDA,
+        help="run programs and collectors on the CPU, as far as that goes: shows that they work, proves nothing",
+    )
+    parser.add_argument("--check", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(words)
+    arguments.out = arguments.out.absolute()
+    return arguments
+
+
+# ---- in the process of one check
+
+
+def _run_here(check: Check, bench: Bench, answer: Path) -> int:
+    """Run a check and write its result, whole or not at all: a process that dies leaves none."""
+    try:
+        status, reason = PROVEN, check.run(bench)
+        if bench.device != CUDA:
+            status, reason = FAILED, f"a rehearsal can prove nothing, and this claims: {reason}"
+    except Failed as error:
+        status, reason = FAILED, str(error)
+    except NotPossible as error:
+        status, reason = NOT_POSSIBLE, str(error)
+    except Rehearsed:
+        status, reason = REHEARSED, "ran on the CPU up to where a GPU is needed"
+    except Exception as error:  # noqa: BLE001 - a bug of the check is its failure, and not that of the others
+        traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        status, reason = FAILED, f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+    sys.stdout.flush()
+    part = answer.with_suffix(".part")
+    part.write_text(json.dumps([status, reason, bench.kept]), encoding="utf-8")
+    part.replace(answer)
+    return 0
+
+
+# ---- in the process of all
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Starts the process of each check.
+
+    Attributes:
+        entry: what Python is started with.
+        ends: time.monotonic() of the deadline.
+    """
+
+    entry: Sequence[str]
+    device: str
+    out: Path
+    ends: float
+    clean: Callable[[str], str]
+
+    def run(self, check: Check, missing: Mapping[str, str]) -> Result:
+        reasons = list(dict.fromkeys(missing[need] for need in check.needs if need in missing))
+        if reasons:
+            return Result(check.name, check.shows, NOT_POSSIBLE, reasons[0])
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            return _not_run(check, "the time for all checks was used up (--deadline)")
+        work = Path(tempfile.mkdtemp(prefix=f"gpu-check-{check.name}-"))
+        try:
+            return self._run_in(work, check, left)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _run_in(self, work: Path, check: Check, left: float) -> Result:
+        limit, begun = min(check.seconds, left), time.monotonic()
+        words = [sys.executable, *self.entry, "--check", check.name, "--work", str(work), "--out", str(self.out)]
+        words += ["--rehearse"] if self.device == CPU else []
+        log = work / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                _end_all(process)
+        took = time.monotonic() - begun
+        printed = _tail(log, LOG_BYTES)
+        self._keep_log(check, printed)
+        status, reason, kept = _outcome(check, work / "result.json", code, limit, printed)
+        shown = printed if status == FAILED else ""
+        return Result(check.name, check.shows, status, self.clean(reason), round(took, 1), tuple(kept), shown)
+
+    def _keep_log(self, check: Check, printed: str) -> None:
+        with (self.out / LOG).open("a", encoding="utf-8") as file:
+            file.write(f"==== {check.name}\n{self.clean(printed)}\n")
+
+
+def _outcome(
+    check: Check, answer: Path, code: int | None, limit: float, printed: str
+) -> tuple[str, str, list[dict[str, object]]]:
+    """Return status, reason and captures of a check whose process has ended, with that code or by us (None)."""
+    if code is None and limit < check.seconds:
+        cut = f"not run to its end: stopped after {limit:.0f} of its {check.seconds:g} s (--deadline)"
+        return NOT_POSSIBLE, cut, []
+    if code is None:
+        return FAILED, f"did not end within {check.seconds:g} s", []
+    with contextlib.suppress(OSError, ValueError):
+        status, reason, kept = json.loads(answer.read_text(encoding="utf-8"))
+        return status, reason, kept
+    last = next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "nothing was printed")
+    died = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return FAILED, f"its process {died} before it had a result: {last[:200]}", []
+
+
+def _not_run(check: Check, why: str) -> Result:
+    return Result(check.name, check.shows, NOT_POSSIBLE, f"not run: {why}")
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Have SIGTERM end this as Ctrl+C does, and processes that lose their parent become children of this one."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End a check's process and everything that it started, sessions of their own included."""
+    until = time.monotonic() + _ENDING_S
+    while (running := _descendants(os.getpid())) and time.monotonic() < until:
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()
+        # What a killed process had started is ours by now, and found in the next round.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = _children()
+    found, left = [], [pid]
+    while left:
+        below = children.get(left.pop(), [])
+        found += below
+        left += below
+    return found
+
+
+def _children() -> dict[int, list[int]]:
+    """Return the processes that run, and those that ended and were not waited for, by their parent."""
+    found: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name of the command, in brackets, may hold anything.
+                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                found.setdefault(parent, []).append(int(entry.name))
+    return found
+
+
+def _tail(path: Path, size: int) -> str:
+    with path.open("rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(0, length - size))
+        return file.read().decode("utf-8", "replace")
+
+
+# ---- what is printed and written
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the table: a row a check, long reasons on several lines, and how many there are of each status."""
+    names = max((len(result.check) for result in results), default=5)
+    lines = [f"{'check':{names}}  {'status':17}  reason or evidence"]
+    for result in results:
+        first, *more = textwrap.wrap(result.reason, _REASON_WIDTH, break_long_words=False) or [""]
+        lines.append(f"{result.check:{names}}  {result.status:17}  {first}")
+        lines += [f"{'':{names}}  {'':17}  {line}" for line in more]
+    counts = {status: sum(result.status == status for result in results) for status in STATUSES}
+    return "\n".join([*lines, "", ", ".join(f"{number} {status}" for status, number in counts.items() if number)])
+
+
+STATUSES = (PROVEN, FAILED, NOT_POSSIBLE, REHEARSED)
+
+
+def _print_progress(result: Result, number: int, count: int) -> None:
+    if result.seconds:
+        line = f"gpu-check: {number} of {count}, {result.check}: {result.status} after {result.seconds:g} s"
+        print(line, file=sys.stderr, flush=True)
+
+
+def _write_results(
+    out: Path,
+    machine: Machine,
+    results: Sequence[Result],
+    clean: Callable[[str], str],
+) -> None:
+    """Write the results so far, which are there when this command is killed."""
+    rows = [{name: value for name, value in asdict(result).items() if name != "log"} for result in results]
+    content = {"schema": SCHEMA, "machine": dict(machine.facts), "checks": rows}
+    part = out / f"{RESULTS}.part"
+    part.write_text(clean(json.dumps(content, indent=2)) + "\n", encoding="utf-8")
+    part.replace(out / RESULTS)

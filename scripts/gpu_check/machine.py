@@ -1,0 +1,167 @@
+"""What this machine has of what checks need, and the C extensions, which are built where they can be."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from gpu_check.checks import MARKER, PROGRAMS, environment
+from gpu_check.harness import CUDA, Machine
+from traceable.errors import CollectorError
+from traceable.launch import doctor_facts, doctor_probes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUILD_S = 120.0
+PROBE_S = 120.0
+"""How long the first import of torch, from a cold disk, and its first kernel may take."""
+
+NVTX_HEADER = "nvtx3/nvToolsExt.h"
+
+
+def examine(device: str) -> Machine:
+    """Return what this machine has. Without a GPU that takes a second; with one the extensions are built first."""
+    missing: dict[str, str] = {}
+    facts: dict[str, object] = {"python": platform.python_version(), "kernel": platform.release()}
+    if device == CUDA and (reason := _no_gpu(facts)):
+        missing["gpu"] = reason
+        return Machine(missing, facts)
+    print("gpu-check: building the C extensions and trying torch", file=sys.stderr, flush=True)
+    _examine_packages(missing)
+    _examine_extensions(missing)
+    _examine_torch(device, missing, facts)
+    _examine_tools(missing, facts)
+    return Machine(missing, facts)
+
+
+def _no_gpu(facts: dict[str, object]) -> str | None:
+    try:
+        cuda = doctor_probes.cuda()
+    except CollectorError as error:
+        return f"no GPU: {error.found}"
+    facts["driver"] = doctor_facts.driver().version
+    facts["driver_cuda"] = ".".join(map(str, cuda.version)) if cuda.version else None
+    if cuda.error is not None:
+        return "no GPU: the library of the CUDA driver is not here"
+    if not cuda.devices:
+        return f"no GPU: CUDA names none (error {cuda.result})"
+    return None
+
+
+def _examine_packages(missing: dict[str, str]) -> None:
+    for name in ("numpy", "pytest"):
+        if importlib.util.find_spec(name) is None:
+            missing[name] = f"{name} is not installed"
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if importlib.util.find_spec("triton") is None:
+        missing["inductor"] = "triton is not installed, and torch.compile needs it on a GPU"
+    elif compiler is None:
+        missing["inductor"] = "there is no C compiler, and triton needs one"
+
+
+def _examine_extensions(missing: dict[str, str]) -> None:
+    problem = _build()
+    why = f": {problem}" if problem else ""
+    parts = doctor_facts.parts()
+    absent = {*parts.missing, *dict(parts.broken)}
+    if "_recorder" in absent:
+        missing["recorder"] = f"the embedded recorder is not built{why}"
+    if "_core" in absent and importlib.util.find_spec("nvtx") is None:
+        missing["emission"] = f"neither is the native core built nor nvtx installed{why}"
+        missing.setdefault("recorder", missing["emission"])
+
+
+def _build() -> str | None:
+    """Build the extensions in place, where anything is new; return why that can't be done, None where it can."""
+    if importlib.util.find_spec("setuptools") is None:
+        return "setuptools is not installed"
+    variables = environment()
+    try:
+        metadata.distribution("nvidia-nvtx")
+    except metadata.PackageNotFoundError:
+        # setup.py looks for the package alone; CUDA's toolkit has the same headers.
+        folders = [str(folder) for folder in _include_folders() if (folder / NVTX_HEADER).is_file()]
+        variables["CPATH"] = os.pathsep.join([*folders, variables.get("CPATH", "")]).rstrip(os.pathsep)
+    words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    try:
+        done = subprocess.run(
+            words, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=BUILD_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"they did not build within {BUILD_S:g} s"
+    errors = [line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
+    return errors[0].strip()[:200] if errors else None if not done.returncode else f"setup.py returns {done.returncode}"
+
+
+def _include_folders() -> list[Path]:
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    homes += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    return [home / "include" for home in homes] + sorted(
+        Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/include")
+    )
+
+
+def _examine_torch(device: str, missing: dict[str, str], facts: dict[str, object]) -> None:
+    torch = doctor_facts.torch()
+    facts["torch"] = torch.version
+    if torch.version is None:
+        missing["torch"] = "torch is not installed"
+    elif device == CUDA and torch.cuda is None:
+        missing["torch"] = f"torch {torch.version} is built without CUDA"
+    if "torch" in missing:
+        return
+    probed = _probe(device)
+    if isinstance(probed, str):
+        missing["torch"] = f"torch {torch.version} can't use this machine: {probed}"
+        return
+    facts.update(probed)
+    if device != CUDA:
+        return
+    if not probed["available"]:
+        missing["torch"] = f"torch {torch.version} can't use the GPU: torch.cuda.is_available() is False"
+    if not probed["kernels"]:
+        missing["kineto"] = "torch.profiler by itself records no kernel here"
+    if int(probed.get("gpus", 0)) < 2:
+        missing["two gpus"] = "there is one GPU, and it takes two"
+
+
+def _probe(device: str) -> dict[str, object] | str:
+    """Return the facts of torch and the GPU, or why there are none; a crash or a hang is the probe's alone."""
+    with tempfile.TemporaryDirectory(prefix="gpu-check-probe-") as folder:
+        words = [sys.executable, str(PROGRAMS), "probe", "--device", device, "--out", f"{folder}/trace.json"]
+        try:
+            done = subprocess.run(
+                words, env=environment(), cwd=folder, capture_output=True, text=True, timeout=PROBE_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"no kernel had run after {PROBE_S:g} s"
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARKER)]
+    if done.returncode or not lines:
+        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return errors[-1][:200] if errors else f"it ended with {done.returncode}"
+    facts: dict[str, object] = json.loads(lines[-1].removeprefix(MARKER))
+    return facts
+
+
+def _examine_tools(missing: dict[str, str], facts: dict[str, object]) -> None:
+    ncu = doctor_probes.ncu()
+    facts["ncu"] = ncu.version or None
+    if ncu.executable is None:
+        missing["ncu"] = ncu.error
+    try:
+        nsys = doctor_probes.nsys()
+    except CollectorError as error:
+        missing["nsys"] = error.found
+        return
+    facts["nsys"] = nsys.tool.version or None
+    if not nsys.found:
+        missing["nsys"] = nsys.tool.error
+    elif nsys.importer is None:
+        missing["nsys"] = f"nsys {nsys.tool.version} has no importer here, so it leaves no report"

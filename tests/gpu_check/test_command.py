@@ -1,0 +1,44 @@
+"""`make gpu-check` on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_check import harness
+from gpu_check.checks import CHECKS, PROGRAMS
+
+from traceable.launch import doctor_probes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_without_a_gpu_nothing_is_possible_and_nothing_has_failed(tmp_path: Path) -> None:
+    if doctor_probes.cuda().devices:
+        pytest.skip("this machine has a GPU")
+    out = tmp_path / "captures"
+    done = subprocess.run(
+        ["make", "--silent", "gpu-check", f"PYTHON={sys.executable}", f"OUT={out}"],
+        cwd=REPOSITORY,
+        env={name: value for name, value in os.environ.items() if name != "MAKEFLAGS"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    header, *rows, empty, counts = done.stdout.splitlines()
+    assert header.startswith("check")
+    assert [row.split()[0] for row in rows] == [check.name for check in CHECKS]
+    assert all(f"  {harness.NOT_POSSIBLE}  no GPU: " in row for row in rows)
+    assert (empty, counts) == ("", f"{len(CHECKS)} not possible here")
+    results = json.loads((out / harness.RESULTS).read_text())
+    assert {one["status"] for one in results["checks"]} == {harness.NOT_POSSIBLE}
+    assert sorted(path.name for path in out.iterdir()) == [harness.RESULTS, harness.LOG]
+
+
+def test_the_programs_of_the_checks_are_there() -> None:
+    assert PROGRAMS.is_file()

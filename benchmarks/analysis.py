@@ -2,10 +2,11 @@
 
     python benchmarks/analysis.py [--kernels 1000000 ...] [--timeout 300] [--rounds 3] [--folder DIRECTORY] [--json]
 
-Prints Markdown: the machine, then for each size seconds of wall time and peak memory of each command, in a process of
+Prints Markdown: the machine, then for each size wall and CPU seconds and peak memory of each command, in a process of
 its own with its output thrown away, and the ratios. The files are generated once and kept in DIRECTORY. `warm` is with
 the file in the page cache; `cold` after the cache was told to drop it, which is checked. nsys runs once a report, after
-all of ours, with the file warm; a report that reaches the limit is ended, and said to have been.
+all of ours, with the file warm; a report that reaches the limit is ended, and marked in the table. Our commands find
+compiled modules, as those of an installed package do, whatever PYTHONDONTWRITEBYTECODE says here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -62,9 +63,13 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True)
 class Run:
-    """One process: wall seconds, peak resident bytes, whether it was ended at the limit."""
+    """One process: wall seconds, CPU seconds, peak resident bytes, whether it was ended at the limit.
+
+    CPU seconds are those of the process and of all that it started and waited for, user and system.
+    """
 
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
     timed_out: bool = False
 
@@ -97,8 +102,12 @@ class Size:
 # ---- measuring
 
 
-def run(argv: Sequence[str], timeout_s: float | None = None) -> Run:
+def run(argv: Sequence[str], timeout_s: float | None = None, environment: Mapping[str, str] | None = None) -> Run:
     """Run `argv` with its output thrown away.
+
+    Args:
+        timeout_s: after how long it is ended; None for never.
+        environment: its environment variables; None for those of this process.
 
     Raises:
         RuntimeError: it failed.
@@ -107,7 +116,12 @@ def run(argv: Sequence[str], timeout_s: float | None = None) -> Run:
     # A process group of its own: nsys runs each report in a child, which has to end with it.
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+            env=environment,
         )
         ended = threading.Event()
         timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, _end, (child.pid, ended))
@@ -121,7 +135,7 @@ def run(argv: Sequence[str], timeout_s: float | None = None) -> Run:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip()[-2000:]
             raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}: {said}")
-    return Run(seconds, used.ru_maxrss * 1024, ended.is_set())
+    return Run(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, ended.is_set())
 
 
 def _end(pid: int, ended: threading.Event) -> None:
@@ -130,8 +144,12 @@ def _end(pid: int, ended: threading.Event) -> None:
 
 
 def middle(runs: Sequence[Run]) -> Run:
-    """Return the median of the seconds and of the peaks."""
-    return Run(median(each.seconds for each in runs), int(median(each.peak_bytes for each in runs)))
+    """Return the medians of the seconds and of the peaks."""
+    return Run(
+        median(each.seconds for each in runs),
+        median(each.cpu_seconds for each in runs),
+        int(median(each.peak_bytes for each in runs)),
+    )
 
 
 def read(path: Path) -> float:
@@ -171,6 +189,12 @@ def ours(path: Path, view: str) -> list[str]:
     return [sys.executable, *(word.format(path=path, view=view) for word in OURS)]
 
 
+def with_compiled_modules(folder: Path) -> dict[str, str]:
+    """Return the environment in which Python keeps compiled modules below `folder`, and finds them there again."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**own, "PYTHONPYCACHEPREFIX": str(folder / "compiled-modules")}
+
+
 def measure(kernels: int, path: Path, rounds: int, reports: Sequence[str], nsys: str | None, timeout: float) -> Size:
     """Measure one file, which is generated already: each round everything of ours once, then nsys."""
     interpreter: list[Run] = []
@@ -181,18 +205,20 @@ def measure(kernels: int, path: Path, rounds: int, reports: Sequence[str], nsys:
     read_cold: list[float] = []
     views: dict[str, list[Run]] = {name: [] for name in VIEWS}
     shares: list[float | None] = []
+    compiled = with_compiled_modules(path.parent)
     read(path)
+    run(ours(path, ALL), environment=compiled)  # compiles what was changed since
     for _ in range(rounds):
-        interpreter.append(run([sys.executable, "-c", "pass"]))
-        with_numpy.append(run([sys.executable, "-c", "import numpy"]))
+        interpreter.append(run([sys.executable, "-c", "pass"], environment=compiled))
+        with_numpy.append(run([sys.executable, "-c", "import numpy"], environment=compiled))
         read_warm.append(read(path))
-        warm.append(run(ours(path, ALL)))
+        warm.append(run(ours(path, ALL), environment=compiled))
         for name, runs in views.items():
-            runs.append(run(ours(path, name)))
+            runs.append(run(ours(path, name), environment=compiled))
         shares.append(drop_from_cache(path))
         read_cold.append(read(path))
         shares.append(drop_from_cache(path))
-        cold.append(run(ours(path, ALL)))
+        cold.append(run(ours(path, ALL), environment=compiled))
         read(path)
     known = [share for share in shares if share is not None]
     found_reports = None
@@ -259,12 +285,11 @@ def machine(nsys: str | None) -> dict[str, str]:
     }
 
 
-def summed(size: Size) -> tuple[float, float, list[str]]:
-    """Return the seconds of nsys's reports that ended, of all with those ended at the limit, and the latter's names."""
+def finished_and_ended(size: Size) -> tuple[list[Run], list[str]]:
+    """Return the reports of nsys that finished, and the names of those that were ended at the limit."""
     reports = size.reports or {}
-    done = sum(each.seconds for each in reports.values() if not each.timed_out)
-    every = sum(each.seconds for each in reports.values())
-    return done, every, [name for name, each in reports.items() if each.timed_out]
+    finished = [each for each in reports.values() if not each.timed_out]
+    return finished, [name for name, each in reports.items() if each.timed_out]
 
 
 def markdown(facts: dict[str, str], sizes: Sequence[Size], rounds: int, timeout: float) -> str:
@@ -284,12 +309,12 @@ def _size_lines(size: Size) -> list[str]:
     lines = [
         f"### {size.kernels:,} kernels, {size.file_bytes / 1e6:.0f} MB",
         "",
-        "| command | wall s | peak MB | bytes a kernel |",
-        "| --- | ---: | ---: | ---: |",
-        f"| reading the file, warm | {size.read_warm_s:.3f} | | |",
-        f"| reading the file, cold{_doubt(size)} | {size.read_cold_s:.3f} | | |",
-        f"| `python -c pass` | {size.interpreter.seconds:.3f} | | |",
-        f"| `python -c 'import numpy'` | {size.numpy.seconds:.3f} | | |",
+        "| command | wall s | CPU s | peak MB | bytes a kernel |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        f"| reading the file, warm | {size.read_warm_s:.3f} | | | |",
+        f"| reading the file, cold{_doubt(size)} | {size.read_cold_s:.3f} | | | |",
+        f"| `python -c pass` | {size.interpreter.seconds:.3f} | {size.interpreter.cpu_seconds:.3f} | | |",
+        f"| `python -c 'import numpy'` | {size.numpy.seconds:.3f} | {size.numpy.cpu_seconds:.3f} | | |",
         _row(f"ours, all {len(VIEWS)} views, warm", size.warm, size.kernels),
         _row(f"ours, all {len(VIEWS)} views, cold{_doubt(size)}", size.cold, size.kernels),
         *(_row(f"ours, {name}", each, size.kernels) for name, each in size.views.items()),
@@ -302,7 +327,8 @@ def _size_lines(size: Size) -> list[str]:
 
 def _row(what: str, each: Run, kernels: int) -> str:
     seconds = f"> {each.seconds:.0f}, ended" if each.timed_out else f"{each.seconds:.3f}"
-    return f"| {what} | {seconds} | {each.peak_bytes / 1e6:.0f} | {each.peak_bytes / kernels:,.0f} |"
+    measured = f"{each.cpu_seconds:.3f} | {each.peak_bytes / 1e6:.0f} | {each.peak_bytes / kernels:,.0f}"
+    return f"| {what} | {seconds} | {measured} |"
 
 
 def _doubt(size: Size) -> str:
@@ -315,11 +341,12 @@ def _ratio_lines(size: Size) -> list[str]:
     lines = [f"ours cold / reading cold: {size.cold.seconds / size.read_cold_s:.1f}"]
     if size.reports is None:
         return lines
-    done, every, ended = summed(size)
-    finished = len(size.reports) - len(ended)
-    lines.append(f"nsys, the {finished} reports that finished / ours warm: {done / size.warm.seconds:.1f}")
+    finished, ended = finished_and_ended(size)
+    ratio = sum(each.seconds for each in finished) / size.warm.seconds
+    of_cpu = sum(each.cpu_seconds for each in finished) / size.warm.cpu_seconds
+    lines.append(f"nsys, the {len(finished)} reports that finished / ours warm: {ratio:.1f} (wall), {of_cpu:.1f} (CPU)")
     if ended:
-        all_of_them = every / size.warm.seconds
+        all_of_them = sum(each.seconds for each in size.reports.values()) / size.warm.seconds
         lines.append(f"with {', '.join(ended)} counted as the limit, all / ours warm: more than {all_of_them:.1f}")
     return lines
 
@@ -330,14 +357,15 @@ def _growth_lines(sizes: Sequence[Size]) -> list[str]:
         "",
         "What each further kernel costs, from one size to the next, all views and the file warm.",
         "",
-        "| kernels | ns a further kernel | bytes of peak memory a further kernel |",
-        "| --- | ---: | ---: |",
+        "| kernels | wall ns a further kernel | CPU ns a further kernel | bytes of peak memory a further kernel |",
+        "| --- | ---: | ---: | ---: |",
     ]
     for before, after in pairwise(sizes):
         further = after.kernels - before.kernels
-        nanoseconds = (after.warm.seconds - before.warm.seconds) / further * 1e9
+        wall = (after.warm.seconds - before.warm.seconds) / further * 1e9
+        cpu = (after.warm.cpu_seconds - before.warm.cpu_seconds) / further * 1e9
         peak = (after.warm.peak_bytes - before.warm.peak_bytes) / further
-        lines.append(f"| {before.kernels:,} to {after.kernels:,} | {nanoseconds:,.0f} | {peak:,.0f} |")
+        lines.append(f"| {before.kernels:,} to {after.kernels:,} | {wall:,.0f} | {cpu:,.0f} | {peak:,.0f} |")
     return lines
 
 

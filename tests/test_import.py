@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -58,3 +59,9 @@ def test_without_torch_the_names_that_need_it_say_so_when_they_are_called() -> N
     assert done.stdout.splitlines() == [
         f"traceable.{name} needs torch; install traceable[torch]" for name in ("instrument", "instrument_copies")
     ]
+
+
+def test_the_version_is_that_of_the_installed_package():
+    asked = subprocess.run([sys.executable, "-m", "traceable", "--version"], capture_output=True, text=True, check=True)
+    assert traceable.__version__ == importlib.metadata.version("traceable")
+    assert asked.stdout.startswith(f"traceable {traceable.__version__} (Python ")

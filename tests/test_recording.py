@@ -17,7 +17,7 @@ from traceable.report.views import VIEWS
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return traceable.load(export(tmp_path_factory.mktemp("export") / "made.sqlite"))
+    return traceable.load(export(tmp_path_factory.mktemp("export") / "made.sqlite", gpu="NVIDIA A100-SXM4-80GB"))
 
 
 def counted(table: Any) -> int:

@@ -80,6 +80,10 @@ _LATER = {
 
 def __getattr__(name: str) -> "Any":
     """Load the names that few programs use when they are first asked for."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("traceable")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

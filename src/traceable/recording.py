@@ -17,22 +17,36 @@ from traceable.analysis.attribution import Coverage
 from traceable.analysis.context import Context
 from traceable.analysis.pauses import without_short_callbacks
 from traceable.analysis.profile import Profile, profile_of
+from traceable.analysis.range_names import RangeNames, Rules, load_rules, range_names
 from traceable.analysis.table import Table
 from traceable.analysis.windows import Asked, Captured, Windows, captured, judged
-from traceable.errors import UnanswerableError
+from traceable.errors import UnanswerableError, UsageError
 from traceable.trace.model import Trace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.contract import Verdict
 
 Progress = Callable[[str], None]
 """Hears what is being done, as half a sentence: `reading x.sqlite`."""
 
-_KEPT = ("sync", "findings")
+_KEPT = ("steps", "findings")
 """Questions that a report asks more than once, for themselves and for the findings: their answers are kept."""
 
 _WORTH_A_THREAD = 200_000
 """From how many operations and calls on two questions are worked on at a time."""
 
 
-def load(path: str | Path, *, progress: Progress | None = None, run_directory: Path | None = None) -> Recording:
+def load(
+    path: str | Path,
+    *,
+    progress: Progress | None = None,
+    run_directory: Path | None = None,
+    allow_unrelated: bool = False,
+    raw_names: bool = False,
+    expand: str | Sequence[str] = (),
+    name_rules: str | Path | None = None,
+) -> Recording:
     """Read a recording.
 
     Args:
@@ -42,16 +56,48 @@ def load(path: str | Path, *, progress: Progress | None = None, run_directory: P
         progress: is told what is being done; None for nobody.
         run_directory: the run that it is of, which says which steps were asked for; by default `path` where it is one.
             Where that run left a report for each window, all of them are read, as one.
+        allow_unrelated: read the traces of torch.profiler in a directory as one recording even if they were recorded
+            more than a minute apart, as those of different runs are.
+        raw_names: leave the names of ranges as recorded, instead of normalizing them (docs/names.md).
+        expand: folded names (`layers.*`), or globs over them, whose ranges stay apart.
+        name_rules: a TOML file of rules for names, applied before traceable's own.
 
     Raises:
-        TraceError: there is no such file, or it can't be read as a recording.
+        TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
+        TraceableError: `name_rules` can't be read, or holds anything but rules.
+        UsageError: `expand` or `name_rules` together with `raw_names`.
+        UnanswerableError: no folded name matches one of `expand`.
     """
-    from traceable.launch import flight, processes
-    from traceable.launch.overhead import MANIFEST_KEY
+    if raw_names and (expand or name_rules):
+        raise UsageError("raw names are not normalized: nothing to expand, and no rules apply", "leave raw_names out")
+    rules = None if raw_names else load_rules(None if name_rules is None else Path(name_rules))
+    recording = _load_raw(path, progress, run_directory, allow_unrelated)
+    if rules is not None:
+        normalize_names([recording], rules, [expand] if isinstance(expand, str) else expand)
+    return recording
+
+
+def normalize_names(recordings: Sequence[Recording], rules: Rules, expand: Sequence[str] = ()) -> None:
+    """Give the ranges of recordings with raw names their normalized ones, folded as if they were one recording.
+
+    Args:
+        recordings: what `load(..., raw_names=True)` returned, before they are asked anything.
+        rules, expand: as of `analysis.range_names.range_names`.
+
+    Raises:
+        UnanswerableError: no folded name matches one of `expand`.
+    """
+    for recording, names in zip(recordings, range_names([one.trace for one in recordings], rules, expand), strict=True):
+        recording.trace = dataclasses.replace(recording.trace, names=names.names)
+        recording.names = names
+
+
+def _load_raw(
+    path: str | Path, progress: Progress | None, run_directory: Path | None, allow_unrelated: bool
+) -> Recording:
+    from traceable.launch import flight
     from traceable.launch.reports import manifest_of, opened
-    from traceable.launch.windows import asked, databases
-    from traceable.rank_recordings import load_ranks, named
     from traceable.trace import load as load_trace
     from traceable.trace.joined import joined
 
@@ -60,30 +106,48 @@ def load(path: str | Path, *, progress: Progress | None = None, run_directory: P
     directory = (run_directory or path).absolute()
     directory = flight.run_of(directory) or directory
     tell(f"opening {path}")
-    if path.is_dir() and (parts := processes.parts(path)):
-        trace, windows = load_ranks(path, parts, lambda part: load(part, progress=progress))
-        of_all = Recording(trace, tell)
-        of_all.windows = windows
-        return of_all
+    if path.is_dir():
+        # What knows of runs takes longer to import than a small file takes to read.
+        from traceable.launch import processes
+
+        if parts := processes.parts(path):
+            from traceable.rank_recordings import load_ranks
+
+            trace, windows = load_ranks(path, parts, lambda part: load(part, progress=progress, raw_names=True))
+            of_all = Recording(trace, tell)
+            of_all.windows = windows
+            return of_all
     with opened(path) as found:
         manifest = manifest_of(directory)
-        files = [found] if manifest is None else databases(directory, manifest, found)
+        files = [found]
+        if manifest is not None:
+            from traceable.launch.windows import databases
+
+            files = databases(directory, manifest, found)
         traces = []
         for file in files:
             tell(f"reading {path if len(files) == 1 else file}")
-            traces.append(load_trace(file, progress=tell))
+            # The windows of one run are related however far apart they are.
+            unrelated = allow_unrelated or manifest is not None
+            traces.append(load_trace(file, progress=tell, allow_unrelated=unrelated))
         shown = [one for file in files for one in flight.shown(file, manifest)]
-    wanted = None if manifest is None else asked(directory, manifest)
-    trace = joined(traces) if manifest is None else named(joined(traces), directory)
+    trace = joined(traces)
+    if manifest is not None:
+        from traceable.rank_recordings import named
+
+        trace = named(trace, directory)
     if path.is_file() and len(files) == 1:
         # A .nsys-rep was read as an export that is gone by now.
         trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, path=str(path)))
     recording = Recording(trace, tell)
     recording.flight = shown
-    if wanted is not None:
-        recording.windows = _judged(wanted, traces)
-    if manifest is not None and isinstance(manifest.get(MANIFEST_KEY), dict):
-        recording.overhead = manifest[MANIFEST_KEY]
+    if manifest is not None:
+        from traceable.launch.overhead import MANIFEST_KEY
+        from traceable.launch.windows import asked
+
+        wanted = asked(directory, manifest)
+        recording.windows = None if wanted is None else _judged(wanted, traces)
+        recording.overhead = manifest[MANIFEST_KEY] if isinstance(manifest.get(MANIFEST_KEY), dict) else None
     return recording
 
 
@@ -105,30 +169,35 @@ class Recording:
     Args:
         trace: what was recorded.
         progress: is told what is being done.
+        names: what its ranges are called; None for as recorded.
 
     Attributes:
-        trace: the same, as columns: for questions that are not here.
+        trace: the same, as columns, names as recorded: for questions that are not here.
+        names: as given.
         selection: which part of a file it is, as `report.json` says it; None for all of it.
         windows: what became of the steps that the run was asked for; None where it was asked for none.
         flight: which time of which process a flight recorder shows, as `report.json` says it; else empty.
         overhead: what recording cost, as `report.json` says it; None where that was not measured.
     """
 
-    def __init__(self, trace: Trace, progress: Progress | None = None) -> None:
+    def __init__(self, trace: Trace, progress: Progress | None = None, names: RangeNames | None = None) -> None:
         self.trace = trace
+        self.names = names
         self.selection: dict[str, Any] | None = None
         self.windows: Windows | None = None
         self.flight: list[dict[str, Any]] = []
         self.overhead: dict[str, Any] | None = None
         self._tell = progress or _tell_nobody
         self._kept: dict[tuple[str, str], Table] = {}
+        self._wholes: tuple[Recording, ...] = ()
+        self._opened: dict[tuple[str, ...], Recording] = {}
 
     def ranges(self, *, by: str = "path", range: str | None = None) -> Table:  # noqa: A002 - the word that users know
         """Return what each range cost.
 
         Args:
-            by: `path`, parents before children; `name`, over all paths; `instance`; or name and `process`, `thread` or
-                `device`.
+            by: `path`, parents before children; `name`, over all paths; `instance`; or name and `process`, `thread`,
+                `device` or `field:NAME`, the value of a field of that name.
             range: only rows of ranges of this name.
         """
         return self.answer("ranges", by=by, range_name=range)
@@ -194,7 +263,7 @@ class Recording:
         return self.answer("steps", range_name=range, step_kernel=kernel)
 
     def findings(self, *, thresholds: Mapping[str, float] | None = None) -> Table:
-        """Return where time is to be won, most first; the table may be empty (docs/findings.md).
+        """Return where time can be saved, the largest bound first; the table may be empty (docs/findings.md).
 
         Args:
             thresholds: numbers that decide whether a rule speaks, by `rule.name`; for the rest the defaults hold.
@@ -220,9 +289,11 @@ class Recording:
         Raises:
             UnanswerableError: the trace can't answer it, or has no range of the name that is asked about.
         """
-        # What names a step may be a glob.
-        if options.get("range_name") is not None and question != "steps":
-            self.check_range(options["range_name"])
+        if (name := options.get("range_name")) is not None:
+            # What names a step may be a glob.
+            asked = self.with_names_matching(name) if question == "steps" else self.with_range(name)
+            if asked is not self:
+                return asked.answer(question, **options)
         key = question, repr(sorted((name, value) for name, value in options.items() if value))
         if key in self._kept:
             return self._kept[key]
@@ -280,21 +351,66 @@ class Recording:
         Args:
             process: pids, or globs over names of processes (`python*`); None for all.
             device: numbers of GPUs, as nsys counts them; None for all.
-            time_ns: from when until before when, from the start of the collection; None on a side leaves it open.
+            time_ns: from when until before when, from the start of the collection; None on a side leaves it open. What
+                lies across an edge counts with the part inside (docs/report.md).
             steady: of what that leaves, only the steps after the warm-up.
             step_range, step_kernel: what a step is, as for `steps`.
 
         Raises:
-            UnanswerableError: one of the processes or GPUs is not in the recording, or it has no steps.
+            UnanswerableError: one of the processes or GPUs is not in the recording, all of it lies outside the time,
+                or it has no steps.
         """
         from traceable.analysis.select import selected
 
         processes = None if process is None else [str(one) for one in _several(process)]
         devices = None if device is None else _several(device)
-        part = Recording(selected(self.trace, processes=processes, devices=devices, time_ns=time_ns), self._tell)
+        part = self._part(selected(self.trace, processes=processes, devices=devices, time_ns=time_ns))
         part.selection = _narrowed(self.selection, processes, devices, time_ns or (None, None), None)
-        part.windows, part.flight, part.overhead = self.windows, self.flight, self.overhead
         return part._steady(step_range, step_kernel) if steady else part
+
+    def _part(self, trace: Trace) -> Recording:
+        """Return the recording of a part of the trace."""
+        part = self._like(trace, self.names)
+        # What is known of the whole by now need not be computed again for its part.
+        part._wholes = (self, *self._wholes)
+        return part
+
+    def with_range(self, name: str) -> Recording:
+        """Return this recording, or one in which the ranges of a name are not renamed or folded.
+
+        Args:
+            name: of a range, or `domain:name`: normalized (`layers.*`), without what the rules take out (`layers.3`),
+                or as recorded (`layers.3, op_id = 7`). The last two name some of the ranges of a normalized name.
+
+        Raises:
+            UnanswerableError: no range has this name.
+        """
+        asked = self._apart(name, name.partition(":")[2])
+        asked.check_range(name)
+        return asked
+
+    def with_names_matching(self, glob: str) -> Recording:
+        """Return this recording; where only recorded names match the glob, one in which these are not folded.
+
+        Args:
+            glob: of names, or `domain:glob`.
+        """
+        if self.names is None:
+            return self
+        globs = glob, glob.partition(":")[2]
+        return self._apart(*globs, *(name for one in globs if one for name in self.names.matching(one)))
+
+    def verdicts(self, expected: Sequence[str]) -> tuple[Verdict, ...]:
+        """Return what the ranges say of expected names, normalized or not, in their order (docs/contract.md)."""
+        from traceable.analysis.contract import verdicts
+
+        judged = verdicts(expected, self.profile)
+        missing = [one.name for one in judged if not one.met]
+        apart = self._apart(*missing, *(name.partition(":")[2] for name in missing))
+        if apart is self:
+            return judged
+        found = dict(zip(missing, verdicts(missing, apart.profile), strict=True))
+        return tuple(found[one.name] if one.name in found and found[one.name].met else one for one in judged)
 
     @property
     def coverage(self) -> Coverage:
@@ -311,14 +427,18 @@ class Recording:
     @cached_property
     def context(self) -> Context:
         """What the questions share."""
-        return Context(self._told[0])
+        trace, cut = self._told[0], self.trace.cut
+        whole = next((one for one in self._wholes if cut is not None and one.trace is cut.whole), None)
+        return Context(trace, self.names, None if whole is None else whole.context)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the file could not be read as it stood, or was left out, a sentence each."""
+        """What of the file could not be read as it stood, was left out, or contradicts itself, a sentence each."""
+        from traceable.analysis.contradictions import contradictions
+
         short = self._told[1]
-        said = self.trace.source.notes
-        return (*said, f"{short} callbacks of the event loop under the threshold left out") if short else said
+        left_out = (f"{short} callbacks of the event loop under the threshold left out",) if short else ()
+        return (*self.trace.source.notes, *left_out, *contradictions(self.context))
 
     def _steady(self, step_range: str | None, step_kernel: str | None) -> Recording:
         from traceable.analysis.select import selected
@@ -326,10 +446,25 @@ class Recording:
 
         steps = self.steps(range=step_range, kernel=step_kernel)
         first, last = steady_window(steps)
-        part = Recording(selected(self.trace, time_ns=(first, last)), self._tell)
+        part = self._part(selected(self.trace, time_ns=(first, last)))
         part.selection = _narrowed(self.selection, None, None, (first, last), list(steps.notes))
-        part.windows, part.flight, part.overhead = self.windows, self.flight, self.overhead
         return part
+
+    def _apart(self, *wanted: str) -> Recording:
+        """Return the recording in which ranges of these names, if they were renamed, have them; else this one."""
+        names = None if self.names is None else self.names.apart(filter(None, wanted))
+        if names is self.names:
+            return self
+        if wanted not in self._opened:
+            self._opened[wanted] = self._like(self.trace, names)
+            self._opened[wanted].selection = self.selection
+        return self._opened[wanted]
+
+    def _like(self, trace: Trace, names: RangeNames | None) -> Recording:
+        """Return a recording of the same run."""
+        other = Recording(trace, self._tell, names)
+        other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
+        return other
 
     @cached_property
     def _told(self) -> tuple[Trace, int]:

@@ -16,7 +16,10 @@ from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of,
 from traceable.trace.model import NULL, Trace
 
 MORE = ("cudaMalloc_v3020", "cuMemFree_v2", "cudaMemcpyAsync_v3020", "ncclDevKernel_AllReduce", "void ncclKernel(int)")
-ALLOCATE, RELEASE, COPY_CALL, NCCL, OLD_NCCL = range(len(NAMES), len(NAMES) + len(MORE))
+MORE += ("cuModuleLoadData", "CUPTI Buffer flush", "Lazy Function Loading", "Command Buffer Full", "Unknown")
+MORE += ("dlopen(libtorch.so)",)
+ALLOCATE, RELEASE, COPY_CALL, NCCL, OLD_NCCL, *_ = range(len(NAMES), len(NAMES) + len(MORE))
+LOAD_CALL, PROFILER, LOADED, QUEUE_FULL, UNNAMED, LIBRARY = range(OLD_NCCL + 1, len(NAMES) + len(MORE))
 KINDS = ("kernel", "copy", "memset", "graph")
 
 
@@ -46,7 +49,7 @@ def gpu_traces(draw: Any) -> Trace:
         cuda_devices=draw(known),
         calls=replace(
             calls,
-            name=drawn(calls, LAUNCH, LAUNCH, WAIT, ALLOCATE, RELEASE, COPY_CALL),
+            name=drawn(calls, LAUNCH, LAUNCH, WAIT, ALLOCATE, RELEASE, COPY_CALL, LOAD_CALL),
             start_ns=calls.start_ns * longer,
             end_ns=calls.end_ns * longer,
             correlation=ids(calls),
@@ -57,6 +60,9 @@ def gpu_traces(draw: Any) -> Trace:
         copies=spaced(trace.copies),
         memsets=spaced(trace.memsets),
         graph_launches=spaced(trace.graph_launches),
+        overheads=replace(
+            trace.overheads, name=drawn(trace.overheads, PROFILER, LOADED, QUEUE_FULL, UNNAMED, UNNAMED, LIBRARY, -1)
+        ),
     )
 
 
@@ -77,6 +83,26 @@ def operations_of(trace: Trace) -> list[dict[str, Any]]:
             call = min(mine, key=lambda call: call["start_ns"], default=None)
             found.append({**row, "kind": kind, "kind_of_copy": row.get("kind"), "gpu": gpu, "call": call})
     return [{**row, "order": i} for i, row in enumerate(found)]
+
+
+def loading_overheads(trace: Trace) -> list[dict[str, Any]]:
+    """The overheads that are the driver's loading of code: by name, or inside the first launch of a kernel."""
+    launches: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in operations_of(trace):
+        if row["kind"] == "kernel" and row["call"] is not None:
+            launches.setdefault((row["process"], row["name"]), []).append(row["call"])
+    first = {key: min(calls, key=lambda call: call["start_ns"]) for key, calls in launches.items()}
+    overheads = rows_of(trace.overheads)
+    named = {row["process"] for row in overheads if row["name"] == LOADED}
+
+    def inferred(row: dict[str, Any]) -> bool:
+        return any(
+            process == row["process"] and call["start_ns"] <= row["start_ns"] and row["end_ns"] <= call["end_ns"]
+            for (process, _), call in first.items()
+        )
+
+    unnamed = [row for row in overheads if row["name"] in (UNNAMED, -1) and row["process"] not in named]
+    return [row for row in overheads if row["name"] == LOADED] + [row for row in unnamed if inferred(row)]
 
 
 def is_nccl(operation: dict[str, Any]) -> bool:

@@ -181,6 +181,33 @@ def traces(draw: Any, busy: bool = False) -> Trace:
     )
 
 
+@st.composite
+def lossy_traces(draw: Any) -> Trace:
+    """A trace whose correlation ids mostly rise with the calls; some calls are lost, and their kernels are not."""
+    call, kernel, at, number = [], [], 1, draw(st.integers(0, 2))
+    where = draw(st.sampled_from([(0,), (0, 0, 0, 1), (0, 1, 1, 2)]))
+    for _ in range(draw(st.integers(5, 14))):
+        number += draw(st.sampled_from([1, 1, 1, 2, 5, 0, -1]))
+        row = {**draw(calls()), "start_ns": at, "end_ns": at + draw(st.integers(0, 4)), "correlation": number}
+        row["thread"] = draw(st.sampled_from(where))
+        if draw(st.integers(0, 3)):
+            call.append(row)
+        if draw(st.integers(0, 3)):
+            later = {"correlation": number, "process": PROCESS_OF_THREAD[row["thread"]]}
+            start = max(0, at + draw(st.integers(-1, 9)))
+            kernel.append({**draw(kernels), **later, "start_ns": start, "end_ns": start + draw(durations)})
+        at += draw(st.integers(0, 4))
+    ranges = draw(st.lists(plain_ranges(), max_size=5))
+    for thread in draw(st.sampled_from([(0,), (0,), (0, 1), (0, 1, 2)])):
+        start = draw(st.integers(0, 3))
+        ranges.append(
+            {**draw(plain_ranges()), "start_ns": start, "end_ns": start + 30, "end_thread": -1, "thread": thread}
+        )
+    return trace_of(
+        ranges=table(model.Ranges, ranges), calls=table(model.Calls, call), kernels=table(model.Kernels, kernel)
+    )
+
+
 def trace_of(**tables: Any) -> Trace:
     """A trace that holds these tables and nothing else."""
     nothing = {

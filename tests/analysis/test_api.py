@@ -90,7 +90,7 @@ def in_range(context: Context, calls: list[dict[str, Any]], range_name: str | No
 
 
 @given(answered(), ranges)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
     context = Context(trace)
     calls = in_range(context, calls_of(trace), range_name)
@@ -129,7 +129,7 @@ def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
 
 
 @given(traces(busy=True), ranges)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_by_range(trace: Trace, range_name: str | None) -> None:
     context, calls = Context(trace), calls_of(trace)
     found = context.found

@@ -11,7 +11,7 @@ from tests.analysis.made import traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import Reduction, covered, few_sorted, innermost_around, sorted_events
-from traceable.analysis.instances import Instances, Stretches, stretches_of
+from traceable.analysis.instances import Instances, Stretches, instances, stretches_of
 from traceable.trace.model import Trace
 
 
@@ -58,6 +58,16 @@ def test_the_innermost_range_is_the_one_whose_stretch_began_last(data: Any) -> N
     for stretches in (found.stretches, stretches_of(found.stretches, ~found.task)):
         inside = [any(enclosing(stretches, place) for place in of_item[one]) for one in range(6)]
         assert covered(stretches, made).tolist() == inside
+
+
+@given(st.data())
+def test_the_innermost_range_around_some_calls_in_any_order(data: Any) -> None:
+    trace = data.draw(traces())
+    calls, context = trace.calls, Context(trace)
+    call = data.draw(st.lists(st.integers(-1, len(calls) - 1), max_size=8))
+    places = {i: [(int(calls.thread[i]), int(calls.start_ns[i]), int(calls.end_ns[i]))] for i in call if i >= 0}
+    expected = [innermost_by_hand(instances(trace), places.get(i, [])) for i in call]
+    assert context.innermost_around_calls(np.array(call, np.int64)).tolist() == expected
 
 
 @given(

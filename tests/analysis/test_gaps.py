@@ -14,7 +14,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.gpu_work import ALLOCATE, COPY_CALL, MORE, RELEASE, gpu_traces, instants, is_nccl, operations_of
+from tests.analysis.gpu_work import (
+    ALLOCATE,
+    COPY_CALL,
+    LIBRARY,
+    LOAD_CALL,
+    LOADED,
+    MORE,
+    PROFILER,
+    QUEUE_FULL,
+    RELEASE,
+    UNNAMED,
+    gpu_traces,
+    instants,
+    is_nccl,
+    loading_overheads,
+    operations_of,
+)
 from tests.analysis.made import LAUNCH, NAMES, WAIT, rows_of, table, trace_of
 
 from traceable.analysis.context import Context
@@ -31,7 +47,9 @@ class Oracle:
     def __init__(self, trace: Trace, short_ns: int) -> None:
         self.trace, self.short_ns = trace, short_ns
         self.operations = operations_of(trace)
-        self.calls, self.overheads = rows_of(trace.calls), rows_of(trace.overheads)
+        self.calls = rows_of(trace.calls)
+        self.flushes = [row for row in rows_of(trace.overheads) if row["name"] == PROFILER]
+        self.loading = loading_overheads(trace)
         self.gpus: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for operation in self.operations:
             self.gpus[operation["gpu"]].append(operation)
@@ -57,9 +75,10 @@ class Oracle:
         def most(covered: set[int]) -> bool:
             return 2 * len(covered & idle) >= len(idle)
 
-        profiler = instants([o for o in self.overheads if o["process"] == after["process"]])
-        if (launch is None or launch["end_ns"] > gap["begin"]) and most(profiler):
-            return "profiler_flush"
+        if launch is None or launch["end_ns"] > gap["begin"]:
+            for cause, overheads in (("profiler_flush", self.flushes), ("module_loading", self.loading)):
+                if most(instants([row for row in overheads if row["process"] == after["process"]])):
+                    return cause
         if launch is None:
             return "unknown"
         in_launch = set(range(launch["start_ns"], launch["end_ns"]))
@@ -68,23 +87,27 @@ class Oracle:
             mine = [c for c in self.calls if c["thread"] == launch["thread"] and c["name"] in names]
             return {at for at in instants(mine) if at < launch["start_ns"]}
 
+        if most(before(LOAD_CALL)):
+            return "module_loading"
         if most(before(ALLOCATE, RELEASE)):
             return "allocation"
         if most(before(WAIT)):
             return "synchronisation"
         if most(before(COPY_CALL) | (in_launch if self._pageable(after) else set())):
             return "waiting_copy"
-        pending = launch["start_ns"] <= gap["begin"]
-        if most(in_launch) or (pending and gap["ns"] <= self.short_ns):
+        since_launch = {at for at in idle if at >= launch["end_ns"]}
+        waited = most(since_launch) and len(since_launch) > self.short_ns
+        late = launch["start_ns"] > gap["begin"]
+        if most(in_launch) or (not late and not waited):
             return "launch_latency"
-        if not pending:
+        if not waited:
             return "host_late"
         if is_nccl(after):
             return "waiting_nccl"
         others = [o["end_ns"] for o in self.operations if o["gpu"] != gap["gpu"]]
         if any(gap["begin"] < end <= gap["end"] and gap["end"] - end <= self.short_ns for end in others):
             return "waiting_other_device"
-        return "waiting_stream" if after["stream"] != gap["before"]["stream"] else "unknown"
+        return "waiting_stream" if after["stream"] != gap["before"]["stream"] else "queued"
 
     def _pageable(self, operation: dict[str, Any]) -> bool:
         side = {1: "source_kind", 2: "target_kind"}.get(operation["kind_of_copy"] or 0)
@@ -141,14 +164,16 @@ def scenes(draw: Any) -> Trace:
         launched = begin + draw(st.integers(-30, 30))
         if draw(st.integers(0, 5)):
             calls.append(call(launched, launched + draw(st.integers(0, 30)), correlation=number))
-        for name in draw(st.lists(st.sampled_from([WAIT, ALLOCATE, RELEASE, COPY_CALL]), max_size=2)):
+        for name in draw(st.lists(st.sampled_from([WAIT, ALLOCATE, RELEASE, COPY_CALL, LOAD_CALL]), max_size=2)):
             at = begin + draw(st.integers(-10, 30))
             calls.append(call(at, at + draw(st.integers(0, 40)), name, thread=draw(st.sampled_from([0, 0, 0, 1]))))
         if draw(st.integers(0, 4)) == 0:
             at = begin + draw(st.integers(-10, 30))
-            overheads.append(overhead(at, at + draw(st.integers(0, 40)), draw(st.sampled_from([-1, 0, 0, 1]))))
+            process = draw(st.sampled_from([-1, 0, 0, 1]))
+            name = draw(st.sampled_from([PROFILER, LOADED, UNNAMED, UNNAMED, -1, LIBRARY, QUEUE_FULL]))
+            overheads.append(overhead(at, at + draw(st.integers(0, 40)), process, name))
         if draw(st.booleans()):
-            kernels.append(kernel(start, end, number, stream=draw(st.sampled_from([7, 13]))))
+            kernels.append(kernel(start, end, number, stream=draw(st.sampled_from([7, 7, 13])), name=number // 2))
         else:
             copies.append(copy(start, end, number, source_kind=draw(st.integers(-1, 1))))
     return trace_with(calls, kernels, copies, overheads)
@@ -231,8 +256,8 @@ def copy(start: int, end: int, correlation: int, source_kind: int) -> dict[str, 
     )
 
 
-def overhead(start: int, end: int, process: int = 0) -> dict[str, int]:
-    return {"start_ns": start, "end_ns": end, "name": 2, "process": process}
+def overhead(start: int, end: int, process: int = 0, name: int = PROFILER) -> dict[str, int]:
+    return {"start_ns": start, "end_ns": end, "name": name, "process": process}
 
 
 def trace_with(
@@ -290,10 +315,21 @@ SECOND = kernel(110_000, 120_000, 1)
             "launch_latency",
             "the launch took 98 us, 98 us of it in the gap",
         ),
-        ([EARLY], "unknown", "launched 5 us before the gap; nothing recorded explains why it waited"),
+        (
+            [LATE, call(5_000, 70_000, LOAD_CALL)],
+            "module_loading",
+            "cuModuleLoadData covers 60 % of the gap",
+        ),
+        ([EARLY], "queued", "launched 5 us before the gap; nothing recorded explains why it waited"),
+        (
+            [call(40_000, 60_000, correlation=1)],
+            "queued",
+            "the launch returned 50 us before the gap's end; nothing recorded explains why it waited",
+        ),
+        ([call(40_000, 60_001, correlation=1)], "host_late", "the launch began 30 us into the gap"),
         (
             [EARLY, call(12_000, 90_000, ALLOCATE)],
-            "unknown",
+            "queued",
             "launched 5 us before the gap; nothing recorded explains why it waited",
         ),
         ([], "unknown", "no launch call is recorded for what followed"),
@@ -308,7 +344,7 @@ def test_a_short_gap_before_a_pending_operation_is_launch_latency() -> None:
         "launch_latency",
         "launched 5 us before the gap",
     )
-    assert only_gap(trace_with([EARLY], [FIRST, kernel(30_001, 31_000, 1)]))[0] == "unknown"
+    assert only_gap(trace_with([EARLY], [FIRST, kernel(30_001, 31_000, 1)]))[0] == "queued"
 
 
 def test_a_pageable_copy_waits_for_its_own_call_and_a_pinned_one_is_launched() -> None:
@@ -323,10 +359,43 @@ def test_a_pageable_copy_waits_for_its_own_call_and_a_pinned_one_is_launched() -
 def test_the_profiler_is_blamed_only_for_what_had_not_been_launched() -> None:
     assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=[overhead(0, 90_000)])) == (
         "profiler_flush",
-        "c covers 80 % of the gap",
+        "CUPTI Buffer flush covers 80 % of the gap",
     )
-    assert only_gap(trace_with([EARLY], [FIRST, SECOND], overheads=[overhead(0, 90_000)]))[0] == "unknown"
+    assert only_gap(trace_with([EARLY], [FIRST, SECOND], overheads=[overhead(0, 90_000)]))[0] == "queued"
     assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=[overhead(0, 90_000, process=1)]))[0] == "host_late"
+    library = overhead(0, 90_000, name=LIBRARY)
+    assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=[library])) == (
+        "host_late",
+        "the launch began 95 us into the gap; dlopen(libtorch.so) covers 80 % of the gap",
+    )
+
+
+def test_what_the_driver_loads_is_not_blamed_on_the_profiler() -> None:
+    loads = [overhead(0, 40_000, name=LOADED), overhead(50_000, 80_000, name=LOADED)]
+    assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=loads)) == (
+        "module_loading",
+        "Lazy Function Loading and 1 more cover 60 % of the gap",
+    )
+    assert only_gap(trace_with([EARLY], [FIRST, SECOND], overheads=loads))[0] == "queued"
+    full = overhead(0, 90_000, name=QUEUE_FULL)
+    assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=[full]))[0] == "host_late"
+
+
+@pytest.mark.parametrize("name", [UNNAMED, -1])
+def test_unknown_overhead_is_module_loading_inside_the_first_launch_of_a_kernel_only(name: int) -> None:
+    launch, unknown = call(11_000, 109_000, correlation=1), overhead(12_000, 100_000, name=name)
+
+    def cause(kernels: list[dict[str, int]], calls: list[dict[str, int]], *more: dict[str, int]) -> str:
+        return only_gap(trace_with([launch, *calls], kernels, overheads=[unknown, *more]))[0]
+
+    assert cause([FIRST, SECOND], []) == "module_loading"
+    # The kernel was launched before; or it is another one, whose name has nothing to do with it.
+    earlier = call(1_000, 2_000, correlation=2)
+    assert cause([{**FIRST, "correlation": 2}, SECOND], [earlier]) == "launch_latency"
+    assert cause([{**FIRST, "correlation": 2, "name": 1}, SECOND], [earlier]) == "module_loading"
+    # This profiler knows what loading is called, so that what it has no name for is something else.
+    assert cause([FIRST, SECOND], [], overhead(0, 10, name=LOADED)) == "launch_latency"
+    assert cause([FIRST, SECOND], [], overhead(0, 10, process=1, name=LOADED)) == "module_loading"
 
 
 def test_a_launched_operation_that_waits_names_what_it_waited_for() -> None:

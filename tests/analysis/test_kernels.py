@@ -108,7 +108,7 @@ ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 
 
 @given(traces(), ranges, st.sampled_from(["demangled", "short", "base"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None, names: str) -> None:
     assume(len(trace.kernels))
     context, oracle = Context(trace), Oracle(trace)
@@ -181,7 +181,7 @@ def test_by_geometry(ask: Callable[..., Any], trace: Trace) -> None:
 
 
 @given(traces(busy=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
     oracle = Oracle(trace)
     links = [(kernel, call) for kernel in oracle.all for call in kernel["calls"]]
@@ -222,7 +222,7 @@ def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
 
 
 @given(traces(busy=True), ranges)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None) -> None:
     context, oracle = Context(trace), Oracle(trace)
     found = context.found

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.analysis.attribution_oracle import calls_around, is_before_recording, is_candidate
 from tests.analysis.made import (
     ACTIVE,
     COPY_DIRECTIONS,
@@ -21,6 +22,7 @@ from tests.analysis.made import (
     NAMES,
     PROCESS_OF_THREAD,
     WAIT,
+    lossy_traces,
     names,
     packed,
     plain_ranges,
@@ -35,7 +37,7 @@ from tests.analysis.made import (
 from traceable.analysis.attribution import Share
 from traceable.analysis.counters import counters
 from traceable.analysis.profile import profile
-from traceable.analysis.rules import REASONS, RULES
+from traceable.analysis.rules import INFERRED, REASONS, RULES
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 
@@ -192,26 +194,34 @@ class Oracle:
             owners = [one for one in self.instances if any(around(one, call["thread"], call) for call in calls)]
             for one in owners:
                 one["by_nsys"].append(operation)
-            rule = "no_launch_call" if not calls else "outside_ranges"
             if owners:
                 rule = "task" if all(one["task"] for one in owners) else "thread"
             else:
-                moment = {"start_ns": operation["start_ns"], "end_ns": operation["start_ns"]}
-                place = calls[0] if calls else moment
-                open_on = {
-                    thread: [one for one in self.instances if around(one, thread, place)]
-                    for thread, process in enumerate(PROCESS_OF_THREAD)
-                    if process == operation["process"]
-                }
-                annotated = [thread for thread, found in open_on.items() if found]
-                if len(annotated) > 1:
-                    rule = "several_threads"
-                elif annotated:
-                    rule, owners = "adopted" if calls else "time", open_on[annotated[0]]
+                rule, owners = self._inherited(calls[0]) if calls else self._ordered(operation)
             operation["rule"], operation["owners"] = rule, owners
             for one in owners:
-                one["operations"].append((operation, rule if rule in ("adopted", "time") else label(one)))
+                one["operations"].append((operation, rule if rule in INFERRED else label(one)))
         self._replay(rows_of(trace.graph_nodes))
+
+    def _inherited(self, call: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        """The rule, or the reason, and the owners of what was launched outside of every range of its thread."""
+        open_on = {
+            thread: [one for one in self.instances if around(one, thread, call)]
+            for thread, process in enumerate(PROCESS_OF_THREAD)
+            if process == PROCESS_OF_THREAD[call["thread"]] and thread != call["thread"]
+        }
+        candidates = [thread for thread, found in open_on.items() if found and is_candidate(self.calls, thread, call)]
+        if len(candidates) == 1:
+            return "inherited", open_on[candidates[0]]
+        return "several_threads" if candidates else "outside_ranges", []
+
+    def _ordered(self, operation: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        """The rule, or the reason, and the owners of what has no launch call."""
+        if is_before_recording(self.calls, operation):
+            return "before_recording", []
+        calls = calls_around(self.calls, self.operations, operation)
+        owners = [one for one in self.instances if calls and around(one, calls[0]["thread"], spanning(*calls))]
+        return ("order", owners) if owners else ("no_launch_call", [])
 
     def _replay(self, created: list[dict[str, Any]]) -> None:
         """Add what graphs did again: below the range that launched one, those open when its nodes were captured."""
@@ -325,6 +335,10 @@ def around(one: dict[str, Any], thread: int, place: dict[str, Any]) -> bool:
     )
 
 
+def spanning(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    return {"start_ns": first["start_ns"], "end_ns": last["end_ns"]}
+
+
 def label(one: dict[str, Any]) -> str:
     return "task" if one["task"] else "thread"
 
@@ -418,8 +432,8 @@ def key_of(row: dict[str, Any], first: Any) -> Any:
     return first, domain, ("push_pop", "start_end").index(row["style"])
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.one_of(traces(), traces(busy=True)))
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(traces(), traces(busy=True), lossy_traces()))
 def test_every_column_equals_the_oracle(trace: Trace) -> None:
     found, oracle = profile(trace), Oracle(trace)
     by_path, by_name = oracle.grouped("path", "domain", "style"), oracle.grouped("name", "domain", "style")
@@ -434,7 +448,7 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(traces())
+@given(st.one_of(traces(), lossy_traces()))
 def test_every_operation_is_attributed_or_listed_with_the_reason(trace: Trace) -> None:
     coverage, oracle = profile(trace).coverage, Oracle(trace)
     assert {**coverage.attributed, **coverage.unattributed} == oracle.coverage()
@@ -443,6 +457,10 @@ def test_every_operation_is_attributed_or_listed_with_the_reason(trace: Trace) -
     kernels = [operation for operation in oracle.operations if operation["kind"] == "kernel"]
     assert coverage.kernels.operations == len(kernels)
     assert coverage.attributed_kernels.operations == sum(operation["rule"] in RULES for operation in kernels)
+    by_launch = {"thread", "task", "graph-node"}
+    assert coverage.kernels_by_launch.operations == sum(operation["rule"] in by_launch for operation in kernels)
+    assert coverage.by_launch.operations == sum(operation["rule"] in by_launch for operation in oracle.operations)
+    assert coverage.inferred.operations == sum(operation["rule"] in INFERRED for operation in oracle.operations)
 
 
 @settings(max_examples=100, deadline=None)
@@ -487,7 +505,7 @@ samples = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(samples, max_size=12), st.lists(plain_ranges(), max_size=2))
 def test_counters_equal_the_oracle(said: list[dict[str, Any]], ranges: list[dict[str, int]]) -> None:
     trace = trace_of(counters=table(model.Counters, said), ranges=table(model.Ranges, ranges))

@@ -130,10 +130,10 @@ def test_cpu_times_equal_nsys(captures: Path, name: str) -> None:
         assert rounded(row["cpu_stddev_ns"]) == line["StdDev (ns)"]
 
 
-def test_autograd_is_adopted_and_nsys_says_what_it_says(captures: Path) -> None:
+def test_autograd_is_inherited_and_nsys_says_what_it_says(captures: Path) -> None:
     found = profile(load(captures / "nsys" / "a100-lm-training.sqlite"))
     backward = next(row for row in found.names.rows() if row["name"] == "backward")
-    assert backward["attribution"] == "adopted"
+    assert backward["attribution"] == "inherited"
     assert backward["nsys_launches"] == 40
     assert backward["kernels"] > 10_000
     # The 114 copies before the first range are outside every range; all 62 195 kernels belong to one.

@@ -132,10 +132,10 @@ def test_a_range_of_another_thread_has_the_kernels_that_nsys_puts_outside_every_
     backward = [row for row in rows if row["range"] == "backward"]
     # nsys credits kernels to `backward` only where its own thread launched them.
     assert sum(row["count"] for row in backward) > 100 * sum(row["nsys_count"] or 0 for row in backward)
-    adopted = [row for row in backward if row["nsys_count"] is None]
+    inherited = [row for row in backward if row["nsys_count"] is None]
     outside = {(row["tid"], row["name"]): row for row in rows if row["range"] is None}
-    assert adopted
-    assert all(outside[row["tid"], row["name"]]["nsys_count"] >= row["count"] for row in adopted)
+    assert inherited
+    assert all(outside[row["tid"], row["name"]]["nsys_count"] >= row["count"] for row in inherited)
 
 
 @pytest.mark.parametrize("name", [*WITH_RANGES, GRAPHS])

@@ -1,22 +1,29 @@
-"""A part of a trace against a slow, obvious choice of it, and what must be the same in the part as in the whole."""
+"""A part of a trace against a slow, obvious selection, and what must be the same in the part as in the whole."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import ACTIVE, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
+from tests.analysis.made import LAUNCH, PROCESS_OF_THREAD, lossy_traces, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.select import gpu_number, parse_time, parse_time_span, selected
 from traceable.errors import UnanswerableError, UsageError
+from traceable.recording import Recording
+from traceable.report.views import VIEWS
 from traceable.trace import load, model
-from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
+from traceable.trace.model import NULL, PUSH_POP, Trace
 
 OPERATIONS = ("kernels", "copies", "memsets", "graph_launches")
 TABLES = tuple(f.name for f in fields(Trace) if str(f.type) in vars(model) and f.name not in ("source", "geometries"))
@@ -84,105 +91,341 @@ def test_a_gpu_that_is_not_there_is_an_error_that_names_those_that_are() -> None
         selected(replace(trace, processes=()), processes=["x"])
 
 
-class Oracle:
-    """Which rows stay in a time, one at a time."""
-
-    def __init__(self, trace: Trace, first: int | None, last: int | None) -> None:
-        self.first = -1000 if first is None else first
-        self.last = 1000 if last is None else last
-        self.ranges = numbered(trace.ranges)
-        for row in self.ranges:
-            row["process"] = PROCESS_OF_THREAD[row["thread"]]
-            row["stretch"] = row["domain"] == ACTIVE and row["style"] == PUSH_POP and row["has_payload"]
-        operations = [row for name in OPERATIONS for row in rows_of(getattr(trace, name)) if self.starts(row)]
-        self.calls, points = [], []
-        for call in rows_of(trace.calls):
-            process = PROCESS_OF_THREAD[call["thread"]]
-            launch = call["correlation"] != NULL and (process, call["correlation"]) in {
-                (row["process"], row["correlation"]) for row in operations
-            }
-            if launch or self.starts(call):
-                self.calls.append(call)
-            if launch and not self.starts(call):
-                points.append((process, call["start_ns"]))
-        if any(row["graph_node"] != NULL for row in operations):
-            points += [(PROCESS_OF_THREAD[row["thread"]], row["start_ns"]) for row in rows_of(trace.graph_nodes)]
-        self.kept = {row["row"] for row in self.ranges if self.overlaps(row) or self.is_open(row, points)}
-        while self.grow():
-            pass
-
-    def starts(self, row: dict[str, Any]) -> bool:
-        return self.first <= row["start_ns"] < self.last
-
-    def overlaps(self, row: dict[str, Any]) -> bool:
-        return row["start_ns"] < self.last and row["end_ns"] >= self.first
-
-    def is_open(self, row: dict[str, Any], points: list[tuple[int, int]]) -> bool:
-        return any(process == row["process"] and row["start_ns"] <= at <= row["end_ns"] for process, at in points)
-
-    def grow(self) -> bool:
-        before = set(self.kept)
-        ours = [row for row in self.ranges if row["row"] in before]
-        new = [row for row in self.ranges if row["row"] not in before and any(self.tied(row, one) for one in ours)]
-        points = [(row["process"], row["start_ns"]) for row in new]
-        self.kept |= {row["row"] for row in new}
-        self.kept |= {row["row"] for row in self.ranges if self.is_open(row, points)}
-        return self.kept != before
-
-    def tied(self, row: dict[str, Any], one: dict[str, Any]) -> bool:
-        """Whether `one`, which stays, says that `row` is what it began in or a piece of it."""
-        if row["process"] != one["process"]:
-            return False
-        if row["identity"] != NULL and one["identity"] != NULL:
-            number = row["identity"] & (1 << 30) - 1
-            if number in (one["identity"] & (1 << 30) - 1, one["identity"] >> 32 & (1 << 30) - 1):
-                return True
-        if row["stretch"] and one["stretch"] and row["payload"] == one["payload"]:
-            return True
-        whole = one["style"] == START_END and one["identity"] == NULL and one["name"] == row["name"]
-        return row["stretch"] and whole and one["start_ns"] <= row["start_ns"] <= one["end_ns"]
+LASTING = ("ranges", "calls", *OPERATIONS, "synchronisations", "overheads")
+INSTANTS = ("marks", "counters", "allocations")
 
 
-@settings(max_examples=300, deadline=None)
+class Window:
+    """A time from `first` until before `last`, one event at a time."""
+
+    def __init__(self, span: tuple[int | None, int | None]) -> None:
+        self.first = -1000 if span[0] is None else span[0]
+        self.last = 1000 if span[1] is None else span[1]
+
+    def holds(self, start: int, end: int) -> bool:
+        if start == end:
+            return self.first <= start < self.last
+        return max(start, self.first) < min(end, self.last)
+
+    def part(self, start: int, end: int) -> tuple[int, int]:
+        return max(start, self.first), min(end, self.last)
+
+    def length(self, start: int, end: int) -> int:
+        return max(0, min(end, self.last) - max(start, self.first))
+
+    def of(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        """The part of an event that is in the window; None for nothing."""
+        start, end = row["start_ns"], row.get("end_ns", row["start_ns"])
+        if not self.holds(start, end):
+            return None
+        row = dict(row)
+        if "end_ns" in row:
+            row["start_ns"], row["end_ns"] = self.part(start, end)
+        if "clipped" in row:
+            row["clipped"] |= start < self.first or end > self.last
+        if row.get("size_bytes", 0) > 0 and "end_ns" in row and end > start:
+            share = [Fraction(row["size_bytes"] * (edge - start), end - start) for edge in self.part(start, end)]
+            row["size_bytes"] = math.floor(share[1]) - math.floor(share[0])
+        return row
+
+
+def part_of(trace: Trace, span: tuple[int | None, int | None]) -> Trace | None:
+    """The part of a made-up trace; None where nothing was recorded in the time."""
+    try:
+        return selected(trace, time_ns=span)
+    except UnanswerableError as error:
+        assert "nothing was recorded in the selected time" in str(error)
+        extent = trace.extent_ns()
+        window = Window(span)
+        assert extent is not None and (window.first > extent[1] or window.last <= extent[0])
+        return None
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.one_of(traces(), traces(busy=True)), spans)
-def test_only_what_is_of_the_time_stays(trace: Trace, span: tuple[int | None, int | None]) -> None:
-    part, oracle = selected(trace, time_ns=span), Oracle(trace, *span)
-    for name in (*OPERATIONS, "synchronisations", "allocations", "overheads", "marks", "counters"):
-        assert rows_of(getattr(part, name)) == [row for row in rows_of(getattr(trace, name)) if oracle.starts(row)]
-    assert rows_of(part.calls) == oracle.calls
+def test_a_time_is_cut_out(trace: Trace, span: tuple[int | None, int | None]) -> None:
+    part, window = part_of(trace, span), Window(span)
+    if part is None:
+        return
+    for name in (*LASTING, *INSTANTS):
+        assert rows_of(getattr(part, name)) == [
+            row for row in map(window.of, rows_of(getattr(trace, name))) if row is not None
+        ]
     assert rows_of(part.graph_nodes) == rows_of(trace.graph_nodes)
-    expected = []
-    for i, row in enumerate(rows_of(trace.ranges)):
-        inside = oracle.first <= row["start_ns"] and row["end_ns"] <= oracle.last
-        if i in oracle.kept:
-            expected.append({**row, "clipped": row["clipped"] or not inside})
-    assert rows_of(part.ranges) == expected
+    whole = trace.extent_ns()
+    assert part.extent_ns() == (whole and window.part(*whole))
 
 
-def owners(trace: Trace) -> list[list[tuple[Any, ...]]]:
-    """Of each operation in order of start: what it is, and the ranges it belongs to with their paths."""
-    context = Context(trace)
-    gpu, found = context.gpu, context.found
+@settings(max_examples=50, deadline=None)
+@given(traces(busy=True), spans, spans, st.sampled_from([["0"], ["1"]]))
+def test_parts_of_parts_are_those_of_the_whole(
+    trace: Trace, span: tuple[int | None, int | None], other: tuple[int | None, int | None], processes: list[str]
+) -> None:
+    first, second = Window(span), Window(other)
+    both = max(first.first, second.first), min(first.last, second.last)
+    part = part_of(trace, span)
+    if part is None or both[0] >= both[1]:
+        return
+    try:
+        once = selected(trace, processes=processes, time_ns=both)
+    except UnanswerableError:
+        with pytest.raises(UnanswerableError):
+            selected(selected(part, time_ns=other), processes=processes)
+        return
+    twice = selected(selected(part, time_ns=other), processes=processes)
+    for name in TABLES:
+        assert rows_of(getattr(once, name)) == rows_of(getattr(twice, name))
+    assert once.extent_ns() == twice.extent_ns()
+
+
+def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
+    """Of each operation in the window: what it is, how it is known, its launch, and its ranges with their paths."""
+    gpu, found, launched, trace = context.gpu, context.found, context.launched, context.trace
     kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     correlation = [number for events in kinds for number in events.correlation.tolist()]
     of: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+
+    def seen(i: int) -> tuple[Any, ...]:
+        # A replay is told by its launch, whose times are cut as well.
+        start, end = int(found.start_ns[i]), int(found.end_ns[i])
+        clipped = bool(found.clipped[i]) or (not found.replay[i] and (start < window.first or end > window.last))
+        times = [min(max(time, window.first), window.last) for time in (start, end)]
+        return (*times, clipped, bool(found.replay[i]), found.paths[found.path[i]])
+
     for instance, operation in context.operation_pairs():
         for i, o in zip(instance.tolist(), operation.tolist(), strict=True):
-            of[o].append((int(found.start_ns[i]), int(found.end_ns[i]), found.paths[found.path[i]]))
-    return sorted(
-        [(int(gpu.start_ns[o]), int(gpu.end_ns[o]), int(gpu.kind[o]), correlation[o]), *sorted(of[o])]
-        for o in range(len(gpu))
-    )
+            of[o].append(seen(i))
+    rows = []
+    for o in range(len(gpu)):
+        start, end = int(gpu.start_ns[o]), int(gpu.end_ns[o])
+        if not window.holds(start, end):
+            continue
+        call, queue = int(launched.call_of[o]), int(launched.queue_ns[o])
+        calls = launched.calls
+        launch = (int(calls.start_ns[call]), int(calls.end_ns[call]), int(calls.thread[call])) if call >= 0 else None
+        innermost = int(context.innermost[o])
+        rows.append(
+            (
+                *window.part(start, end),
+                int(gpu.kind[o]),
+                correlation[o],
+                int(context.attribution.rule[o]),
+                str(launch),
+                queue if start >= window.first else NULL,
+                str(seen(innermost) if innermost >= 0 else None),
+                str(sorted(of[o], key=str)),
+            )
+        )
+    return rows
 
 
-@settings(max_examples=300, deadline=None)
-@given(traces(busy=True), spans)
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(traces(busy=True), lossy_traces()), spans)
 def test_an_operation_belongs_to_the_same_ranges_in_the_part_as_in_the_whole(
     trace: Trace, span: tuple[int | None, int | None]
 ) -> None:
-    first, last = (-1000 if span[0] is None else span[0]), (1000 if span[1] is None else span[1])
-    inside = [one for one in owners(trace) if first <= one[0][0] < last]
-    assert owners(selected(trace, time_ns=span)) == inside
+    part, window = part_of(trace, span), Window(span)
+    if part is not None:
+        cut = Context(part)
+        # A queue that was over before the time began is absent, so that each counts once in a partition.
+        assert owners(cut, Window((None, None))) == owners(Context(trace), window)
+        # Of each launch one operation counts for it.
+        led = cut.launched.call_of[cut.launched.leads]
+        assert sorted(led.tolist()) == sorted(set(cut.launched.call_of[cut.launched.call_of >= 0].tolist()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces(busy=True), spans)
+def test_a_call_lies_inside_of_the_same_ranges_in_the_part_as_in_the_whole(
+    trace: Trace, span: tuple[int | None, int | None]
+) -> None:
+    part, window = part_of(trace, span), Window(span)
+    if part is None:
+        return
+
+    def around(context: Context) -> dict[int, tuple[Any, list[Any]]]:
+        found = context.found
+        of: dict[int, list[Any]] = {call: [] for call in range(len(context.trace.calls))}
+        for instance, call in context.call_pairs():
+            for i, c in zip(instance.tolist(), call.tolist(), strict=True):
+                of[c].append(found.paths[found.path[i]])
+        innermost = context.innermost_around_calls(np.arange(len(context.trace.calls))).tolist()
+        return {c: (found.paths[found.path[innermost[c]]] if innermost[c] >= 0 else None, of[c]) for c in of}
+
+    whole = around(Context(trace))
+    inside = [row for i, row in whole.items() if window.holds(int(trace.calls.start_ns[i]), int(trace.calls.end_ns[i]))]
+    assert list(around(Context(part)).values()) == inside
+
+
+def sums(recording: Recording) -> Counter[Any]:
+    """What adds up over adjoining times: by what it is of, in ns and bytes."""
+    found: Counter[Any] = Counter()
+
+    def add(question: str, keys: tuple[str, ...], *columns: str, other: str | None = None, **options: Any) -> None:
+        try:
+            table = recording.answer(question, **options)
+        except UnanswerableError:
+            return
+        # Of memory nothing but allocations may be left in a part.
+        for row in (table if other is None else table.others[other]).rows() if keys[0] in table.columns else ():
+            for column in columns:
+                found[(question, other, *(row[key] for key in keys), column)] += row[column] or 0
+
+    add("api", ("name",), "total_ns", "nested_total_ns")
+    add("kernels", ("name",), "total_ns", names="short")
+    add("memory", ("operation",), "gpu_total_ns", "size_total_bytes")
+    add("sync", ("call",), "wait_total_ns")
+    waited_for = ("range", "call", "waited_for", "waited_for_range")
+    add("sync", waited_for, "wait_total_ns", other="operations")
+    add("sync", ("range", "call"), "blocked_on_gpu_ns", "overhead_ns", other="calls")
+    add("gaps", ("device",), "busy_ns")
+    ns = ("cpu_total_ns", "cpu_self_total_ns", "active_total_ns", "sync_wait_total_ns", "gpu_sum_total_ns")
+    add("ranges", ("name", "domain", "style"), *ns, "gpu_busy_total_ns", "h2d_bytes", "d2h_ns", by="name")
+    coverage = recording.coverage
+    found["coverage"] = coverage.total.gpu_ns
+    found.update({rule: share.gpu_ns for rule, share in {**coverage.attributed, **coverage.unattributed}.items()})
+    extent = recording.trace.extent_ns()
+    found["window"] = extent[1] - extent[0] if extent else 0
+    return Counter({key: value for key, value in found.items() if value})
+
+
+def added(counters: Iterable[Counter[Any]]) -> Counter[Any]:
+    """Their sum, negative numbers included: ranges of two domains may cross, and then one's own time is below 0."""
+    total: Counter[Any] = Counter()
+    for one in counters:
+        total.update(one)
+    return Counter({key: value for key, value in total.items() if value})
+
+
+def parts_of(recording: Recording, edges: list[int]) -> list[Recording]:
+    """The parts between the edges in which anything was recorded."""
+    spans = [span for span in itertools.pairwise([None, *edges, None]) if part_of(recording.trace, span) is not None]
+    return [recording.select(time_ns=span) for span in spans]
+
+
+@settings(max_examples=50, deadline=None)
+@given(traces(busy=True), st.lists(st.integers(0, 60), min_size=1, max_size=3, unique=True).map(sorted))
+def test_adjoining_times_add_up_to_the_whole(trace: Trace, edges: list[int]) -> None:
+    whole = Recording(trace)
+    assert added(map(sums, parts_of(whole, edges))) == sums(whole)
+
+
+@settings(max_examples=50, deadline=None)
+@given(traces(busy=True), st.lists(st.integers(0, 60), min_size=1, max_size=3, unique=True).map(sorted))
+def test_a_gpu_is_idle_in_adjoining_times_for_as_long_as_in_the_whole(trace: Trace, edges: list[int]) -> None:
+    """But where it did nothing all of a time, which has no row then."""
+    whole = {row["device"]: row for row in Recording(trace).gaps().rows()}
+    seen: dict[int, list[dict[str, Any]]] = {device: [] for device in whole}
+    for part in parts_of(Recording(trace), edges):
+        for row in part.gaps().rows() if len(part.context.gpu) else ():
+            seen[row["device"]].append(row)
+    for device, rows in seen.items():
+        row = whole[device]
+        first, last = row["first_start_ns"], row["last_end_ns"]
+        for one in rows:
+            assert one["total_ns"] == one["busy_ns"] + one["idle_ns"] == one["last_end_ns"] - one["first_start_ns"]
+        covered = [(one["first_start_ns"], one["last_end_ns"]) for one in rows]
+        for begin, end in itertools.pairwise([first, *(edge for edge in edges if first < edge < last), last]):
+            assert (begin, end) in covered or not [one for one in covered if begin <= one[0] < one[1] <= end]
+        if sum(end - begin for begin, end in covered) == last - first:
+            assert sum(one["idle_ns"] for one in rows) == row["idle_ns"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(traces(busy=True), spans)
+def test_every_question_can_be_asked_of_a_part(trace: Trace, span: tuple[int | None, int | None]) -> None:
+    if part_of(trace, span) is None:
+        return
+    part = Recording(trace).select(time_ns=span)
+    window_ns = np.diff(part.trace.extent_ns() or (0, 0))[0]
+    for view in VIEWS.values():
+        for by in view.by or (None,):
+            try:
+                table = part.answer(view.name, **({} if by is None else {"by": by}))
+            except UnanswerableError:
+                continue
+            for row in table.rows():
+                for column in ("utilisation_share", "wall_share", "won_share"):
+                    assert not row.get(column) or column == "wall_share" or row[column] <= 1
+                if view.name == "findings":
+                    assert row["won_ns"] <= window_ns
+
+
+def test_a_range_that_only_its_operations_are_in_the_time_of_counts_for_those_alone() -> None:
+    base = {"name": 0, "domain": -1, "category": -1, "thread": 0, "end_thread": -1, "style": PUSH_POP}
+    base |= {"clipped": False, "payload": 0, "has_payload": False, "identity": NULL, "fields": -1}
+    ranges = [{**base, "start_ns": 0, "end_ns": 10}, {**base, "name": 1, "start_ns": 12, "end_ns": 90}]
+    call = {"name": LAUNCH, "thread": 0, "driver": 0, "return_value": 0}
+    calls = [
+        {**call, "start_ns": 2, "end_ns": 4, "correlation": 1},
+        {**call, "start_ns": 14, "end_ns": 30, "correlation": 2},
+    ]
+    kernel = {"process": 0, "device": 0, "context": 0, "stream": 7, "graph_node": NULL, "name": 0, "short_name": 0}
+    kernels = [
+        {**kernel, "start_ns": 15, "end_ns": 45, "correlation": 1, "geometry": -1},
+        {**kernel, "start_ns": 60, "end_ns": 80, "correlation": 2, "geometry": -1},
+    ]
+    trace = trace_of(
+        ranges=table(model.Ranges, ranges), calls=table(model.Calls, calls), kernels=table(model.Kernels, kernels)
+    )
+    part = Recording(trace).select(time_ns=(20, 70))
+    rows = {row["name"]: row for row in part.ranges(by="name").rows()}
+    assert (rows["a"]["count"], rows["a"]["clipped"], rows["a"]["cpu_total_ns"]) == (0, 0, None)
+    assert (rows["a"]["cpu_self_total_ns"], rows["a"]["sync_wait_total_ns"]) == (None, None)
+    assert (rows["a"]["gpu_busy_total_ns"], rows["a"]["attributed_thread_ns"], rows["a"]["queue_count"]) == (25, 25, 0)
+    assert (rows["b"]["count"], rows["b"]["clipped"], rows["b"]["cpu_total_ns"]) == (1, 1, 50)
+    # The range is longer than what is seen of it, so that nothing is known of how long one takes.
+    assert (rows["b"]["cpu_p50_ns"], rows["b"]["gpu_busy_total_ns"], rows["b"]["queue_max_ns"]) == (None, 10, 30)
+    (gpu,) = part.gaps().rows()
+    assert (gpu["total_ns"], gpu["busy_ns"], gpu["idle_ns"], gpu["utilisation_share"]) == (50, 35, 15, 0.7)
+    # The call that launched the first kernel is known, and no call of this time.
+    (api,) = part.api().rows()
+    assert (api["count"], api["total_ns"]) == (1, 10)
+    assert {row["api_name"]: row["count"] for row in part.kernels(by="launch").rows()} == {"cudaLaunchKernel": 2}
+    (gap,) = part.gaps().others["largest"].rows()
+    assert (gap["before_range"], gap["after_range"], gap["duration_ns"]) == ("a", "b", 15)
+    # The GPU began before this time and works on after it: idle time at the edges is its own.
+    edges = Recording(trace).select(time_ns=(50, 55)).trace
+    assert len(edges.kernels) == 0
+    (gpu,) = Recording(trace).select(time_ns=(5, 50)).gaps().rows()
+    assert (gpu["first_start_ns"], gpu["last_end_ns"], gpu["idle_ns"]) == (15, 50, 5)
+
+
+def test_a_copy_that_is_cut_has_the_bytes_of_its_part() -> None:
+    row = {"start_ns": 0, "end_ns": 3 * 10**9, "process": 0, "device": 0, "context": 0, "stream": 7, "correlation": 1}
+    row |= {"graph_node": NULL, "size_bytes": 2**40 + 1, "kind": 1, "source_kind": 1, "target_kind": 2}
+    trace = trace_of(copies=table(model.Copies, [{**row, "source_device": -1, "target_device": 0}]))
+    whole = Recording(trace)
+    parts = [part.memory() for part in parts_of(whole, [10**9, 2 * 10**9])]
+    sizes = [row["size_total_bytes"] for part in parts for row in part.rows()]
+    assert sizes == [366503875925, 366503875926, 366503875926] and sum(sizes) == 2**40 + 1
+    rates = [row["gb_per_s"] for part in (*parts, whole.memory()) for row in part.rows()]
+    assert rates == pytest.approx([rates[-1]] * 4)
+
+
+@pytest.mark.parametrize("name", ["a100-lm-training", "h100x2-torchrun-before"])
+def test_adjoining_times_of_a_real_capture_add_up_to_the_whole(captures: Path, name: str) -> None:
+    trace = load(captures / "nsys" / f"{name}.sqlite")
+    first, last = trace.extent_ns() or (0, 0)
+    # In the middle of the longest kernel and of the longest call.
+    kernel = int(np.argmax(trace.kernels.end_ns - trace.kernels.start_ns))
+    call = int(np.argmax(trace.calls.end_ns - trace.calls.start_ns))
+    edges = sorted(
+        {
+            int(trace.kernels.start_ns[kernel] + trace.kernels.end_ns[kernel]) // 2,
+            int(trace.calls.start_ns[call] + trace.calls.end_ns[call]) // 2,
+        }
+    )
+    whole = Recording(trace)
+    parts = parts_of(whole, edges)
+    assert len(parts) == len(edges) + 1
+    assert added(map(sums, parts)) == sums(whole)
+    assert [part.trace.extent_ns() for part in parts] == list(itertools.pairwise([first, *edges, last]))
+    idle = Counter({row["device"]: row["idle_ns"] for row in whole.gaps().rows()})
+    assert (
+        sum((Counter({row["device"]: row["idle_ns"] for row in part.gaps().rows()}) for part in parts), Counter())
+        == idle
+    )
 
 
 def test_attribution_in_a_part_of_a_real_capture_is_that_of_the_whole(captures: Path) -> None:
@@ -190,7 +433,7 @@ def test_attribution_in_a_part_of_a_real_capture_is_that_of_the_whole(captures: 
     first, last = 8_500_000_000, 8_600_000_000
     part = selected(trace, time_ns=(first, last))
     whole, narrow = Context(trace), Context(part)
-    inside = (whole.gpu.start_ns >= first) & (whole.gpu.start_ns < last)
+    inside = (whole.gpu.start_ns < last) & (whole.gpu.end_ns > first)
     assert inside.sum() == len(narrow.gpu) > 1000
     assert narrow.trace.names == trace.names
 
@@ -199,6 +442,16 @@ def test_attribution_in_a_part_of_a_real_capture_is_that_of_the_whole(captures: 
 
     assert names(narrow) == [name for name, here in zip(names(whole), inside.tolist(), strict=True) if here]
     assert 0 < len(part.ranges) < len(trace.ranges)
+
+
+def test_a_time_without_anything_recorded_says_what_there_is() -> None:
+    trace = trace_of(overheads=table(model.Overheads, []))
+    assert selected(trace, time_ns=(5, 6)).extent_ns() is None
+    row = {"start_ns": 10**9, "end_ns": 2 * 10**9, "name": LAUNCH, "thread": 0, "correlation": 1}
+    trace = trace_of(calls=table(model.Calls, [{**row, "driver": 0, "return_value": 0}]))
+    for span in ((3 * 10**9, None), (None, 10**9), (5, 5), (2**70, None), (None, -(2**70))):
+        with pytest.raises(UnanswerableError, match=r"selected time; the recording extends from 1\.000s to 2\.000s"):
+            selected(trace, time_ns=span)
 
 
 def test_nothing_asked_for_is_the_trace_itself() -> None:

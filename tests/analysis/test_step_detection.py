@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import NAMES, rows_of, table, trace_of, traces
+from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
 
+from traceable.analysis import step_period
 from traceable.analysis.context import Context
-from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps, steps_of
-from traceable.analysis.step_period import AS_GOOD, EXPLAINED, period_of
+from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, steps_of
+from traceable.analysis.step_period import AS_GOOD, EXPLAINED, approximate_period, exact_period
 from traceable.errors import UnanswerableError, UsageError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace
@@ -50,9 +54,18 @@ def spans(steps: Steps) -> list[tuple[int, int]]:
     return list(zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True))
 
 
-def period_by_hand(token: list[int]) -> tuple[int, float, list[int]] | None:
+def exact_by_hand(label: list[int]) -> tuple[int, float] | None:
+    """The definition, lag by lag."""
+    for lag in range(1, len(label) // 2 + 1):
+        same = [label[i] == label[i + lag] for i in range(len(label) - lag)]
+        if sum(same) / len(same) >= 0.995:
+            return lag, sum(same) / len(same)
+    return None
+
+
+def approximate_by_hand(label: list[int]) -> tuple[int, float, list[int]] | None:
     places: dict[int, list[int]] = {}
-    for i, one in enumerate(token):
+    for i, one in enumerate(label):
         places.setdefault(one, []).append(i)
     median = {}
     for one, at in places.items():
@@ -60,22 +73,50 @@ def period_by_hand(token: list[int]) -> tuple[int, float, list[int]] | None:
         if len(at) >= 3:
             median[one] = gaps[(len(gaps) - 1) // 2]
     shares = {}
-    for period in {gap for gap in median.values() if 2 <= gap <= len(token) // 2}:
-        same = [token[i] == token[i + period] for i in range(len(token) - period)]
+    for period in {gap for gap in median.values() if 2 <= gap <= len(label) // 2}:
+        same = [label[i] == label[i + period] for i in range(len(label) - period)]
         shares[period] = sum(same) / len(same)
-    if not shares or max(shares.values()) < EXPLAINED:
+    chance = sum((len(at) / len(label)) ** 2 for at in places.values())
+    if len(places) < 2 or not shares or max(shares.values()) - chance < EXPLAINED * (1 - chance):
         return None
     best = min(period for period, share in shares.items() if share >= max(shares.values()) - AS_GOOD)
     return best, shares[best], [one for one in places if median.get(one) == best]
 
 
-@settings(max_examples=300, deadline=None)
+@st.composite
+def repetitions(draw: Any) -> list[int]:
+    """A unit again and again, most of it perhaps a smaller unit again and again, with something around and in it."""
+    layer = draw(st.lists(st.integers(-3, 4), max_size=6))
+    unit = draw(st.lists(st.integers(-3, 4), max_size=4)) + layer * draw(st.integers(1, 12))
+    label = [*draw(st.lists(st.integers(-3, 5), max_size=4)), *unit * draw(st.integers(1, 30))]
+    label += draw(st.lists(st.integers(-3, 5), max_size=6))
+    for place in draw(st.lists(st.integers(0, max(0, len(label) - 1)), max_size=2)) if label else []:
+        label[place] = 7
+    return label
+
+
+@settings(max_examples=120, deadline=None)
+@given(repetitions(), st.booleans())
+@example([0] * 9, False)
+@example([*([0, 1, 2] * 700), 3, *([0, 1, 2] * 700)], True)
+def test_an_exact_period_equals_that_by_hand(label: list[int], all_lags: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        # Short sequences are compared at every lag; here they may as well go the way of long ones.
+        patch.setattr(step_period, "_FEW", len(label) if all_lags else 64)
+        result = exact_period(np.array(label, np.int64))
+    expected = exact_by_hand(label)
+    assert (result and result[0]) == (expected and expected[0])
+    if result is not None and expected is not None:
+        assert result[1] == pytest.approx(expected[1])
+
+
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.integers(-3, 4), max_size=6), st.integers(1, 8), st.lists(st.integers(-3, 5), max_size=10))
 @example([1, 2, 3], 4, [])
-def test_a_period_equals_that_by_hand(unit: list[int], times: int, more: list[int]) -> None:
-    token = [*more[:3], *unit * times, *more[3:]]
-    result = period_of(np.array(token, np.int64))
-    expected = period_by_hand(token)
+def test_an_approximate_period_equals_that_by_hand(unit: list[int], times: int, more: list[int]) -> None:
+    label = [*more[:3], *unit * times, *more[3:]]
+    result = approximate_period(np.array(label, np.int64))
+    expected = approximate_by_hand(label)
     assert (result is None) == (expected is None)
     if result is not None and expected is not None:
         assert result[0] == expected[0]
@@ -83,14 +124,26 @@ def test_a_period_equals_that_by_hand(unit: list[int], times: int, more: list[in
         assert result[2] == expected[2]
 
 
-def test_a_layer_within_a_step_is_no_step() -> None:
-    step = [1, *[2, 3, 4] * 12, 5]
-    result = period_of(np.array(step * 6))
+@pytest.mark.parametrize("layers", [2, 12, 32, 126])
+@pytest.mark.parametrize("passes", [3, 4, 10])
+def test_a_layer_within_a_pass_is_no_exact_period(layers: int, passes: int) -> None:
+    unit = [1, *list(range(2, 12)) * layers, 12]
+    assert exact_period(np.array(unit * passes)) == (len(unit), 1.0)
+
+
+def test_a_long_sequence_repeats_where_a_few_operations_differ() -> None:
+    unit = [1, *list(range(2, 12)) * 32, 12]
+    label = np.array(unit * 3000)
+    label[::2003] = 99
+    result = exact_period(label)
     assert result is not None
-    assert (result[0], result[2]) == (len(step), [1, 5])
+    assert result[0] == len(unit)
+    assert 0.995 < result[1] < 1
+    label[::150] = 99
+    assert exact_period(label) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(traces(), st.sampled_from(["a", "b", "c"]))
 def test_the_instances_of_a_named_range_are_the_steps(trace: Trace, name: str) -> None:
     context = Context(trace)
@@ -103,14 +156,14 @@ def test_the_instances_of_a_named_range_are_the_steps(trace: Trace, name: str) -
             steps_of(context, name, None)
         return
     steps = steps_of(context, name, None)
-    assert (steps.kind, steps.instance.tolist()) == (RANGE, wanted)
+    assert (steps.kind, steps.source, steps.instance.tolist()) == (RANGE, "named", wanted)
     assert spans(steps) == [(instances.start_ns[i], instances.end_ns[i]) for i in wanted]
     assert steps.edge.tolist() == [bool(instances.clipped[i]) for i in wanted]
     assert [int(steps.process[lane]) for lane in steps.lane.tolist()] == [process[i] for i in wanted]
     assert {steps.labels[label] for label in steps.label.tolist()} == {name}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(traces(busy=True), st.sampled_from(["a", "[bc]", "*"]))
 def test_a_boundary_kernel_ends_the_step_of_its_process_and_device(trace: Trace, pattern: str) -> None:
     wanted = {"a": {0}, "[bc]": {1, 2}, "*": {0, 1, 2}}[pattern]
@@ -163,7 +216,7 @@ def test_a_range_called_step_is_found_by_its_name(name: str, is_step: bool) -> N
         )
     else:
         with pytest.raises(
-            UnanswerableError, match=r"no steps found.*; name the step with --step-range or --step-kernel"
+            UnanswerableError, match=r"no step is known.*; name the step with --step-range NAME or --step-kernel GLOB"
         ):
             found(trace)
 
@@ -202,7 +255,7 @@ def test_ranges_that_follow_one_another_make_a_step_from_first_to_first() -> Non
         rows += [(at, at + 20, 0), (at + 22, at + 70, 1), (at + 72, at + 90, 2)]
     trace = named(trace_of(ranges=ranges((0, 900, 3), *rows)), "forward", "backward", "optimizer", "warm up")
     steps = found(trace)
-    assert (steps.kind, spans(steps)) == (CYCLE, [(1000, 1100), (1100, 1200), (1200, 1300), (1300, 1390)])
+    assert (steps.kind, spans(steps)) == (SEQUENCE, [(1000, 1100), (1100, 1200), (1200, 1300), (1300, 1390)])
     assert steps.edge.tolist() == [False, False, False, True]
     assert steps.rules == ("a step lasts from one 'forward' to the next: forward > backward > optimizer repeat",)
 
@@ -232,8 +285,9 @@ def test_both_ranks_are_cut_at_the_same_kernel() -> None:
     steps = found(trace)
     assert (steps.kind, steps.labels) == (BOUNDARY, ("c",))
     assert np.bincount(steps.lane).tolist() == [6, 6]
-    assert steps.rules == (
-        "a step ends with the kernel 'c', which comes every 3 operations (100% of them are the same one step later)",
+    assert steps.rules[0] == (
+        "a step ends with the kernel 'c', inferred: every 3 operations of a stream repeat exactly "
+        "(100% are the same one step later)"
     )
 
 
@@ -243,7 +297,7 @@ def test_a_graph_that_is_launched_again_and_again_ends_a_step() -> None:
     trace = trace_of(graph_launches=table(model.GraphLaunches, launched), kernels=kernels((95, 96, 0)))
     steps = found(trace)
     assert (steps.kind, spans(steps)) == (BOUNDARY, [(0, 90), (90, 190), (190, 290), (290, 390)])
-    assert steps.labels == ("[CUDA graph]",)
+    assert (steps.labels, steps.source) == (("[CUDA graph]",), "graph")
 
 
 def test_what_cannot_be_found_is_said_with_what_to_do() -> None:
@@ -251,13 +305,13 @@ def test_what_cannot_be_found_is_said_with_what_to_do() -> None:
         ({"range_name": "nothing"}, "no range 'nothing' in the trace"),
         ({"range_name": "noth*"}, r"no range 'noth\*' in the trace"),
         ({"step_kernel": "x*"}, r"no kernel matches 'x\*'"),
-        ({}, "no steps found"),
+        ({}, "no step is known"),
     ):
         with pytest.raises(UnanswerableError, match=error):
             found(trace_of(kernels=kernels((1, 2, 0)), ranges=ranges((0, 5, 1))), **kwargs)
     with pytest.raises(UnanswerableError, match="no kernel in the trace; record with"):
         found(trace_of(), step_kernel="a")
-    with pytest.raises(UnanswerableError, match="no steps found"):
+    with pytest.raises(UnanswerableError, match="no step is known"):
         found(trace_of())
     with pytest.raises(UsageError, match="not both"):
         found(trace_of(), "a", "a")
@@ -281,15 +335,285 @@ def outcome(trace: Trace) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "number", "rule"),
+    ("name", "kind", "source", "number", "rule"),
     [
-        ("a100-lm-training", CYCLE, 10, "forward > backward > optimizer repeat"),
-        ("a100-cuda-graphs-graph-level", BOUNDARY, 10, "the launch of a CUDA graph, which comes every 4 operations"),
-        ("windows-three-adapters", BOUNDARY, 5, "which comes every 897 operations"),
-        ("h100x2-torchrun-after", BOUNDARY, 30, "which comes every 119 operations"),
+        ("nsys/a100-lm-training.sqlite", SEQUENCE, "range", 10, "forward > backward > optimizer repeat"),
+        ("nsys/a100-cuda-graphs-graph-level.sqlite", BOUNDARY, "graph", 10, "every 4 operations"),
+        ("nsys/a100-transformer-forward.sqlite", BOUNDARY, "repetition", 4, "every 1832 operations"),
+        ("nsys/windows-three-adapters.sqlite", BOUNDARY, "repetition", 5, "every 923 operations"),
+        ("nsys/h100x2-torchrun-before.sqlite", BOUNDARY, "repetition", 34, "every 157 operations"),
+        ("nsys/h100x2-torchrun-after.sqlite", BOUNDARY, "repetition", 32, "every 157 operations"),
+        ("kineto/gpu-user-annotation-steps.json.gz", BOUNDARY, "repetition", 5, "every 28 operations"),
+        ("kineto/nccl-annotations.json.gz", RANGE, "range", 3, "the range 'ProfilerStep', found by its name"),
+        ("kineto/trace-diff-control.json.gz", RANGE, "range", 6, "the range 'ProfilerStep', found by its name"),
     ],
 )
-def test_steps_of_real_captures(captures: Path, name: str, kind: int, number: int, rule: str) -> None:
-    steps = found(load(captures / "nsys" / f"{name}.sqlite"))
-    assert (steps.kind, len(steps)) == (kind, number)
+def test_steps_of_real_captures(captures: Path, name: str, kind: int, source: str, number: int, rule: str) -> None:
+    steps = found(load(captures / name))
+    assert (steps.kind, steps.source, len(steps)) == (kind, source, number)
     assert rule in steps.rules[0]
+
+
+@dataclass
+class Program:
+    """A program that launches from one thread and computes in one stream, an operation every 10 ns for 8 ns."""
+
+    at: int = 0
+    correlation: int = 0
+    thread: int = 0
+    device: int = 0
+    names: list[str] = field(default_factory=lambda: [*NAMES])
+    tables: dict[str, list[dict[str, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def name(self, text: str) -> int:
+        if text not in self.names:
+            self.names.append(text)
+        return self.names.index(text)
+
+    def run(self, *operations: str) -> Program:
+        """Launch and run `h2d`, `d2h`, `graph G` as a whole, `nodes G n` by node, or else a kernel of that name."""
+        for operation in operations:
+            word, *rest = operation.split()
+            number = int(rest[1]) if word == "nodes" else 1
+            self.correlation += 1
+            call = {"name": LAUNCH, "thread": self.thread, "driver": 0, "return_value": 0}
+            place = {"start_ns": self.at, "end_ns": self.at + 1, "correlation": self.correlation}
+            self.tables["calls"].append({**call, **place})
+            for node in range(number):
+                base = {**KERNEL, "process": PROCESS_OF_THREAD[self.thread], "device": self.device}
+                base |= {"correlation": self.correlation, "start_ns": self.at + 1, "end_ns": self.at + 9}
+                if word in ("h2d", "d2h"):
+                    kind = {"h2d": 1, "d2h": 2}[word]
+                    more = dict.fromkeys(("source_kind", "target_kind", "source_device", "target_device"), -1)
+                    self.tables["copies"].append({**base, **more, "size_bytes": 1, "kind": kind})
+                elif word == "graph":
+                    self.tables["graph_launches"].append({**base, "graph": int(rest[0])})
+                else:
+                    if word == "nodes":
+                        base["graph_node"] = int(rest[0]) * 1000 + node
+                    name = self.name(f"k{node}" if word == "nodes" else word)
+                    self.tables["kernels"].append({**base, "name": name, "short_name": name, "geometry": -1})
+                self.at += 10
+        return self
+
+    @contextmanager
+    def range(self, name: str, thread: int = 0, domain: int = -1) -> Iterator[None]:
+        begin = self.at
+        yield
+        row = {**PLAIN, "start_ns": begin, "end_ns": self.at, "name": self.name(name)}
+        self.tables["ranges"].append({**row, "thread": thread, "domain": domain})
+        self.at += 1
+
+    def trace(self) -> Trace:
+        kinds = {"calls": model.Calls, "copies": model.Copies, "graph_launches": model.GraphLaunches}
+        kinds |= {"kernels": model.Kernels, "ranges": model.Ranges}
+        return replace(
+            trace_of(**{name: table(kinds[name], rows) for name, rows in self.tables.items()}), names=tuple(self.names)
+        )
+
+
+LAYER = [f"layer_kernel_{i}" for i in range(10)]
+
+
+@pytest.mark.parametrize(("passes", "layers"), [(10, 32), (4, 32), (3, 100)])
+@pytest.mark.parametrize("around", [(["embed"], ["head", "argmax"]), (["h2d"], ["d2h"]), ([], ["argmax"])])
+def test_the_passes_of_a_compiled_model_are_steps_and_not_its_layers(
+    passes: int, layers: int, around: tuple[list[str], list[str]]
+) -> None:
+    program = Program().run(*["h2d"] * 290)
+    for _ in range(passes):
+        program.run(*around[0], *LAYER * layers, *around[1])
+    steps = found(program.trace())
+    assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "repetition", passes)
+    length = 10 * (10 * layers + len(around[0]) + len(around[1]))
+    assert np.diff(steps.end_ns).tolist() == [length] * (passes - 1)
+    # The copies that load the model are of no step.
+    assert steps.start_ns[0] == 2901
+    assert steps.rules[1] == "an inferred step may be a layer, if no whole step was recorded"
+
+
+def test_a_pass_around_its_layers_is_no_steps() -> None:
+    """One pass, of whose operations more than 99.5 % repeat a layer later: the first and the last do not."""
+    program = Program().run("embed", *LAYER * 100, "head")
+    steps = found(program.trace())
+    assert (steps.source, len(steps)) == ("cycle", 100)
+    assert steps.rules[0].startswith("no step is known: what is shown are cycles")
+
+
+def test_two_passes_are_too_few_and_their_layers_are_no_cycle() -> None:
+    with pytest.raises(UnanswerableError, match="no step is known"):
+        found(Program().run(*["embed", *LAYER * 32, "head"] * 2).trace())
+
+
+def test_one_kernel_again_and_again_is_no_step() -> None:
+    for operations in (["gemm"] * 500, ["gemm"] * 500 + ["d2h"], ["h2d"] * 300, ["h2d"] * 300 + ["gemm"]):
+        with pytest.raises(UnanswerableError, match="no step is known"):
+            found(Program().run(*operations).trace())
+
+
+@pytest.mark.parametrize("kinds", [2, 3, 20])
+def test_noise_has_no_step(kinds: int) -> None:
+    random = np.random.default_rng(kinds)
+    operations = [f"k{one}" for one in random.integers(0, kinds, 3000).tolist()]
+    with pytest.raises(UnanswerableError, match="no step is known"):
+        found(Program().run(*operations).trace())
+
+
+def test_an_approximate_repetition_is_a_cycle() -> None:
+    random = np.random.default_rng(1)
+    program = Program()
+    for _ in range(60):
+        # Which of two kernels attention takes depends on the length so far.
+        program.run("embed", f"attention_{random.integers(0, 2)}", "mlp", "norm", "argmax")
+    steps = found(program.trace())
+    assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "cycle", 60)
+    assert "repeat approximately" in steps.rules[1]
+
+
+def by_graph(kind: str, launches: int, per_step: int = 1, *more: str) -> Trace:
+    program = Program()
+    for _ in range(launches // per_step):
+        program.run(*(f"{kind} {one} 5" for one in range(per_step)), *more)
+    return program.trace()
+
+
+@pytest.mark.parametrize("kind", ["graph", "nodes"])
+def test_the_launch_of_a_graph_is_a_step_however_it_was_recorded(kind: str) -> None:
+    steps = found(by_graph(kind, 1001))
+    assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "graph", 1001)
+    assert steps.labels == ("[CUDA graph]",)
+    length = 10 if kind == "graph" else 50
+    assert steps.end_ns.tolist() == [length * (i + 1) - 1 for i in range(1001)]
+
+
+@pytest.mark.parametrize("kind", ["graph", "nodes"])
+def test_several_graphs_may_make_a_step(kind: str) -> None:
+    steps = found(by_graph(kind, 1001, 7))
+    assert (steps.source, len(steps)) == ("graph", 143)
+    steps = found(by_graph(kind, 1001, 7, "sample", "d2h"))
+    assert (steps.source, len(steps), steps.labels) == ("repetition", 143, ("[CUDA memcpy Device-to-Host]",))
+
+
+@pytest.mark.parametrize("kind", ["graph", "nodes"])
+def test_a_graph_that_takes_most_of_the_time_is_a_step_where_nothing_repeats_exactly(kind: str) -> None:
+    random = np.random.default_rng(3)
+    program = Program()
+    for _ in range(40):
+        program.run(f"{kind} 1 9", *(f"k{one}" for one in random.integers(20, 30, random.integers(0, 2))))
+    steps = found(program.trace())
+    assert (steps.source, len(steps)) == ("graph", 40)
+    assert steps.rules == ("a step ends with a launch of the CUDA graph that takes most of the GPU's time, inferred",)
+
+
+@pytest.mark.parametrize("pattern", ["token_{}_processing", "token_*_processing", "{} of 7 tokens", "tok 0x7f{}"])
+def test_ranges_whose_names_differ_in_numbers_are_one(pattern: str) -> None:
+    program = Program()
+    for i in range(7):
+        with program.range(pattern.format(i)):
+            program.run(*(f"k{one}" for one in range(i + 2)))
+    steps = found(program.trace())
+    assert (steps.kind, steps.source, len(steps)) == (RANGE, "range", 7)
+
+
+@pytest.mark.parametrize("pattern", ["step {} of 10", "epoch 3 step {}", "iteration {}/10", "step_*", "Step[{}]"])
+def test_a_step_is_known_by_its_name_with_numbers_in_it(pattern: str) -> None:
+    program = Program()
+    for i in range(7):
+        with program.range(pattern.format(i)):
+            program.run("a")
+    steps = found(program.trace())
+    assert (steps.source, len(steps)) == ("range", 7)
+    assert steps.rules[0].endswith("found by its name")
+
+
+def test_a_range_that_holds_little_of_the_gpu_time_is_no_step() -> None:
+    def program(inside: int) -> Program:
+        made = Program()
+        for _ in range(20):
+            with made.range("step"):
+                made.run(*["small"] * inside)
+            made.run(*LAYER, "argmax")
+        return made
+
+    # One operation of twelve is 8 %, two of thirteen are 15 %.
+    steps = found(program(1).trace())
+    assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "repetition", 20)
+    steps = found(program(2).trace())
+    assert (steps.kind, steps.source, len(steps)) == (RANGE, "range", 20)
+    assert len(found(program(1).trace(), "step")) == 20
+    without_gpu = replace(program(1).trace(), kernels=trace_of().kernels)
+    assert found(without_gpu).kind == RANGE
+
+
+def test_a_range_called_as_a_part_of_a_model_is_no_step() -> None:
+    program = Program()
+    random = np.random.default_rng(5)
+    for _ in range(60):
+        with program.range("TransformerBlock"):
+            program.run(*(f"k{one}" for one in random.integers(0, 30, 8)))
+    with pytest.raises(UnanswerableError, match="no step is known"):
+        found(program.trace())
+    assert len(found(program.trace(), "TransformerBlock")) == 60
+
+
+def test_numbered_layers_make_a_step_from_the_first_to_the_next_first() -> None:
+    program = Program()
+    for _ in range(5):
+        for layer in range(4):
+            with program.range(f"layer_{layer}"):
+                program.run(*LAYER)
+        program.run("argmax")
+    steps = found(program.trace())
+    assert (steps.kind, steps.source, len(steps)) == (SEQUENCE, "range", 5)
+    assert steps.rules == ("a step lasts from one 'layer_0' to the next: layer_0 > layer_1 > layer_2 > layer_3 repeat",)
+
+
+def test_ranges_within_what_repeats_exactly_are_no_steps() -> None:
+    program = Program()
+    for _ in range(5):
+        program.run("embed")
+        for _ in range(12):
+            with program.range("stage"):
+                program.run(*LAYER)
+        program.run("argmax")
+    steps = found(program.trace())
+    assert (steps.source, len(steps), steps.labels) == ("repetition", 5, ("argmax",))
+
+
+def test_what_is_on_other_streams_moves_no_boundary() -> None:
+    program = Program()
+    for _ in range(30):
+        program.run("h2d", *LAYER, "argmax")
+    expected = found(program.trace())
+    random = np.random.default_rng(7)
+    for row in program.tables["copies"]:
+        row |= {"stream": 13, "start_ns": row["start_ns"] + int(random.integers(0, 40))}
+        row["end_ns"] = row["start_ns"] + 8
+    assert spans(found(program.trace()))[1:] == spans(expected)[1:]
+
+
+def test_a_windowed_capture_is_cut_where_the_gpu_waits_longest() -> None:
+    program = Program()
+    for i in range(12):
+        program.run(*(["a"] * 3 if i else []), "b", "c", "d")
+        program.at += 100
+        program.run("e", "f")
+    program.run("a", "a")
+    steps = found(program.trace())
+    assert (steps.source, len(steps), steps.labels) == ("repetition", 12, ("d",))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "b", "c", "d2h", "graph 1", "nodes 2 3"]), min_size=1, max_size=7),
+    st.integers(3, 6),
+)
+def test_whole_periods_are_the_steps(unit: list[str], times: int) -> None:
+    """What the definition says of whole repetitions of a unit that begins and ends with a kernel or graph."""
+    unit = ["a", *unit, "last"]
+    steps = found(Program().run(*unit * times).trace())
+    step = 10 * sum(3 if one.startswith("nodes") else 1 for one in unit)
+    assert (steps.source, steps.labels) == ("repetition", ("last",))
+    assert steps.end_ns.tolist() == [step * (i + 1) - 1 for i in range(times)]
+    assert steps.start_ns.tolist() == [1, *steps.end_ns.tolist()[:-1]]
+    assert steps.edge.tolist() == [True] + [False] * (times - 1)

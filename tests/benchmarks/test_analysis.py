@@ -22,15 +22,20 @@ def test_every_view_is_measured_on_a_file_that_is_generated_once(tmp_path: Path)
         assert done.returncode == 0, done.stderr
         if words:
             measured = json.loads(done.stdout)
-            made = {(path, path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+            made = {(path, path.stat().st_mtime_ns) for path in tmp_path.glob("*.sqlite")}
     assert [size["kernels"] for size in measured["sizes"]] == [2000, 20000]
     for size in measured["sizes"]:
         assert list(size["views"]) == list(VIEWS)
-        assert all(run["seconds"] > 0 and run["peak_bytes"] > 0 for run in size["views"].values())
+        for run in size["views"].values():
+            assert min(run["seconds"], run["cpu_seconds"], run["peak_bytes"]) > 0
         assert size["reports"] is None
     assert "| ours, gaps |" in done.stdout
+    assert "| command | wall s | CPU s | peak MB | bytes a kernel |" in done.stdout
     assert "2,000 to 20,000" in done.stdout
-    assert {(path, path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == made
+    assert {(path, path.stat().st_mtime_ns) for path in tmp_path.glob("*.sqlite")} == made
+    assert made
+    # What is measured has its modules compiled, whatever the environment of the tests says.
+    assert any((tmp_path / "compiled-modules").rglob("profile.*.pyc"))
 
 
 def test_a_command_that_reaches_the_limit_is_ended_with_its_children(tmp_path: Path) -> None:

@@ -336,8 +336,8 @@ def test_a_program_that_ends_within_the_window_is_told_by_its_status_file(launch
 def test_waiting_ends_after_the_time_that_was_said_and_the_window_can_be_withdrawn(recording, launch, control):
     run = launch(recording)
     run.line()
-    said = refused(control("window", "--steps", "+2", "--run", "out", "--timeout", "0.01"))
-    assert said.startswith(f"process {run.pid} has not done it within 0.01 s, and still will")
+    said = refused(control("window", "--steps", "+2", "--run", "out", "--timeout", "1"))
+    assert said.startswith(f"process {run.pid} has not done it within 1 s, and still will")
     code, out, _ = over(control("stop", "--run", "out"))
     assert (code, out) == (0, f"process {run.pid}: the window that was asked for is withdrawn\n")
     run.steps(3)

@@ -161,6 +161,17 @@ def test_what_was_read_is_said(made: Path) -> None:
     assert lines[-1] == "note: events left out (docs/kineto.md): 4 gpu_user_annotation"
 
 
+def test_two_recordings_of_different_days_are_one_only_where_that_is_requested(captures: Path, tmp_path: Path) -> None:
+    for name in ("control", "test"):
+        (tmp_path / f"{name}.json.gz").symlink_to((captures / "kineto" / f"trace-diff-{name}.json.gz").resolve())
+    error = refused(tmp_path)
+    assert f"{tmp_path}/control.json.gz and {tmp_path}/test.json.gz were recorded 8 days, 12:10:0" in error
+    assert error.rstrip().endswith("with --allow-unrelated (allow_unrelated=True in Python)")
+    assert refused(tmp_path, tmp_path) == error
+    both = document(tmp_path, "--allow-unrelated")
+    assert both["window"]["duration_ns"] > 735_000 * 10**9
+
+
 def test_a_directory_of_several_ranks(tmp_path: Path) -> None:
     for rank in (0, 1):
         events = [

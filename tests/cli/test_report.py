@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 
-def report(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def report(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "traceable", "report", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def recorded(folder: Path, collector: str = "recorder") -> Path:
@@ -31,6 +32,15 @@ def test_a_run_directory_is_reported_as_its_run_was(tmp_path: Path) -> None:
     assert [(row["name"], row["count"]) for row in printed["ranges"]] == [("step", 3)]
     saved = json.loads((out / "report.json").read_text())
     assert (printed["ranges"], printed["names"]) == (saved["ranges"], saved["names"])
+
+
+def test_without_a_path_the_latest_run_is_reported(tmp_path: Path) -> None:
+    empty = report(cwd=tmp_path)
+    assert (empty.returncode, empty.stdout, empty.stderr.count("\n")) == (2, "", 1)
+    for name in ("newer", "older"):
+        recorded(tmp_path / "traceable-runs" / name)
+    os.utime(tmp_path / "traceable-runs" / "older" / "run.json", ns=(0, 0))
+    assert json.loads(report("--json", cwd=tmp_path).stdout)["source"]["path"].endswith("/newer/python.sqlite")
 
 
 def test_an_nsys_report_is_exported_and_left_as_it_was(nsys: str, tmp_path: Path) -> None:
@@ -62,6 +72,21 @@ def test_every_real_capture_gives_a_profile_or_one_sentence(captures: Path) -> N
         shown = report(file)
         assert (shown.returncode, shown.stderr) == (0, "")
         assert "range" in shown.stdout
+
+
+def test_a_real_capture_with_ids_in_names_is_answered_by_name(captures: Path) -> None:
+    shown = report(captures / "nsys" / "h100x2-torchrun-before.sqlite")
+    assert shown.returncode == 0
+    lines = shown.stdout.splitlines()
+    table = lines[lines.index("") + 2 : next(i for i, line in enumerate(lines) if line.startswith("and "))]
+    assert len(table) == 50
+    assert "op_id" not in shown.stdout
+    opened = report(
+        captures / "nsys" / "h100x2-torchrun-before.sqlite", "--range", "aten::to, op_id = 999599", "--json"
+    )
+    assert [(row["name"], row["count"]) for row in json.loads(opened.stdout)["ranges"]] == [
+        ("aten::to, op_id = 999599", 1)
+    ]
 
 
 def test_help_lists_the_options() -> None:

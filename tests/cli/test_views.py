@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +65,17 @@ def test_a_view_says_what_was_read_and_then_answers(database: Path, view: str) -
 @pytest.mark.parametrize("view", OTHERS)
 def test_json_has_the_head_and_the_answer_under_the_name_of_the_view(database: Path, view: str) -> None:
     read = document(database, "--view", view)
-    head = {"schema", "source", "window", "coverage", "selection", "capture", "overhead", "flight_recorder"}
+    head = {
+        "schema",
+        "source",
+        "window",
+        "folded_names",
+        "coverage",
+        "selection",
+        "capture",
+        "overhead",
+        "flight_recorder",
+    }
     assert set(read) == {*head, view}
     assert read["schema"] == "traceable.report/1"
     assert set(read[view]) == {"rows", "others", "notes"}
@@ -109,8 +121,6 @@ def test_all_is_every_view_and_says_of_the_rest_why_not(database: Path, tmp_path
 
 
 def without_gpu(path: Path) -> None:
-    import sqlite3
-
     export(path.with_name("whole.sqlite")).replace(path)
     connection = sqlite3.connect(path)
     tables = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE 'CUPTI%'").fetchall()
@@ -188,7 +198,13 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
         (("--range", "stop"), "no range 'stop' in the trace; did you mean 'step'?"),
         (("--view", "gaps", "--match", "a*"), "takes no --match"),
         (("--view", "gaps", "--step-range", "step"), "--view gaps takes no --step-range; add --steady"),
-        (("--view", "gaps", "--top", "0"), "'0' is not a whole number"),
+        (("--view", "gaps", "--top", "-1"), "'-1' is not a whole number"),
+        (("--by", "field:"), "--view ranges has no --by field:; use path or"),
+        (("--by", "field:layer"), "no range has a field 'layer'; no range has fields"),
+        (("--view", "kernels", "--by", "field:layer"), "--view kernels has no --by field:layer"),
+        (("--raw-names", "--expand", "step"), "--expand has no effect on --raw-names"),
+        (("--expand", "step *"), "no folded range name matches --expand 'step *'; no names are folded"),
+        (("--name-rules", "/nowhere.toml"), "/nowhere.toml"),
         (("--view", "gaps", "--device", "x"), "'x' is not a whole number"),
         (("--view", "gaps", "--device", "7"), "no GPU 7"),
         (("--view", "gaps", "--process", "nobody"), "no process 'nobody'"),
@@ -220,6 +236,46 @@ def test_what_makes_no_sense_is_refused_in_one_line(database: Path, words: tuple
     assert found in refused(database, *words)
 
 
+def test_numbers_in_the_names_of_several_recordings_are_folded_together(tmp_path: Path) -> None:
+    files = []
+    for number, name in enumerate(("a.sqlite", "b.sqlite")):
+        files.append(export(tmp_path / name))
+        connection = sqlite3.connect(files[-1])
+        connection.execute(
+            f"UPDATE NVTX_EVENTS SET text = 'layers.' || (rowid + {100 * number}) WHERE text = 'forward'"
+        )
+        connection.commit()
+        connection.close()
+    assert len(document(files[0])["names"]) == 1 + 2 * STEPS
+
+    def counted(*words: str) -> dict[str, tuple[str, str]]:
+        rows = csv.DictReader(io.StringIO(said(*files, "--by", "name", "--csv", *words)))
+        return {row["name"]: (row["a_count"], row["b_count"]) for row in rows}
+
+    assert counted() == {"step": ("12", "12"), "layers.*": ("12", "12")}
+    assert counted("--range", "layers.2") == {"layers.2": ("1", "")}
+    assert len(counted("--raw-names")) == 1 + 4 * STEPS
+
+
+def test_fields_of_names_are_what_rows_are_by(tmp_path: Path) -> None:
+    file = export(tmp_path / "a.sqlite")
+    connection = sqlite3.connect(file)
+    connection.execute("UPDATE NVTX_EVENTS SET text = 'forward, seq = ' || (rowid % 3) WHERE text = 'forward'")
+    connection.commit()
+    connection.close()
+    rows = document(file, "--by", "field:seq")["ranges_by_field:seq"]["rows"]
+    assert [(row["value"], row["name"], row["count"]) for row in rows] == [
+        *((value, "forward", 4) for value in range(3)),
+        (None, "step", 12),
+    ]
+    printed = list(csv.DictReader(io.StringIO(said(file, "--by", "field:seq", "--csv"))))
+    assert [(row["value"], row["name"], row["count"]) for row in printed] == [
+        *((str(value), "forward", "4") for value in range(3)),
+        ("", "step", "12"),
+    ]
+    assert said(file, "--by", "field:seq").splitlines()[4].split()[:3] == ["range", "value", "count"]
+
+
 def test_expectations_are_judged_on_the_whole_recording(database: Path) -> None:
     done = report(database, "--view", "gaps", "--time", "0:1us", "--expect", "forward", "--strict")
     assert done.returncode == 2
@@ -235,3 +291,28 @@ def test_what_machines_read_costs_no_library_for_terminals_and_no_other_question
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stderr.split()
     assert "traceable.analysis.gaps" in loaded
     assert not {"rich", "pandas", "pyarrow", "traceable.analysis.kernels", "traceable.analysis.steps"} & set(loaded)
+
+
+def test_a_report_of_a_file_loads_nothing_that_only_runs_need_and_no_other_reader(database: Path) -> None:
+    code = "import sys; from traceable.cli.main import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "report", str(database), "--json"]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
+    assert {"traceable.trace.nsys", "traceable.launch.reports"} <= loaded
+    of_runs = {f"traceable.launch.{name}" for name in ("launcher", "supervisor", "processes", "windows", "overhead")}
+    of_collectors = {f"traceable.collect.{name}" for name in ("nsys_install", "nsys_schema", "recording")}
+    assert not (of_runs | of_collectors | {"traceable.trace.kineto", "traceable.cli.ranks"}) & loaded
+
+
+def test_a_report_starts_no_threads_for_linear_algebra(database: Path) -> None:
+    code = (
+        "import os, sys; from traceable.cli.main import main; main(sys.argv[1:])\n"
+        "print(os.environ['OPENBLAS_NUM_THREADS'], len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "report", str(database), "--json"]
+    for given, expected in ((None, "1"), ("3", "3")):
+        environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+        environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+        said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stderr.split()
+        assert said[0] == expected
+        if given is None:
+            assert said[1] == "1"

@@ -17,8 +17,7 @@ from tests.lacking import lacking
 
 from traceable import environment
 from traceable._native import recorder_library
-from traceable.collect.flight import FlightRecorder, parse
-from traceable.collect.nsys_schema import FLIGHT_RECORDER
+from traceable.collect.flight import METADATA, FlightRecorder, parse
 from traceable.collect.recorder import RecorderCollector
 from traceable.collect.recording import read_recording
 from traceable.errors import CollectorError, UsageError
@@ -132,7 +131,7 @@ def test_what_is_shown_is_said_in_the_database(run_dir: Path) -> None:
     database = RecorderCollector().finalise(run_dir, "app").database
     (process,) = read_recording(run_dir / "recording").processes
     assert process.window is not None
-    ((value,),) = query(database, f"SELECT value FROM META_DATA_CAPTURE WHERE name = '{FLIGHT_RECORDER}'")
+    ((value,),) = query(database, f"SELECT value FROM META_DATA_CAPTURE WHERE name = '{METADATA}'")
     assert f'"end_ns": {process.window.end_ns - process.window.start_ns}' in str(value)
     assert query(database, "SELECT min(start) >= 0 FROM NVTX_EVENTS") == [(1,)]
     ((epoch,),) = query(database, "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")

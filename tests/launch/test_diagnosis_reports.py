@@ -98,13 +98,27 @@ def test_the_thread_of_a_helper(changed):
     assert "launched by uploader (thread 2654095)" in found["launched_by_another_thread"].evidence
 
 
+IDLE = (
+    "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId) SELECT min(start), max(end), 59, "
+    "'other', max(globalTid) + 5, 0 FROM NVTX_EVENTS WHERE eventType = 59"
+)
+"""A second thread has a range open all the time."""
+
+CALLS_ONCE = (
+    "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId, returnValue, eventClass) "
+    "SELECT start, start + 10, (SELECT globalTid FROM NVTX_EVENTS WHERE text = 'other'), 1000000, nameId, 0, "
+    "eventClass FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start LIMIT 1"
+)
+"""And makes one CUDA call."""
+
+
+def test_a_thread_that_never_called_cuda_leaves_autograds_work_where_it_was(changed):
+    found = causes(changed(TRAINING, IDLE))
+    assert found["autograd_thread"].loss == "nothing"
+
+
 def test_a_helper_of_several_threads(changed):
-    # A second thread with a range that is open all the time.
-    second = (
-        "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId) SELECT min(start), max(end), 59, "
-        "'other', max(globalTid) + 5, 0 FROM NVTX_EVENTS WHERE eventType = 59"
-    )
-    found = causes(changed(TRAINING, second))
+    found = causes(changed(TRAINING, IDLE, CALLS_ONCE))
     assert next(iter(found)) == "launched_by_another_thread"
     assert (found["launched_by_another_thread"].certainty, found["launched_by_another_thread"].loss) == (
         "certain",

@@ -33,8 +33,12 @@ _TABLES = {
 }
 
 
-def export(path: Path) -> Path:
-    """Write the export and return its path."""
+def export(path: Path, gpu: str = "") -> Path:
+    """Write the export and return its path.
+
+    Args:
+        gpu: the name of both GPUs; without it the export has no table of them.
+    """
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _TABLES}
     rows["META_DATA_EXPORT"] = [("EXPORT_SCHEMA_VERSION", "3.16.1"), ("EXPORT_PRODUCT_NAME", "maker")]
     rows["StringIds"] = list(_NAMES.items())
@@ -48,6 +52,9 @@ def export(path: Path) -> Path:
         connection.execute(f"CREATE TABLE {name} ({columns})")
         marks = ", ".join("?" for _ in columns.split(","))
         connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows[name])
+    if gpu:
+        connection.execute("CREATE TABLE TARGET_INFO_GPU (id, name)")
+        connection.executemany("INSERT INTO TARGET_INFO_GPU VALUES (?, ?)", [(0, gpu), (1, gpu)])
     connection.commit()
     connection.close()
     return path

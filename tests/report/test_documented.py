@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from tests.report.made import export
 
+from traceable.analysis import gap_causes
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
+from traceable.analysis.findings import RULES
 from traceable.analysis.table import Table
 from traceable.recording import Recording, load
 from traceable.report.views import ALL, VIEWS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "report.md"
+FINDINGS = DOCUMENT.with_name("findings.md")
 SPREAD = ("mean", "min", "p50", "p90", "p99", "max", "stddev")
 ASKED = [(view.name, by) for view in VIEWS.values() for by in view.by or (None,)]
 
@@ -58,3 +61,26 @@ def test_every_further_table_is_named(recording: Recording) -> None:
     for view, by in ASKED:
         answer = recording.answer(view, **({"by": by} if by else {}))
         assert set(answer.others) - explained(view) == set()
+
+
+def test_the_causes_of_gaps_stand_in_the_order_in_which_they_are_tried() -> None:
+    section = re.search(r"^\| cause \| evidence \|$(.*?)^$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert section
+    assert tuple(re.findall(r"^\| `(\w+)`", section[1], re.MULTILINE)) == gap_causes.CAUSES
+    assert gap_causes.__doc__
+    said = re.findall(r"^- ([\w, ]+):", gap_causes.__doc__, re.MULTILINE)
+    assert tuple(", ".join(said).split(", ")) == gap_causes.CAUSES
+
+
+def test_the_rules_of_findings_and_their_thresholds_stand_in_the_document_as_they_are() -> None:
+    text = FINDINGS.read_text()
+    assert re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \|$", text, re.MULTILINE) == [
+        (rule.name, rule.question) for rule in RULES
+    ]
+    for rule in RULES:
+        section = re.search(rf"^## {rule.name}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        assert section, rule.name
+        thresholds = re.findall(r"^\| `(\w+)` \| ([\d .]*\d)", section[1], re.MULTILINE)
+        assert [(name, float(number.replace(" ", ""))) for name, number in thresholds] == [
+            (one.name, one.default) for one in rule.thresholds
+        ]

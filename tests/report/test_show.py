@@ -35,7 +35,7 @@ def printed(database: Path, *options: str, stream: Any = None, **more: Any) -> s
 def table(text: str) -> list[str]:
     """The first column of the table with its indentation; two spaces end it."""
     lines = text.splitlines()
-    body = [line for line in lines[lines.index("") + 2 :] if "more rows" not in line]
+    body = [line for line in lines[lines.index("") + 2 :] if not re.match("and |.* stands for ", line)]
     return [" " * (len(line) - len(line.lstrip())) + re.split("  +", line.strip())[0] for line in body]
 
 
@@ -59,6 +59,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "source",
         "window",
         "coverage",
+        "folded_names",
         "ranges",
         "names",
         "counters",
@@ -81,6 +82,26 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
     assert report["finding_rules"] == {"unanswerable": "no GPU operation in the trace; record with --trace=cuda,nvtx"}
 
 
+def test_inferred_attribution_is_printed_and_saved_apart(captures: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "report.json"
+    text = printed(captures / "nsys" / "a100-lm-training.sqlite", save_to=saved)
+    assert (
+        "GPU: 63 074 operations, 1.183 s; 51.5 % of GPU time attributed by launch, 32.4 % inherited; of kernel time "
+        "61.6 % by launch, 38.4 % inferred; unattributed: 114 operations launched by threads that had no range open\n"
+    ) in text
+    coverage = json.loads(saved.read_text())["coverage"]
+    assert coverage["by_launch"] == coverage["attributed"]["thread"] == {"operations": 38_885, "gpu_ns": 609_312_160}
+    assert coverage["inferred"] == coverage["attributed"]["inherited"] == {"operations": 24_075, "gpu_ns": 383_774_543}
+
+
+def test_what_was_launched_before_the_recording_is_not_attributed(captures: Path) -> None:
+    text = printed(captures / "nsys" / "h100x2-torchrun-before.sqlite")
+    assert (
+        "GPU: 5 299 operations, 541.1 ms; 96.5 % of GPU time attributed by launch; of kernel time 96.5 % by launch; "
+        "unattributed: 31 operations launched before the recording began\n"
+    ) in text
+
+
 def test_csv_has_every_column_and_row(made: Any) -> None:
     rows = list(csv.DictReader(io.StringIO(printed(made(*NESTED), "--csv"))))
     assert tuple(rows[0]) == RANGE_COLUMNS
@@ -98,9 +119,54 @@ def test_filters_narrow_what_is_printed_and_not_what_is_saved(made: Any, tmp_pat
 
 
 def test_top_keeps_the_largest_in_the_tree(made: Any) -> None:
-    text = printed(made(*NESTED), "--top", "3")
+    database = made(*NESTED)
+    text = printed(database, "--top", "3")
     assert table(text)[:3] == ["step", "  compute", "  load"]
-    assert "2 more rows" in text
+    assert "and 2 more: --top 0" in text
+    assert table(printed(database, "--top", "0")) == table(printed(database))
+
+
+MANY = (
+    *((0, 100_000, "step"), (0, 60_000, "forward"), (10, 900, "pack"), (20, 100, "read"), (70_000, 99_000, "save")),
+    *((61_000 + 10 * i, 61_005 + 10 * i, f"stage {chr(97 + i)}") for i in range(26)),
+    *((200_000 + 10 * i, 200_009 + 9 * i, f"after {chr(97 + i)}") for i in range(3)),
+)
+"""34 range paths: 28 of less than 1 % inside others, and three of less than that inside nothing."""
+
+
+def test_small_ranges_inside_others_are_folded_into_the_line_of_those(made: Any) -> None:
+    database = made(*MANY)
+    text = printed(database)
+    assert table(text) == [
+        *("step ... and 26 below", "  forward ... and 2 below", "  save", "after a", "after b", "after c"),
+    ]
+    assert "\nand 28 more: --top 0 shows all, --match and --domain narrow\n" in text
+    everything = table(printed(database, "--top", "0"))
+    assert len(everything) == 34
+    assert not any("below" in line for line in everything)
+    assert len(json.loads(printed(database, "--json"))["ranges"]) == 34
+    assert len(table(printed(database, "--match", "stage*"))) == 26
+    assert len(table(printed(database, "--sort", "self"))) == 34
+
+
+def test_few_ranges_are_all_shown_however_small(made: Any) -> None:
+    assert len(table(printed(made(*MANY[:5])))) == 5
+
+
+def test_a_terminal_shows_the_fifty_largest_ranges_and_counts_the_rest(made: Any) -> None:
+    text = printed(made(*((100 * i, 100 * i + i + 1, f"range {'x' * i}") for i in range(80))))
+    assert len(table(text)) == 50
+    assert "\nand 30 more: --top 0" in text
+
+
+def test_folded_names_are_explained_below_the_table(made: Any) -> None:
+    database = made(*((100 * i, 100 * i + 9, f"layers.{i}") for i in range(25)))
+    text = printed(database)
+    assert table(text)[0] == "layers.*"
+    assert "layers.* stands for 25 names: --expand 'layers.*' or --by field:layer" in text
+    report = json.loads(printed(database, "--json"))
+    assert report["folded_names"] == [{"name": "layers.*", "names": 25, "fields": ["layer"]}]
+    assert [(row["name"], row["count"]) for row in report["ranges"]] == [("layers.*", 25)]
 
 
 def test_sort_lists_whole_paths(made: Any) -> None:
@@ -124,7 +190,7 @@ def test_a_trace_without_ranges_says_what_to_do(made: Any) -> None:
     assert "no ranges were recorded: annotate the program" in printed(made())
 
 
-@pytest.mark.parametrize("options", [("--sort", "beauty"), ("--top", "0"), ("--top", "-1"), ("--csv", "--json")])
+@pytest.mark.parametrize("options", [("--sort", "beauty"), ("--top", "-1"), ("--top", "all"), ("--csv", "--json")])
 def test_wrong_options_are_refused(made: Any, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         printed(made(*NESTED), *options)

@@ -365,8 +365,9 @@ def test_a_flow_tells_the_launch_where_the_correlation_is_missing(tmp_path: Path
     assert trace.calls.correlation.tolist() == [11, 77]
     assert trace.kernels.correlation.tolist() == [11, 77, NULL]
     context = Context(trace)
-    assert context.operations_in("forward").tolist() == [True, True, True]
     assert context.launched.call_of.tolist() == [0, 1, -1]
+    # Of the third no launch is known, and that it ran meanwhile says nothing.
+    assert context.operations_in("forward").tolist() == [True, True, False]
 
 
 def test_an_external_id_is_no_correlation(tmp_path: Path) -> None:
@@ -530,6 +531,32 @@ def test_windows_of_one_process_are_one_process(tmp_path: Path) -> None:
     trace = load(tmp_path)
     assert (len(trace.processes), len(trace.threads), trace.kernels.device.tolist()) == (1, 1, [0, 0])
     assert trace.ranges.thread.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_files_with_nothing_recorded_between_them_for_over_a_minute_are_refused(
+    tmp_path: Path, same_process: bool
+) -> None:
+    last = T + 50
+    # Times in the file are in us.
+    for number, at in enumerate((T, last + 60 * 10**9, last + 60 * 10**9 + 50 + 60 * 10**9 + 1)):
+        process = (0, "a", 67) if same_process else (number, "a", 67 + number)
+        ranked(tmp_path / f"{number}.json", *process, [annotation("f", at, 50)])
+    assert refusal(tmp_path) == (
+        f"{tmp_path / '1.json'} and {tmp_path / '2.json'} were recorded 0:01:00 apart, so they are probably of "
+        "different runs; report each file by itself, or read them as one recording with --allow-unrelated "
+        "(allow_unrelated=True in Python)"
+    )
+    assert load(tmp_path, allow_unrelated=True).ranges.start_ns.tolist() == [0, 60 * 10**9 + 50, 120 * 10**9 + 101]
+    (tmp_path / "2.json").unlink()
+    assert len(load(tmp_path).ranges) == 2
+
+
+def test_a_file_that_lasts_through_the_others_holds_them_together(tmp_path: Path) -> None:
+    ranked(tmp_path / "0.json", 0, "a", 67, [annotation("f", T, 300 * 10**9)])
+    for number, at in ((1, T + 10), (2, T + 200 * 10**9)):
+        ranked(tmp_path / f"{number}.json", number, "a", 67 + number, [annotation("f", at, 50)])
+    assert len(load(tmp_path).ranges) == 3
 
 
 def test_a_copy_of_a_file_beside_it_is_refused(tmp_path: Path) -> None:

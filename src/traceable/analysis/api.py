@@ -71,7 +71,7 @@ class _Asked:
 
 
 def _asked(context: Context, range_name: str | None) -> _Asked:
-    calls, inside = context.trace.calls, nested(context.trace.calls)
+    calls, inside = context.trace.calls, nested(context.recorded_calls)
     if range_name is not None:
         which = context.calls_in(range_name)
         if not which.any():
@@ -196,7 +196,7 @@ def _range_table(
     measured = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     number, kind = measured.pop("range"), measured.pop("kind")
     # What a CUDA graph does again is no range that was entered, and makes no calls.
-    entered = np.bincount(of_instance[~context.found.replay], minlength=len(first))
+    entered = np.bincount(of_instance[context.found.entered], minlength=len(first))
     instances = np.where(number == OUTSIDE, 0, entered[number])
     count, total = measured.pop("count"), measured.pop("total_ns")
     values = {

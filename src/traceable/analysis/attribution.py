@@ -5,7 +5,7 @@ The rules stand in `analysis.rules`, what CUDA graphs repeat in `analysis.replay
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from traceable.analysis.enclosure import pairs
 from traceable.analysis.instances import Instances
 from traceable.analysis.operations import KERNEL, GpuOperations, Launches
 from traceable.analysis.replays import Replayed, with_replays
-from traceable.analysis.rules import GRAPH_NODE, NO_LAUNCH_CALL, REASONS, RULES, TASK, Links, rules_of
+from traceable.analysis.rules import GRAPH_NODE, INFERRED, INHERITED, REASONS, RULES, TASK, Links, rules_of
 from traceable.trace.model import Bool, Int8, Int64, Trace
 
 
@@ -62,7 +62,8 @@ class Coverage:
         total: all operations of the trace.
         attributed: by rule, as in RULES.
         unattributed: by reason, as in REASONS.
-        kernels, attributed_kernels: of these operations the kernels, in all and attributed.
+        kernels, attributed_kernels, kernels_by_launch: of these operations the kernels: in all, attributed, and
+            attributed by their launch.
     """
 
     total: Share
@@ -70,6 +71,24 @@ class Coverage:
     unattributed: dict[str, Share]
     kernels: Share
     attributed_kernels: Share
+    kernels_by_launch: Share
+
+    @property
+    def by_launch(self) -> Share:
+        """What is attributed by the launch call: it is certain."""
+        return _sum(share for rule, share in self.attributed.items() if rule not in INFERRED)
+
+    @property
+    def inferred(self) -> Share:
+        """What is attributed by inference: it is likely."""
+        return _sum(share for rule, share in self.attributed.items() if rule in INFERRED)
+
+
+def _sum(shares: Iterable[Share]) -> Share:
+    operations, gpu_ns = 0, 0
+    for share in shares:
+        operations, gpu_ns = operations + share.operations, gpu_ns + share.gpu_ns
+    return Share(operations, gpu_ns)
 
 
 def attribute(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> Attribution:
@@ -96,7 +115,8 @@ def coverage_of(gpu: GpuOperations, rule: Int8) -> Coverage:
     return Coverage(
         total=Share(len(gpu), int(duration.sum())),
         attributed={label: share(rule == number) for number, label in enumerate(RULES)},
-        unattributed={reason: share(rule == number) for number, reason in enumerate(REASONS, NO_LAUNCH_CALL)},
+        unattributed={reason: share(rule == number) for number, reason in enumerate(REASONS, len(RULES))},
         kernels=share(kernels),
-        attributed_kernels=share(kernels & (rule < NO_LAUNCH_CALL)),
+        attributed_kernels=share(kernels & (rule < len(RULES))),
+        kernels_by_launch=share(kernels & (rule < INHERITED)),
     )

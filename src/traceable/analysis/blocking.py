@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from traceable.analysis.intervals import lanes_of
 from traceable.analysis.matching import first_match
 from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, moves_of
 from traceable.analysis.naming import SYNCHRONISING, names_like
+from traceable.analysis.select import inside
 from traceable.analysis.shared import calls_like
-from traceable.trace.model import NULL, Bool, Int64, Trace
+from traceable.trace.model import NULL, Bool, Cut, Int64, Trace
 
 CLOCK_SKEW_NS = 20_000
 """How long after the return of a call an operation may end that the call waited for. GPU times are converted to the
@@ -73,17 +74,20 @@ class Pieces:
     Attributes:
         wait: index into `Waits`.
         operation: index into the GPU operations.
-        ns: how long it ran during the wait while no operation that ended later did; never 0.
+        start_ns, ns: from when and how long it ran during the wait while no operation that ended later did; never 0.
     """
 
     wait: Int64
     operation: Int64
+    start_ns: Int64
     ns: Int64
 
 
 def waiting_calls(context: Context) -> Waits:
     """Return the calls that waited, by thread and start."""
     trace = context.trace
+    if trace.cut is not None and context.whole is not None:
+        return _waits_in(trace.cut, context.whole)[0]
     named = calls_like(context, SYNCHRONISING)
     process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[named]]
     record = first_match(
@@ -122,10 +126,13 @@ def waited_for(context: Context, waits: Waits) -> Pieces:
     later than CLOCK_SKEW_NS after it; the call's own operation whenever it ended, because from pageable memory the
     last part of a copy is still on its way when the call returns (by up to 0.2 ms in the captures). Where the stream
     of a wait is not recorded (an event's never is), it is that of the operation which ended last. Each moment belongs
-    to the operation running then that ends last, because that is what keeps the call from returning.
+    to the operation running then that ends last, because that is what keeps the call from returning. What a wait is for
+    that an edge of a cut lies in is what the whole wait is for.
     """
+    if context.trace.cut is not None and context.whole is not None:
+        return _pieces_in(context.trace.cut, context.whole, waits)
     group, first = numbered(waits.process, waits.context, waits.stream)
-    found = [Pieces(*(np.empty(0, np.int64),) * 3)]
+    found = [Pieces(*(np.empty(0, np.int64),) * 4)]
     streams = streams_of(context)
     members: dict[tuple[int, ...], list[int]] = {}
     for scope, one in enumerate(first.tolist()):
@@ -200,7 +207,7 @@ class _Reach:
         operation, member, start, end, begun = (column[same] for column in (operation, member, start, end, begun))
         ns = np.minimum(end, _begun_later(begun, member)) - start
         some = ns > 0
-        return Pieces(members[member[some]], operation[some], ns[some])
+        return Pieces(members[member[some]], operation[some], start[some], ns[some])
 
     def _launched(self, operation: Int64) -> Int64:
         """Return when the launch call of each began; what has none may have been launched at any time, and has NULL."""
@@ -221,6 +228,42 @@ class _Reach:
         pair = numbered(streams.context, streams.stream)[0]
         same: Bool = pair[streams.of_operation[operation]] == pair[streams.of_operation[last]]
         return same | ~one_stream
+
+
+def _waits_in(cut: Cut, whole: Context) -> tuple[Waits, Int64]:
+    """Return those parts of the waits of the whole that lie in the time of a cut, and which of the whole they are."""
+    waits, calls, gpu = waiting_calls(whole), whole.trace.calls, whole.gpu
+    here = np.flatnonzero(inside(waits.start_ns, waits.end_ns, cut))
+    waits = waits.take(here)
+    operation = _numbers_inside(gpu.start_ns, gpu.end_ns, cut)
+    waits = replace(
+        waits,
+        call=_numbers_inside(calls.start_ns, calls.end_ns, cut)[waits.call],
+        own=np.append(operation, -1)[waits.own],
+        start_ns=np.maximum(waits.start_ns, cut.first_ns),
+        end_ns=np.minimum(waits.end_ns, cut.last_ns),
+    )
+    return waits, here
+
+
+def _pieces_in(cut: Cut, whole: Context, waits: Waits) -> Pieces:
+    """Return what some waits of a cut were for, as far as it lies in its time."""
+    parts, of_whole = _waits_in(cut, whole)
+    chosen = np.flatnonzero(np.isin(parts.call, waits.call))
+    place = np.empty(int(parts.call.max(initial=-1)) + 1, np.int64)
+    place[waits.call] = np.arange(len(waits))
+    found = waited_for(whole, waiting_calls(whole).take(of_whole[chosen]))
+    start = np.maximum(found.start_ns, cut.first_ns)
+    ns = np.minimum(found.start_ns + found.ns, cut.last_ns) - start
+    some = np.flatnonzero(ns > 0)
+    operation = _numbers_inside(whole.gpu.start_ns, whole.gpu.end_ns, cut)[found.operation[some]]
+    return Pieces(place[parts.call[chosen[found.wait[some]]]], operation, start[some], ns[some])
+
+
+def _numbers_inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Int64:
+    """Return the number of each interval among those that lie in the time of a cut; -1 for one that does not."""
+    here = inside(start_ns, end_ns, cut)
+    return np.where(here, np.cumsum(here) - 1, -1)
 
 
 def _begun_later(begun_ns: Int64, member: Int64) -> Int64:

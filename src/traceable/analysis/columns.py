@@ -26,12 +26,15 @@ _COLUMNS = (
     *_copies("d2d"),
     *_copies("p2p"),
     "attribution",
-    *(f"attributed_{rule}_ns" for rule in ("thread", "task", "graph_node", "adopted", "time")),
+    *(f"attributed_{rule}_ns" for rule in ("thread", "task", "graph_node", "inherited", "order")),
     *("nsys_gpu_count", "nsys_cpu_total_ns", "nsys_launches", "nsys_gpu_span_total_ns", *_spread("nsys_gpu_span")),
 )
 
 NAME_COLUMNS = (*_COLUMNS, "nsys_cpu_share", "nsys_level_mean", "nsys_children_mean")
 """Columns of `Profile.names`, in order; each is explained in docs/report.md."""
+
+FIELD = "field:"
+"""What `by` begins with where rows of ranges are by the value of a field; the name of the field follows."""
 
 RANGE_COLUMNS = ("path", *_COLUMNS)
 """Columns of `Profile.ranges`, in order."""

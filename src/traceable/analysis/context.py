@@ -1,21 +1,29 @@
 """What the questions share about one trace: its operations, their launches, its ranges, and which belongs to which.
 
 Each part is computed when it is first asked for, and once: a question about API calls never attributes a kernel.
+
+Where the trace was cut to a time, what belongs to what is computed of the whole, of which the time is a part, and then
+narrowed to what is inside. Attribution looks at what lies around an operation: its launch call, the ranges around that,
+what other threads do. Of a part of these it would know less, or something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 
 from traceable.analysis.attribution import Attribution, Coverage, attribute, coverage_of
-from traceable.analysis.enclosure import Events, few_sorted, innermost_around, pairs
-from traceable.analysis.instances import Instances, instances
-from traceable.analysis.operations import GpuOperations, Launches, launches, operations
+from traceable.analysis.enclosure import Events, few_sorted, innermost_around, pairs, slices
+from traceable.analysis.instances import Instances, instances, own_ranges, stretches_of
+from traceable.analysis.operations import GpuOperations, Launches, launches, leading, operations
+from traceable.analysis.range_names import RangeNames
+from traceable.analysis.replays import Replayed
+from traceable.analysis.select import inside
 from traceable.errors import UnanswerableError
-from traceable.trace.model import Bool, Int64, Trace
+from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace
 
 
 class Context:
@@ -23,10 +31,17 @@ class Context:
 
     Args:
         trace: the recording, or the part of it that is asked about (`analysis.select`).
+        names: what its ranges are called; None for as recorded. The names of the trace are among them, at their index.
+        whole: the context of `trace.cut.whole`, with the same names, where there is one already.
+
+    Attributes:
+        whole: the same of the trace before it was cut; None for one that was not.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, names: RangeNames | None = None, whole: Context | None = None) -> None:
+        self.trace = trace if names is None else replace(trace, names=names.names)
+        self.names = names
+        self.whole = None if trace.cut is None else whole or Context(trace.cut.whole, names)
 
     @cached_property
     def gpu(self) -> GpuOperations:
@@ -36,11 +51,21 @@ class Context:
     @cached_property
     def launched(self) -> Launches:
         """Which API call put which operation on the GPU."""
-        return launches(self.trace, self.gpu)
+        return launches(self.trace, self.gpu) if self.whole is None else self._narrowed.launched
+
+    @cached_property
+    def recorded_calls(self) -> Calls:
+        """The API calls of the trace with the times that were recorded: what lies inside what is told by these."""
+        if self.whole is None or self.trace.cut is None:
+            return self.trace.calls
+        calls = self.whole.trace.calls
+        return Calls(**calls.take(inside(calls.start_ns, calls.end_ns, self.trace.cut)))
 
     @cached_property
     def attribution(self) -> Attribution:
         """Which range each operation belongs to, and how that is known."""
+        if self.whole is not None:
+            return self._narrowed.attribution
         return attribute(self.trace, self._instances, self.gpu, self.launched)
 
     @property
@@ -52,7 +77,26 @@ class Context:
 
     @cached_property
     def _instances(self) -> Instances:
-        return instances(self.trace)
+        if self.whole is not None:
+            return self._narrowed.attribution.found
+        return instances(self.trace, None if self.names is None else self.names.of_name)
+
+    @cached_property
+    def _narrowed(self) -> _Narrowed:
+        assert self.whole is not None and self.trace.cut is not None, "only what was cut is narrowed"
+        return _narrowed(self.whole, self.trace.cut)
+
+    @cached_property
+    def range_of_instance(self) -> Int64:
+        """Of each instance its row among the ranges of the trace before it was cut; -1 for one without a row."""
+        rows = np.full(len(self.found), -1, np.int64)
+        if self.whole is not None:
+            kept = self._narrowed.instances
+            rows[:] = self.whole.range_of_instance[kept]
+        else:
+            own = own_ranges(self.trace)
+            rows[: len(own)] = own
+        return rows
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -63,13 +107,14 @@ class Context:
         """Compute what nearly every question needs, in two threads, so that two of them can be asked at a time."""
         from concurrent.futures import ThreadPoolExecutor
 
+        if self.whole is not None:
+            # Both of the threads would begin with it.
+            _ = self._narrowed
         with ThreadPoolExecutor(1) as worker:
             ranges = worker.submit(lambda: self._instances)
             _ = self.launched
             ranges.result()
-            calls = worker.submit(lambda: self.innermost_of_call)
-            _ = self.coverage
-            calls.result()
+        _ = self.coverage
 
     def operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation): every instance that an operation belongs to, by whichever rule.
@@ -84,7 +129,7 @@ class Context:
 
     def _call_events(self) -> Events:
         """Return the API calls by thread and start; not kept, for they take 36 bytes a call."""
-        calls = self.trace.calls
+        calls = self.recorded_calls
         every = np.arange(len(calls))
         # Calls come by start: by thread is all that is left to sort.
         order = few_sorted(calls.thread)
@@ -95,11 +140,30 @@ class Context:
         """Of each operation the instance that began last of those it belongs to; -1 for none."""
         return self.attribution.innermost
 
-    @cached_property
-    def innermost_of_call(self) -> Int64:
-        """Of each API call the instance that began last of those around it; -1 for none."""
-        # Replays have no place on a thread.
-        return innermost_around(self._instances, self._call_events())
+    def innermost_around_calls(self, call: Int64) -> Int64:
+        """Return the instance that began last of those around each of these API calls; -1 for none.
+
+        Args:
+            call: indices into `Trace.calls`, in any order, -1 for no call. Not those of all calls, which are the most
+                numerous events of a trace: questions are about few of them.
+        """
+        calls = self.recorded_calls
+        listed = np.zeros(len(calls), np.bool_)
+        listed[call[call >= 0]] = True
+        which = np.flatnonzero(listed)
+        order = few_sorted(calls.thread[which])
+        places = which[order]
+        events = Events(
+            calls.thread[places],
+            calls.start_ns[places],
+            calls.end_ns[places],
+            item=order,
+            items=len(which),
+            order=np.arange(len(which)),
+        )
+        # Replays have no place on a thread. One more, for no call.
+        around = np.append(innermost_around(self._instances, events), -1)
+        return around[np.where(call >= 0, np.searchsorted(which, call), -1)]
 
     def operations_in(self, name: str) -> Bool:
         """Return which operations belong to a range of this name.
@@ -132,3 +196,127 @@ class Context:
         for instance, item in found:
             inside[item[wanted[instance]]] = True
         return inside
+
+
+@dataclass(frozen=True)
+class _Narrowed:
+    """What a whole trace says of the operations in a time.
+
+    Attributes:
+        instances: of each instance its number in the whole.
+    """
+
+    launched: Launches
+    attribution: Attribution
+    instances: Int64
+
+
+def _narrowed(whole: Context, cut: Cut) -> _Narrowed:
+    operations = np.flatnonzero(inside(whole.gpu.start_ns, whole.gpu.end_ns, cut))
+    attribution, kept = _narrowed_attribution(whole, cut, operations)
+    return _Narrowed(_narrowed_launches(whole, cut, operations), attribution, kept)
+
+
+def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
+    launched, calls = whole.launched, whole.trace.calls
+    operation_to = _places(operations, len(whole.gpu))
+    links = np.flatnonzero(operation_to[launched.operation] >= 0)
+    in_time = inside(calls.start_ns, calls.end_ns, cut)
+    others = np.zeros(len(calls), np.bool_)
+    others[launched.call[links]] = True
+    order = np.concatenate([np.flatnonzero(in_time), np.flatnonzero(others & ~in_time)])
+    call_to = _places(order, len(calls))
+    call_of = call_to[launched.call_of[operations]]
+    # Queueing is over when an operation begins: what began before the time did not queue in it.
+    queue = np.where(whole.gpu.start_ns[operations] < cut.first_ns, NULL, launched.queue_ns[operations])
+    return Launches(
+        calls=Calls(**calls.take(order)),
+        operation=operation_to[launched.operation[links]],
+        call=call_to[launched.call[links]],
+        call_of=call_of,
+        leads=leading(call_of, len(order)),
+        queue_ns=queue,
+    )
+
+
+def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[Attribution, Int64]:
+    """Return the attribution of some operations, and which instances of the whole are in it."""
+    of_whole = whole.attribution
+    found, links, replayed = of_whole.found, of_whole.links, of_whole.replayed
+    operation_to = _places(operations, len(whole.gpu))
+    by_start = operation_to[links.events.order]
+    here = np.flatnonzero(operation_to[links.events.item] >= 0)
+    events = replace(
+        links.events,
+        thread=links.events.thread[here],
+        start_ns=links.events.start_ns[here],
+        end_ns=links.events.end_ns[here],
+        item=operation_to[links.events.item[here]],
+        items=len(operations),
+        order=by_start[by_start >= 0],
+    )
+    replays = np.flatnonzero(operation_to[replayed.operation] >= 0)
+    kept = _instances_in(whole, cut, events)
+    kept[replayed.instance[replays]] = True
+    above = found.parent[kept]
+    while len(above := above[above >= 0]):
+        above = np.unique(above[~kept[above]])
+        kept[above] = True
+        above = found.parent[above]
+    numbers = np.flatnonzero(kept)
+    instance_to = _places(numbers, len(found))
+    stretches = stretches_of(found.stretches, kept)
+    stretches = replace(stretches, owner=instance_to[stretches.owner])
+    parent = instance_to[found.parent[numbers]]
+    narrow = Attribution(
+        found=replace(_instances_of(whole, cut, numbers), parent=parent, stretches=stretches),
+        rule=of_whole.rule[operations],
+        links=replace(links, events=events, rule=links.rule[here], where=slices(stretches, events)),
+        replayed=Replayed(
+            instance_to[replayed.instance[replays]],
+            operation_to[replayed.operation[replays]],
+            replayed.depth[replays],
+        ),
+        innermost=instance_to[of_whole.innermost[operations]],
+    )
+    return narrow, numbers
+
+
+def _instances_in(whole: Context, cut: Cut, events: Events) -> Bool:
+    """Return which instances lie in the time of a cut, or are around one of the events or a call in that time."""
+    found, calls = whole.found, whole.trace.calls
+    kept = inside(found.start_ns, found.end_ns, cut) & ~found.replay
+    if ((calls.start_ns == cut.first_ns) & (calls.end_ns == cut.first_ns)).any():
+        # Ranges are closed: a call without length at the edge may be of one that ends there.
+        kept |= (found.end_ns == cut.first_ns) & ~found.replay
+    for instance, _ in pairs(found.stretches, events):
+        kept[instance] = True
+    return kept
+
+
+def _instances_of(whole: Context, cut: Cut, numbers: Int64) -> Instances:
+    """Return some instances of the whole, cut; `parent` and `stretches` are still those of the whole."""
+    found = whole.found
+    columns = {
+        column.name: getattr(found, column.name)[numbers]
+        for column in fields(found)
+        if column.name not in ("stretches", "paths")
+    }
+    of_time = instances(whole.trace, within_ns=(cut.first_ns, cut.last_ns))
+    start, end = columns["start_ns"], columns["end_ns"]
+    columns["outside"] = ~columns["replay"] & ~inside(start, end, cut)
+    columns["clipped"] |= ~columns["replay"] & ((start < cut.first_ns) | (end > cut.last_ns))
+    real = numbers[numbers < len(of_time)]
+    for name in ("self_ns", "active_ns"):
+        columns[name][: len(real)] = getattr(of_time, name)[real]
+        columns[name][columns["outside"]] = NULL
+    columns["start_ns"] = np.clip(start, cut.first_ns, cut.last_ns)
+    columns["end_ns"] = np.clip(end, cut.first_ns, cut.last_ns)
+    return replace(found, **columns)
+
+
+def _places(numbers: Int64, count: int) -> Int64:
+    """Return the place of each of the numbers 0..count-1 in `numbers`; -1 for those not in it, and at the end."""
+    places = np.full(count + 1, -1, np.int64)
+    places[numbers] = np.arange(len(numbers))
+    return places

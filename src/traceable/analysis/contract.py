@@ -69,7 +69,7 @@ def _names_of(row: dict[str, Any]) -> set[str]:
 
 def _tells_gpu(profile: Profile) -> bool:
     coverage = profile.coverage
-    without_call = coverage.unattributed["no_launch_call"].operations + coverage.attributed["time"].operations
+    without_call = sum(coverage.unattributed[reason].operations for reason in ("before_recording", "no_launch_call"))
     return coverage.total.operations > without_call
 
 

@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from traceable.trace.model import Int32, Int64
+from traceable.analysis.context import Context
+from traceable.analysis.grouping import numbered
+from traceable.analysis.table import objects
+from traceable.errors import UnanswerableError
+from traceable.trace.model import NULL, Int32, Int64, NDArray
 
 FIELDS_MAX = 32
 VALUES_MAX = 10
@@ -44,6 +48,48 @@ def summed_up(names: Sequence[str], fields: Int32, group: Int64, groups: int) ->
     for of_group, carried in parts.items():
         found[of_group] = _of_group(carried) or None
     return found
+
+
+def field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
+    """Return the distinct values of a field of the range instances, sorted, and the index of each instance's.
+
+    A field is what an instance carried as payload (docs/annotation.md) or, where it carried none of that name, what
+    was taken out of its name (docs/names.md). Whole numbers are an integer column; other numbers a float column; if
+    there are others too all are text, as JSON where they are none. Absent comes last, and is always among the values.
+
+    Raises:
+        UnanswerableError: no instance has the field.
+    """
+    found, names, naming = context.found, context.trace.names, context.names
+    pair, first = numbered(found.recorded, found.fields)
+    of_pair = []
+    there: dict[str, None] = {}
+    for recorded, text in zip(found.recorded[first].tolist(), found.fields[first].tolist(), strict=True):
+        carried = naming.fields(recorded) if naming is not None and recorded >= 0 else {}
+        carried |= _parsed(names[text]) if text >= 0 else {}
+        there.update(dict.fromkeys(carried))
+        of_pair.append(carried.get(field))
+    if all(value is None for value in of_pair):
+        known = f"ranges have the fields {', '.join(sorted(there)[:20])}" if there else "no range has fields"
+        raise UnanswerableError(f"no range has a field {field!r}", known)
+    known_values = [value for value in of_pair if value is not None]
+    if all(_is_number(value) for value in known_values):
+        # The smallest integer is NULL.
+        whole = all(isinstance(value, int) and NULL < value < 1 << 63 for value in known_values)
+        kind, absent = (np.int64, NULL) if whole else (np.float64, np.nan)
+        column = np.array([absent if value is None else value for value in of_pair], kind)
+        distinct, number = np.unique(column[[value is not None for value in of_pair]], return_inverse=True)
+    else:
+        absent = None
+        texts = [value if isinstance(value, str) or value is None else json.dumps(value) for value in of_pair]
+        order = sorted({text for text in texts if text is not None})
+        distinct = objects(order)
+        index = {text: i for i, text in enumerate(order)}
+        number = np.array([index[text] for text in texts if text is not None], np.int64)
+    code = np.full(len(of_pair), len(distinct), np.int64)
+    code[[value is not None for value in of_pair]] = number.reshape(-1)
+    values = np.append(distinct, np.array([absent], distinct.dtype))
+    return values, code[pair]
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Findings about copies: small ones that could be one, and those from or to pageable memory.
 
-docs/findings.md says how the time to be won is estimated, and why it is an upper bound.
+docs/findings.md explains each bound.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
+from traceable.analysis.finding_loads import Loads
+from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
 from traceable.analysis.finding_words import gpu as gpu_words
-from traceable.analysis.finding_words import named
+from traceable.analysis.finding_words import listed, named
 from traceable.analysis.grouping import numbered
-from traceable.analysis.intervals import lanes_of, union
+from traceable.analysis.intervals import lanes_of
 from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
 from traceable.analysis.named import call_name
 from traceable.analysis.operations import DIRECTIONS
+from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, rate, size, time
 from traceable.errors import UnanswerableError
@@ -36,8 +38,8 @@ def small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
 
     won_ns: the time in which such a copy or the call that made it lasted (of the first of a run, its call counts from
     the begin of the copy: before that it may have waited for the work before), less the time that their bytes take at
-    the rate of the fastest host-to-device copy from such memory to that GPU in the trace. One copy of all goes no
-    faster, and nothing but these copies becomes shorter.
+    the peak of the link; at most what the GPU leaves of the time (`_room_ns`). One copy of all is no faster than the
+    link, and nothing but these copies becomes shorter.
     """
     copies = _Copies(evidence.context)
     if not (copies.direction == _H2D).any():
@@ -50,47 +52,50 @@ def small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
     row, run = _runs(evidence.context, copies, small)
     long = np.bincount(run)[run] >= values["run"]
     row, run = row[long], run[long]
+    known = _with_known_peak(evidence, copies, row)
+    row, run = row[known], run[known]
     first = np.diff(run, prepend=-1) != 0
-    fastest = copies.fastest_rates(copies.direction == _H2D)[row]
-    found = []
-    for here, group in _by_place(evidence, copies, row):
-        took = copies.time_ns(row[here], first[here])
-        # Without any rate, because no such copy took time, the bytes are taken to take none.
-        least = float(np.nansum(copies.moves.size_bytes[row[here]] / fastest[here]))
-        found.append(_batchable(group, copies, row[here], run[here], took, least))
-    return found
+    return [
+        _batchable(evidence, group, copies, row[here], run[here], first[here])
+        for here, group in _by_place(evidence, copies, row)
+    ]
 
 
-def _batchable(group: _Place, copies: _Copies, row: Int64, run: Int64, took: int, least: float) -> Finding:
-    runs = len(np.unique(run))
-    mean = copies.moves.size_bytes[row].mean()
-    copied = count(len(row), "host-to-device copy", "host-to-device copies")
+def _batchable(evidence: Evidence, group: _Place, copies: _Copies, row: Int64, run: Int64, first: Bool) -> Finding:
+    start, end = copies.intervals(row, first)
+    took = evidence.any_ns(start, end)
+    part, some = _part_of(evidence, copies, row)
+    size_bytes, least = _bytes_and_least(copies, row, part)
+    runs, number = len(np.unique(run[some])), int(some.sum())
+    copied = count(number, "host-to-device copy", "host-to-device copies")
     return Finding(
         sentence=(
-            f"{group.words}: {copied} of {size(mean)} on average, {count(runs, 'run')} of {len(row) / runs:.3g} "
-            f"in a row, take {time(took)} with their calls; "
-            f"as fast as the fastest such copy of the recording, their bytes take {time(least)}"
+            f"{group.words}: {copied} of {size(size_bytes / max(1, number))} on average, {count(runs, 'run')} of "
+            f"{number / max(1, runs):.3g} in a row, take {time(took)} with their calls; at the link's peak, "
+            f"{rate(copies.peak[row].max())}, their bytes take {time(least)}"
         ),
         advice="gather what is copied into one buffer and copy that once",
-        won_ns=took - round(least),
+        won_ns=min(took - round(least), _room_ns(evidence, copies, row)),
+        total_ns=merged_ns(start, end),
+        before_steady_ns=evidence.before_steady(merged_ns(*evidence.clipped_before(start, end))),
         range=group.range,
         domain=group.domain,
         device=group.device,
         pid=group.pid,
         call=copies.longest_call(row),
-        count=len(row),
+        count=number,
     )
 
 
 def pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
     """Return what copies from or to pageable memory take longer than pinned memory would let them.
 
-    Copies of `bytes` or more between host and GPU whose host memory is pageable, by range, direction, process and GPU.
+    Copies of `bytes` or more between host and GPU whose host memory is pageable, by range, direction, process and GPU;
+    host-to-device copies that do not recur (`Loads`) are left out.
 
     won_ns: the time in which such a copy or, from its begin on, the call that made it lasted, less the time that the
-    bytes take at the peak of the link or, where that is not known, at the rate of the fastest pinned copy of that
-    direction and GPU in the trace. A copy does not exceed the peak of its link. Where neither is known all of the time
-    counts. That the calling thread waits for such copies is not in it: see `sync_in_hot_range`.
+    bytes take at the peak of the link; at most what the GPU leaves of the time (`_room_ns`). A copy does not exceed the
+    peak of its link. That the calling thread waits for such copies is not in it: see `sync_in_hot_range`.
     """
     copies = _Copies(evidence.context)
     with_host = (copies.direction == _H2D) | (copies.direction == _D2H)
@@ -104,48 +109,88 @@ def pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
         )
     large = moves.size_bytes[: len(copies)] >= values["bytes"]
     row = np.flatnonzero(moves.pageable[: len(copies)] & with_host & large)
-    if not len(row):
-        return []
-    pinned = copies.fastest_rates(with_host & moves.pinned[: len(copies)], by_memory=False)
-    peak = moves.peak_gb_per_s[: len(copies)]
-    possible = np.where(np.isnan(peak), pinned, peak)
+    row = row[_with_known_peak(evidence, copies, row)]
+    loads = Loads(evidence)
     found = []
     for here, group in _by_place(evidence, copies, row, copies.direction[row].astype(np.int64)):
         mine = row[here]
-        took = copies.time_ns(mine, np.ones(len(mine), np.bool_))
-        bounds = possible[mine]
-        known = not np.isnan(bounds).any()
-        least = float((moves.size_bytes[mine] / bounds).sum()) if known else 0.0
-        of_peak = known and not np.isnan(peak[mine]).any()
-        found.append(_pageable(group, copies, mine, took, least, float(bounds.max()) if known else None, of_peak))
+        if not loads.one_off(copies.first + mine).any():
+            found.append(_pageable(evidence, group, copies, mine))
     return found
 
 
-def _pageable(
-    group: _Place, copies: _Copies, row: Int64, took: int, least: float, possible: float | None, of_peak: bool
-) -> Finding:
-    whole = int(copies.moves.size_bytes[row].sum())
+def _pageable(evidence: Evidence, group: _Place, copies: _Copies, row: Int64) -> Finding:
+    start, end = copies.intervals(row, np.ones(len(row), np.bool_))
+    took = evidence.any_ns(start, end)
+    part, some = _part_of(evidence, copies, row)
+    whole, least = _bytes_and_least(copies, row, part)
     direction = _WORDS[int(copies.direction[row[0]])]
-    copied = count(len(row), f"{direction} copy", f"{direction} copies")
-    if possible is None:
-        against = "neither the link's peak nor a pinned copy is known to compare with"
-    else:
-        what = "the link's peak" if of_peak else "the rate of the fastest pinned copy"
-        against = f"at {what}, {rate(possible)}, their bytes take {time(least)}"
+    number = int(some.sum())
+    copied = count(number, f"{direction} copy", f"{direction} copies")
     return Finding(
         sentence=(
             f"{group.words}: {copied} with pageable memory, {size(whole)} in all, take {time(took)} "
-            f"({rate(whole / max(1, took))}); {against}"
+            f"({rate(whole / max(1, took))}); at the link's peak, {rate(copies.peak[row].max())}, their bytes take "
+            f"{time(least)}"
         ),
         advice="keep this memory pinned (pin_memory(), cudaHostAlloc) and copy it asynchronously (non_blocking=True)",
-        won_ns=took - round(least),
+        won_ns=min(took - round(least), _room_ns(evidence, copies, row)),
+        total_ns=merged_ns(start, end),
+        before_steady_ns=evidence.before_steady(merged_ns(*evidence.clipped_before(start, end))),
         range=group.range,
         domain=group.domain,
         device=group.device,
         pid=group.pid,
         call=copies.longest_call(row),
-        count=len(row),
+        count=number,
     )
+
+
+def _with_known_peak(evidence: Evidence, copies: _Copies, row: Int64) -> Bool:
+    """Return which copies go over a link whose peak is known.
+
+    Raises:
+        UnanswerableError: there are some, and none of them does.
+    """
+    known: Bool = ~np.isnan(copies.peak[row])
+    if len(row) and not known.any():
+        used = {int(gpu) for gpu in np.unique(copies.moves.gpu[row]).tolist()}
+        names = [device.name or "without a name" for device in evidence.context.trace.devices if device.number in used]
+        of = f" ({listed(names)})" if names else ""
+        raise UnanswerableError(
+            f"the peak of the link to the GPU{of} is not known, and without it no bound",
+            "`--view memory` shows the rate that the copies reached",
+        )
+    return known
+
+
+def _part_of(evidence: Evidence, copies: _Copies, row: Int64) -> tuple[Float64, Bool]:
+    """Return which share of each copy lies in the part that bounds are of, and whether any of it does."""
+    gpu, operation = evidence.context.gpu, copies.first + row
+    part = evidence.inside_share(gpu.start_ns[operation], gpu.end_ns[operation])
+    return part, part > 0
+
+
+def _bytes_and_least(copies: _Copies, row: Int64, part: Float64) -> tuple[float, float]:
+    """Return the bytes of these shares of the copies, and the ns that they take at the peak of the link."""
+    moved = copies.moves.size_bytes[row] * part
+    return float(moved.sum()), float((moved / copies.peak[row]).sum())
+
+
+def _room_ns(evidence: Evidence, copies: _Copies, row: Int64) -> int:
+    """Return the length of the part that bounds are of, less the time in which their GPU worked on anything else.
+
+    NCCL's kernels are no such work: they may wait for a GPU that waits for these copies.
+
+    Args:
+        row: copies of one GPU.
+    """
+    gpu, operation = evidence.context.gpu, copies.first + row
+    other = evidence.gpu_of_operation == evidence.gpu_of_operation[operation[0]]
+    other[operation] = False
+    other[nccl_kernels(evidence.context)] = False
+    rows = gpu.by_start[other[gpu.by_start]]
+    return evidence.window_ns - evidence.any_ns(gpu.start_ns[rows], gpu.end_ns[rows])
 
 
 @dataclass(frozen=True)
@@ -172,21 +217,13 @@ class _Copies:
     def __len__(self) -> int:
         return len(self.context.trace.copies)
 
-    def fastest_rates(self, which: Bool, by_memory: bool = True) -> Float64:
-        """Return for each copy the rate (bytes a ns) of the fastest of `which` of its direction, GPU and, if said, kind
-        of host memory; NaN where there is none.
-        """
-        moves, copies = self.moves, len(self)
-        memory = self.context.trace.copies.source_kind if by_memory else np.zeros(copies, np.int32)
-        group, first = numbered(self.direction, moves.gpu[:copies], memory)
-        duration, moved = moves.duration_ns[:copies], moves.size_bytes[:copies]
-        usable = which & (duration > 0) & (moved > 0)
-        fastest = np.zeros(len(first))
-        np.maximum.at(fastest, group[usable], moved[usable] / duration[usable])
-        return np.where(fastest > 0, fastest, np.nan)[group]
+    @property
+    def peak(self) -> Float64:
+        """Of each copy the peak of its link, in bytes a ns; NaN where it is not known."""
+        return self.moves.peak_gb_per_s[: len(self)]
 
-    def time_ns(self, row: Int64, from_copy: Bool) -> int:
-        """Return for how long any of these copies, or of the copying calls that made them, lasted.
+    def intervals(self, row: Int64, from_copy: Bool) -> tuple[Int64, Int64]:
+        """Return when these copies lasted, and the copying calls that made them.
 
         Args:
             from_copy: of which of them the call counts from the begin of the copy only.
@@ -198,9 +235,7 @@ class _Copies:
         begun = calls.start_ns[call[called]]
         begun = np.where(from_copy[called], np.maximum(begun, start[called]), begun)
         ended = np.maximum(begun, calls.end_ns[call[called]])
-        starts, ends = np.append(start, begun), np.append(end, ended)
-        everything = lanes_of(np.zeros(len(starts), np.int64), 1, np.argsort(starts, kind="stable"))
-        return int(union(starts, ends, everything).total_ns()[0])
+        return np.append(start, begun), np.append(end, ended)
 
     def longest_call(self, row: Int64) -> str | None:
         """Return the copying call that took most time to make these copies."""
@@ -216,7 +251,10 @@ class _Copies:
     def _copying_call(self, row: Int64) -> Int64:
         """Return the call of each copy that was made by a call that copies, not by the launch of a graph; else -1."""
         kind = self.moves.call_kind[row]
-        call: Int64 = np.where((kind == SYNCHRONOUS) | (kind == ASYNCHRONOUS), self.moves.call[row], -1)
+        copying = (kind == SYNCHRONOUS) | (kind == ASYNCHRONOUS)
+        # One outside the time that the trace was cut to took none of it.
+        copying &= self.moves.call[row] < len(self.context.trace.calls)
+        call: Int64 = np.where(copying, self.moves.call[row], -1)
         return call
 
 

@@ -1,23 +1,46 @@
 """Where in the program something is: ranges by name, and the tree of range paths with sums of what lies inside.
 
-What torch's emit_nvtx appends to the name of an operator (`, seq = 7, op_id = 12`) is different each time; without it
-they are one place.
+Names that differ by a number only are one place: `layers.0` to `layers.31` are `layers.*`, and so there is one finding
+about them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.named import range_labels
-from traceable.analysis.naming import without_numbers
+from traceable.analysis.naming import fold_numbers
+from traceable.analysis.shared import once
 from traceable.trace.model import Int64
 
 DEEPER = 0.8
 """A range inside another is the better place if it has this share of the other's sum."""
+
+
+def folded(names: Iterable[str]) -> dict[str, str]:
+    """Return what each name is called in findings: numbers are `*` where names differ by nothing else.
+
+    Examples:
+        >>> sorted(set(folded(["layers.0.mlp", "layers.1.mlp", "step 7", "conv1d", "conv2d"]).values()))
+        ['conv1d', 'conv2d', 'layers.*.mlp', 'step 7']
+    """
+    patterns = {name: fold_numbers(name) for name in names}
+    number = Counter(patterns.values())
+    return {name: pattern if number[pattern] > 1 else name for name, pattern in patterns.items()}
+
+
+@once
+def range_names(context: Context) -> dict[int, str]:
+    """Return what the ranges of a trace are called in findings, by the index of their name."""
+    names = context.trace.names
+    used = {name for path in context.found.paths for name in path}
+    as_folded = folded(names[index] for index in used)
+    return {index: as_folded[names[index]] for index in used}
 
 
 class Labels:
@@ -34,7 +57,7 @@ class Labels:
         numbers: dict[tuple[str | None, str | None], int] = {}
         merged = []
         for name, domain in zip(found.name[first].tolist(), found.domain[first].tolist(), strict=True):
-            key = (without_numbers(trace.names[name]), trace.names[domain] if domain >= 0 else None)
+            key = (range_names(context)[name], trace.names[domain] if domain >= 0 else None)
             merged.append(numbers.setdefault(key, len(numbers)))
         self.of_instance: Int64 = np.append(np.array(merged, np.int64)[label], -1)
         self.names = (*numbers, (None, None))
@@ -45,7 +68,7 @@ class Places:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        names = [without_numbers(name) if ", " in name else name for name in context.trace.names]
+        names = range_names(context)
         numbers: dict[tuple[str, ...], int] = {}
         of_path = [
             numbers.setdefault(tuple(names[name] for name in path), len(numbers)) for path in context.found.paths

@@ -1,7 +1,7 @@
-"""The tenth question: where is time to be won, in sentences with numbers and the place.
+"""The tenth question: where can time be saved, in sentences with numbers and the place.
 
 Each rule is one object; what it says, when it is silent and how the time is estimated stands in docs/findings.md. The
-rules themselves stand in `finding_copies`, `finding_waits` and `finding_idle`. Nothing here measures anything.
+rules themselves stand in `finding_*.py`. Nothing here measures anything.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.finding_copies import PAGEABLE_COPIES, SMALL_H2D_COPIES
 from traceable.analysis.finding_idle import DEVICE_IMBALANCE, LAUNCH_BOUND, LOW_UTILISATION
+from traceable.analysis.finding_loading import MODULE_LOADING
+from traceable.analysis.finding_queue import LAUNCH_QUEUE_FULL, QUEUED_GAPS, SHARED_GPU
 from traceable.analysis.finding_rules import Evidence, Finding, Rule
+from traceable.analysis.finding_uneven import UNEVEN_EQUAL_STEPS
+from traceable.analysis.finding_unified import UNIFIED_MEMORY_MIGRATION
 from traceable.analysis.finding_waits import ALLOCATION_IN_STEADY_STATE, SYNC_IN_HOT_RANGE
 from traceable.analysis.table import Table, objects
+from traceable.analysis.units import time
 from traceable.errors import UnanswerableError, UsageError
 from traceable.trace.model import NULL, NDArray
 
 RULES: tuple[Rule, ...] = (
     *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),
     *(LAUNCH_BOUND, LOW_UTILISATION, DEVICE_IMBALANCE),
+    *(MODULE_LOADING, QUEUED_GAPS, SHARED_GPU, LAUNCH_QUEUE_FULL, UNIFIED_MEMORY_MIGRATION, UNEVEN_EQUAL_STEPS),
 )
 """The rules, in the order of the documentation."""
 
 FOUND, NOTHING, UNSUPPORTED = "found", "nothing", "unsupported"
 """What became of a rule."""
 
-NOT_ADDITIVE = "several findings may be about the same time: what each could win at most must not be added up"
+NOT_ADDITIVE = "several findings may be about the same time: their bounds must not be added up"
 
 _UNKNOWN_REMEDY = "`--view findings` lists the rules and their thresholds"
 
@@ -43,15 +49,19 @@ def findings(
     thresholds: Mapping[str, float] | None = None,
     ask: Callable[[str], Table] | None = None,
 ) -> Table:
-    """Return what the rules find, most time to be won first.
+    """Return what the rules find, the largest bound first; statements, which have none, come last.
 
     Args:
         thresholds: numbers that decide whether a rule speaks, by `rule.name`; for the rest the defaults hold.
         ask: answers another question, by its name, as it is answered without options: for a caller that keeps answers.
 
     Returns:
-        One row a finding. `won_ns` is the most wall time that could be won, and `won_share` its share of the recording,
-        from the first event to the last; no finding exceeds that. Findings overlap: their times must not be added up.
+        One row a finding. `won_ns` is an upper bound on the wall time that can be saved, and `won_share` its share of
+        the time that bounds are of, which no bound exceeds: `bound_of` is `steady` (the steady part of the steps) or,
+        where no steady part is known, `recording` (from the first event to the last). Both are absent from a statement,
+        which promises nothing. `total_ns` is how long what the finding is about lasted in the whole recording,
+        `before_steady_ns` how much of that lies before the steady part. Findings overlap: their bounds must not be
+        added up.
         `others["rules"]` has one row a rule: the thresholds that held, what became of it, and why where the trace does
         not support it.
 
@@ -62,20 +72,28 @@ def findings(
     values = checked(thresholds or {})
     evidence = Evidence(context, ask or (lambda question: _asked(context, question)))
     found: list[tuple[Rule, Finding]] = []
+    early: dict[str, int] = {}
     refused: dict[str, UnanswerableError] = {}
     for rule in RULES:
         try:
-            said = rule.find(evidence, values[rule.name])
+            candidates = rule.find(evidence, values[rule.name])
         except UnanswerableError as error:
             refused[rule.name] = error
             continue
-        found += [(rule, one) for one in said if _worth_saying(evidence, values[rule.name], one)]
+        for one in candidates:
+            if _is_significant(evidence, values[rule.name], one):
+                found.append((rule, one))
+            elif (one.before_steady_ns or 0) > values[rule.name]["share"] * evidence.recorded_ns(*evidence.extent_ns):
+                early[rule.name] = early.get(rule.name, 0) + (one.before_steady_ns or 0)
     if len(refused) == len(RULES):
         raise next(iter(refused.values()))
-    found.sort(key=lambda pair: -_won_ns(evidence, pair[1]))
-    notes = (NOT_ADDITIVE,) if found else (_nothing(len(RULES) - len(refused), len(refused)),)
+    found.sort(key=lambda pair: -(_won_ns(evidence, pair[1]) or 0))
+    notes = [NOT_ADDITIVE, _bound_of(evidence)] if found else [_nothing(len(RULES) - len(refused), len(refused))]
+    if early:
+        listing = ", ".join(f"{time(ns)} of {name}" for name, ns in early.items())
+        notes.append(f"before the steady part (load, warm-up), and in no bound: {listing}")
     rules = _rules(values, refused, [rule.name for rule, _ in found])
-    return Table(_columns(evidence, found), {"rules": rules}, notes)
+    return Table(_columns(evidence, found), {"rules": rules}, tuple(notes))
 
 
 def checked(thresholds: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -112,25 +130,51 @@ def _unit(full: str) -> str:
     return next(units[one.unit] for r in RULES if r.name == rule for one in r.thresholds if one.name == name)
 
 
-def _won_ns(evidence: Evidence, finding: Finding) -> int:
-    """Return what could be won: nothing wins more than there is."""
-    return min(finding.won_ns, evidence.window_ns)
+def _won_ns(evidence: Evidence, finding: Finding) -> int | None:
+    """Return the bound, None for a statement: nothing saves more than there is."""
+    return None if finding.won_ns is None else min(finding.won_ns, evidence.window_ns)
 
 
-def _worth_saying(evidence: Evidence, values: Mapping[str, float], finding: Finding) -> bool:
+def _is_significant(evidence: Evidence, values: Mapping[str, float], finding: Finding) -> bool:
     won = _won_ns(evidence, finding)
-    return won > 0 and won >= values["share"] * evidence.window_ns
+    return won is None or (won > 0 and won >= values["share"] * evidence.window_ns)
+
+
+def _bound_of(evidence: Evidence) -> str:
+    part = evidence.part
+    if part.unsteady:
+        return (
+            f"bounds are of the whole recording, load and warm-up included, for no steady part is known: "
+            f"{part.unsteady.found}"
+        )
+    return (
+        f"bounds are of the steady part: {time(evidence.window_ns)}, from {part.start_ns / 1e9:.6f} s to "
+        f"{part.end_ns / 1e9:.6f} s of the recording"
+    )
+
+
+def _sentence(finding: Finding) -> str:
+    """Return the sentence, and how much lies before the steady part where that is most of it."""
+    total, before = finding.total_ns or 0, finding.before_steady_ns or 0
+    if not before or 2 * before < total:
+        return finding.sentence
+    return f"{finding.sentence}; {time(total)} in the whole recording, of it {time(before)} before the steady part"
 
 
 def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[str, NDArray[Any]]:
-    won = np.array([_won_ns(evidence, one) for _, one in found], np.int64)
-    words = {"sentence", "advice", "range", "domain", "call"}
+    each = [_won_ns(evidence, one) for _, one in found]
+    won = np.array([NULL if one is None else one for one in each], np.int64)
+    words = {"advice", "range", "domain", "call"}
     columns: dict[str, NDArray[Any]] = {"rule": objects(rule.name for rule, _ in found)}
     for field in fields(Finding):
         values = [getattr(one, field.name) for _, one in found]
-        if field.name == "won_ns":
+        if field.name == "sentence":
+            columns["sentence"] = objects(_sentence(one) for _, one in found)
+        elif field.name == "won_ns":
             columns["won_ns"] = won
-            columns["won_share"] = won / max(1, evidence.window_ns)
+            share = won / max(1, evidence.window_ns) if found else np.empty(0)
+            columns["won_share"] = np.where(won == NULL, np.nan, share)
+            columns["bound_of"] = objects(evidence.part.kind for _ in found)
         elif field.name in words:
             columns[field.name] = objects(values)
         else:

@@ -1,21 +1,26 @@
 """Why a GPU was idle: one cause for each gap, from what the host did until the operation that ended it.
 
-Most of a gap is half of it or more. The launch is the call that put the operation on the GPU which ends the gap. The
-causes are tried in this order, each on the evidence named, so that every gap has exactly one:
+Most of a gap is half of it or more. The launch is the call that put the operation on the GPU which ends the gap. An
+operation waited if its launch had returned for most of the gap, and for longer than a threshold, which is the time that
+the GPU takes to begin an operation that it has. The causes are tried in this order, each on the evidence named, so that
+every gap has exactly one:
 
-- profiler_flush: the profiler's own work in the operation's process (any row of PROFILER_OVERHEAD: flushes of buffers,
-  but also what it does when a library is loaded) covers most of the gap, and the launch had not returned before the gap
-  began: what is queued on the GPU does not wait for the profiler's side of the host.
+- profiler_flush: the profiler's own work in the operation's process (rows of PROFILER_OVERHEAD that are known to be
+  that: flushes of buffers, instrumentation, its own memory) covers most of the gap, and the launch had not returned
+  before the gap began: what is queued on the GPU does not wait for the host.
+- module_loading: the same for the driver's loading of the code of kernels, where it is recorded by name or, by
+  profilers that have no name for it, as unknown overhead inside the first launch of a kernel; and where calls that load
+  a module, made by the launching thread before the launch, cover most of the gap.
 - allocation, synchronisation: calls of that kind, made by the launching thread before the launch, cover most of it.
 - waiting_copy: the same for copying calls, which stage pageable memory on the host; and the launch itself counts where
   it copies from or to pageable memory.
-- launch_latency: the launch itself covers most of the gap, as where it first loads a kernel's code; or the launch began
-  before the gap and the gap is short (a threshold), which is what the GPU takes to begin an operation it has.
+- launch_latency: the launch itself covers most of the gap; or it began before the gap, and the operation did not wait.
+- waiting_nccl: the operation waited and is a kernel of NCCL.
+- waiting_other_device: it waited, and an operation on another device ended within the threshold before the gap's end.
+- waiting_stream: it waited, and is on another stream than the operation before the gap.
+- queued: it waited, and the GPU ran nothing that was recorded.
 - host_late: the launch began after the gap began. There was nothing for the GPU to do.
-- waiting_nccl: the operation is a kernel of NCCL, which had been launched long before.
-- waiting_other_device: an operation on another device ended within the threshold before the gap's end.
-- waiting_stream: the operation is on another stream than the one before the gap.
-- unknown: no launch is recorded, or none of these explains why a launched operation waited.
+- unknown: no launch is recorded.
 
 Nothing here tells how much faster the program would be without a gap.
 """
@@ -26,18 +31,26 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.intervals import Between, Blocks, covered_ns, lanes_of, touched, union
-from traceable.analysis.naming import ALLOCATING, COPYING, SYNCHRONISING
-from traceable.analysis.shared import calls_like, nccl_kernels
+from traceable.analysis.naming import ALLOCATING, COPYING, LOADING, LOADING_OVERHEAD, PROFILING_OVERHEAD, SYNCHRONISING
+from traceable.analysis.shared import calls_like, nccl_kernels, overheads_like
 from traceable.trace.model import Bool, Int8, Int64
 
 CAUSES = (
-    *("profiler_flush", "allocation", "synchronisation", "waiting_copy", "launch_latency"),
-    *("host_late", "waiting_nccl", "waiting_other_device", "waiting_stream", "unknown"),
+    *("profiler_flush", "module_loading", "allocation", "synchronisation", "waiting_copy", "launch_latency"),
+    *("waiting_nccl", "waiting_other_device", "waiting_stream", "queued", "host_late", "unknown"),
 )
 """The causes, in the order in which they are tried. A gap holds the index of its own."""
 
-CALLS_OF_CAUSE = {"allocation": ALLOCATING, "synchronisation": SYNCHRONISING, "waiting_copy": COPYING}
+CALLS_OF_CAUSE = {
+    "module_loading": LOADING,
+    "allocation": ALLOCATING,
+    "synchronisation": SYNCHRONISING,
+    "waiting_copy": COPYING,
+}
 """The causes that lie in calls of the launching thread, and which calls these are."""
+
+OVERHEADS_OF_CAUSE = {"profiler_flush": PROFILING_OVERHEAD, "module_loading": LOADING_OVERHEAD}
+"""The causes that lie in overheads of the launching process, and which these are."""
 
 
 def causes_of(context: Context, gaps: Between, gpu_of_operation: Int64, launch_latency_ns: int) -> Int8:
@@ -46,28 +59,30 @@ def causes_of(context: Context, gaps: Between, gpu_of_operation: Int64, launch_l
     Args:
         gaps: gaps of GPUs; `before` and `after` are operations of `context.gpu`.
         gpu_of_operation: the lane of each operation.
-        launch_latency_ns: up to which length a gap is explained by the latency of a launch.
+        launch_latency_ns: how long the GPU may take to begin an operation whose launch has returned.
     """
     cause = np.full(len(gaps), CAUSES.index("unknown"), np.int8)
     if not len(gaps):
         return cause
     host = _Host(context, gaps)
     length = gaps.end_ns - gaps.start_ns
-    pending = host.launched & ~host.late
-    short = length <= launch_latency_ns
-    waiting = np.flatnonzero(pending & ~short)
+    waited = (2 * host.since_launch_ns >= length) & (host.since_launch_ns > launch_latency_ns)
+    waiting = np.flatnonzero(waited)
     operation = gaps.after[waiting]
     # Written from the last rule to the first, so that the first that holds counts.
+    _set(cause, host.late, "host_late")
+    _set(cause, waiting, "queued")
     _set(cause, waiting[context.gpu.stream[gaps.before[waiting]] != context.gpu.stream[operation]], "waiting_stream")
     _set(cause, waiting[_another_ended(context, gaps, waiting, gpu_of_operation, launch_latency_ns)], _OTHER)
-    _set(cause, waiting[np.isin(operation, nccl_kernels(context))], "waiting_nccl")
-    _set(cause, host.late, "host_late")
-    short &= pending
-    short |= 2 * host.in_launch_ns >= length
-    _set(cause, short, "launch_latency")
-    for name in ("waiting_copy", "synchronisation", "allocation"):
+    is_nccl = np.zeros(len(context.gpu), np.bool_)
+    is_nccl[nccl_kernels(context)] = True
+    _set(cause, waiting[is_nccl[operation]], "waiting_nccl")
+    began_before = host.launched & ~host.late
+    _set(cause, (began_before & ~waited) | (2 * host.in_launch_ns >= length), "launch_latency")
+    for name in reversed(CALLS_OF_CAUSE):
         _set(cause, host.mostly_in(name), name)
-    _set(cause, host.mostly_profiler(), "profiler_flush")
+    for name in reversed(OVERHEADS_OF_CAUSE):
+        _set(cause, host.mostly_overhead(name), name)
     return cause
 
 
@@ -79,11 +94,12 @@ class _Host:
         begun_ns, ended_ns: of the launch; meaningless where not `launched`.
         late: whether it began after the gap began.
         in_launch_ns: how much of the gap the launch covers.
+        since_launch_ns: how much of the gap lies after the launch returned; 0 where not `launched`.
     """
 
     def __init__(self, context: Context, gaps: Between) -> None:
         self.context, self.gaps = context, gaps
-        calls = context.trace.calls
+        calls = context.launched.calls
         self.call = context.launched.call_of[gaps.after]
         self.launched = self.call >= 0
         if self.launched.any():
@@ -96,6 +112,10 @@ class _Host:
         np.maximum(inside, 0, out=inside)
         inside *= self.launched
         self.in_launch_ns = inside
+        since = gaps.end_ns - np.maximum(self.ended_ns, gaps.start_ns)
+        np.maximum(since, 0, out=since)
+        since *= self.launched
+        self.since_launch_ns = since
 
     def mostly_in(self, name: str) -> Int64:
         """Return the gaps that calls of a kind cover most of, made by the launching thread before the launch."""
@@ -113,21 +133,22 @@ class _Host:
         rows = np.flatnonzero((touched(gaps, start, end) & self.late) | own)
         inside = union(start, end, lanes_of(thread, len(trace.threads), np.arange(len(which))))
         until = np.minimum(self.begun_ns[rows], gaps.end_ns[rows])
-        threads = trace.calls.thread[self.call[rows]]
+        threads = self.context.launched.calls.thread[self.call[rows]]
         covered = covered_ns(inside, threads, gaps.start_ns[rows], until)
         covered += np.where(own[rows], self.in_launch_ns[rows], 0)
         return rows[2 * covered >= gaps.end_ns[rows] - gaps.start_ns[rows]]
 
-    def mostly_profiler(self) -> Int64:
-        """Return the gaps that the profiler's own work covers most of, and before which nothing had been launched."""
+    def mostly_overhead(self, name: str) -> Int64:
+        """Return the gaps that overheads of a kind cover most of, and before which nothing had been launched."""
         gaps, overheads = self.gaps, self.context.trace.overheads
-        rows = np.flatnonzero(touched(gaps, overheads.start_ns, overheads.end_ns))
+        which = overheads_like(self.context, OVERHEADS_OF_CAUSE[name])
+        start, end = overheads.start_ns[which], overheads.end_ns[which]
+        rows = np.flatnonzero(touched(gaps, start, end))
         rows = rows[~self.launched[rows] | (self.ended_ns[rows] > gaps.start_ns[rows])]
-        lanes = lanes_of(overheads.process, len(self.context.trace.processes), np.arange(len(overheads)))
-        own = union(overheads.start_ns, overheads.end_ns, lanes)
+        lanes = lanes_of(overheads.process[which], len(self.context.trace.processes), np.arange(len(which)))
         process = self.context.gpu.process[gaps.after[rows]]
-        start, end = gaps.start_ns[rows], gaps.end_ns[rows]
-        return rows[2 * covered_ns(own, process, start, end) >= end - start]
+        begin, until = gaps.start_ns[rows], gaps.end_ns[rows]
+        return rows[2 * covered_ns(union(start, end, lanes), process, begin, until) >= until - begin]
 
 
 _OTHER = "waiting_other_device"

@@ -10,11 +10,12 @@ import re
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gap_causes import CALLS_OF_CAUSE, CAUSES
+from traceable.analysis.gap_causes import CALLS_OF_CAUSE, CAUSES, OVERHEADS_OF_CAUSE
 from traceable.analysis.gpus import Gpus
 from traceable.analysis.intervals import Between, Blocks, merged
 from traceable.analysis.named import call_name, operation_labels, operation_name
-from traceable.trace.model import Int8
+from traceable.analysis.shared import overheads_like
+from traceable.trace.model import Int8, Int64
 
 
 def details(context: Context, used: Gpus, gaps: Between, cause: Int8) -> list[str]:
@@ -36,11 +37,15 @@ class _Writer:
     def sentence(self, gaps: Between, i: int, cause: str) -> str:
         begin, end, after = int(gaps.start_ns[i]), int(gaps.end_ns[i]), int(gaps.after[i])
         launch = int(self.context.launched.call_of[after])
-        if cause == "profiler_flush":
-            return self._profiler(int(self.context.gpu.process[after]), begin, end)
+        process = int(self.context.gpu.process[after])
+        if cause in OVERHEADS_OF_CAUSE:
+            rows = overheads_like(self.context, OVERHEADS_OF_CAUSE[cause])
+            evidence, covered = self._overheads(rows, process, begin, end)
+            if 2 * covered >= end - begin:
+                return evidence
         if launch < 0:
             return "no launch call is recorded for what followed"
-        calls = self.context.trace.calls
+        calls = self.context.launched.calls
         thread, begun, ended = int(calls.thread[launch]), int(calls.start_ns[launch]), int(calls.end_ns[launch])
         if cause in CALLS_OF_CAUSE:
             own = f"the launch itself copies pageable memory, until {_said(max(0, end - ended))} before the gap's end"
@@ -48,24 +53,35 @@ class _Writer:
             return self._during(thread, begin, until, end - begin, CALLS_OF_CAUSE[cause]) or own
         if cause == "host_late":
             before = self._during(thread, begin, min(begun, end), end - begin, None)
-            return f"the launch began {_said(begun - begin)} into the gap" + (f"; {before}" if before else "")
-        if ended > begin:
+            every = np.arange(len(self.context.trace.overheads))
+            meanwhile, covered = self._overheads(every, process, begin, end)
+            if _SLIGHT * covered < end - begin:
+                meanwhile = ""
+            return "; ".join(filter(None, (f"the launch began {_said(begun - begin)} into the gap", before, meanwhile)))
+        if cause == "launch_latency" and ended > begin:
             return (
                 f"the launch took {_said(ended - begun)}, {_said(min(ended, end) - max(begun, begin))} of it in the gap"
             )
         queued = f"launched {_said(begin - ended)} before the gap"
+        if ended > begin:
+            queued = f"the launch returned {_said(end - ended)} before the gap's end"
         if cause == "waiting_other_device":
             return f"{queued}; {self._elsewhere(int(gaps.lane[i]), begin, end)}"
-        return queued + ("; nothing recorded explains why it waited" if cause == "unknown" else "")
+        return queued + ("; nothing recorded explains why it waited" if cause == "queued" else "")
 
-    def _profiler(self, process: int, begin: int, end: int) -> str:
-        """Name what of the profiler's own work covers most of the gap."""
+    def _overheads(self, rows: Int64, process: int, begin: int, end: int) -> tuple[str, int]:
+        """Return which of some overheads of a process cover how much of a time; empty where none does."""
         trace = self.context.trace
-        inside = np.minimum(trace.overheads.end_ns, end) - np.maximum(trace.overheads.start_ns, begin)
-        inside[trace.overheads.process != process] = 0
-        most = int(np.argmax(inside))
-        name = int(trace.overheads.name[most])
-        return f"{trace.names[name] if name >= 0 else 'the profiler'} covers {_percent(int(inside[most]), end - begin)}"
+        overheads = trace.overheads
+        rows = rows[overheads.process[rows] == process]
+        start, until = np.maximum(overheads.start_ns[rows], begin), np.minimum(overheads.end_ns[rows], end)
+        inside = np.flatnonzero(until > start)
+        if not len(inside):
+            return "", 0
+        covered = int(merged(start[inside], until[inside]).total_ns()[0])
+        name = int(overheads.name[rows[inside[int(np.argmax((until - start)[inside]))]]])
+        longest = trace.names[name] if name >= 0 else "overhead without a name"
+        return f"{_and_others(longest, len(inside))} {_percent(covered, end - begin)}", covered
 
     def _during(self, thread: int, begin: int, end: int, gap: int, pattern: re.Pattern[str] | None) -> str:
         """Say which calls the thread was in from `begin` to `end`: those like `pattern`, or all; empty for none."""
@@ -82,8 +98,7 @@ class _Writer:
         if pattern is None and _SLIGHT * covered < gap:
             return ""
         longest = call_name(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
-        others = f" and {len(rows) - 1} more cover" if len(rows) > 1 else " covers"
-        return f"{longest}{others} {_percent(covered, gap)}"
+        return f"{_and_others(longest, len(rows))} {_percent(covered, gap)}"
 
     def _elsewhere(self, lane: int, begin: int, end: int) -> str:
         """Name the operation of another device that ended last before the gap's end."""
@@ -94,6 +109,10 @@ class _Writer:
         name = operation_name(self.context.trace, int(operation_labels(self.context, last)[0]))
         device = self.used.number[int(self.used.of(last)[0])]
         return f"{name} on device {device} ended {_said(end - int(gpu.end_ns[last[0]]))} before the gap's end"
+
+
+def _and_others(longest: str, number: int) -> str:
+    return f"{longest} and {number - 1} more cover" if number > 1 else f"{longest} covers"
 
 
 def _said(ns: int) -> str:

@@ -22,6 +22,7 @@ from traceable.analysis.intervals import Between, touched
 from traceable.analysis.named import operation_labels, operation_name, range_columns
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.units import time
 from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Int8, Int64, NDArray
@@ -49,7 +50,9 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
 
     Returns:
         One row a GPU: `total_ns` from the start of its first operation to the end of its last is `busy_ns`, the union
-        of its operations, and `idle_ns`; without a range `gap_total_ns` is `idle_ns`. Others, with shares of
+        of its operations, and `idle_ns`; without a range `gap_total_ns` is `idle_ns`. Of a trace that was cut, the
+        edges of its time are those of a GPU that worked before and after; the idle time between an edge and the
+        nearest operation is in `total_ns` and `idle_ns`, and in no gap. Others, with shares of
         `gap_total_ns`: `buckets` (by size, lower bound included), `causes` (`gap_causes`), `largest`.
 
     Raises:
@@ -79,14 +82,26 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         "largest": _largest(context, used, found, cause, top),
         "causes": _causes(used, found, cause),
     }
+    if context.whole is not None:
+        others_used = set(gpus(context.whole).number) - {*used.number, -1}
+        if others_used:
+            listed = ", ".join(map(str, sorted(others_used)))
+            notes.append(f"GPU {listed} ran nothing in the selected time and has no row")
+    at_edges = int((worked.before_ns + worked.after_ns).sum())
+    if at_edges:
+        notes.append(
+            f"{time(at_edges)} between the edges of the selected time and the nearest operations count as idle, but "
+            "not as gaps: a part of a gap has no length and no cause of its own"
+        )
     return Table(_devices(context, used, worked, found, idle, out), others, tuple(notes))
 
 
 def _devices(
     context: Context, used: Gpus, worked: Timelines, found: Between, idle: Int64, out: Int64
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns of each GPU; `idle` and `out` are how long it was idle and how long nothing was recorded."""
-    first, last = worked.first_ns, worked.last_ns
+    """Return the columns of each GPU; `idle` is the length of its gaps, `out` how long nothing was recorded."""
+    first, last = worked.first_ns - worked.before_ns, worked.last_ns + worked.after_ns
+    edges = worked.before_ns + worked.after_ns
     length = found.end_ns - found.start_ns
     pids = [process.pid for process in context.trace.processes]
     return {
@@ -96,9 +111,9 @@ def _devices(
         "first_start_ns": first,
         "last_end_ns": last,
         "total_ns": last - first - out,
-        "busy_ns": last - first - out - idle,
-        "idle_ns": idle,
-        "utilisation_share": ratios(last - first - out - idle, last - first - out),
+        "busy_ns": last - first - out - edges - idle,
+        "idle_ns": idle + edges,
+        "utilisation_share": ratios(last - first - out - edges - idle, last - first - out),
         "gaps": np.diff(_bounds(found, len(used))),
         "gap_total_ns": idle if found is worked.gaps else _idle(found, len(used)),
         **ranked(found.lane, length, len(used)).spread("gap"),

@@ -21,6 +21,7 @@ from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import gpu_number
 from traceable.analysis.shared import calls_like, once
 from traceable.analysis.table import objects
+from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 
@@ -99,6 +100,8 @@ def gpus(context: Context) -> Gpus:
     """
     trace = context.trace
     if not len(context.gpu):
+        if context.whole is not None and len(context.whole.gpu):
+            raise UnanswerableError("no GPU operation lies in the selected time", "select more of the recording")
         raise _no_operations(trace)
     streams = streams_of(context)
     used = np.unique(streams.number).tolist()
@@ -166,11 +169,16 @@ class Timelines:
     Attributes:
         first_ns, last_ns: start of the first and end of the last operation of each.
         gaps: when it was idle in between; the lanes are the GPUs.
+        before_ns, after_ns: how long it was idle from the begin of the time that the trace was cut to until `first_ns`,
+            and from `last_ns` until the end of that time; 0 where it had not begun to work, or worked no more. Gaps
+            that span two windows of the recording are not idle, as in `gaps`.
     """
 
     first_ns: Int64
     last_ns: Int64
     gaps: Between
+    before_ns: Int64
+    after_ns: Int64
 
 
 @once
@@ -178,11 +186,31 @@ def timelines(context: Context) -> Timelines:
     """Return when each GPU worked; raises as `gpus`."""
     gpu, used = context.gpu, gpus(context)
     lanes = lanes_by(context, used.streams.gpu, len(used))
-    return Timelines(
-        first_ns=gpu.start_ns[lanes.order[lanes.bounds[:-1]]],
-        last_ns=np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64),
-        gaps=between(gpu.start_ns, gpu.end_ns, lanes),
-    )
+    first = gpu.start_ns[lanes.order[lanes.bounds[:-1]]]
+    last = np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64)
+    before, after = _idle_at_the_edges(context, used, first, last)
+    return Timelines(first, last, between(gpu.start_ns, gpu.end_ns, lanes), before, after)
+
+
+def _idle_at_the_edges(context: Context, used: Gpus, first: Int64, last: Int64) -> tuple[Int64, Int64]:
+    """Return `before_ns` and `after_ns` of `Timelines`, given `first_ns` and `last_ns`."""
+    before, after = np.zeros(len(used), np.int64), np.zeros(len(used), np.int64)
+    cut, whole = context.trace.cut, context.whole
+    if cut is None or whole is None:
+        return before, after
+    start, end = whole.gpu.start_ns, whole.gpu.end_ns
+    of_whole = gpus(whole)
+    lane = of_whole.of_operation
+    begins, ends = unrecorded(whole.trace)
+    for i, number in enumerate(used.number):
+        mine = lane == of_whole.number.index(number)
+        # What decides is the gap as it was before it was cut: it may span two windows.
+        since, until = end[mine & (start < cut.first_ns)], start[mine & (start >= cut.last_ns)]
+        if len(since) and not ((begins < first[i]) & (ends > since.max())).any():
+            before[i] = first[i] - cut.first_ns
+        if len(until) and not ((begins < until.min()) & (ends > last[i])).any():
+            after[i] = cut.last_ns - last[i]
+    return before, after
 
 
 def lanes_by(context: Context, lane_of_stream: Int64, count: int) -> Lanes:

@@ -14,7 +14,7 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances
 from traceable.analysis.naming import NCCL
-from traceable.analysis.rules import ADOPTED
+from traceable.analysis.rules import INHERITED
 from traceable.errors import UnanswerableError
 from traceable.trace.model import START_END, Bool, Int64
 
@@ -143,7 +143,7 @@ def _visible(context: Context, instances: Bool | None) -> Bool:
     """Return which kernels were launched where ncu sees the range: a start/end range is seen by every thread."""
     if instances is None or bool((context.found.style[instances] == START_END).all()):
         return np.ones(len(context.trace.kernels), np.bool_)
-    launched: Bool = context.attribution.rule[: len(context.trace.kernels)] != ADOPTED
+    launched: Bool = context.attribution.rule[: len(context.trace.kernels)] != INHERITED
     return launched
 
 

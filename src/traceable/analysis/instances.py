@@ -33,11 +33,15 @@ class Instances:
     """All range instances, as equally long columns.
 
     Attributes:
-        start_ns, end_ns, name, domain, style, clipped: as in `Ranges`.
+        start_ns, end_ns, domain, style, clipped: as in `Ranges`.
+        name: index of the name: as in `Ranges`, or of the normalized one (`analysis.range_names`).
+        recorded: index of the name as it was recorded.
         thread: as in `Ranges`: where it began.
         task: whether it is a coroutine, known by its stretches.
         replay: whether it is what a CUDA graph did again (`analysis.replays`): it has no CPU time of its own, and its
             times are those of the launch call.
+        outside: whether it lies outside the time that the trace was cut to, and is here for its operations that do not:
+            it has no CPU time in this time.
         identity: who it is and what it began in (`trace.emitted`); NULL where nothing says it.
         fields: index into `Trace.names` of its named fields as JSON text; -1 for none.
         parent: index of the instance it lies inside or began in; -1 for none.
@@ -45,19 +49,22 @@ class Instances:
         self_ns: duration (of a coroutine the time running) less what lies directly inside on the thread; NULL for a
             start/end range without stretches.
         active_ns: time a coroutine was running; NULL for all else.
-        stretches: where on which thread each instance ran. None for a range that ended on another thread.
+        stretches: where on which thread each instance ran, as recorded even where the trace was cut. None for a range
+            that ended on another thread.
         paths: for each path, the indices into `Trace.names` from the outermost.
     """
 
     start_ns: Int64
     end_ns: Int64
     name: Int32
+    recorded: Int32
     domain: Int32
     style: Int8
     clipped: Bool
     thread: Int32
     task: Bool
     replay: Bool
+    outside: Bool
     identity: Int64
     fields: Int32
     parent: Int64
@@ -71,13 +78,25 @@ class Instances:
         return len(self.start_ns)
 
     @property
+    def entered(self) -> Bool:
+        """Which instances count as such and have CPU time: no replays, and nothing that lies outside."""
+        entered: Bool = ~(self.replay | self.outside)
+        return entered
+
+    @property
     def depth(self) -> Int64:
         """How many instances each lies inside."""
         return np.array([len(path) - 1 for path in self.paths], np.int64)[self.path]
 
 
-def instances(trace: Trace) -> Instances:
+def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[int, int] | None = None) -> Instances:
     """Return the range instances of `trace`: those of `trace.ranges` in order, less the stretches.
+
+    Args:
+        trace: the recording.
+        of_name: index of the name that instances have instead of each recorded one (`RangeNames.of_name`); None for
+            as recorded. Stretches find their coroutine by the recorded one.
+        within_ns: of `self_ns` and `active_ns` only this time counts; None for all of it.
 
     At the end stand coroutines whose start/end range is missing because it was open when the capture began: they last
     from the first stretch to the last and are clipped.
@@ -111,7 +130,7 @@ def instances(trace: Trace) -> Instances:
     task = np.zeros(count, np.bool_)
     task[instance_of_group] = True
 
-    node_parent, self_ns, active_ns = _times(ranges, owner, is_stretch, task)
+    node_parent, self_ns, active_ns = _times(ranges, owner, is_stretch, task, within_ns)
     leader = np.full(count, -1, np.int64)
     leader[: len(own)] = np.where(ranges.style[own] == PUSH_POP, own, -1)
     leader[instance_of_group] = stretch[first]
@@ -125,17 +144,20 @@ def instances(trace: Trace) -> Instances:
         process=_process(trace, columns["thread"]),
         identity=columns["identity"],
     )
-    path, paths = paths_of(parent, columns["name"])
+    name = columns["name"] if of_name is None else of_name[columns["name"]]
+    path, paths = paths_of(parent, name)
     return Instances(
         start_ns=columns["start_ns"],
         end_ns=end,
-        name=columns["name"],
+        name=name,
+        recorded=columns["name"],
         domain=columns["domain"],
         style=columns["style"],
         clipped=columns["clipped"],
         thread=columns["thread"],
         task=task,
         replay=np.zeros(count, np.bool_),
+        outside=np.zeros(count, np.bool_),
         identity=columns["identity"],
         fields=columns["fields"],
         parent=parent,
@@ -210,7 +232,9 @@ def _first_of_each(group: Int64) -> Int64:
     return np.unique(group, return_index=True)[1]
 
 
-def _times(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) -> tuple[Int64, Int64, Int64]:
+def _times(
+    ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool, within_ns: tuple[int, int] | None
+) -> tuple[Int64, Int64, Int64]:
     """Return the parent of each push/pop range (as an index of ranges), and of each instance self and active time."""
     nodes = np.flatnonzero(ranges.style == PUSH_POP)
     found = parents(ranges.thread[nodes], ranges.start_ns[nodes], ranges.end_ns[nodes])
@@ -218,7 +242,10 @@ def _times(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) -> tuple[
     inner = found >= 0
     node_parent[nodes[inner]] = nodes[found[inner]]
 
-    duration = ranges.end_ns - ranges.start_ns
+    if within_ns is None:
+        duration = ranges.end_ns - ranges.start_ns
+    else:
+        duration = np.clip(ranges.end_ns, *within_ns) - np.clip(ranges.start_ns, *within_ns)
     alone = duration.copy()
     np.subtract.at(alone, node_parent[nodes[inner]], duration[nodes[inner]])
     self_ns = np.full(len(task), NULL, np.int64)

@@ -83,8 +83,8 @@ def by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str
 def _ours(context: Context, label: Int64, of_instance: Int64, wanted: Bool | None) -> _Measured:
     """Measure each kernel once for each range that it belongs to, and those that belong to none."""
     kernels = len(label)
-    call = context.launched.call_of[:kernels]
-    thread = np.where(call >= 0, context.trace.calls.thread[call], OUTSIDE) if len(context.trace.calls) else call
+    call, calls = context.launched.call_of[:kernels], context.launched.calls
+    thread = np.where(call >= 0, calls.thread[call], OUTSIDE) if len(calls) else call
     cell, first = numbered(thread, label)
     items = _Items(np.arange(kernels), cell, thread[first], label[first])
     seen = _Instances(of_instance, items)

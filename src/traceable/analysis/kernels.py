@@ -168,7 +168,7 @@ def _by_geometry(asked: _Asked) -> Table:
 
 
 def _by_launch(asked: _Asked) -> Table:
-    context, calls, kernels = asked.context, asked.trace.calls, asked.trace.kernels
+    context, calls, kernels = asked.context, asked.context.launched.calls, asked.trace.kernels
     at, call = context.launched.operation, context.launched.call
     if asked.inside is not None or len(context.gpu) > len(kernels):
         wanted = at < len(kernels)
@@ -212,7 +212,7 @@ def _by_launch(asked: _Asked) -> Table:
 
 def _launched(asked: _Asked, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
     """Return the row of each pair of a kernel and its launch call, and by column what each row is of."""
-    calls, trace, kinds = asked.trace.calls, asked.trace, asked.kinds
+    calls, trace, kinds = asked.context.launched.calls, asked.trace, asked.kinds
     combination, first = numbered(calls.thread[call], calls.name[call], kinds.of_kernel[kernel])
     # The family of a row is that of its first kernel.
     in_order = np.argsort(first)

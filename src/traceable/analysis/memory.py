@@ -78,7 +78,7 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
     others = {
         "processes": _by_process(context.trace, moves, which),
         "sizes": _sizes(moves, which),
-        "calls": _by_call(context.trace, moves, which),
+        "calls": _by_call(context, moves, which),
         **allocated,
     }
     if by == "range":
@@ -159,15 +159,16 @@ def _pairs_of(context: Context, wanted: Bool) -> Iterator[tuple[Int64, Int64]]:
             yield instance[here], operation[here]
 
 
-def _by_call(trace: Trace, moves: Moves, which: Int64) -> Table:
+def _by_call(context: Context, moves: Moves, which: Int64) -> Table:
     """Return one row a launch call's name, operation and kind of host memory."""
+    trace, calls = context.trace, context.launched.calls
     which = which[moves.call[which] >= 0]
     memory_of = np.where(moves.pageable, 0, np.where(moves.pinned, 1, -1))[which]
     call = moves.call[which]
-    group, first = numbered(trace.calls.name[call], moves.kind[which], memory_of)
+    group, first = numbered(calls.name[call], moves.kind[which], memory_of)
     first_of_call = numbered(group, call)[1]
     group_of_call, each = group[first_of_call], call[first_of_call]
-    duration = trace.calls.end_ns[each] - trace.calls.start_ns[each]
+    duration = calls.end_ns[each] - calls.start_ns[each]
     kind = moves.call_kind[which[first]]
     manner = {SYNCHRONOUS: "synchronous", ASYNCHRONOUS: "asynchronous", OTHER_CALL: "other"}
     words = [
@@ -178,7 +179,7 @@ def _by_call(trace: Trace, moves: Moves, which: Int64) -> Table:
     size, time = totals(group, moves.size_bytes[which], groups), totals(group, moves.duration_ns[which], groups)
     table = Table(
         {
-            "call": objects(call_name(trace.names[name]) for name in trace.calls.name[call[first]].tolist()),
+            "call": objects(call_name(trace.names[name]) for name in calls.name[call[first]].tolist()),
             "manner": objects(words),
             "operation": objects(OPERATION_NAMES[of] for of in moves.kind[which[first]].tolist()),
             "host_memory": objects((("pageable", "pinned", None)[of]) for of in memory_of[first].tolist()),

@@ -68,7 +68,7 @@ def usage_over_time(context: Context) -> Table:
         raise UnanswerableError("no device memory data in the trace", "record with --cuda-memory-usage=true")
     steps = _steps(trace)
     call = _calls(trace)[steps.event]
-    innermost = np.where(call >= 0, np.append(context.innermost_of_call, -1)[call], -1)
+    innermost = context.innermost_around_calls(call)
     return Table(
         {
             "time_ns": trace.allocations.start_ns[steps.event],
@@ -127,7 +127,7 @@ def usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
     steps = _steps(trace)
     label, first_of_label = range_labels(found)
     labels, groups = len(first_of_label), steps.groups
-    real = ~found.replay
+    real = found.entered
     if range_name is not None:
         real &= context.instances_of(range_name)
     peak = np.zeros(labels * groups, np.int64)
@@ -211,7 +211,7 @@ def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[n
     trace = context.trace
     call = _calls(trace)[steps.event]
     made = np.flatnonzero(call >= 0)
-    calls, at = trace.calls, call[made]
+    calls, at = context.launched.calls, call[made]
     every = np.arange(len(made))
     found = list(
         pairs(

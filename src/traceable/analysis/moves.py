@@ -41,7 +41,8 @@ class Moves:
         gpu: nsys's number of the GPU that it ran on; negative where unknown.
         peak_gb_per_s: of the link it went over; NaN where unknown.
         told: whether it copied from or to host memory of a known kind; pageable, pinned: which one.
-        call: its launch call, -1 for none; call_kind: NO_CALL, SYNCHRONOUS, ASYNCHRONOUS or OTHER_CALL.
+        call: its launch call, an index into `Launches.calls`, -1 for none.
+        call_kind: NO_CALL, SYNCHRONOUS, ASYNCHRONOUS or OTHER_CALL.
     """
 
     first: int
@@ -84,7 +85,7 @@ def moves_of(context: Context) -> Moves:
         pageable=pageable,
         pinned=pinned,
         call=call,
-        call_kind=_call_kinds(trace, call),
+        call_kind=_call_kinds(trace, context.launched.calls.name, call),
     )
 
 
@@ -96,10 +97,10 @@ def _copying_calls(trace: Trace, used: Int32) -> Int8:
     return kinds
 
 
-def _call_kinds(trace: Trace, call: Int64) -> Int8:
+def _call_kinds(trace: Trace, name_of_call: Int32, call: Int64) -> Int8:
     kinds = np.full(len(call), NO_CALL, np.int8)
     known = call >= 0
-    name = trace.calls.name[call[known]]
+    name = name_of_call[call[known]]
     kinds[known] = _copying_calls(trace, name)[name]
     return kinds
 

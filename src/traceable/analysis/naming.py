@@ -24,7 +24,29 @@ COPYING = re.compile(r"cu(da)?Memcpy")
 GRAPH_LAUNCHING = re.compile(r"cu(da)?GraphLaunch")
 """Calls that launch a CUDA graph."""
 
-_APPENDED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
+LOADING = re.compile(r"cu(da)?(Module|Library)Load")
+"""Calls that load a module."""
+
+PROFILING_OVERHEAD = re.compile(
+    r".* profiling |CUPTI |(activity )?buffer (flush|request)|instrumentation$|resource$|UVM activity init"
+    r"|(TLS|chunk) allocation|loading plugins|thread name service",
+    re.IGNORECASE,
+)
+"""Overhead that is the profiler's own work. `dlopen(...)` is not: it includes the program's own part of that."""
+
+LOADING_OVERHEAD = re.compile(
+    r"(CUPTI )?((runtime |runtime triggered )?module loading|lazy function loading|driver .*compiler)", re.IGNORECASE
+)
+"""Overhead of the driver that loads, or compiles, the code of kernels."""
+
+QUEUE_FULL_OVERHEAD = re.compile(r"(CUPTI )?command buffer full", re.IGNORECASE)
+"""Overhead of a call that waits because the command buffer, the queue of what is launched, is full."""
+
+UNNAMED_OVERHEAD = re.compile(r"unknown|<unknown>|unrecognized|undefined", re.IGNORECASE)
+"""Overhead of a kind that the profiler had no name for."""
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?![A-Za-z\d])")
+"""A number in a name, but for one that is followed by a letter: `h2d` and `conv1d` are words."""
 
 NCCL = re.compile(r"(void )?nccl")
 """NCCL's kernels: ncclDevKernel_..., ncclKernel_..., in old versions with a return type before it."""
@@ -51,11 +73,13 @@ def which_like(trace: Trace, patterns: Sequence[re.Pattern[str]], *used: Int32) 
     return found
 
 
-def without_numbers(name: str) -> str:
-    """Return the name of a range without what torch's emit_nvtx appends to it, which differs from call to call.
+def fold_numbers(name: str) -> str:
+    """Return a name with `*` for every number in it: names that differ by numbers alone become one.
+
+    How names are shown is decided by `range_names`; this is for rules that compare names, whatever these are called.
 
     Examples:
-        >>> without_numbers("aten::copy_, seq = 47512, op_id = 998978")
-        'aten::copy_'
+        >>> fold_numbers("token_7_processing"), fold_numbers("token_*_processing"), fold_numbers("conv1d")
+        ('token_*_processing', 'token_*_processing', 'conv1d')
     """
-    return _APPENDED.sub("", name)
+    return _NUMBER.sub("*", name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from traceable.analysis.enclosure import spread
 from traceable.trace import model
-from traceable.trace.model import NULL, Bool, Int8, Int32, Int64, Trace
+from traceable.trace.model import NULL, Bool, Int8, Int32, Int64, NDArray, Trace
+from traceable.trace.rows import end_to_end
 
 KERNEL, COPY, MEMSET, GRAPH = range(4)
 """Kinds of operation: a kernel, a memory copy, a memory set, a CUDA graph that was traced as a whole."""
@@ -26,6 +28,8 @@ _PAGEABLE = 0
 @dataclass(frozen=True)
 class GpuOperations:
     """All GPU operations of a trace, as equally long columns: kernels, copies, memsets, graphs, in that order.
+
+    Columns may be the trace's own, and are not to be written to.
 
     Attributes:
         kind: KERNEL, COPY, MEMSET or GRAPH.
@@ -76,9 +80,10 @@ class Launches:
     """Which launch call put which operation on the GPU: links, sorted by thread and call start.
 
     Attributes:
-        calls: the API calls of the trace.
+        calls: the API calls of the trace, as recorded. Where the trace was cut, those of `Trace.calls` and, after them,
+            the launch calls outside of its time: what `call` and `call_of` number is to be looked up here.
         operation: index into `GpuOperations`. Absent where the trace holds no call for it, twice where it holds two.
-        call: index into `Trace.calls`.
+        call: index into `calls`.
         call_of: one value an operation (not a link): its launch call, of several the earliest to start; -1 for none.
         leads: one value an operation (not a link): whether it counts for its launch, which may have put many on the
             GPU. True for exactly one operation of each launch; for none without a call.
@@ -118,16 +123,16 @@ def operations(trace: Trace) -> GpuOperations:
     moved = [np.maximum(events.size_bytes, 0) for events in (trace.copies, trace.memsets)]
     pageable = np.full(sum(number[1:]), NULL, np.int64)
     pageable[:copies] = _pageable_bytes(trace.copies, directions, moved[0])
-    start_ns = np.concatenate([events.start_ns for events in kinds])
+    start_ns = _of_all(kinds, "start_ns")
     return GpuOperations(
         start_ns=start_ns,
-        end_ns=np.concatenate([events.end_ns for events in kinds]),
+        end_ns=_of_all(kinds, "end_ns"),
         kind=np.repeat(np.array([KERNEL, COPY, MEMSET, GRAPH], np.int8), number),
-        process=np.concatenate([events.process for events in kinds]),
-        device=np.concatenate([events.device for events in kinds]),
-        stream=np.concatenate([events.stream for events in kinds]),
+        process=_of_all(kinds, "process"),
+        device=_of_all(kinds, "device"),
+        stream=_of_all(kinds, "stream"),
         name=np.concatenate([trace.kernels.name, np.full(sum(number[1:]), -1, np.int32)]),
-        graph_node=_nodes(kinds),
+        graph_node=_of_all(kinds, "graph_node"),
         direction=np.concatenate([np.full(kernels, -1, np.int8), directions, np.full(sum(number[2:]), -1, np.int8)]),
         by_start=np.argsort(start_ns, kind="stable"),
         moved_bytes=np.concatenate([*moved, np.zeros(number[3], np.int64)]),
@@ -135,11 +140,8 @@ def operations(trace: Trace) -> GpuOperations:
     )
 
 
-def _nodes(kinds: tuple[model.Operations, ...]) -> Int64:
-    """Return the node of each operation; where there are no graphs, one value stands for all."""
-    if all((events.graph_node == NULL).all() for events in kinds):
-        return np.broadcast_to(np.int64(NULL), sum(map(len, kinds)))
-    return np.concatenate([events.graph_node for events in kinds])
+def _of_all(kinds: tuple[model.Operations, ...], column: str) -> NDArray[Any]:
+    return end_to_end([getattr(events, column) for events in kinds])
 
 
 def launches(trace: Trace, gpu: GpuOperations) -> Launches:
@@ -150,20 +152,24 @@ def launches(trace: Trace, gpu: GpuOperations) -> Launches:
     """
     calls = trace.calls
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int32)
-    correlation = np.concatenate(
-        [events.correlation for events in (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)]
-    )
+    correlation = _of_all((trace.kernels, trace.copies, trace.memsets, trace.graph_launches), "correlation")
     joined = _by_lookup(gpu, correlation, calls, process_of_thread)
     call_of, call, operation = joined or _by_sorting(gpu, correlation, calls, process_of_thread)
     launched = np.flatnonzero(call_of >= 0)
-    leads = np.zeros(len(gpu), np.bool_)
-    first = np.full(len(calls), -1, np.int64)
-    first[call_of[launched][::-1]] = launched[::-1]
-    leads[first[first >= 0]] = True
     queue = np.full(len(gpu), NULL, np.int64)
     queue[launched] = gpu.start_ns[launched] - calls.end_ns[call_of[launched]]
     queue[queue < 0] = NULL
-    return Launches(calls, operation, call, call_of, leads, queue)
+    return Launches(calls, operation, call, call_of, leading(call_of, len(calls)), queue)
+
+
+def leading(call_of: Int64, calls: int) -> Bool:
+    """Return which operations count for their launch, given the call of each: of each call the first."""
+    launched = np.flatnonzero(call_of >= 0)
+    leads = np.zeros(len(call_of), np.bool_)
+    first = np.full(calls, -1, np.int64)
+    first[call_of[launched][::-1]] = launched[::-1]
+    leads[first[first >= 0]] = True
+    return leads
 
 
 _SPARSEST = 8

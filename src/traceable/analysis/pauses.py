@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from traceable.analysis.select import selected
 from traceable.trace.model import START_END, Ranges, Trace
 
 LOOP_DOMAIN = "traceable.loop"
@@ -22,6 +23,11 @@ def without_short_callbacks(trace: Trace) -> tuple[Trace, int]:
     """
     if LOOP_DOMAIN not in trace.names:
         return trace, 0
+    if trace.cut is not None:
+        # How long one lasted is known of the whole.
+        whole, _ = without_short_callbacks(trace.cut.whole)
+        part = selected(whole, time_ns=(trace.cut.first_ns, trace.cut.last_ns))
+        return part, len(trace.ranges) - len(part.ranges)
     ranges = trace.ranges
     is_callback = (ranges.domain == trace.names.index(LOOP_DOMAIN)) & (ranges.style == START_END) & ranges.has_payload
     is_short = is_callback & ~ranges.clipped & (ranges.end_ns - ranges.start_ns < ranges.payload)

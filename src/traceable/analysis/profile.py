@@ -155,8 +155,8 @@ def _identity(trace: Trace, found: Instances, first: Int64) -> dict[str, NDArray
 
 
 def _columns(found: Instances, took: Measured, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return the columns that count and measure, one value a group. A replay has no CPU time."""
-    real = ~found.replay
+    """Return the columns that count and measure, one value a group. What was not entered has no CPU time."""
+    real = found.entered
     whole = real & ~found.clipped
     duration = np.where(real, found.end_ns - found.start_ns, 0)
     outermost = int(duration[found.parent < 0].sum())
@@ -164,7 +164,7 @@ def _columns(found: Instances, took: Measured, group: Int64, groups: int) -> dic
     total = integers(totals(group, duration, groups), count > 0)
     return {
         "count": count,
-        "clipped": np.bincount(group[found.clipped], minlength=groups),
+        "clipped": np.bincount(group[real & found.clipped], minlength=groups),
         "cpu_total_ns": total,
         "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
         **ranked(group, duration, groups, whole).summary("cpu"),
@@ -207,7 +207,7 @@ def _gpu_columns(
         "queue_mean_ns": ratios(totals(group, work.queue_ns, groups), queued),
         "queue_max_ns": maxima(group, work.queue_max_ns, groups),
         **_copy_columns(work, group, groups),
-        **_rule_columns(work, group, groups),
+        **_rule_columns(*work.by_rule(found.task, group, groups)),
     }
 
 
@@ -227,8 +227,10 @@ def _nsys_columns(nsys: Projection, duration: Int64, group: Int64, groups: int) 
 def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {}
     for i, direction in enumerate(DIRECTIONS):
+        copied = work.copied_in(i)
+        of_copies = group[copied.instance]
         count, size, time = (
-            _total(group, values[i], groups) for values in (work.copies, work.copy_bytes, work.copy_ns)
+            totals(of_copies, values, groups) for values in (copied.copies, copied.size_bytes, copied.copy_ns)
         )
         columns[f"{direction}_count"] = integers(count, count > 0)
         columns[f"{direction}_bytes"] = integers(size, count > 0)
@@ -236,16 +238,18 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
         # Bytes per ns are GB per s.
         columns[f"{direction}_gb_per_s"] = ratios(size, time)
         if direction in ("h2d", "d2h"):
-            pageable = _known_total(group, work.pageable_bytes[i], groups)
+            pageable = _known_total(of_copies, copied.pageable_bytes, groups)
             columns[f"{direction}_pageable_share"] = np.where(pageable == NULL, np.nan, ratios(pageable, size))
     return columns
 
 
-def _rule_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return the rule that explains the most GPU time of each group, and how much each rule explains."""
-    labels: list[str | None] = [None] * groups
-    time = np.array([_total(group, values, groups) for values in work.rule_ns])
-    operations = np.array([_total(group, values, groups) for values in work.rule_operations])
+def _rule_columns(time: Int64, operations: Int64) -> dict[str, NDArray[Any]]:
+    """Return the rule that explains the most GPU time of each group, and how much each rule explains.
+
+    Args:
+        time, operations: by rule and group, as `GpuWork.by_rule` returns them.
+    """
+    labels: list[str | None] = [None] * time.shape[1]
     # Where nothing took time the number of operations decides.
     most = np.lexsort((operations, time), axis=0)[-1]
     for one in np.flatnonzero(operations.sum(axis=0)).tolist():
@@ -254,11 +258,6 @@ def _rule_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
         f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0) for i, rule in enumerate(RULES)
     }
     return {"attribution": objects(labels), **shares}
-
-
-def _total(group: Int64, values: Int64, groups: int) -> Int64:
-    """Return the sum of the values by group; quick where all are 0."""
-    return totals(group, values, groups) if values.any() else np.zeros(groups, np.int64)
 
 
 def _known_total(group: Int64, values: Int64, groups: int) -> Int64:

@@ -28,7 +28,7 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
     trace, found = context.trace, context.found
     took = measured(context)
     worked, listed = took.work.operations > 0, took.nsys.operations > 0
-    real = ~found.replay
+    real = found.entered
     number = np.arange(1, len(found) + 1)
     inside = np.bincount(found.parent[(found.parent >= 0) & real], minlength=len(found))
     pids = np.array([process.pid for process in trace.processes], np.int64)
@@ -48,6 +48,7 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "level": found.depth,
             "children": inside,
             "name": _named(trace.names, found.name),
+            "recorded_name": _named(trace.names, np.where(found.recorded == found.name, -1, found.recorded)),
             "domain": _named(trace.names, found.domain),
             "style": objects([STYLES[style] for style in found.style.tolist()]),
             "pid": pids[of_thread[found.thread]],
@@ -65,7 +66,7 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "gpu_operations": work(took.work.operations),
             "kernels": work(took.work.kernels),
             "launches": work(took.work.launches),
-            "attribution": _rules(took.work.rule_ns, took.work.rule_operations, worked),
+            "attribution": _rules(*took.work.by_rule(found.task, np.arange(len(found)), len(found)), worked),
             "nsys_gpu_start_ns": nsys(took.nsys.start_ns),
             "nsys_gpu_span_ns": nsys(took.nsys.span_ns),
             "nsys_launches": nsys(took.nsys.launches),

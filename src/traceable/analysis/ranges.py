@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from traceable.analysis.columns import FIELD
 from traceable.analysis.context import Context
+from traceable.analysis.fields import field_values
 from traceable.analysis.gpus import gpus
 from traceable.analysis.profile import by_place, profile_of
 from traceable.analysis.range_instances import range_instances
+from traceable.analysis.select import gpu_number, selected
 from traceable.analysis.table import Table, objects
 from traceable.errors import UnanswerableError
-from traceable.trace.model import Bool, Int64, Trace
+from traceable.trace.model import Int64, Trace
 
 BY = ("path", "name", "instance", "process", "thread", "device")
-"""What a row can be about."""
+"""What a row can be about; also `field:NAME`."""
 
 
 def ranges(context: Context, *, by: str = "path", range_name: str | None = None) -> Table:
     """Return what each range cost.
 
     Args:
-        by: one of BY. By `device` the GPU's columns are those of the device, the CPU's those of all.
+        by: one of BY, or `field:NAME`. By `device` the GPU's columns are those of the device, the CPU's those of all.
         range_name: only rows of ranges of this name, or `domain:name`.
 
     Raises:
-        UnanswerableError: the trace holds no ranges, or none of that name.
+        UnanswerableError: the trace holds no ranges, or none of that name, or none with that field.
     """
-    if not len(context.trace.ranges):
+    if context.whole is not None and len(context.whole.found) and not len(context.found):
+        raise UnanswerableError("no range lies in the selected time", "select more of the recording")
+    if not len(context.found):
         raise UnanswerableError(
             "no ranges were recorded", "annotate the program (docs/annotation.md), and with nsys have nvtx in --trace"
         )
@@ -38,13 +42,14 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None)
         context.instances_of(range_name)
     if by == "instance":
         return range_instances(context, range_name=range_name)
-    table = {
+    rows = {
         "path": lambda: profile_of(context).ranges,
         "name": lambda: profile_of(context).names,
         "process": lambda: _by_process(context),
         "thread": lambda: _by_thread(context),
         "device": lambda: _by_device(context),
-    }[by]()
+    }
+    table = _by_field(context, by.removeprefix(FIELD)) if by.startswith(FIELD) else rows[by]()
     return table if range_name is None else table.take(_named(table, range_name))
 
 
@@ -75,8 +80,8 @@ def _by_thread(context: Context) -> Table:
 def _by_device(context: Context) -> Table:
     where = gpus(context)
     tables = []
-    for number, device in enumerate(where.numbers().tolist()):
-        part = Context(_only(context.trace, where.of_operation == number))
+    for number, device in zip(where.number, where.numbers().tolist(), strict=True):
+        part = Context(_only(context.trace, number), context.names)
         rows = profile_of(part).names
         rows = rows.take(rows.values["gpu_count"] > 0)
         tables.append({"device": np.full(len(rows), device), **rows.values})
@@ -84,15 +89,23 @@ def _by_device(context: Context) -> Table:
     return Table(columns, notes=where.notes)
 
 
-def _only(trace: Trace, which: Bool) -> Trace:
-    """Return the trace with these of its GPU operations, given in the order of `GpuOperations`."""
-    kinds = ("kernels", "copies", "memsets", "graph_launches")
-    bounds = np.cumsum([0, *(len(getattr(trace, kind)) for kind in kinds)]).tolist()
+def _by_field(context: Context, field: str) -> Table:
+    """Return the rows by value of a field; numbers from the smallest, then texts, then ranges without the field."""
+    values, value = field_values(context, field)
+    rows, number = by_place(context, value)
+    return Table({"value": values[number], **rows.values})
+
+
+def _only(trace: Trace, gpu: int) -> Trace:
+    """Return the trace with the operations of one GPU alone, given by its number; -1 for those that carry none."""
+    if trace.cut is not None:
+        return selected(_only(trace.cut.whole, gpu), time_ns=(trace.cut.first_ns, trace.cut.last_ns))
     kept: dict[str, Any] = {}
-    for kind, (first, last) in zip(kinds, itertools.pairwise(bounds), strict=True):
+    for kind in ("kernels", "copies", "memsets", "graph_launches"):
         events = getattr(trace, kind)
-        kept[kind] = replace(events, **events.take(which[first:last]))
-    return replace(trace, **kept)
+        number = np.maximum(gpu_number(trace, events.process, events.device), -1)
+        kept[kind] = replace(events, **events.take(number == gpu))
+    return trace.part(**kept)
 
 
 def _process_of_thread(context: Context) -> Int64:

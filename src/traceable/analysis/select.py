@@ -1,7 +1,9 @@
-"""The part of a trace that is asked about: of some processes, of some GPUs, of a time. Read before any question is.
+"""The part of a trace that is selected: some processes, some GPUs, a time. It is taken before any question is answered.
 
-A part is a trace like any other: the indices in it keep their meaning, times are not cut. What a GPU operation belongs
-to is the same in the part as in the whole, so whatever that rests on stays, even from before the time asked about.
+A part is a trace like any other: the indices in it keep their meaning. A time is cut out: whatever lies across one of
+its edges counts with the part inside, so that the numbers of adjoining times add up to those of the whole. What is
+inside keeps its relations to what is not: which range an operation belongs to, which call launched it and when, are
+those of the whole (`analysis.context`), which the part refers to.
 """
 
 from __future__ import annotations
@@ -11,24 +13,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from traceable.errors import UnanswerableError, UsageError
-from traceable.trace.emitted import ACTIVE_DOMAIN, number_of, parent_number_of
-from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Events, Int32, Int64, Operations, Trace
+from traceable.trace.model import Bool, Copies, Cut, Events, Int32, Int64, Intervals, Memsets, Ranges, Trace
 
 _OPERATIONS = ("kernels", "copies", "memsets", "graph_launches")
 _WITH_DEVICE = (*_OPERATIONS, "synchronisations", "allocations")
 _WITH_PROCESS = (*_WITH_DEVICE, "overheads", "counters")
 _WITH_THREAD = ("ranges", "marks", "calls", "graph_nodes")
-_BY_START = (*_WITH_PROCESS, "marks")
+_LASTING = (*_OPERATIONS, "synchronisations", "overheads", "calls", "ranges")
+_INSTANTS = ("marks", "counters", "allocations")
 
 _UNITS = {"": 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3, "ns": 1}
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs|ns|)")
 
 _Kind = TypeVar("_Kind", bound=Events)
+_Lasting = TypeVar("_Lasting", bound=Intervals)
 
 
 def parse_time(text: str) -> int:
@@ -67,22 +70,37 @@ def selected(
         processes: pids, or globs over the name of the process or its last part (`python*`). All else goes.
         devices: nsys's numbers of GPUs (`Device.number`). Operations, allocations and synchronisations of others go;
             calls and ranges stay. A synchronisation whose GPU was not recorded stays.
-        time_ns: from A until before B, an open side None. Operations, calls, marks, counters, synchronisations,
-            allocations and overheads stay whose start lies in it, and the launch calls of operations that stay. Ranges
-            stay that overlap it; also those that such an earlier call or a captured graph node may lie in, what they
-            began in, and all stretches of a coroutine that stays. A range that is not wholly inside is clipped. Graph
-            nodes stay.
+        time_ns: from A until before B, an open side None. What lasts stays as far as it lies in it, what takes no time
+            where it lies in it. A range that is cut is clipped, and of a copy or set that is cut the bytes are in
+            proportion to its time. Graph nodes and windows stay.
 
     Raises:
-        UnanswerableError: a process or GPU asked about is not in the trace.
+        UnanswerableError: a process or GPU that is selected is not in the trace, or all of it lies outside the time.
     """
+    cut = trace.cut
+    if cut is not None:
+        trace = cut.whole
     if processes is not None:
         trace = _of_processes(trace, _matching(trace, processes))
     if devices is not None:
         trace = _of_devices(trace, devices)
-    if time_ns is not None:
-        trace = _in_time(trace, *time_ns)
-    return trace
+    if cut is None and time_ns is None:
+        return trace
+    lowest, highest = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+    first, last = (cut.first_ns, cut.last_ns) if cut is not None else (lowest, highest)
+    since, until = time_ns or (None, None)
+    first = max(first, lowest if since is None else min(since, highest))
+    last = min(last, highest if until is None else max(until, lowest))
+    return _cut(trace, Cut(trace, first, last))
+
+
+def inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Bool:
+    """Return which intervals lie in the time of a cut, if only in part.
+
+    One that only touches an edge does not; one without length is an instant, of which the first edge is part.
+    """
+    found: Bool = (start_ns < cut.last_ns) & ((end_ns > cut.first_ns) | (start_ns >= cut.first_ns))
+    return found
 
 
 def gpu_number(trace: Trace, process: Int32, device: Int32) -> Int64:
@@ -119,7 +137,7 @@ def _of_processes(trace: Trace, chosen: Bool) -> Trace:
     of_thread = np.array([chosen[thread.process] for thread in trace.threads] + [False], np.bool_)
     tables = {name: _taken(getattr(trace, name), chosen[getattr(trace, name).process]) for name in _WITH_PROCESS}
     tables |= {name: _taken(getattr(trace, name), of_thread[getattr(trace, name).thread]) for name in _WITH_THREAD}
-    return replace(trace, **tables)
+    return trace.part(**tables)
 
 
 def _of_devices(trace: Trace, devices: Sequence[int]) -> Trace:
@@ -134,94 +152,43 @@ def _of_devices(trace: Trace, devices: Sequence[int]) -> Trace:
         if device not in seen:
             there = ", ".join(map(str, sorted(seen)))
             raise UnanswerableError(f"no GPU {device} in the trace", f"there {'are ' + there if there else 'is none'}")
-    return replace(trace, **tables)
+    return trace.part(**tables)
 
 
-def _in_time(trace: Trace, first_ns: int | None, last_ns: int | None) -> Trace:
-    limits = np.iinfo(np.int64)
-    first = limits.min if first_ns is None else max(first_ns, limits.min)
-    last = limits.max if last_ns is None else min(last_ns, limits.max)
-    tables = {name: _taken(getattr(trace, name), _starting(getattr(trace, name), first, last)) for name in _BY_START}
-    kept: list[Operations] = [tables[name] for name in _OPERATIONS]
-    calls = _starting(trace.calls, first, last)
-    early = _launches_of(trace, kept) & ~calls
-    ranges = _ranges_in_time(trace, first, last, early, any((of.graph_node != NULL).any() for of in kept))
-    outside = (trace.ranges.start_ns < first) | (trace.ranges.end_ns > last)
-    clipped = replace(trace.ranges, clipped=trace.ranges.clipped | outside)
-    return replace(trace, **tables, calls=_taken(trace.calls, calls | early), ranges=_taken(clipped, ranges))
+def _cut(trace: Trace, cut: Cut) -> Trace:
+    extent = trace.extent_ns()
+    if extent is not None and (cut.first_ns > extent[1] or cut.last_ns <= max(extent[0], cut.first_ns)):
+        raise UnanswerableError(
+            "nothing was recorded in the selected time",
+            f"the recording extends from {extent[0] / 1e9:.3f}s to {extent[1] / 1e9:.3f}s: select a part of that",
+        )
+    tables: dict[str, Any] = {name: _clip(getattr(trace, name), cut) for name in _LASTING}
+    for name in _INSTANTS:
+        events: Events = getattr(trace, name)
+        tables[name] = _taken(events, inside(events.start_ns, events.start_ns, cut))
+    return replace(trace, **tables, cut=cut)
 
 
-def _starting(events: Events, first: int, last: int) -> Bool:
-    found: Bool = (events.start_ns >= first) & (events.start_ns < last)
-    return found
-
-
-def _launches_of(trace: Trace, operations: list[Operations]) -> Bool:
-    """Return which calls put one of the operations on the GPU: equal correlationId in the same process."""
-    process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread]
-    found = np.zeros(len(trace.calls), np.bool_)
-    for index in range(len(trace.processes)):
-        ids = np.concatenate([of.correlation[of.process == index] for of in operations])
-        here = np.flatnonzero((process == index) & (trace.calls.correlation != NULL))
-        found[here] = np.isin(trace.calls.correlation[here], ids[ids != NULL])
-    return found
-
-
-def _ranges_in_time(trace: Trace, first: int, last: int, early: Bool, nodes: bool) -> Bool:
-    """Return which ranges stay: those of the time, and those without which an operation or a range loses its place."""
-    ranges = trace.ranges
-    process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
-    process = process_of_thread[ranges.thread]
-    # Ranges are closed: an operation that begins as a range ends may be its own.
-    kept: Bool = (ranges.start_ns < last) & (ranges.end_ns >= first)
-    places = [(process_of_thread[trace.calls.thread[early]], trace.calls.start_ns[early])]
-    if nodes:
-        places.append((process_of_thread[trace.graph_nodes.thread], trace.graph_nodes.start_ns))
-    for of_process, time in places:
-        kept |= _open_at(trace, process, of_process, time)
-    while True:
-        more = kept | _said_to_belong(trace, process, kept)
-        new = more & ~kept
-        if not new.any():
-            return kept
-        kept = more | _open_at(trace, process, process[new], ranges.start_ns[new])
-
-
-def _open_at(trace: Trace, process: Int64, of_process: Int64, time_ns: Int64) -> Bool:
-    """Return which ranges are open at one of these times in their process."""
-    ranges = trace.ranges
-    found = np.zeros(len(ranges), np.bool_)
-    for index in np.unique(of_process).tolist():
-        times = np.sort(time_ns[of_process == index])
-        here = np.flatnonzero(process == index)
-        before = np.searchsorted(times, ranges.start_ns[here], "left")
-        found[here] = np.searchsorted(times, ranges.end_ns[here], "right") > before
-    return found
-
-
-def _said_to_belong(trace: Trace, process: Int64, kept: Bool) -> Bool:
-    """Return which ranges the kept ones began in, and which are stretches of the same coroutine, by what they say."""
-    ranges = trace.ranges
-    found = np.zeros(len(ranges), np.bool_)
-    active = trace.names.index(ACTIVE_DOMAIN) if ACTIVE_DOMAIN in trace.names else -2
-    stretch = (ranges.domain == active) & (ranges.style == PUSH_POP) & ranges.has_payload
-    named = ranges.identity != NULL
-    # Where the user gave a coroutine a number, only its name and time tie the whole to its stretches.
-    unnamed = (ranges.style == START_END) & ~named & np.isin(ranges.name, ranges.name[stretch])
-    for index in np.unique(process[kept & (named | stretch | unnamed)]).tolist():
-        here = np.flatnonzero(process == index)
-        ours = here[kept[here]]
-        identities = ranges.identity[ours[named[ours]]]
-        wanted = np.concatenate([parent_number_of(identities), number_of(identities)])
-        found[here] = named[here] & np.isin(number_of(ranges.identity[here]), wanted)
-        pieces, wholes = here[stretch[here]], ours[unnamed[ours]]
-        found[pieces] |= np.isin(ranges.payload[pieces], ranges.payload[ours[stretch[ours]]])
-        for name in np.unique(ranges.name[wholes]).tolist():
-            of_name, around = pieces[ranges.name[pieces] == name], wholes[ranges.name[wholes] == name]
-            starts, ends = ranges.start_ns[around], np.maximum.accumulate(ranges.end_ns[around])
-            before = np.searchsorted(starts, ranges.start_ns[of_name], "right")
-            found[of_name] |= (before > 0) & (ends[before - 1] >= ranges.start_ns[of_name])
-    return found
+def _clip(events: _Lasting, cut: Cut) -> _Lasting:
+    """Return the events that lie in the time of a cut, without the parts of them that do not."""
+    events = _taken(events, inside(events.start_ns, events.end_ns, cut))
+    crossing = np.flatnonzero((events.start_ns < cut.first_ns) | (events.end_ns > cut.last_ns))
+    if not len(crossing):
+        return events
+    start, end = np.maximum(events.start_ns, cut.first_ns), np.minimum(events.end_ns, cut.last_ns)
+    changed: dict[str, Any] = {"start_ns": start, "end_ns": end}
+    if isinstance(events, Ranges):
+        changed["clipped"] = events.clipped.copy()
+        changed["clipped"][crossing] = True
+    if isinstance(events, Copies | Memsets):
+        changed["size_bytes"] = events.size_bytes.copy()
+        for one in crossing.tolist():
+            size, began = int(events.size_bytes[one]), int(events.start_ns[one])
+            length = int(events.end_ns[one]) - began
+            # Of both edges alike, so that the parts on their sides add up; in Python's integers, which do not overflow.
+            before = [max(size, 0) * (int(edge) - began) // length for edge in (start[one], end[one])]
+            changed["size_bytes"][one] = before[1] - before[0] if size > 0 else size
+    return replace(events, **changed)
 
 
 def _taken(events: _Kind, which: Bool) -> _Kind:

@@ -13,8 +13,21 @@ from typing import TypeVar
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.naming import ALLOCATING, COPYING, GRAPH_LAUNCHING, NCCL, SYNCHRONISING, names_like, which_like
-from traceable.trace.model import Int64
+from traceable.analysis.naming import (
+    ALLOCATING,
+    COPYING,
+    GRAPH_LAUNCHING,
+    LOADING,
+    LOADING_OVERHEAD,
+    NCCL,
+    PROFILING_OVERHEAD,
+    QUEUE_FULL_OVERHEAD,
+    SYNCHRONISING,
+    UNNAMED_OVERHEAD,
+    names_like,
+    which_like,
+)
+from traceable.trace.model import Bool, Int64
 
 T = TypeVar("T")
 
@@ -38,17 +51,65 @@ def once(part: Callable[[Context], T]) -> Callable[[Context], T]:
 
 
 def calls_like(context: Context, pattern: re.Pattern[str]) -> Int64:
-    """Return the API calls of a kind, in order: ALLOCATING, SYNCHRONISING, COPYING or GRAPH_LAUNCHING."""
+    """Return the API calls of a kind, in order: ALLOCATING, SYNCHRONISING, COPYING, LOADING or GRAPH_LAUNCHING."""
     return _calls_by_kind(context)[pattern]
 
 
 @once
 def _calls_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
     # No name is of two of these kinds, so that one pass over the calls tells all of them.
-    kinds = (ALLOCATING, SYNCHRONISING, COPYING, GRAPH_LAUNCHING)
+    kinds = (ALLOCATING, SYNCHRONISING, COPYING, LOADING, GRAPH_LAUNCHING)
     name = context.trace.calls.name
     kind = which_like(context.trace, kinds, name)[name]
     return {pattern: np.flatnonzero(kind == number) for number, pattern in enumerate(kinds)}
+
+
+def overheads_like(context: Context, pattern: re.Pattern[str]) -> Int64:
+    """Return the overheads of a kind, in order: PROFILING_OVERHEAD, LOADING_OVERHEAD or QUEUE_FULL_OVERHEAD.
+
+    An overhead without a known name is LOADING_OVERHEAD where it lies inside the first launch of a kernel (by name, of
+    its process) and no overhead of that process is called so: profilers that know the name use it.
+    """
+    return _overheads_by_kind(context)[pattern]
+
+
+@once
+def _overheads_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
+    overheads = context.trace.overheads
+    # A name is of the first kind that it matches: some carry CUPTI's name before that of the driver's work.
+    kinds = (LOADING_OVERHEAD, QUEUE_FULL_OVERHEAD, PROFILING_OVERHEAD, UNNAMED_OVERHEAD)
+    kind = which_like(context.trace, kinds, overheads.name)[overheads.name]
+    kind[overheads.name < 0] = kinds.index(UNNAMED_OVERHEAD)
+    found = {pattern: np.flatnonzero(kind == number) for number, pattern in enumerate(kinds)}
+    unnamed = found.pop(UNNAMED_OVERHEAD)
+    # Of the whole recording, of which the time that the trace was cut to may hold none.
+    every = (context.whole or context).trace.overheads
+    named = names_like(context.trace, LOADING_OVERHEAD, every.name)[every.name]
+    unnamed = unnamed[~np.isin(overheads.process[unnamed], every.process[named])]
+    found[LOADING_OVERHEAD] = np.sort(np.append(found[LOADING_OVERHEAD], unnamed[_in_first_launch(context, unnamed)]))
+    return found
+
+
+def _in_first_launch(context: Context, overhead: Int64) -> Bool:
+    """Return which overheads lie inside a call that was the first to launch some kernel, by name, of their process."""
+    overheads = context.trace.overheads
+    # The first in the recording, though it may lie before the time that the trace was cut to.
+    whole = context.whole or context
+    calls, kernels = whole.trace.calls, whole.trace.kernels
+    inside = np.zeros(len(overhead), np.bool_)
+    for process in np.unique(overheads.process[overhead]).tolist():
+        call_of = whole.launched.call_of[: len(kernels)]
+        launched = np.flatnonzero((kernels.process == process) & (call_of >= 0))
+        earliest = np.full(len(context.trace.names) + 1, len(calls), np.int64)
+        # Calls come by start, so that the earliest has the least index.
+        np.minimum.at(earliest, kernels.name[launched], call_of[launched])
+        first = np.unique(earliest[earliest < len(calls)])
+        if len(first):
+            rows = np.flatnonzero(overheads.process[overhead] == process)
+            begun = np.searchsorted(calls.start_ns[first], overheads.start_ns[overhead[rows]], "right")
+            latest = np.maximum.accumulate(calls.end_ns[first])
+            inside[rows] = (begun > 0) & (latest[begun - 1] >= overheads.end_ns[overhead[rows]])
+    return inside
 
 
 @once

@@ -1,12 +1,22 @@
-"""Where the steps of a trace are: named by the user, or found because something repeats. Nothing is measured here.
+"""Where the steps of a trace are: named by the user, or inferred because something repeats. Nothing is measured here.
 
 Three kinds, which differ in what operations are a step's:
 
 - RANGE: a step is an instance of a range; its operations are those that belong to the range.
-- CYCLE: ranges follow one another in the same order again and again, and nothing is around them; a step lasts from the
-  start of the first to the start of the next first. Its operations are those whose launch call starts in it.
+- SEQUENCE: ranges follow one another in the same order again and again, and nothing is around them; a step lasts from
+  the start of the first to the start of the next first. Its operations are those whose launch call starts in it.
 - BOUNDARY: a step ends with a kernel, or a CUDA graph, that ends every step. For each process and device a step lasts
   from the end of one boundary to the end of the next; its operations are those that start in it.
+
+Where the user names nothing, these are tried in order, and the first that holds counts (`Steps.source`):
+
+1. `range`: ranges called step or iteration, or else the outermost ranges that come again and again. Names that differ
+   in numbers are one. A range in which less than SMALLEST of the GPU's time was launched is no step, and neither is one
+   that is called as parts of a model are, or that repeats within what repeats exactly.
+2. `repetition`, or `graph` where a CUDA graph ends it: the smallest lag after which the operations of a stream repeat
+   exactly (`step_period.exact_period`).
+3. `graph`: each launch of the one CUDA graph that takes most of the GPU's time.
+4. `cycle`: an approximate repetition, which is not known to be a step.
 """
 
 from __future__ import annotations
@@ -14,35 +24,55 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import numpy as np
 
 from traceable.analysis.context import Context
+from traceable.analysis.gpus import streams_of
 from traceable.analysis.grouping import numbered
 from traceable.analysis.instances import Instances
-from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_period import period_of
+from traceable.analysis.named import OPERATION_NAMES, operation_labels, operation_name
+from traceable.analysis.naming import fold_numbers
+from traceable.analysis.operations import COPY, GRAPH, KERNEL
+from traceable.analysis.statistics import totals
+from traceable.analysis.step_period import FEWEST, approximate_period, exact_period, first_kept
 from traceable.errors import UnanswerableError, UsageError
-from traceable.trace.model import PUSH_POP, Bool, Int64, Trace
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace
 
-RANGE, CYCLE, BOUNDARY = range(3)
+RANGE, SEQUENCE, BOUNDARY = range(3)
 
-_FEWEST = 3
-"""How often something must come to be taken for a repetition."""
+Source = Literal["named", "range", "graph", "repetition", "cycle"]
+"""How it is known where the steps are: see the module, and `named` for what the user named."""
 
 _REGULAR = 0.9
-"""Share of the steps that must look alike: the ranges of a cycle come once in them and do not overlap."""
+"""Share of the steps that must look alike: the ranges of a sequence come once in them and do not overlap."""
 
 _COVER = 0.5
-"""Share of the time that ranges, or of the GPU's time that a graph, must take to be steps."""
+"""Share of the time that ranges, or of the GPU's time that what repeats, must take to be steps."""
+
+SMALLEST = 0.1
+"""Share of the GPU's time that a range must hold to be a step."""
+
+_PART = 1.5
+"""A range that comes so many times as often as what repeats exactly is a part of that."""
 
 _LONGEST = 1 << 18
-"""How many operations of a stream, from its middle, are looked at for a period."""
+"""How many operations of a stream, from its middle, are looked at for an approximate period."""
 
 _STEP_WORD = re.compile(r"((?<![A-Za-z])(step|iter|iteration)|Step|Iter|Iteration|(?<![A-Za-z])(STEP|ITER))$")
-_NUMBER_BEHIND = re.compile(r"[\s#:=_.\-\[(]*\d+[\])]?$")
+_NUMBER_BEHIND = re.compile(r"(?:[\s#:=_.,/\-\[(]*(?:\bof\s*)?\*[\])]?)+$")
 _NOT_A_STEP = re.compile(r"optim|sched|zero_grad", re.IGNORECASE)
 """torch names a range `Optimizer.step#AdamW.step`, which is a part of a step."""
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_PART_OF_A_MODEL = re.compile(
+    r"layers?|blocks?|experts?|heads?|attention|attn|mlp|ffn|softmax|matmul|gemm|linear|(layer|rms)?norm|conv|embeddings?"
+)
+"""Words for parts of a model: a range that is called so comes several times in a step."""
+
+_OF_A_LIBRARY = re.compile(r"(aten|torch|torchvision|prim|c10d|nccl|cudnn|cublas\w*)::?")
+"""Ranges around single operations, which torch's emit_nvtx and NCCL make."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +80,23 @@ class Steps:
     """Where the steps are, as equally long columns by lane and start. A lane is what steps follow one another in.
 
     Attributes:
-        kind: RANGE, CYCLE or BOUNDARY.
+        kind: RANGE, SEQUENCE or BOUNDARY.
+        source: how it is known where they are; of a `cycle` it is not known that it is a step.
         lane: a process, or for BOUNDARY a process and device; numbered from 0.
         process, device: of each lane: index into `Trace.processes`, and CUDA's number, -1 for all devices.
-        thread: that the step is of: that of the range, or that launched the boundary; -1 where unknown.
         instance: of RANGE the range instance, else -1.
         edge: whether the capture may have cut it, so that it may have been longer.
-        label: index into `labels`: the range, the first range of the cycle, or the boundary.
+        label: index into `labels`: the range, the first range of the sequence, or the boundary.
         rules: sentences that say what a step is.
     """
 
     kind: int
+    source: Source
     start_ns: Int64
     end_ns: Int64
     lane: Int64
     process: Int64
     device: Int64
-    thread: Int64
     instance: Int64
     edge: Bool
     label: Int64
@@ -92,18 +122,42 @@ def steps_of(context: Context, range_name: str | None, step_kernel: str | None) 
         raise UsageError("a step is a range or ends with a kernel, not both", "give --step-range or --step-kernel")
     if range_name is not None:
         which = _named_instances(context, range_name)
-        return _of_instances(context, which, (f"a step is an instance of the range {range_name!r}",))
+        return _of_instances(context, which, "named", (f"a step is an instance of the range {range_name!r}",))
     if step_kernel is not None:
         kernels = _matching_kernels(context.trace, step_kernel)
         rule = f"a step ends with a kernel {step_kernel!r}, and begins where the one before ended"
-        return _of_boundaries(context, np.flatnonzero(kernels), (rule,))
-    found = _by_word(context) or _by_ranges(context) or _by_period(context)
-    if found is None:
-        raise UnanswerableError(
-            "no steps found: no range is named step, and neither ranges nor kernels repeat regularly",
-            "name the step with --step-range or --step-kernel",
-        )
-    return found
+        return _of_boundaries(context, np.flatnonzero(kernels), "named", (rule,))
+    return _inferred(context)
+
+
+def launched_within(context: Context, process: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+    """Return which GPU operations were launched, by any thread of a process, in one of its spans of time.
+
+    The start of the launch call counts, or that of an operation whose call was not recorded.
+
+    Args:
+        process, start_ns, end_ns: the spans: index into `Trace.processes`, begin, and end, which is not included.
+    """
+    gpu, launched = context.gpu, context.launched
+    at = gpu.start_ns.copy()
+    called = np.flatnonzero(launched.call_of >= 0)
+    at[called] = launched.calls.start_ns[launched.call_of[called]]
+    inside = np.zeros(len(gpu), np.bool_)
+    for one in np.unique(process).tolist():
+        rows = np.flatnonzero(gpu.process == one)
+        inside[rows] = begins_within(at[rows], start_ns[process == one], end_ns[process == one])
+    return inside
+
+
+def begins_within(at_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+    """Return which times lie in one of the spans, which may overlap; the end of a span is not in it."""
+    if not len(start_ns):
+        return np.zeros(len(at_ns), np.bool_)
+    order = np.argsort(start_ns, kind="stable")
+    latest = np.maximum.accumulate(end_ns[order])
+    begun = np.searchsorted(start_ns[order], at_ns, "right") - 1
+    inside: Bool = (begun >= 0) & (latest[begun] > at_ns)
+    return inside
 
 
 def _named_instances(context: Context, name: str) -> Bool:
@@ -113,7 +167,7 @@ def _named_instances(context: Context, name: str) -> Bool:
         which: Bool = matches[found.name]
     else:
         which = context.instances_of(name)
-    which = which & ~found.replay
+    which = which & found.entered
     if not which.any():
         raise UnanswerableError(f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are")
     return which
@@ -135,7 +189,7 @@ def _matching_kernels(trace: Trace, pattern: str) -> Bool:
     return which
 
 
-def _of_instances(context: Context, which: Bool, rules: tuple[str, ...]) -> Steps:
+def _of_instances(context: Context, which: Bool, source: Source, rules: tuple[str, ...]) -> Steps:
     """Return the instances `which` as steps."""
     trace, found = context.trace, context.found
     process = _process_of_thread(trace)[found.thread]
@@ -145,12 +199,12 @@ def _of_instances(context: Context, which: Bool, rules: tuple[str, ...]) -> Step
     label, first_of_label = numbered(found.name[rows])
     return Steps(
         kind=RANGE,
+        source=source,
         start_ns=found.start_ns[rows],
         end_ns=found.end_ns[rows],
         lane=lane,
         process=process[rows][first],
         device=np.full(len(first), -1, np.int64),
-        thread=found.thread[rows].astype(np.int64),
         instance=rows,
         edge=found.clipped[rows],
         label=label,
@@ -159,43 +213,71 @@ def _of_instances(context: Context, which: Bool, rules: tuple[str, ...]) -> Step
     )
 
 
-def _of_boundaries(context: Context, boundary: Int64, rules: tuple[str, ...]) -> Steps:
-    """Return the steps that the operations `boundary` end. The first begins with the first operation of its lane."""
-    trace, gpu = context.trace, context.gpu
+def _of_boundaries(
+    context: Context, boundary: Int64, source: Source, rules: tuple[str, ...], begin_ns: Int64 | None = None
+) -> Steps:
+    """Return the steps that the operations `boundary` end.
+
+    Args:
+        begin_ns: of each boundary, when the first step of its process and device begins; None for the start of the
+            first operation there.
+    """
+    gpu = context.gpu
     code, first_of_pair = numbered(gpu.process, gpu.device)
-    begins = np.full(len(first_of_pair), np.iinfo(np.int64).max)
-    np.minimum.at(begins, code, gpu.start_ns)
-    rows = boundary[np.lexsort((gpu.start_ns[boundary], gpu.end_ns[boundary], code[boundary]))]
+    order = np.lexsort((gpu.start_ns[boundary], gpu.end_ns[boundary], code[boundary]))
+    rows = boundary[order]
     lane, first = numbered(code[rows])
     ends = gpu.end_ns[rows]
     starts = np.concatenate([ends[:1], ends[:-1]])
-    starts[first] = begins[code[rows[first]]]
+    if begin_ns is None:
+        begins = np.full(len(first_of_pair), np.iinfo(np.int64).max)
+        np.minimum.at(begins, code, gpu.start_ns)
+        starts[first] = begins[code[rows[first]]]
+    else:
+        starts[first] = begin_ns[order][first]
     edge = np.zeros(len(rows), np.bool_)
     edge[first] = True
-    call = context.launched.call_of[rows]
-    thread = np.full(len(rows), -1, np.int64)
-    thread[call >= 0] = trace.calls.thread[call[call >= 0]]
-    is_graph = gpu.kind[rows] == GRAPH
-    label, first_of_label = numbered(np.where(is_graph, -1, gpu.name[rows]))
-    names = gpu.name[rows][first_of_label].tolist()
+    of_operation = operation_labels(context, rows)
+    if source == "graph":
+        of_operation[:] = len(context.trace.names) + OPERATION_NAMES.index("[CUDA graph]")
+    label, first_of_label = numbered(of_operation)
     return Steps(
         kind=BOUNDARY,
+        source=source,
         start_ns=starts,
         end_ns=ends,
         lane=lane,
         process=gpu.process[rows][first].astype(np.int64),
         device=gpu.device[rows][first].astype(np.int64),
-        thread=thread,
         instance=np.full(len(rows), -1, np.int64),
         edge=edge,
         label=label,
-        labels=tuple(trace.names[name] if name >= 0 else "[CUDA graph]" for name in names),
+        labels=tuple(operation_name(context.trace, one) for one in of_operation[first_of_label].tolist()),
         rules=rules,
     )
 
 
+def _inferred(context: Context) -> Steps:
+    """Return the steps that nobody named."""
+    steps = _by_word(context)
+    if steps is not None:
+        return steps
+    lanes = [_Lane(sequence, exact_period(sequence.work_label())) for sequence in _sequences(context)]
+    exact, by_range = _by_repetition(context, lanes), _by_ranges(context)
+    if by_range is not None and (exact is None or not _is_part_of(by_range, exact)):
+        return by_range
+    steps = exact or _by_graph(context, lanes) or _by_cycle(context, lanes)
+    if steps is None:
+        raise UnanswerableError(
+            "no step is known: no range is called step or iteration, and neither ranges nor the operations of a "
+            "stream repeat as steps do",
+            "name the step with --step-range NAME or --step-kernel GLOB",
+        )
+    return steps
+
+
 def _by_word(context: Context) -> Steps | None:
-    """Return the ranges called step or iteration, with or without a number; of several such names the longest in all.
+    """Return the ranges called step or iteration, whatever numbers stand in the name; of several the longest in all.
 
     A process without the name has no steps.
     """
@@ -203,54 +285,117 @@ def _by_word(context: Context) -> Steps | None:
     stems: dict[str, list[int]] = {}
     for index in np.flatnonzero(np.bincount(found.name, minlength=len(trace.names))).tolist():
         # Names may be thousands and long: what can't be a word for a step is left out at once.
-        name = trace.names[index][-64:]
+        name = trace.names[index]
         if ("ep" in name or "ter" in name or "EP" in name or "TER" in name) and not _NOT_A_STEP.search(name):
-            stem = _NUMBER_BEHIND.sub("", name)
-            if _STEP_WORD.search(stem):
-                stems.setdefault(_NUMBER_BEHIND.sub("", trace.names[index]), []).append(index)
-    best: tuple[int, str, Bool] | None = None
-    for stem, indices in sorted(stems.items()):
-        which = np.isin(found.name, indices) & ~found.replay
-        total = int((found.end_ns - found.start_ns)[which].sum())
-        if which.sum() >= _FEWEST and (best is None or total > best[0]):
-            best = total, stem, which
-    if best is None:
-        return None
-    return _of_instances(context, best[2], (f"a step is an instance of the range {best[1]!r}, found by its name",))
+            whole = fold_numbers(name)
+            end = _NUMBER_BEHIND.search(whole, max(0, len(whole) - 64))
+            stem = whole[: end.start()] if end else whole
+            if _STEP_WORD.search(stem, max(0, len(stem) - 64)):
+                stems.setdefault(stem, []).append(index)
+    candidates = []
+    for stem, indices in stems.items():
+        which = np.isin(found.name, indices) & found.entered
+        if which.sum() >= FEWEST:
+            candidates.append((-int((found.end_ns - found.start_ns)[which].sum()), stem, which))
+    for _, stem, which in sorted(candidates, key=lambda one: one[:2]):
+        if _holds_gpu_time(context, which):
+            rule = f"a step is an instance of the range {stem!r}, found by its name"
+            return _of_instances(context, which, "range", (rule,))
+    return None
+
+
+def _holds_gpu_time(context: Context, which: Bool) -> bool:
+    """Return whether SMALLEST of the GPU's time was launched, by their processes, in these instances; or there is none.
+
+    The time is that of the processes which have such instances, where those use the GPU.
+    """
+    gpu, found = context.gpu, context.found
+    process = _process_of_thread(context.trace)[found.thread[which]]
+    inside = launched_within(context, process, found.start_ns[which], found.end_ns[which])
+    duration = gpu.end_ns - gpu.start_ns
+    theirs = np.isin(gpu.process, process)
+    return bool(duration[inside].sum() >= SMALLEST * duration[theirs if theirs.any() else slice(None)].sum())
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """Of each instance the number of its path where names that differ in numbers are one.
+
+    Attributes:
+        part: whether it is called as parts of a model are, without a number that says which.
+        texts: by number of a name, that name; and `name`, that number of each instance.
+    """
+
+    code: Int64
+    part: Bool
+    name: Int64
+    texts: tuple[str, ...]
+
+
+def _folded_paths(trace: Trace, found: Instances) -> _Paths:
+    """Number the paths of the instances, those as one whose names differ in numbers alone but for numbered parts."""
+    number_of = np.zeros(len(trace.names) + 1, np.int64)
+    part = np.zeros(len(trace.names) + 1, np.bool_)
+    texts: dict[str, int] = {}
+    for index in np.unique(found.name).tolist():
+        own = trace.names[index]
+        text = fold_numbers(own)
+        if _OF_A_LIBRARY.match(text):
+            part[index] = True
+        elif any(_PART_OF_A_MODEL.fullmatch(word.lower()) for word in _WORD.findall(text)):
+            # `layer_3` comes once in a step where `layer` comes often.
+            part[index] = text == own
+            text = own
+        number_of[index] = texts.setdefault(text, len(texts))
+    name = number_of[found.name]
+    code = name.copy()
+    depth = found.depth
+    by_depth = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
+    codes = len(texts)
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        rows = by_depth[low:high]
+        pair, first = numbered(code[found.parent[rows]], name[rows])
+        code[rows] = codes + pair
+        codes += len(first)
+    return _Paths(code, part[found.name], name, tuple(texts))
 
 
 def _by_ranges(context: Context) -> Steps | None:
     """Return the outermost ranges that come again and again, in each process on the thread where they take longest."""
     trace, found = context.trace, context.found
-    top = _outermost_repeated(found)
+    paths = _folded_paths(trace, found)
+    top = _outermost_repeated(found, paths)
     process_of_thread = _process_of_thread(trace)
     duration = np.where(top, found.end_ns - found.start_ns, 0)
-    busy = np.zeros(len(trace.threads), np.int64)
-    np.add.at(busy, found.thread, duration)
-    cycles = []
+    busy = totals(found.thread.astype(np.int64), duration, len(trace.threads))
+    sequences = []
     for process in np.unique(process_of_thread[found.thread[top]]).tolist():
         thread = int(np.argmax(np.where(process_of_thread == process, busy, -1)))
-        cycle = _cycle(found, np.flatnonzero(top & (found.thread == thread)))
-        if cycle is not None:
-            cycles.append(cycle)
-    if not cycles:
+        sequence = _sequence(found, paths, np.flatnonzero(top & (found.thread == thread)))
+        if sequence is not None:
+            sequences.append(sequence)
+    if not sequences:
         return None
-    names = [tuple(trace.names[found.name[rows[0]]] for rows in cycle) for cycle in cycles]
-    if all(len(cycle) == 1 for cycle in cycles):
-        which = np.zeros(len(found), np.bool_)
-        which[np.concatenate([cycle[0] for cycle in cycles])] = True
+    which = np.zeros(len(found), np.bool_)
+    which[np.concatenate([rows for sequence in sequences for rows in sequence])] = True
+    if not _holds_gpu_time(context, which):
+        return None
+    names = [tuple(paths.texts[paths.name[rows[0]]] for rows in sequence) for sequence in sequences]
+    if all(len(sequence) == 1 for sequence in sequences):
         said = ", ".join(sorted({repr(name) for (name,) in names}))
-        return _of_instances(context, which, (f"a step is an instance of the range {said}, found by its repetition",))
-    return _of_cycles(context, cycles, names)
+        rule = f"a step is an instance of the range {said}, found by its repetition"
+        return _of_instances(context, which, "range", (rule,))
+    return _of_sequences(context, sequences, names)
 
 
-def _outermost_repeated(found: Instances) -> Bool:
+def _outermost_repeated(found: Instances, paths: _Paths) -> Bool:
     """Return which instances are of a path that comes often enough on its thread, and inside no other such."""
     if not len(found):
         return np.zeros(0, np.bool_)
-    code, _ = numbered(found.path, found.thread)
+    code, _ = numbered(paths.code, found.thread)
     nested = (found.style == PUSH_POP) | found.task
-    repeated = (np.bincount(code)[code] >= _FEWEST) & nested & ~found.replay
+    repeated = (np.bincount(code)[code] >= FEWEST) & nested & found.entered & ~paths.part
     inside = np.zeros(len(found), np.bool_)
     above = found.parent.copy()
     while (above >= 0).any():
@@ -261,7 +406,7 @@ def _outermost_repeated(found: Instances) -> Bool:
     return top
 
 
-def _cycle(found: Instances, rows: Int64) -> list[Int64] | None:
+def _sequence(found: Instances, paths: _Paths, rows: Int64) -> list[Int64] | None:
     """Return the ranges of one thread that together make a step, each as its instances by start, the first first.
 
     Of the paths that come as often as the one that takes longest in all (or once more or less), those stay that come
@@ -271,13 +416,13 @@ def _cycle(found: Instances, rows: Int64) -> list[Int64] | None:
     if not len(rows):
         return None
     start, length = found.start_ns[rows], found.end_ns[rows] - found.start_ns[rows]
-    path, first = numbered(found.path[rows])
+    path, first = numbered(paths.code[rows])
     total = np.zeros(len(first), np.int64)
     np.add.at(total, path, length)
     count = np.bincount(path)
     longest = int(np.argmax(total))
     # Those inside another that repeats are not among them, so that few may be left of a path that comes often.
-    if count[longest] < _FEWEST:
+    if count[longest] < FEWEST:
         return None
     often = np.flatnonzero(np.abs(count - count[longest]) <= 1)
     anchors = start[path == longest]
@@ -298,30 +443,29 @@ def _cycle(found: Instances, rows: Int64) -> list[Int64] | None:
     return members if explained >= _COVER * span else None
 
 
-def _of_cycles(context: Context, cycles: list[list[Int64]], names: list[tuple[str, ...]]) -> Steps:
-    """Return the steps of cycles, one a process."""
-    trace, found = context.trace, context.found
-    starts, ends, edges, threads = [], [], [], []
-    for cycle in cycles:
-        start = found.start_ns[cycle[0]]
-        last = max(int(found.end_ns[rows].max()) for rows in cycle)
+def _of_sequences(context: Context, sequences: list[list[Int64]], names: list[tuple[str, ...]]) -> Steps:
+    """Return the steps of sequences of ranges, one a process."""
+    found, process = context.found, _process_of_thread(context.trace)
+    starts, ends, edges = [], [], []
+    for sequence in sequences:
+        start = found.start_ns[sequence[0]]
+        last = max(int(found.end_ns[rows].max()) for rows in sequence)
         starts.append(start)
         ends.append(np.append(start[1:], max(last, int(start[-1]))))
         # What came after the last range of the last step, before a next one, is not known.
-        edges.append(found.clipped[cycle[0]] | (np.arange(len(start)) == len(start) - 1))
-        threads.append(found.thread[cycle[0]].astype(np.int64))
+        edges.append(found.clipped[sequence[0]] | (np.arange(len(start)) == len(start) - 1))
     size = [len(start) for start in starts]
     firsts = [name[0] for name in names]
     labels = tuple(sorted(set(firsts)))
     rules = [f"a step lasts from one {one[0]!r} to the next: {' > '.join(one)} repeat" for one in names]
     return Steps(
-        kind=CYCLE,
+        kind=SEQUENCE,
+        source="range",
         start_ns=np.concatenate(starts),
         end_ns=np.concatenate(ends),
-        lane=np.repeat(np.arange(len(cycles)), size),
-        process=np.array([_process_of_thread(trace)[thread[0]] for thread in threads], np.int64),
-        device=np.full(len(cycles), -1, np.int64),
-        thread=np.concatenate(threads),
+        lane=np.repeat(np.arange(len(sequences)), size),
+        process=np.array([process[found.thread[sequence[0][0]]] for sequence in sequences], np.int64),
+        device=np.full(len(sequences), -1, np.int64),
         instance=np.full(sum(size), -1, np.int64),
         edge=np.concatenate(edges),
         label=np.repeat([labels.index(name) for name in firsts], size),
@@ -330,70 +474,324 @@ def _of_cycles(context: Context, cycles: list[list[Int64]], names: list[tuple[st
     )
 
 
-def _by_period(context: Context) -> Steps | None:
-    """Return the steps that the sequence of kernels and graphs of each process and device shows."""
-    trace, gpu = context.trace, context.gpu
-    token = gpu.name.astype(np.int64)
-    graph = gpu.kind == GRAPH
-    if graph.any():
-        token[graph] = len(trace.names) + numbered(trace.graph_launches.graph)[0]
-    useful = np.flatnonzero((gpu.kind == KERNEL) | graph)
-    useful = useful[np.argsort(gpu.start_ns[useful], kind="stable")]
-    if not len(useful):
-        return None
-    lane, first = numbered(gpu.process[useful], gpu.device[useful])
-    lanes = [useful[lane == i] for i in range(len(first))]
-    candidates = [_candidates(context, rows, token) for rows in lanes]
-    # One kernel ends the step of all that have it, so that the ranks of one program are cut at the same place.
-    idle: dict[int, int] = {}
-    for one in candidates:
-        for end, time in one.idle_after.items():
-            idle[end] = idle.get(end, 0) + time
-    boundaries, rules = [], []
-    for rows, one in zip(lanes, candidates, strict=True):
-        if one.idle_after:
-            end = max(one.idle_after, key=lambda name: (name >= len(trace.names), idle[name]))
-            boundaries.append(rows[token[rows] == end])
-            what = f"the kernel {trace.names[end][:80]!r}" if end < len(trace.names) else "the launch of a CUDA graph"
-            rules.append(f"a step ends with {what}, {one.why}")
-    return _of_boundaries(context, np.concatenate(boundaries), tuple(dict.fromkeys(rules))) if boundaries else None
+def _is_part_of(ranges: Steps, exact: Steps) -> bool:
+    """Return whether in a process ranges come much more often than what repeats exactly, in the time of that."""
+    for process in np.intersect1d(ranges.process, exact.process).tolist():
+        start = ranges.start_ns[ranges.process[ranges.lane] == process]
+        for lane in np.flatnonzero(exact.process == process).tolist():
+            rows = np.flatnonzero(exact.lane == lane)
+            first, last = exact.start_ns[rows[0]], exact.end_ns[rows[-1]]
+            if np.count_nonzero((start >= first) & (start < last)) > _PART * len(rows):
+                return True
+    return False
 
 
 @dataclass(frozen=True)
-class _Candidates:
-    """What may end the steps of one process and device, by first place: how long in all the GPU was idle after it."""
+class _Sequence:
+    """What a process ran on a device, in the stream with most kernels and graph launches there, by start.
 
-    idle_after: dict[int, int]
-    why: str
+    The launch of a CUDA graph is one item, whether the graph was recorded as a whole or by node.
+
+    Attributes:
+        label: what each is: index into `Trace.names` of a kernel's name; from `graphs` on, a graph: graphs are numbered
+            in each process by their first launch; in between, a direction of copies, or memory sets.
+        start_ns, end_ns: of the item.
+        operation: that ends it.
+        graphs: the first label of a graph.
+        device_ns: what all operations of the process on the device took in sum.
+    """
+
+    label: Int64
+    start_ns: Int64
+    end_ns: Int64
+    operation: Int64
+    graphs: int
+    names: int
+    device_ns: int
+
+    def is_work(self) -> Bool:
+        """Return which are kernels or graph launches."""
+        work: Bool = (self.label < self.names) | (self.label >= self.graphs)
+        return work
+
+    def work_label(self) -> Int64:
+        """Return the labels from the first kernel or graph launch to the last: copies around them load and store."""
+        work = np.flatnonzero(self.is_work())
+        return self.label[work[0] : work[-1] + 1] if len(work) else self.label[:0]
+
+    def idle_ns(self) -> Int64:
+        """Return for how long the stream did nothing after each."""
+        idle: Int64 = np.maximum(0, np.append(self.start_ns[1:] - self.end_ns[:-1], 0))
+        return idle
 
 
-def _candidates(context: Context, rows: Int64, token: Int64) -> _Candidates:
-    """Return what may end a step, given the operations of one process and device by start."""
-    gpu = context.gpu
-    streams, of_stream = np.unique(gpu.stream[rows], return_inverse=True)
-    main = rows[of_stream.reshape(-1) == np.argmax(np.bincount(of_stream.reshape(-1), minlength=len(streams)))]
-    begin = max(0, (len(main) - _LONGEST) // 2)
-    main = main[begin : begin + _LONGEST]
-    found = period_of(token[main])
-    if found is not None:
-        period, alike, ends = found
-        why = f"which comes every {period} operations ({alike:.0%} of them are the same one step later)"
-        return _Candidates({end: _idle_after(context, main, token, end) for end in ends}, why)
-    duration = gpu.end_ns[rows] - gpu.start_ns[rows]
-    graph = np.flatnonzero(gpu.kind[rows] == GRAPH)
-    kinds, of_kind = np.unique(token[rows[graph]], return_inverse=True)
-    total = np.zeros(len(kinds), np.int64)
-    np.add.at(total, of_kind.reshape(-1), duration[graph])
-    often = np.bincount(of_kind.reshape(-1), minlength=len(kinds)) >= _FEWEST
-    ends = [int(kinds[i]) for i in np.flatnonzero(often & (total >= _COVER * duration.sum())).tolist()]
-    return _Candidates(dict.fromkeys(ends[:1], 0), "which takes most of the GPU's time")
+_KINDS_OF_MEMORY = 6
+"""The labels between kernels and graphs: copies without a direction, those of the four, and memory sets."""
 
 
-def _idle_after(context: Context, rows: Int64, token: Int64, one: int) -> int:
-    """Return for how long in all nothing followed the operations called `one`, in ns."""
-    gpu = context.gpu
-    at = np.flatnonzero(token[rows[:-1]] == one)
-    return int(np.maximum(0, gpu.start_ns[rows[at + 1]] - gpu.end_ns[rows[at]]).sum())
+def _sequences(context: Context) -> list[_Sequence]:
+    """Return what each process ran on each device."""
+    gpu, trace, streams = context.gpu, context.trace, streams_of(context)
+    names = len(trace.names)
+    graphs = names + _KINDS_OF_MEMORY
+    label = gpu.name.astype(np.int64)
+    kernels = len(trace.kernels)
+    direction = gpu.direction[kernels:].astype(np.int64)
+    label[kernels:] = names + np.where(gpu.kind[kernels:] == COPY, direction + 1, _KINDS_OF_MEMORY - 1)
+    whole = np.flatnonzero(gpu.kind == GRAPH)
+    nodes, launch, lowest, last = _launches_by_node(context)
+    start = np.full(len(last), np.iinfo(np.int64).max)
+    np.minimum.at(start, launch, gpu.start_ns[nodes])
+    ids = np.concatenate([trace.graph_launches.graph, gpu.graph_node[lowest]])
+    of_graph = graphs + _graph_numbers(
+        np.concatenate([gpu.process[whole], gpu.process[lowest]]), ids, np.concatenate([gpu.start_ns[whole], start])
+    )
+    label[whole] = of_graph[: len(whole)]
+    alone = np.ones(len(gpu), np.bool_)
+    alone[nodes] = False
+    stream, of_launch = streams.of_operation, streams.of_operation[lowest]
+    work = np.bincount(stream[alone & ((gpu.kind == KERNEL) | (gpu.kind == GRAPH))], minlength=len(streams))
+    work += np.bincount(of_launch, minlength=len(streams))
+    lane, lanes = numbered(streams.process, streams.device)
+    device_ns = totals(lane[stream], gpu.end_ns - gpu.start_ns, len(lanes))
+    found = []
+    for i in range(len(lanes)):
+        main = int(np.argmax(np.where(lane == i, work, -1)))
+        rows = gpu.by_start[(stream[gpu.by_start] == main) & alone[gpu.by_start]]
+        launches = np.flatnonzero(of_launch == main)
+        starts = np.concatenate([gpu.start_ns[rows], start[launches]])
+        order = np.argsort(starts, kind="stable")
+        operation = np.concatenate([rows, last[launches]])[order]
+        found.append(
+            _Sequence(
+                label=np.concatenate([label[rows], of_graph[len(whole) + launches]])[order],
+                start_ns=starts[order],
+                end_ns=gpu.end_ns[operation],
+                operation=operation,
+                graphs=graphs,
+                names=names,
+                device_ns=int(device_ns[i]),
+            )
+        )
+    return found
+
+
+def _launches_by_node(context: Context) -> tuple[Int64, Int64, Int64, Int64]:
+    """Return the operations of graphs recorded by node and the number of the launch of each; and of each launch the
+    operation of the lowest node, which is the same node in every launch of a graph, and the one that ended last.
+    """
+    gpu, trace = context.gpu, context.trace
+    nodes = np.flatnonzero(gpu.graph_node != NULL)
+    kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
+    correlation = np.concatenate([events.correlation for events in kinds])[nodes] if len(nodes) else nodes
+    nodes, correlation = nodes[correlation != NULL], correlation[correlation != NULL]
+    launch, first = numbered(gpu.process[nodes], gpu.device[nodes], correlation)
+    by_node = np.lexsort((gpu.graph_node[nodes], launch))
+    by_end = np.lexsort((gpu.start_ns[nodes], gpu.end_ns[nodes], launch))
+    bounds = np.searchsorted(launch[by_node], np.arange(len(first) + 1))
+    return nodes, launch, nodes[by_node[bounds[:-1]]], nodes[by_end[bounds[1:] - 1]]
+
+
+def _graph_numbers(process: NDArray[np.integer], graph: Int64, start_ns: Int64) -> Int64:
+    """Number the graphs of each process by their first launch, so that the ranks of one program number them alike."""
+    code, first = numbered(process, graph)
+    begin = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(begin, code, start_ns)
+    order = np.lexsort((begin, process[first]))
+    number = np.empty(len(first), np.int64)
+    number[order] = np.arange(len(first)) - np.searchsorted(process[first][order], process[first][order])
+    return number[code]
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A sequence, and what `exact_period` says of it."""
+
+    sequence: _Sequence
+    exact: tuple[int, float] | None
+
+    def is_framed(self) -> bool:
+        """Return whether neither the first operation nor the last repeats: so a pass lies around its layers."""
+        label, period = self.sequence.work_label(), self.exact[0] if self.exact else 1
+        return bool(label[0] != label[period] and label[-1] != label[-1 - period])
+
+    def repeats(self) -> bool:
+        """Return whether it repeats exactly, often enough, and with more than one and the same kernel."""
+        if self.exact is None or self.is_framed():
+            return False
+        sequence, period = self.sequence, self.exact[0]
+        begin, end = _extent(sequence, period)
+        return end - begin >= FEWEST * period and (period > 1 or bool(sequence.label[begin] >= sequence.graphs))
+
+    def may_cycle(self) -> bool:
+        """Return whether an approximate repetition is worth looking for.
+
+        Where one kernel is nearly all there is, or all of it occurs twice, what comes more often is a part of that.
+        """
+        return self.exact is None or self.is_framed()
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """What may end the steps of a sequence that repeats exactly.
+
+    Attributes:
+        begin: index of the first operation that repeats.
+        idle_ns: by label that comes once a period, for how long in all the stream did nothing after it.
+        natural: the label that ends the repetition, where it consists of whole periods and the label comes once in
+            each; None elsewhere.
+        items: of what ends a period where no label may.
+    """
+
+    begin: int
+    end: int
+    idle_ns: dict[int, int]
+    natural: int | None
+    items: Int64
+
+
+def _ends(lane: _Lane) -> _Ends:
+    """Return what may end the steps of a sequence that repeats."""
+    sequence, period = lane.sequence, lane.exact[0] if lane.exact else 1
+    label = sequence.label
+    begin, end = _extent(sequence, period)
+    once = first_kept(label[begin:end], period) + begin
+    unit = label[once : once + period]
+    values, number = np.unique(unit, return_counts=True)
+    single = values[number == 1]
+    idle = sequence.idle_ns()[begin:end]
+    code = np.searchsorted(single, label[begin:end])
+    of_single = np.flatnonzero(np.append(single, -2)[code] == label[begin:end])
+    time = totals(code[of_single], idle[of_single], len(single))
+    whole = (end - begin) % period == 0
+    natural = int(label[begin + period - 1])
+    place = period - 1
+    if not whole:
+        place = int(np.argmax(totals(np.arange(end - begin) % period, idle, period)))
+    return _Ends(
+        begin=begin,
+        end=end,
+        idle_ns=dict(zip(single.tolist(), time.tolist(), strict=True)),
+        natural=natural if whole and natural in single else None,
+        items=np.arange(begin + place, end, period) if whole or not len(single) else np.empty(0, np.int64),
+    )
+
+
+def _extent(sequence: _Sequence, period: int) -> tuple[int, int]:
+    """Return from which item on until before which a sequence repeats; copies before the first kernel may belong to it.
+
+    It begins after the last item of the first period that is another one period later, and ends likewise.
+    """
+    label = sequence.label
+    work = np.flatnonzero(sequence.is_work())
+    differs = label[:-period] != label[period:]
+    first, last = int(work[0]), int(work[-1])
+    before = np.flatnonzero(differs[: first + period])
+    begin = int(before[-1]) + 1 if len(before) else 0
+    after = np.flatnonzero(differs[last - 2 * period + 1 :])
+    end = int(after[0]) + last - period + 1 if len(after) else len(label)
+    return begin, end
+
+
+def _by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
+    """Return the steps of the processes and devices on which the operations of a stream repeat exactly."""
+    repeated = [lane for lane in lanes if lane.repeats()]
+    if not _take_most_time(repeated, lanes):
+        return None
+    ends = [_ends(lane) for lane in repeated]
+    votes: dict[int, int] = {}
+    idle: dict[int, int] = {}
+    # One kernel ends the step of all that have it, so that the ranks of one program are cut at the same place.
+    for one in ends:
+        if one.natural is not None:
+            votes[one.natural] = votes.get(one.natural, 0) + 1
+        for label, time in one.idle_ns.items():
+            idle[label] = idle.get(label, 0) + time
+    items, begins, rules = [], [], []
+    is_graph = True
+    for lane, one in zip(repeated, ends, strict=True):
+        sequence = lane.sequence
+        at = one.items
+        if one.natural is not None or not len(at):
+            label = max(one.idle_ns, key=lambda each: (votes.get(each, 0), idle[each]))
+            at = one.begin + np.flatnonzero(sequence.label[one.begin : one.end] == label)
+        items.append(sequence.operation[at])
+        begins.append(np.full(len(at), sequence.start_ns[one.begin]))
+        rules.append(_rule("step", context, lane, at, lane.exact or (1, 1.0), "repeat exactly"))
+        is_graph &= bool(sequence.label[at[0]] >= sequence.graphs)
+    rules = [*dict.fromkeys(rules), "an inferred step may be a layer, if no whole step was recorded"]
+    source: Source = "graph" if is_graph else "repetition"
+    return _of_boundaries(context, np.concatenate(items), source, tuple(rules), np.concatenate(begins))
+
+
+def _rule(word: str, context: Context, lane: _Lane, at: Int64, period: tuple[int, float], how: str) -> str:
+    """Return what ends a step or cycle, and why."""
+    sequence = lane.sequence
+    name = operation_name(context.trace, int(operation_labels(context, sequence.operation[at[:1]])[0]))
+    what = f"the kernel {name[:80]!r}" if sequence.label[at[0]] < sequence.names else name
+    what = "the launch of a CUDA graph" if sequence.label[at[0]] >= sequence.graphs else what
+    number = f"every {period[0]} operations" if period[0] > 1 else "all operations"
+    same = f"{_percent(period[1])} are the same one {word} later"
+    return f"a {word} ends with {what}, inferred: {number} of a stream {how} ({same})"
+
+
+def _percent(share: float) -> str:
+    """Return a share as percent, rounded down: 100% is all."""
+    return f"{int(share * 1000) / 10:g}%"
+
+
+def _take_most_time(some: list[_Lane], lanes: list[_Lane]) -> bool:
+    """Return whether these processes and devices took so much of the GPU's time that what they did is the program."""
+    if not some:
+        return False
+    return sum(one.sequence.device_ns for one in some) >= _COVER * sum(one.sequence.device_ns for one in lanes)
+
+
+def _by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
+    """Return the launches of the CUDA graph that takes most of the GPU's time, by process and device."""
+    items, some = [], []
+    for lane in lanes:
+        sequence = lane.sequence
+        at = np.flatnonzero(sequence.label >= sequence.graphs)
+        kinds, of_kind, number = np.unique(sequence.label[at], return_inverse=True, return_counts=True)
+        time = totals(of_kind.reshape(-1), (sequence.end_ns - sequence.start_ns)[at], len(kinds))
+        often = np.flatnonzero((number >= FEWEST) & (time >= _COVER * sequence.device_ns))
+        if len(often):
+            items.append(sequence.operation[at[of_kind.reshape(-1) == often[0]]])
+            some.append(lane)
+    if not _take_most_time(some, lanes):
+        return None
+    rule = "a step ends with a launch of the CUDA graph that takes most of the GPU's time, inferred"
+    return _of_boundaries(context, np.concatenate(items), "graph", (rule,))
+
+
+def _by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
+    """Return what repeats approximately in the sequence of each process and device: it may be a step or not."""
+    some: list[_Lane] = []
+    periods: list[tuple[int, float, list[int]]] = []
+    for lane in lanes:
+        labels = lane.sequence.work_label()
+        middle = max(0, (len(labels) - _LONGEST) // 2)
+        period = approximate_period(labels[middle : middle + _LONGEST]) if lane.may_cycle() else None
+        if period is not None:
+            some.append(lane)
+            periods.append(period)
+    if not _take_most_time(some, lanes):
+        return None
+    idle: dict[int, int] = {}
+    for lane, (_, _, ends) in zip(some, periods, strict=True):
+        for label in ends:
+            time = lane.sequence.idle_ns()[lane.sequence.label == label].sum()
+            idle[label] = idle.get(label, 0) + int(time)
+    items, rules = [], []
+    for lane, (length, share, ends) in zip(some, periods, strict=True):
+        end = max(ends, key=lambda each: (each >= lane.sequence.graphs, idle[each]))
+        at = np.flatnonzero(lane.sequence.label == end)
+        items.append(lane.sequence.operation[at])
+        rules.append(_rule("cycle", context, lane, at, (length, share), "repeat approximately"))
+    unknown = "no step is known: what is shown are cycles, each of which may be a step, a part of one, or several"
+    rules = [unknown, *dict.fromkeys(rules)]
+    return _of_boundaries(context, np.concatenate(items), "cycle", tuple(rules))
 
 
 def _process_of_thread(trace: Trace) -> Int64:

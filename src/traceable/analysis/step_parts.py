@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
+from traceable.analysis.instances import Instances
 from traceable.analysis.intervals import Blocks, Union, covered_ns
-from traceable.analysis.naming import without_numbers
 from traceable.analysis.operations import COPY, KERNEL
 from traceable.analysis.shared import once
 from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import BOUNDARY, Steps
 from traceable.analysis.step_work import Work
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.trace.model import NULL, PUSH_POP, Int64, NDArray
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray
 
 SLOWEST = 5
 """How many of the slowest steps are compared with the median one."""
@@ -33,8 +33,9 @@ class Parts:
     """One step by range path, as equally long columns.
 
     Attributes:
-        path: names from the outermost, without what torch's emit_nvtx appends to them; None for outside ranges.
-        instances: how many ranges of that path lie wholly inside the step, on its thread.
+        path: names from the outermost; None for outside ranges.
+        instances: how many ranges of that path lie wholly inside the step, on any thread of its process, and in no
+            other step.
         self_ns, sync_ns: their time less what lies inside them, and what of it was spent waiting in synchronising
             calls; NULL where the step is not a stretch of CPU time, or the path has no push/pop range in it.
         busy_ns: what its operations add to the union of the step's operations before them, so that all add up.
@@ -77,19 +78,19 @@ def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
 
 
 def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] | None]]:
-    """Number the paths that differ by more than what torch appends: the number of each, and its names."""
+    """Number the paths that occur: the number of each, and its names."""
     names, paths = context.trace.names, context.found.paths
     distinct, place = np.unique(path, return_inverse=True)
-    numbers: dict[tuple[str, ...] | None, int] = {}
-    group = []
-    for one in distinct.tolist():
-        key = tuple(without_numbers(names[name]) for name in paths[one]) if one >= 0 else None
-        group.append(numbers.setdefault(key, len(numbers)))
-    return np.array(group, np.int64)[place.reshape(-1)], list(numbers)
+    return place.reshape(-1), [
+        tuple(names[name] for name in paths[one]) if one >= 0 else None for one in distinct.tolist()
+    ]
 
 
 def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
-    """Return the push/pop ranges wholly inside a step on its thread, their own time and what of it was waiting.
+    """Return the push/pop ranges wholly inside a step, their own time and what of it was waiting on their threads.
+
+    Of all threads of the process: autograd's works for the one that called `backward`. What lies in another range that
+    is a step, of a server that works on several requests at a time, is not this one's.
 
     None for a step between two boundaries: it is a stretch of the GPU's time, and the host is ahead of that.
     """
@@ -98,8 +99,10 @@ def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tupl
     if found.kind != BOUNDARY:
         start, end = int(found.start_ns[step]), int(found.end_ns[step])
         rows = _ranges_by_time(context).overlapping(start - 1, end + 1)
-        inside = (ranges.style[rows] == PUSH_POP) & ~ranges.replay[rows] & (ranges.thread[rows] == found.thread[step])
+        process = np.array([thread.process for thread in context.trace.threads], np.int64)[ranges.thread[rows]]
+        inside = (ranges.style[rows] == PUSH_POP) & ranges.entered[rows] & (process == found.process[found.lane[step]])
         rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
+        rows = rows[~_in_another_step(ranges, found, rows, step)]
     waited = covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
     above = ranges.parent[rows]
     place = np.minimum(np.searchsorted(rows, above), max(0, len(rows) - 1))
@@ -109,16 +112,28 @@ def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tupl
     return rows, ranges.self_ns[rows], own
 
 
+def _in_another_step(ranges: Instances, found: Steps, rows: Int64, step: int) -> Bool:
+    """Return which ranges are steps other than this one, or lie in one that this one does not lie in too."""
+    is_step = np.zeros(len(ranges), np.bool_)
+    is_step[found.instance[found.instance >= 0]] = True
+    own = int(found.instance[step])
+    while own >= 0:
+        is_step[own] = False
+        own = int(ranges.parent[own])
+    inside, above = is_step[rows], ranges.parent[rows]
+    while (above >= 0).any():
+        inside |= (above >= 0) & is_step[above]
+        above = np.where(above >= 0, ranges.parent[above], -1)
+    return inside
+
+
 @once
 def _ranges_by_time(context: Context) -> Blocks:
     return Blocks(context.found.start_ns, context.found.end_ns)
 
 
 def breakdown(context: Context, found: Steps, work: Work, step: int) -> Table:
-    """Return one step by range, the longest GPU time first; what ran outside ranges has no path.
-
-    Paths that differ only in what torch's emit_nvtx appends to names (`, seq = 7, op_id = 12`) are one row.
-    """
+    """Return one step by range, the longest GPU time first; what ran outside ranges has no path."""
     parts = parts_of(context, found, work, step)
     order = np.lexsort((-parts.self_ns, -parts.busy_ns))
     has_gpu = np.full(len(order), len(context.gpu) > 0)
@@ -153,9 +168,9 @@ def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, ND
     more = {f"{_word(name)}_more{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
     causes, ranges, times = [], [], []
     for i, row in enumerate(rows.tolist()):
-        cause, is_idle = _cause({name: _known(values[i]) for name, values in more.items()})
+        cause, by_cpu = _cause({name: _known(values[i]) for name, values in more.items()})
         parts = parts_of(context, found, work, row)
-        path, time = _largest_difference(parts, usual, is_idle and found.kind != BOUNDARY)
+        path, time = _largest_difference(parts, usual, by_cpu and found.kind != BOUNDARY)
         causes.append(cause)
         ranges.append(path)
         times.append(time)
@@ -186,7 +201,7 @@ def _largest_difference(parts: Parts, usual: Parts, by_cpu: bool) -> tuple[tuple
 
 
 def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
-    """Say in words what of a step grew most, and whether that is the GPU's idle time.
+    """Return in words what of a step grew most, and whether the range that explains it is to be looked for on the CPU.
 
     A step is as much longer as the GPU was idle and busy longer in it. What was busy are copies, NCCL and the rest.
     """
@@ -199,7 +214,7 @@ def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
     }
     largest = max(parts, key=lambda name: parts[name])
     if more["idle_more_ns"] is None:
-        return f"CPU {_ms(more['wall_more_ns'] or 0)}: the trace holds no GPU operation", False
+        return f"CPU {_ms(more['wall_more_ns'] or 0)}: the trace holds no GPU operation", True
     if parts[largest] <= 0:
         return "the GPU was busy longer with what belongs to other steps", False
     return f"{largest} {_ms(parts[largest])}{_why(largest, more)}", largest == "idle"

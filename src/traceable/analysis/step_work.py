@@ -13,15 +13,15 @@ from traceable.analysis.enclosure import slices, spread
 from traceable.analysis.gpus import lanes_by, streams_of
 from traceable.analysis.grouping import distinct_pairs
 from traceable.analysis.instances import Stretches
-from traceable.analysis.intervals import Lanes, Union, covered_ns, union
-from traceable.analysis.naming import ALLOCATING
+from traceable.analysis.intervals import Lanes, Union, covered_ns, lanes_of, merged, union
+from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
 from traceable.analysis.operations import COPY, GRAPH
 from traceable.analysis.shared import calls_like, nccl_kernels
 from traceable.analysis.statistics import totals
-from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps
+from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps
 from traceable.analysis.table import integers, ratios
 from traceable.analysis.waits import waits_by_thread
-from traceable.trace.model import Bool, Int64, NDArray
+from traceable.trace.model import NULL, Int64, NDArray
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ def work_of(context: Context, found: Steps) -> Work:
 
 
 def _between(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
-    """Return pairs (step, operation) of what starts, or of CYCLE whose launch call starts, in each step."""
-    gpu, calls = context.gpu, context.trace.calls
+    """Return pairs (step, operation) of what starts, or of SEQUENCE whose launch call starts, in each step."""
+    gpu, calls = context.gpu, context.launched.calls
     step_of = np.full(len(gpu), -1, np.int64)
     bounds = np.searchsorted(found.lane, np.arange(len(found.process) + 1)).tolist()
     for rows, (low, high) in zip(lanes, pairwise(bounds), strict=True):
         time = gpu.start_ns[rows]
-        if found.kind == CYCLE:
+        if found.kind == SEQUENCE:
             call = context.launched.call_of[rows]
             called = np.flatnonzero(call >= 0)
             time[called] = calls.start_ns[call[called]]
@@ -124,11 +124,7 @@ def _lane_of_stream(context: Context, found: Steps) -> Int64:
 
 
 def _stretches(context: Context, found: Steps) -> tuple[Int64, Stretches]:
-    """Return where on which thread the steps ran, and the step of each such stretch."""
-    if found.kind != RANGE:
-        step = np.flatnonzero(found.thread >= 0)
-        thread = found.thread[step].astype(np.int32)
-        return step, Stretches(step, thread, found.start_ns[step], found.end_ns[step])
+    """Return where on which thread the ranges that are steps ran, and the step of each such stretch."""
     stretches = context.found.stretches
     step_of = np.full(len(context.found), -1, np.int64)
     step_of[found.instance] = np.arange(len(found))
@@ -190,13 +186,12 @@ def columns_of(context: Context, found: Steps, work: Work) -> dict[str, NDArray[
     for name in list(columns)[3:]:
         columns[name] = integers(columns[name], has_gpu)
     has_calls = np.full(len(found), len(trace.calls) > 0)
-    blocked, allocations, known = _on_the_thread(context, found, work.waits)
     return {
         **columns,
         "utilisation_share": np.where(has_gpu, ratios(wall - idle, wall), np.nan),
-        "launch_ns": integers(_launching(context, work), has_calls & has_gpu),
-        "sync_ns": integers(blocked, has_calls & known),
-        "allocations": integers(allocations, has_calls & known),
+        "launch_ns": integers(_launching(context, found), has_calls & has_gpu),
+        "sync_ns": integers(_waiting(context, found), has_calls),
+        "allocations": _allocating(context, found),
     }
 
 
@@ -223,35 +218,48 @@ def _union_of(context: Context, work: Work, pairs: Int64) -> Int64:
     return totals(step, added, len(work.bounds) - 1)
 
 
-def _launching(context: Context, work: Work) -> Int64:
-    """Return the summed time of the launch calls of each step; a call counts where the operation that leads it does."""
-    calls, launched = context.trace.calls, context.launched
-    if not len(calls):
-        return np.zeros(len(work.bounds) - 1, np.int64)
-    call = launched.call_of[work.operation]
-    time = calls.end_ns[call]
-    time -= calls.start_ns[call]
-    # What has no call leads none.
-    time *= launched.leads[work.operation]
-    return work.total(time)
+def _launching(context: Context, found: Steps) -> Int64:
+    """Return for how long of each step a thread of its process was in a launch call for its process (and device)."""
+    calls, launched = context.launched.calls, context.launched
+    leading = np.flatnonzero(launched.leads)
+    lane = _lane_of_stream(context, found)[streams_of(context).of_operation[leading]]
+    call = launched.call_of[leading]
+    start, end = calls.start_ns[call], calls.end_ns[call]
+    busy = union(start, end, lanes_of(lane, len(found.process), np.argsort(start, kind="stable")))
+    return covered_ns(busy, found.lane, found.start_ns, found.end_ns)
 
 
-def _on_the_thread(context: Context, found: Steps, waits: Union) -> tuple[Int64, Int64, Bool]:
-    """Return how long the thread of each step was blocked in synchronising calls, how many calls that allocate began
-    on it, and whether there is a thread to know it of.
+def _waiting(context: Context, found: Steps) -> Int64:
+    """Return for how long of each step a thread of its process was in a call that waits for the GPU."""
+    calls = context.trace.calls
+    waiting = calls_like(context, SYNCHRONISING)
+    process = _process_of_call(context, waiting)
+    waits = np.zeros(len(found), np.int64)
+    for one in np.unique(process).tolist():
+        call = waiting[process == one]
+        busy = merged(calls.start_ns[call], calls.end_ns[call])
+        rows = np.flatnonzero(found.process[found.lane] == one)
+        waits[rows] = covered_ns(busy, np.zeros(len(rows), np.int64), found.start_ns[rows], found.end_ns[rows])
+    return waits
+
+
+def _allocating(context: Context, found: Steps) -> Int64:
+    """Return how many calls that allocate or release memory began in each step, on any thread of its process.
+
+    NULL where the trace holds no API calls.
     """
-    trace = context.trace
-    step, stretches = _stretches(context, found)
-    thread, start, end = stretches.thread, stretches.start_ns, stretches.end_ns
-    blocked, begun = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
-    np.add.at(blocked, step, covered_ns(waits, thread, start, end))
-    calls = trace.calls
+    calls = context.trace.calls
     allocating = calls_like(context, ALLOCATING)
-    for one in np.unique(calls.thread[allocating]).tolist():
-        times = calls.start_ns[allocating[calls.thread[allocating] == one]]
-        rows = np.flatnonzero(thread == one)
-        before = np.searchsorted(times, start[rows], "left")
-        np.add.at(begun, step[rows], np.maximum(0, np.searchsorted(times, end[rows], "left") - before))
-    known = np.zeros(len(found), np.bool_)
-    known[step] = True
-    return blocked, begun, known
+    process = _process_of_call(context, allocating)
+    number = np.full(len(found), NULL if not len(calls) else 0, np.int64)
+    for one in np.unique(process).tolist():
+        times = calls.start_ns[allocating[process == one]]
+        rows = np.flatnonzero(found.process[found.lane] == one)
+        before = np.searchsorted(times, found.start_ns[rows], "left")
+        number[rows] = np.maximum(0, np.searchsorted(times, found.end_ns[rows], "left") - before)
+    return number
+
+
+def _process_of_call(context: Context, calls: Int64) -> Int64:
+    trace = context.trace
+    return np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[calls]]

@@ -5,6 +5,8 @@ Where the steps are is found in `step_detection`; the parts of single steps are 
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,17 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import gpus, streams_of
 from traceable.analysis.grouping import only_value, ranked
-from traceable.analysis.instances import own_ranges
 from traceable.analysis.intervals import narrowed
 from traceable.analysis.select import gpu_number
-from traceable.analysis.step_detection import BOUNDARY, CYCLE, RANGE, Steps, steps_of
+from traceable.analysis.step_detection import (
+    BOUNDARY,
+    RANGE,
+    SEQUENCE,
+    Steps,
+    begins_within,
+    launched_within,
+    steps_of,
+)
 from traceable.analysis.step_parts import breakdown, slowest
 from traceable.analysis.step_work import Work, columns_of, work_of
 from traceable.analysis.table import Table, integers, objects, ratios
@@ -30,6 +39,13 @@ WARM_UP_FACTOR = 1.5
 FEWEST_FOR_WARM_UP = 4
 """With fewer whole steps than these none is called warm-up: two against one prove nothing."""
 
+_WARM_UP = re.compile(r"(?<![a-z])warm(ing)?[\s_.\-]*ups?(?![a-z])")
+_NO_WARM_UP = re.compile(
+    r"(?<![a-z])(after|post|no|non|not|without|skip)[\s_.\-]*(the[\s_]+)?warm"
+    r"|(?<![a-z])(lr|learning|sched[a-z]*|optim[a-z]*)(?![a-z])"
+)
+"""What makes a name with warm-up in it another thing: what comes after it, or the warm-up of a learning rate."""
+
 MEASURES = (
     *("gpu_busy_ns", "gpu_sum_ns", "idle_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
     *("operations", "kernels", "allocations"),
@@ -38,7 +54,7 @@ MEASURES = (
 
 _MEMBERS = {
     RANGE: "a step has the operations that belong to its range, also those that ran on the GPU after it ended",
-    CYCLE: "a step has the operations whose launch call began in it, also those that ran on the GPU after it ended",
+    SEQUENCE: "a step has the operations whose launch call began in it, also those that ran on the GPU after it ended",
     BOUNDARY: "a step has the operations of its process and device that began in it",
 }
 
@@ -62,9 +78,10 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
     found = steps_of(context, range_name, step_kernel)
     work = work_of(context, found)
     columns = columns_of(context, found, work)
-    warm_up = warm_up_steps(found, columns["wall_ns"], columns["allocations"])
-    steady = ~warm_up & ~found.edge
-    why = np.array([None, "warm-up", "edge of the capture"], object)[np.where(found.edge, 2, warm_up)]
+    phases = _phases(context, found, work, columns["allocations"])
+    steady = ~phases.warm_up & ~phases.other & ~found.edge
+    reasons = np.array([None, "warm-up", "other phase", "edge of the capture"], object)
+    left_out = reasons[np.select([found.edge, phases.warm_up, phases.other], [3, 1, 2], 0)]
     first = np.flatnonzero(np.diff(found.lane, prepend=-1))
     table = {
         "step": np.arange(len(found)) - np.repeat(first, np.diff(np.append(first, len(found)))),
@@ -72,16 +89,17 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         **_whose(context, found, found.lane),
         **_devices(context, found, work),
         "name": objects(found.labels)[found.label],
+        "source": np.full(len(found), found.source, object),
         "steady": steady,
-        "warm_up": warm_up,
-        "left_out": why,
+        "warm_up": phases.warm_up,
+        "left_out": left_out,
         **columns,
     }
-    others = {"summary": _summary(context, found, columns, steady, warm_up)}
+    others = {"summary": _summary(context, found, columns, steady, phases.warm_up)}
     if steady.any():
         others["breakdown"] = breakdown(context, found, work, median_step(columns["wall_ns"], steady))
         others["slowest"] = slowest(context, found, work, table, median_step(columns["wall_ns"], steady))
-    return Table(table, others, _notes(context, found, work, warm_up))
+    return Table(table, others, _notes(context, found, work, phases))
 
 
 def steady_window(table: Table) -> tuple[int, int]:
@@ -111,17 +129,100 @@ def median_step(wall_ns: Int64, steady: Bool) -> int:
     return int(rows[np.argsort(wall_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
 
 
-def warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64) -> Bool:
-    """Return which steps are warm-up.
+@dataclass(frozen=True)
+class _Phases:
+    """Which steps are warm-up; and which are not but are parted from the most of their lane by a warm-up.
 
-    In each lane, of the steps that the edge of the capture did not cut: those from the first on, up to half of them,
-    as long as each lasts longer than WARM_UP_FACTOR times the median of the later half, or allocates memory where the
-    later half (by its median) does not. None where there are fewer than FEWEST_FOR_WARM_UP.
+    Attributes:
+        warm_up: all that are warm-up.
+        in_range: those of them which a range called warm-up says are: see `_in_warm_up`.
+        other: not warm-up, but not of the phase, between two ranges called warm-up, that has most steps of the lane (of
+            equal ones the first): what is steady follows one another.
+    """
+
+    warm_up: Bool
+    in_range: Bool
+    other: Bool
+
+
+def _phases(context: Context, found: Steps, work: Work, allocations: Int64) -> _Phases:
+    """Return which steps are warm-up, and which of the others are of another phase than the most."""
+    process, start, end = warm_up_spans(context)
+    in_range = _in_warm_up(context, found, work, process, start, end)
+    other = np.zeros(len(found), np.bool_)
+    for lane in np.flatnonzero(np.isin(found.process, process)).tolist():
+        rows = np.flatnonzero(found.lane == lane)
+        phase = np.cumsum(in_range[rows].astype(np.int64))
+        if found.kind == RANGE:
+            begins = np.sort(start[process == found.process[lane]])
+            # A warm-up within a step is a part of that, and parts no phases.
+            begins = begins[~begins_within(begins, found.start_ns[rows], found.end_ns[rows])]
+            phase = phase + np.searchsorted(begins, found.start_ns[rows], "right")
+        rows, phase = rows[~in_range[rows]], phase[~in_range[rows]]
+        if len(rows):
+            other[rows] = phase != np.argmax(np.bincount(phase))
+    slow = warm_up_steps(found, found.end_ns - found.start_ns, allocations, in_range | other)
+    return _Phases(in_range | slow, in_range, other)
+
+
+def _in_warm_up(context: Context, found: Steps, work: Work, process: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+    """Return which steps ranges called warm-up say are warm-up.
+
+    RANGE: that begin within one of their process. SEQUENCE: also those within which one begins. BOUNDARY, steps of the
+    GPU's time: those with an operation that was launched in one.
+    """
+    inside = np.zeros(len(found), np.bool_)
+    if len(process) and found.kind == BOUNDARY:
+        inside[work.step[launched_within(context, process, start_ns, end_ns)[work.operation]]] = True
+        return inside
+    for one in np.unique(process).tolist():
+        rows, here = np.flatnonzero(found.process[found.lane] == one), process == one
+        inside[rows] = begins_within(found.start_ns[rows], start_ns[here], end_ns[here])
+        if found.kind == SEQUENCE:
+            begins = np.sort(start_ns[here])
+            before = np.searchsorted(begins, found.start_ns[rows], "left")
+            inside[rows] |= np.searchsorted(begins, found.end_ns[rows], "left") > before
+    return inside
+
+
+def warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
+    """Return process (index into `Trace.processes`), start and end of the ranges that are called warm-up.
+
+    Whatever their case, domain and nesting, and what stands between the two words: `warm up`, `warmup`, `Warm-Up`.
+    """
+    trace, found = context.trace, context.found
+    named = np.zeros(len(trace.names), np.bool_)
+    for index in np.unique(found.name).tolist():
+        if "arm" in trace.names[index] or "ARM" in trace.names[index]:
+            named[index] = is_warm_up(trace.names[index])
+    rows = np.flatnonzero(named[found.name] & found.entered)
+    process = np.array([thread.process for thread in trace.threads], np.int64)[found.thread[rows]]
+    return process, found.start_ns[rows], found.end_ns[rows]
+
+
+def is_warm_up(name: str) -> bool:
+    """Return whether a range of this name is a warm-up, whose steps are not steady.
+
+    Examples:
+        >>> [is_warm_up(name) for name in ("warm up", "modelWarmUp", "Warm_Up #3", "after warmup", "lr_warmup")]
+        [True, True, True, False, False]
+    """
+    # `WarmUp` and `runWarmup` are words as well.
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    return _WARM_UP.search(words) is not None and _NO_WARM_UP.search(words) is None
+
+
+def warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64, left_out: Bool) -> Bool:
+    """Return which steps are warm-up by what they took.
+
+    In each lane, of the steps that neither the edge of the capture cut nor are left out: those from the first on, up
+    to half of them, as long as each lasts longer than WARM_UP_FACTOR times the median of the later half, or allocates
+    memory where the later half (by its median) does not. None where there are fewer than FEWEST_FOR_WARM_UP.
     """
     warm_up = np.zeros(len(found), np.bool_)
     for lane in range(len(found.process)):
         low, high = np.searchsorted(found.lane, [lane, lane + 1])
-        rows = low + np.flatnonzero(~found.edge[low:high])
+        rows = low + np.flatnonzero(~found.edge[low:high] & ~left_out[low:high])
         half = len(rows) // 2
         if len(rows) >= FEWEST_FOR_WARM_UP:
             slow = wall_ns[rows[:half]] > WARM_UP_FACTOR * np.median(wall_ns[rows[half:]])
@@ -163,12 +264,11 @@ def _index(context: Context, found: Steps) -> Int64:
     """Return the index of each step as the program counted it (docs/windows.md); NULL for a step of another kind."""
     trace = context.trace
     index = np.full(len(found), NULL, np.int64)
-    # The first instances are the ranges of the trace, in order, without the stretches of coroutines.
-    rows = own_ranges(trace)
-    known = np.flatnonzero((found.instance >= 0) & (found.instance < len(rows)))
-    row = rows[found.instance[known]]
+    row = np.append(context.range_of_instance, -1)[found.instance]
+    known = np.flatnonzero(row >= 0)
+    row = row[known]
     name = trace.names.index(STEP) if STEP in trace.names else -2
-    ranges = trace.ranges
+    ranges = trace.ranges if trace.cut is None else trace.cut.whole.ranges
     counted = (ranges.name[row] == name) & (ranges.domain[row] == -1) & ranges.has_payload[row]
     index[known[counted]] = ranges.payload[row[counted]]
     return index
@@ -201,6 +301,7 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
         {
             **_whose(context, found, np.arange(lanes)),
             "device": integers(device, device >= 0),
+            "source": np.full(lanes, found.source, object),
             "steps": np.bincount(found.lane, minlength=lanes),
             "steady": count,
             "warm_up": np.bincount(found.lane[warm_up], minlength=lanes),
@@ -215,18 +316,26 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
     )
 
 
-def _notes(context: Context, found: Steps, work: Work, warm_up: Bool) -> tuple[str, ...]:
+def _notes(context: Context, found: Steps, work: Work, phases: _Phases) -> tuple[str, ...]:
     """Say what a step is, which are left out of the steady state and why, and what is in no step."""
     gpu = context.gpu
     notes = [*found.rules, _MEMBERS[found.kind]]
-    if warm_up.any():
+    if phases.in_range.any():
+        notes.append(f"left out of the steady state as warm-up: {_counted(phases.in_range)} in a range of that name")
+    if phases.other.any():
         notes.append(
-            f"left out of the steady state as warm-up: {_counted(warm_up)}, the first ones that last over "
+            f"left out of the steady state as of another phase: {_counted(phases.other)}, which a warm-up range parts "
+            "from the most"
+        )
+    slow = phases.warm_up & ~phases.in_range
+    if slow.any():
+        notes.append(
+            f"left out of the steady state as warm-up: {_counted(slow)}, the first ones that last over "
             f"{WARM_UP_FACTOR:g} times the median of the later half, or allocate memory where the later half does not"
         )
     if found.edge.any():
         why = "the first of its process and device, whose begin is not known" if found.kind == BOUNDARY else "cut"
-        why = "the last, whose end is not known" if found.kind == CYCLE else why
+        why = "the last, whose end is not known" if found.kind == SEQUENCE else why
         notes.append(f"left out of the steady state at the edge of the capture: {_counted(found.edge)}, {why}")
     inside = np.zeros(len(gpu), np.bool_)
     inside[work.operation] = True

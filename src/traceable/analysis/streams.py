@@ -71,6 +71,9 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
     some = np.diff(by_stream.bounds) > 0
     first = _by_gpu(np.minimum, of_stream.first_ns[some], place.gpu[some], len(used))
     last = _by_gpu(np.maximum, of_stream.last_ns[some], place.gpu[some], len(used))
+    when = timelines(context)
+    if range_name is None:
+        first, last = first - when.before_ns, last + when.after_ns
     total = last - first - _between_windows(context, first, last)
     one, two, three = _concurrency(context, used, place, by_stream, of_stream)
     busy = one + two + three
@@ -215,6 +218,9 @@ def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) ->
         found[name] = union(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
     for rows in few.values():
         lane[rows] = -1
+    # Copies and memory sets are no compute; they come in this order after the kernels.
+    copies = len(context.trace.copies)
+    lane[kernels + copies : kernels + copies + len(context.trace.memsets)] = -1
     compute = union(gpu.start_ns, gpu.end_ns, lanes_of(lane, len(used), order))
     copy, nccl = (busy.total_ns() for busy in found.values())
     with_copy, with_nccl = (_both(busy, compute) for busy in found.values())

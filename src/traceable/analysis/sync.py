@@ -49,6 +49,8 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     """
     trace = context.trace
     if not len(trace.calls):
+        if context.whole is not None and len(context.whole.trace.calls):
+            raise UnanswerableError("no CUDA API call lies in the selected time", "select more of the recording")
         raise UnanswerableError(
             "no CUDA API calls in the trace", record_gpu(context.trace, "record with --trace=cuda,nvtx")
         )
@@ -131,8 +133,8 @@ def _asked(context: Context, waits: Waits) -> _Asked:
     label, first = range_labels(found)
     label = np.append(label, _OUTSIDE)
     text, texts = _texts(trace, waits.call)
-    lasting = np.where(found.replay, 0, found.end_ns - found.start_ns)
-    waiting = label[context.innermost_of_call[waits.call]]
+    lasting = np.where(found.entered, found.end_ns - found.start_ns, 0)
+    waiting = label[context.innermost_around_calls(waits.call)]
     launching = label[context.innermost[pieces.operation]]
     operation = operation_labels(context, pieces.operation)
     who = numbered(waiting, text)[0]

@@ -24,7 +24,8 @@ def sync_waits(context: Context) -> Int64:
     """Return the ns that each instance's thread spent in synchronising calls while it ran, one value an instance.
 
     Calls inside one another count once, and a call that the range's edge cuts counts with what lies inside. NULL where
-    the trace holds no API calls, or the range ended on another thread than it began.
+    the trace holds no API calls, the range ended on another thread than it began, or it lies outside the time that the
+    trace was cut to.
     """
     waits = np.full(len(context.found), NULL, np.int64)
     if not len(context.trace.calls):
@@ -33,4 +34,5 @@ def sync_waits(context: Context) -> Int64:
     blocked = covered_ns(waits_by_thread(context), stretches.thread, stretches.start_ns, stretches.end_ns)
     waits[stretches.owner] = 0
     np.add.at(waits, stretches.owner, blocked)
+    waits[context.found.outside] = NULL
     return waits

@@ -15,25 +15,55 @@ import numpy as np
 
 from traceable.analysis.enclosure import Events, Reduction, Slices, pairs_of, slices, spread
 from traceable.analysis.instances import Instances, Stretches, stretches_of
-from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
+from traceable.analysis.operations import GRAPH, KERNEL, GpuOperations, Launches
 from traceable.analysis.replays import Replayed
-from traceable.analysis.rules import ADOPTED, GRAPH_NODE, RULES, TASK, THREAD, TIME, Links
+from traceable.analysis.rules import GRAPH_NODE, RULES, TASK, THREAD, Links
 from traceable.analysis.statistics import totals
 from traceable.trace.model import NULL, Bool, Int8, Int64
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Copies in one direction, as equally long columns: one value each of the instances that have some.
+
+    Attributes:
+        direction: index into DIRECTIONS.
+        instance: whose they are; each at most once.
+        copies, size_bytes, copy_ns, pageable_bytes: their number and sums. `pageable_bytes` is NULL where the trace
+            does not tell.
+    """
+
+    direction: int
+    instance: Int64
+    copies: Int64
+    size_bytes: Int64
+    copy_ns: Int64
+    pageable_bytes: Int64
+
+
+@dataclass(frozen=True)
+class ByOtherRule:
+    """Operations by one rule that is neither THREAD nor TASK; columns as in `Copied`, `gpu_ns` their plain sum."""
+
+    rule: int
+    instance: Int64
+    operations: Int64
+    gpu_ns: Int64
 
 
 @dataclass(frozen=True)
 class GpuWork:
     """What each instance put on the GPU, as equally long columns, one value an instance; all 0 where it did nothing.
 
+    What few instances have is listed of these alone: as columns it would be most of the memory that an analysis takes.
+
     Attributes:
         operations, kernels, graphs: how many; `launches`: distinct launch calls.
         sum_ns, busy_ns, span_ns: plain sum, union, and last end less first start.
         start_ns: first start; NULL for none.
         queue_ns, queue_max_ns, queued: sum, maximum (NULL for none) and number of the queue times that there are.
-        copies, copy_bytes, copy_ns, pageable_bytes: by direction, in the order of DIRECTIONS; shape (4, n).
-            `pageable_bytes` is NULL where the trace does not tell.
-        rule_ns, rule_operations: of `sum_ns` and `operations`, by rule, in the order of RULES; shape (5, n).
+        copied: the copies, in one or several pieces a direction.
+        by_other_rules: of `operations` and `sum_ns` those by other rules than THREAD and TASK, in pieces as well.
     """
 
     operations: Int64
@@ -47,12 +77,36 @@ class GpuWork:
     queue_ns: Int64
     queue_max_ns: Int64
     queued: Int64
-    copies: Int64
-    copy_bytes: Int64
-    copy_ns: Int64
-    pageable_bytes: Int64
-    rule_ns: Int64
-    rule_operations: Int64
+    copied: list[Copied]
+    by_other_rules: list[ByOtherRule]
+
+    def copied_in(self, direction: int) -> Copied:
+        """Return the copies in one direction, of all instances that have some."""
+        pieces = [one for one in self.copied if one.direction == direction]
+        columns = (column.name for column in fields(Copied) if column.name != "direction")
+        nothing = np.empty(0, np.int64)
+        return Copied(
+            direction, *(np.concatenate([nothing, *(getattr(one, name) for one in pieces)]) for name in columns)
+        )
+
+    def by_rule(self, task: Bool, group: Int64, groups: int) -> tuple[Int64, Int64]:
+        """Return GPU time in ns and number of operations by rule and group of instances, each of shape (rules, groups).
+
+        Args:
+            task: whether each instance is a coroutine: what is its own by the thread is so by the rule TASK.
+            group: of each instance, one of 0..groups-1.
+        """
+        time, operations = (np.zeros((len(RULES), groups), np.int64) for _ in range(2))
+        for rule, of_rule in ((THREAD, ~task), (TASK, task)):
+            here = np.flatnonzero(of_rule)
+            time[rule] = totals(group[here], self.sum_ns[here], groups)
+            operations[rule] = totals(group[here], self.operations[here], groups)
+        for other in self.by_other_rules:
+            of_group, common = group[other.instance], np.where(task[other.instance], TASK, THREAD)
+            for sums, values in ((time, other.gpu_ns), (operations, other.operations)):
+                np.add.at(sums[other.rule], of_group, values)
+                np.subtract.at(sums, (common, of_group), values)
+        return time, operations
 
 
 @dataclass(frozen=True)
@@ -72,16 +126,16 @@ def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Lin
     simple = _simple(stretches, where, events, len(found), len(gpu))
     rows = np.flatnonzero(simple & (where.number > 0))
     if len(rows):
-        _add_slices(work, found, gpu, launched, links, stretches.owner[rows], where.first[rows], where.number[rows])
+        _add_slices(work, gpu, launched, links, stretches.owner[rows], where.first[rows], where.number[rows])
     rest = replace(where, number=np.where(simple, 0, where.number))
     if rest.number.any():
         place = np.full(len(gpu), THREAD, np.int8)
         place[events.item] = links.rule
         for instance, operation in pairs_of(stretches, events, rest):
-            _add_pairs(work, found, gpu, launched, instance, operation, place[operation])
+            _add_pairs(work, gpu, launched, instance, operation, place[operation])
     if len(replayed.instance):
         by_node = np.full(len(replayed.operation), GRAPH_NODE, np.int8)
-        _add_pairs(work, found, gpu, launched, replayed.instance, replayed.operation, by_node)
+        _add_pairs(work, gpu, launched, replayed.instance, replayed.operation, by_node)
         # A replay is of one launch, whichever of its operations stands for that.
         work.launches[replayed.instance] = 1
     return work
@@ -97,8 +151,8 @@ def projected(found: Instances, gpu: GpuOperations, launched: Launches, events: 
     """
     nsys = Projection(work.operations, work.launches, work.start_ns, work.span_ns)
     other = found.replay.copy()
-    for rule in (GRAPH_NODE, ADOPTED, TIME):
-        other |= work.rule_operations[rule] > 0
+    for by_rule in work.by_other_rules:
+        other[by_rule.instance] = True
     if not other.any():
         return nsys
     nsys = replace(nsys, **{column.name: getattr(nsys, column.name).copy() for column in fields(nsys)})
@@ -118,12 +172,8 @@ def projected(found: Instances, gpu: GpuOperations, launched: Launches, events: 
 
 
 def _nothing(count: int) -> GpuWork:
-    work = GpuWork(
-        **{name: np.zeros(count, np.int64) for name in _SINGLE},
-        **{name: np.zeros((len(DIRECTIONS), count), np.int64) for name in _BY_DIRECTION},
-        **{name: np.zeros((len(RULES), count), np.int64) for name in _BY_RULE},
-    )
-    for column in (work.start_ns, work.queue_max_ns, work.pageable_bytes):
+    work = GpuWork(**{name: np.zeros(count, np.int64) for name in _COLUMNS}, copied=[], by_other_rules=[])
+    for column in (work.start_ns, work.queue_max_ns):
         column[:] = NULL
     return work
 
@@ -203,7 +253,6 @@ class _GroupsOf:
 
 def _add_slices(
     work: GpuWork,
-    found: Instances,
     gpu: GpuOperations,
     launched: Launches,
     links: Links,
@@ -215,14 +264,18 @@ def _add_slices(
     columns = _Columns(gpu, launched, links.events.item)
     reduced = _span_of_slices(work, columns, who, first, number)
     sums = _SlicesOf(first, first + number)
-    _add_sums(work, found, gpu, launched, who, columns.item, links.rule, sums)
+    _add_sums(work, gpu, launched, who, columns.item, links.rule, sums)
     work.queue_max_ns[who] = reduced(np.maximum, launched.queue_ns[columns.item], NULL)
-    work.busy_ns[who] = _busy_of_slices(links, columns, first, number)
+    # Where each operation begins after the one that was launched before it has ended, the union is the sum.
+    overlaps = _running(columns.start[1:] < columns.end[:-1])
+    some = np.flatnonzero(overlaps[first + number - 1] > overlaps[first])
+    work.busy_ns[who] = work.sum_ns[who]
+    if len(some):
+        work.busy_ns[who[some]] = _busy_of_slices(links, columns, first[some], number[some])
 
 
 def _add_sums(
     work: GpuWork,
-    found: Instances,
     gpu: GpuOperations,
     launched: Launches,
     who: Int64,
@@ -233,17 +286,13 @@ def _add_sums(
     """Put what adds up into `work`, whose `operations` are there. What few places have is summed over these alone."""
     duration = gpu.end_ns[item] - gpu.start_ns[item]
     work.sum_ns[who] = sums.total(duration)
-    common = np.where(found.task[who], TASK, THREAD)
-    work.rule_ns[common, who] = work.sum_ns[who]
-    work.rule_operations[common, who] = work.operations[who]
-    rare = np.flatnonzero(rule != THREAD)
-    for one in np.unique(rule[rare]).tolist():
-        here = rare[rule[rare] == one]
+    other = np.flatnonzero(rule != THREAD)
+    for one in np.flatnonzero(np.bincount(rule[other])).tolist():
+        here = other[rule[other] == one]
         some = sums.among(here)
-        time, number = some.total(duration[here]), some.total(np.ones(len(here), np.int64))
-        work.rule_ns[one, who], work.rule_operations[one, who] = time, number
-        work.rule_ns[common, who] -= time
-        work.rule_operations[common, who] -= number
+        number = some.total(np.ones(len(here), np.int64))
+        has = np.flatnonzero(number)
+        work.by_other_rules.append(ByOtherRule(one, who[has], number[has], some.total(duration[here])[has]))
     kind = gpu.kind[item]
     others = np.flatnonzero(kind != KERNEL)
     work.kernels[who] = work.operations[who] - sums.among(others).total(np.ones(len(others), np.int64))
@@ -264,12 +313,20 @@ def _add_copies(
     for i in np.flatnonzero(np.bincount(direction + 1, minlength=1)[1:]).tolist():
         copies = np.flatnonzero(direction == i)
         some = sums.among(copies)
-        work.copies[i, who] = some.total(np.ones(len(copies), np.int64))
-        work.copy_bytes[i, who] = some.total(gpu.size_bytes(item[copies]))
-        work.copy_ns[i, who] = some.total(duration[copies])
+        number = some.total(np.ones(len(copies), np.int64))
+        has = np.flatnonzero(number)
         pageable = gpu.pageable_bytes(item[copies])
         told = pageable != NULL
-        work.pageable_bytes[i, who] = np.where(some.total(told) > 0, some.total(np.where(told, pageable, 0)), NULL)
+        work.copied.append(
+            Copied(
+                direction=i,
+                instance=who[has],
+                copies=number[has],
+                size_bytes=some.total(gpu.size_bytes(item[copies]))[has],
+                copy_ns=some.total(duration[copies])[has],
+                pageable_bytes=np.where(some.total(told) > 0, some.total(np.where(told, pageable, 0)), NULL)[has],
+            )
+        )
 
 
 def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64) -> Int64:
@@ -309,16 +366,17 @@ def _unions_of_blocks(bounds: Int64, start: Int64, end: Int64) -> Int64:
     """Return the union of the intervals of each block, in ns; `bounds` is where each begins, and the end."""
     # Most blocks are of one operation, which is its own union.
     unions = end[bounds[:-1]] - start[bounds[:-1]]
-    several = np.flatnonzero(np.diff(bounds) > 1)
-    if len(several):
-        number = bounds[several + 1] - bounds[several]
-        place = spread(bounds[several], number)
-        group = np.repeat(np.arange(len(several)), number)
-        unions[several] = _union_of_groups(group, start[place], end[place], len(several))
+    number = np.diff(bounds)
+    several = np.flatnonzero(number > 1)
+    for some in _batches(several, number[several]):
+        place = spread(bounds[some], number[some])
+        group = np.repeat(np.arange(len(some)), number[some])
+        unions[some] = _union_of_groups(group, start[place], end[place], len(some))
     return unions
 
 
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 16
+"""How many places are gone through at once: a few columns of so many fit the cache of a core."""
 
 
 def _batches(rows: Int64, length: Int64) -> Iterator[Int64]:
@@ -374,7 +432,6 @@ def _span_of_pairs(
 
 def _add_pairs(
     work: GpuWork,
-    found: Instances,
     gpu: GpuOperations,
     launched: Launches,
     instance: Int64,
@@ -388,11 +445,9 @@ def _add_pairs(
     first = np.flatnonzero(np.diff(instance, prepend=-1))
     who = instance[first]
     group = np.cumsum(np.diff(instance, prepend=instance[:1]) != 0)
-    _add_sums(work, found, gpu, launched, who, operation, rule, _GroupsOf(group, len(who)))
+    _add_sums(work, gpu, launched, who, operation, rule, _GroupsOf(group, len(who)))
     work.busy_ns[who] = _union_of_groups(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
     work.queue_max_ns[who] = np.maximum.reduceat(launched.queue_ns[operation], first)
 
 
-_BY_DIRECTION = ("copies", "copy_bytes", "copy_ns", "pageable_bytes")
-_BY_RULE = ("rule_ns", "rule_operations")
-_SINGLE = tuple(name for name in GpuWork.__dataclass_fields__ if name not in _BY_DIRECTION + _BY_RULE)
+_COLUMNS = tuple(name for name in GpuWork.__dataclass_fields__ if name not in ("copied", "by_other_rules"))

@@ -6,16 +6,19 @@ Which view takes which of them stands in `report.views`; here is only how they a
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from traceable.cli.profile import positive
+from traceable.analysis.columns import FIELD
+from traceable.cli.profile import whole
 from traceable.errors import UsageError
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.range_names import Rules
     from traceable.recording import Recording
 
 _OF_VIEWS = {
@@ -51,6 +54,14 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (docs/report.md)")
     group.add_argument("--range", metavar="NAME", dest="range_name", help="only what belongs to ranges of this name")
     group.add_argument(
+        "--expand",
+        metavar="NAME",
+        action="append",
+        help="keep apart the ranges that are folded into this name, as in 'layers.*' (docs/names.md); repeatable",
+    )
+    group.add_argument("--raw-names", action="store_true", help="group ranges by their names as recorded")
+    group.add_argument("--name-rules", metavar="FILE", type=Path, help="your own rules for range names (docs/names.md)")
+    group.add_argument(
         "--threshold",
         metavar="RULE.NAME=VALUE",
         action="append",
@@ -63,7 +74,7 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
     )
-    part.add_argument("--device", metavar="N", action="append", type=_whole, help="only this GPU; repeatable")
+    part.add_argument("--device", metavar="N", action="append", type=whole, help="only this GPU; repeatable")
     part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
     part.add_argument("--steady", action="store_true", help="only the steps after the warm-up")
 
@@ -89,9 +100,26 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
         if getattr(arguments, name) is not None and name not in taken and not arguments.steady:
             raise UsageError(f"--view {arguments.view} takes no {flag}", "add --steady, or use --view steps")
     _check_output(arguments, every)
-    if not every and arguments.by is not None and arguments.by not in views[0].by:
-        raise UsageError(f"--view {arguments.view} has no --by {arguments.by}", f"use {' or '.join(views[0].by)}")
+    if not every and arguments.by is not None and not views[0].takes_by(arguments.by):
+        raise UsageError(f"--view {arguments.view} has no --by {arguments.by}", f"use {' or '.join(_by(views[0]))}")
     return views
+
+
+def names_requested(arguments: argparse.Namespace) -> Rules | None:
+    """Return the rules that the options give for the names of ranges; None for names as recorded.
+
+    Raises:
+        UsageError: --raw-names together with what normalizes names.
+        TraceableError: the file of rules can't be read, or holds anything but rules.
+    """
+    from traceable.analysis.range_names import load_rules
+
+    if not arguments.raw_names:
+        return load_rules(arguments.name_rules)
+    if arguments.expand or arguments.name_rules:
+        flag = "--expand" if arguments.expand else "--name-rules"
+        raise UsageError(f"{flag} has no effect on --raw-names", "leave one of them out")
+    return None
 
 
 def documented(views: Sequence[View], arguments: argparse.Namespace) -> bool:
@@ -128,6 +156,8 @@ def options_of(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
     said = {word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None}
     if "thresholds" in said:
         said["thresholds"] = thresholds_of(arguments)
+    if said.get("top") == 0:
+        said["top"] = sys.maxsize
     if "families" in said:
         from traceable.analysis.kernel_families import load_families
 
@@ -182,8 +212,8 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _ways() -> str:
-    return "; ".join(f"{view.name}: {', '.join(view.by)}" for view in VIEWS.values() if view.by)
+    return "; ".join(f"{view.name}: {', '.join(_by(view))}" for view in VIEWS.values() if view.by)
 
 
-def _whole(word: str) -> int:
-    return 0 if word == "0" else positive(word)
+def _by(view: View) -> tuple[str, ...]:
+    return (*view.by, FIELD + "NAME") if view.fields else view.by

@@ -44,16 +44,26 @@ def run(arguments: argparse.Namespace) -> int:
     """
     by = _by(arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
+    rules = asked.names_requested(arguments)
     from traceable.cli.allocation import keep_freed_memory
     from traceable.cli.progress import Progress
-    from traceable.recording import load
+    from traceable.recording import load, normalize_names
     from traceable.report.beside import document, write
     from traceable.report.document import head, to_json
     from traceable.report.terminal import Page
 
     keep_freed_memory()
     with Progress() as progress:
-        recordings = [asked.part_asked(load(path, progress=progress), arguments) for path in arguments.paths]
+        recordings = [
+            load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
+            for path in arguments.paths
+        ]
+        if rules is not None:
+            # Together, so that what is folded in one of them is in the others.
+            normalize_names(recordings, rules, arguments.expand or ())
+        recordings = [asked.part_asked(recording, arguments) for recording in recordings]
+        if arguments.range_name is not None:
+            recordings = [recording.with_names_matching(arguments.range_name) for recording in recordings]
         table = _table(recordings, by, arguments)
         heads = [head(recording) for recording in recordings]
     choice = dataclasses.replace(choice_for(arguments, table), name=arguments.range_name)
@@ -62,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.csv:
         _print_csv(table, choice, arguments.table)
     else:
-        shown = dataclasses.replace(choice, top=choice.top or TERMINAL_ROWS)
+        shown = dataclasses.replace(choice.for_terminal(TERMINAL_ROWS), fold=False)
         write(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
     sys.stdout.flush()
     if arguments.json or arguments.csv:

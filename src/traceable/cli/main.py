@@ -61,6 +61,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     """Build the parser for `words`, taking out of them what belongs to the program that a verb starts."""
     asked = words[0] if words else ""
     parser = Parser(prog="traceable", description="Profile a Python program by its NVTX range names.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show traceable's and Python's version and exit")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, help_line in VERBS.items():
         # Only the verb that was asked for is imported: `report` must not pay for `run`, nor the other way round.
@@ -79,6 +80,20 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
                 words[1:], program = take_program(sub, words[1:])
                 sub.set_defaults(program=program)
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the versions that a bug report needs. argparse's own action would look ours up at every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        import platform
+
+        import traceable
+
+        print(
+            f"traceable {traceable.__version__} (Python {platform.python_version()}, {platform.platform(terse=True)})"
+        )
+        parser.exit()
 
 
 def _verb(name: str) -> Verb:

@@ -198,7 +198,8 @@ def _from_recording(
 
     keep_freed_memory()
     with Progress() as progress:
-        recording = load(arguments.source, progress=progress)
+        # ncu compares ranges by the names that the program gives them.
+        recording = load(arguments.source, progress=progress, raw_names=True)
         context, places, instances = recording.context, [], None
         if arguments.range_name:
             names = recording.trace.names

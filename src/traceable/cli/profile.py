@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from traceable.analysis.windows import Windows
     from traceable.recording import Recording
 
-TERMINAL_ROWS = 100
+TERMINAL_ROWS = 50
 """How many rows the table shows where --top does not say: a trace may have thousands of names."""
 
 
@@ -38,7 +37,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     output = group.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the report as JSON (docs/report.md)")
     output.add_argument("--csv", action="store_true", help="print the table as CSV, every column")
-    group.add_argument("--top", metavar="N", type=positive, help="print the N largest rows")
+    group.add_argument("--top", metavar="N", type=whole, help="print the N largest rows; 0 prints all")
     group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
     group.add_argument("--match", metavar="GLOB", help="print only what has a name that matches, as in 'decode*'")
     return group
@@ -71,9 +70,10 @@ def show(
         TraceError: the file can't be read as a trace.
         TraceableError: the report can't be written.
     """
+    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+
+    use_one_blas_thread()
     # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
-    from traceable.analysis.contract import verdicts
-    from traceable.cli.allocation import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
     from traceable.report.document import document, save
@@ -82,7 +82,7 @@ def show(
     with Progress() as progress:
         recording = load(path, progress=progress, run_directory=run_directory)
         recording.answers([("ranges", {}), ("findings", {})])
-        judged = verdicts(expected, recording.profile)
+        judged = recording.verdicts(expected)
         if save_to is not None:
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
             save({**document(recording, Choice(), judged), **why}, save_to)
@@ -119,9 +119,9 @@ def print_ranges(
 
         page = Page(stream)
         said = head(recording)
-        shown = dataclasses.replace(choice, top=choice.top or TERMINAL_ROWS)
         write_head(page, said, title)
-        write_ranges(page, recording.profile, recording.counters(), shown, by)
+        shown = choice.for_terminal(TERMINAL_ROWS)
+        write_ranges(page, recording.profile, recording.counters(), shown, by, said["folded_names"])
         with contextlib.suppress(UnanswerableError):
             write_largest_findings(page, recording.findings(thresholds=thresholds))
         write_notes(page, said)
@@ -144,6 +144,16 @@ def positive(word: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{word[:40]!r} is not a whole number of at least 1")
     return number
+
+
+def whole(word: str) -> int:
+    """Return a whole number of at least 0, for argparse."""
+    if word == "0":
+        return 0
+    try:
+        return positive(word)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is not a whole number of at least 0") from None
 
 
 def sort_column(asked: str) -> str:

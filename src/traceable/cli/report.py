@@ -13,13 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
-from traceable.cli import asked, flight, ranks, windows
+from traceable.cli import asked, windows
 from traceable.cli.contract import UNMET, add_contract_arguments, nothing_expected, strict_code, tell
 from traceable.cli.profile import add_output_arguments, choice_of, print_ranges, write_text
 from traceable.errors import TraceError, UnanswerableError, UsageError
-from traceable.launch import contract
-from traceable.launch.reports import manifest_of
-from traceable.launch.windows import asked as asked_steps
 from traceable.report.choice import Choice, column_meant
 from traceable.report.views import FINDINGS, RANGES, View
 
@@ -43,9 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
         metavar="PATH",
-        nargs="+",
+        nargs="*",
         type=Path,
-        help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace; several are put side by side",
+        help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace (default: the latest run in "
+        "traceable-runs); several are compared side by side",
+    )
+    parser.add_argument(
+        "--allow-unrelated",
+        action="store_true",
+        help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
     )
     asked.add_question_arguments(parser)
     group = add_output_arguments(parser)
@@ -56,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is asked of PATH; return the exit code."""
+    if not arguments.paths:
+        from traceable.launch.run_dir import latest
+
+        arguments.paths = [latest()]
     if len(arguments.paths) > 1:
         from traceable.cli import beside
 
@@ -64,18 +71,20 @@ def run(arguments: argparse.Namespace) -> int:
     views = asked.views_asked(arguments)
     thresholds = asked.thresholds_of(arguments)
     expected = _expected(path, arguments)
+    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+
+    use_one_blas_thread()
     # numpy takes a tenth of a second to import: what can be refused is refused before.
-    from traceable.analysis.contract import verdicts
-    from traceable.cli.allocation import keep_freed_memory
+    rules = asked.names_requested(arguments)
     from traceable.cli.progress import Progress
-    from traceable.recording import load
+    from traceable.recording import load, normalize_names
     from traceable.report.document import document, head
     from traceable.report.overhead import lines as overhead_lines
 
     keep_freed_memory()
     with Progress() as progress:
         try:
-            whole = load(path, progress=progress)
+            whole = load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
         except TraceError:
             # A window that was never reached leaves nothing to read, and that is the answer.
             if not _tell_unread(path):
@@ -83,13 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.strict:
                 return UNMET
             raise TraceError(f"{path} holds no recording", "ask for steps that the program reaches") from None
-        judged = verdicts(expected, whole.profile) if expected else ()
+        if rules is not None:
+            normalize_names([whole], rules, arguments.expand or ())
+        judged = whole.verdicts(expected) if expected else ()
         recording = asked.part_asked(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
         by = arguments.by or RANGES.by[0]
         documented = asked.documented(views, arguments)
-        if documented and arguments.range_name is not None:
-            recording.check_range(arguments.range_name)
+        if arguments.range_name is not None:
+            recording = recording.with_range(arguments.range_name)
         answers = _answers(recording, views, documented, arguments)
     refused = next((answer for answer in answers.values() if isinstance(answer, UnanswerableError)), None)
     if refused is not None and len(views) == 1:
@@ -112,6 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
             _say(line)
     tell(judged, _say)
     if path.is_dir():
+        from traceable.cli import flight, ranks
+
         ranks.tell(path, _say)
         flight.tell_dumps(path, _say)
     met = whole.windows is None or whole.windows.met
@@ -130,12 +143,19 @@ def _tell_unread(path: Path) -> bool:
 
 
 def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
-    manifest = manifest_of(path)
-    said = contract.expected(path, manifest) if path.is_dir() else ()
-    expected = tuple(dict.fromkeys((*said, *arguments.expect)))
-    if arguments.strict and not expected and asked_steps(path, manifest or {}) is None:
+    expected, steps = list(arguments.expect), False
+    if path.is_dir():
+        # What knows of runs takes longer to import than a small file takes to read.
+        from traceable.launch import contract
+        from traceable.launch.reports import manifest_of
+        from traceable.launch.windows import asked as asked_steps
+
+        manifest = manifest_of(path)
+        expected = [*contract.expected(path, manifest), *expected]
+        steps = asked_steps(path, manifest or {}) is not None
+    if arguments.strict and not expected and not steps:
         raise nothing_expected()
-    return expected
+    return tuple(dict.fromkeys(expected))
 
 
 def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> Choice:
@@ -195,15 +215,18 @@ def _print_tables(
 
     many = ranges is not None
     report = head(recording)
-    rows = arguments.top or (TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
+    rows = TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS
     tables = {view: found for view, found in answers.items() if not isinstance(found, UnanswerableError)}
     # What can be refused is refused before anything is printed.
-    choices = {view: dataclasses.replace(choice_for(arguments, found), top=rows) for view, found in tables.items()}
+    choices = {
+        view: dataclasses.replace(choice_for(arguments, found).for_terminal(rows), fold=False)
+        for view, found in tables.items()
+    }
     page = Page(sys.stdout)
     write_head(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
     if ranges is not None:
-        shown = dataclasses.replace(ranges, top=rows)
-        write_ranges(page, recording.profile, recording.counters(), shown, "path")
+        shown = ranges.for_terminal(rows)
+        write_ranges(page, recording.profile, recording.counters(), shown, "path", report["folded_names"])
     for view, found in answers.items():
         page.line()
         if many:

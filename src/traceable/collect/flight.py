@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from traceable.errors import UsageError
 
+METADATA = "TRACEABLE_FLIGHT_RECORDER"
+"""Rows of META_DATA_CAPTURE, one a process with a flight recorder: which time is shown, as JSON."""
+
 _UNITS = {
     "ns": 1,
     "us": 10**3,

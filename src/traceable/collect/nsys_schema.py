@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from traceable.collect import nsys_origin
 from traceable.collect import recording as rec
+from traceable.collect.flight import METADATA
 from traceable.collect.nsys_rows import Rows, by_columns
 from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES
 from traceable.collect.pairing import pair_ids, pair_push_pop
@@ -30,9 +31,6 @@ from traceable.collect.ring import Window
 from traceable.collect.sink import Sink, Source
 from traceable.collect.texts import LOST_TEXT, Texts
 from traceable.errors import CollectorError
-
-FLIGHT_RECORDER = "TRACEABLE_FLIGHT_RECORDER"
-"""Rows of META_DATA_CAPTURE, one a process with a flight recorder: which time is shown, as JSON."""
 
 INFORMATION, WARNING = 1, 2
 """Severities of DIAGNOSTIC_EVENT."""
@@ -270,7 +268,7 @@ class _Export:
             "limit_bytes": window.limit_bytes or None,
             "dumped_by": window.dumped_by if window.dumped else None,
         }
-        self._insert("META_DATA_CAPTURE", ("name", "value"), [(FLIGHT_RECORDER, json.dumps(said))])
+        self._insert("META_DATA_CAPTURE", ("name", "value"), [(METADATA, json.dumps(said))])
 
     # ---- the recording as a whole
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
-from traceable.analysis.rules import RULES as RULES_OF_ATTRIBUTION
+from traceable.analysis.rules import INHERITED
 from traceable.launch.diagnosis_case import NSYS, Case
 from traceable.launch.diagnosis_ranges import traced
 from traceable.launch.diagnosis_rules import (
@@ -192,7 +192,7 @@ def autograd(case: Case) -> Judged:
     if case.recording is None or not case.operations or not case.ranges:
         return None
     coverage = case.recording.coverage
-    adopted, lost = coverage.attributed["adopted"], coverage.unattributed["several_threads"]
+    inherited, lost = coverage.attributed["inherited"], coverage.unattributed["several_threads"]
     if lost.operations:
         return Finding(
             "launched_by_another_thread",
@@ -203,19 +203,19 @@ def autograd(case: Case) -> Judged:
             "annotate within the thread that launches, or run one annotated thread at a time",
             PART,
         )
-    if not adopted.operations:
+    if not inherited.operations:
         return RuledOut("ranges and what they launch are on the same threads")
-    threads, backward = _adopted_from(case.recording)
+    threads, backward = _inherited_from(case.recording)
     by_autograd = any(name.startswith(_AUTOGRAD) for name in threads)
     helper = "as autograd's does" if by_autograd or backward else "a helper of the program's"
     outside = "; nsys's own tables show them outside of every range" if case.collector == NSYS else ""
     return Finding(
         "autograd_thread" if by_autograd or backward else "launched_by_another_thread",
         CERTAIN,
-        f"{adopted.operations} GPU operations ({_share(adopted, coverage)} of the GPU's time) were launched by another "
-        f"thread than the one with the range, {helper}{outside}",
+        f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by "
+        f"another thread than the one with the range, {helper}{outside}",
         (
-            f"attribution `adopted`: {adopted.operations} operations",
+            f"attribution `inherited`: {inherited.operations} operations",
             f"launched by {listed(threads)}",
             *((f"while {listed(backward, 2)} was open",) if backward else ()),
         ),
@@ -229,10 +229,10 @@ def _share(part: Share, coverage: Coverage) -> str:
     return f"{part.gpu_ns / max(1, coverage.total.gpu_ns):.0%}"
 
 
-def _adopted_from(recording: Recording) -> tuple[list[str], list[str]]:
-    """Return the names of the threads that launched what was adopted, and of the ranges of backward() it went to."""
+def _inherited_from(recording: Recording) -> tuple[list[str], list[str]]:
+    """Return the names of the threads that launched what is inherited, and of the ranges of backward() it is in."""
     trace, context = recording.trace, recording.context
-    operations = np.flatnonzero(context.attribution.rule == RULES_OF_ATTRIBUTION.index("adopted"))
+    operations = np.flatnonzero(context.attribution.rule == INHERITED)
     launching = np.unique(trace.calls.thread[context.launched.call_of[operations]]).tolist()
     threads = [trace.threads[index] for index in launching]
     instances = np.unique(context.attribution.innermost[operations])

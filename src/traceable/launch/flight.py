@@ -17,7 +17,7 @@ from typing import Any
 
 from traceable import environment
 from traceable.collect import recorder
-from traceable.collect.flight import parse
+from traceable.collect.flight import METADATA, parse
 from traceable.errors import CollectorError, TraceError, UsageError
 from traceable.launch import run_dir
 
@@ -64,11 +64,9 @@ def shown(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, 
         (None where it is not a dump), `from_start` (nothing before it is missing) and `end` (`SIGSEGV`, `exit code 1`,
         or None where it is not known).
     """
-    from traceable.collect.nsys_schema import FLIGHT_RECORDER
-
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            rows = [json.loads(value) for (value,) in connection.execute(_ROWS, (FLIGHT_RECORDER,))]
+            rows = [json.loads(value) for (value,) in connection.execute(_ROWS, (METADATA,))]
     except (sqlite3.Error, ValueError):
         return []
     ended = {manifest.get("pid"): _end(manifest)} if manifest else {}

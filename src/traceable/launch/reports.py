@@ -1,7 +1,8 @@
 """Whatever the user names, what a reader can read in it: a `.sqlite`, a `.nsys-rep`, a `.qdstrm`, a run directory, a
 trace of torch.profiler, or a directory of such traces.
 
-A run whose launcher was killed is finalised here. Nothing beside a report is ever taken for its export.
+A run whose launcher was killed is finalised here. Nothing beside a report is ever taken for its export. What only a run
+needs is imported for a run: a file is read in less time than that takes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from traceable import collect
-from traceable.collect import nsys_install
 from traceable.errors import CollectorError, TraceError
-from traceable.launch import flight, processes, remains, run_dir, supervisor
+from traceable.launch import flight, run_dir
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -42,6 +41,8 @@ def opened(path: Path) -> Iterator[Path]:
     elif not path.exists():
         raise TraceError(f"there is no {path}", f"give {_READABLE}")
     elif path.suffix in REPORT_SUFFIXES:
+        from traceable.collect import nsys_install
+
         _refuse_empty(path)
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
             database = Path(folder) / "report.sqlite"
@@ -59,6 +60,9 @@ def finalised(directory: Path) -> Path:
         TraceError: not a run directory, a run that is not over, or one that recorded nothing.
         CollectorError: what was recorded can't be read.
     """
+    from traceable import collect
+    from traceable.launch import remains
+
     directory = directory.absolute()
     if flight.run_of(directory):
         return flight.finalised(directory)
@@ -92,6 +96,8 @@ def manifest_of(path: Path) -> dict[str, Any] | None:
         return run_dir.read(run)
     if not path.is_dir() or _holds_torch_traces(path):
         return None
+    from traceable.launch import processes
+
     of_ranks = () if (path / run_dir.MANIFEST).exists() else processes.parts(path)
     return run_dir.read(of_ranks[0] if of_ranks else path)
 
@@ -105,6 +111,8 @@ def _holds_torch_traces(directory: Path) -> bool:
 
 def _wait_for_collector(directory: Path) -> None:
     """Without its launcher nsys goes on, and its report must not be read before it is whole."""
+    from traceable.launch import supervisor
+
     deadline = time.monotonic() + WRITING_SECONDS
     while supervisor.collector_processes(directory):
         if time.monotonic() > deadline:
@@ -118,16 +126,18 @@ def _check_file(path: Path) -> None:
     Raises:
         TraceError: it is empty, neither an nsys SQLite file nor a trace of torch.profiler, or can't be read.
     """
-    # It imports numpy, which this module's other callers do without.
-    from traceable.trace import kineto
-
     _refuse_empty(path)
     try:
         with path.open("rb") as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise TraceError(f"{path} can't be read: {error.strerror}", "check its permissions") from None
-    if start != SQLITE_MAGIC and not kineto.is_trace(path):
+    if start == SQLITE_MAGIC:
+        return
+    # It imports numpy, which this module's other callers do without.
+    from traceable.trace import kineto
+
+    if not kineto.is_trace(path):
         raise TraceError(f"{path} is not an SQLite file, and no trace of torch.profiler either", f"give {_READABLE}")
 
 

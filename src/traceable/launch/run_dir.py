@@ -93,6 +93,18 @@ def dated(name: str, attempt: int = 1, at_s: float | None = None) -> Path:
     return PARENT.absolute() / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
 
 
+def latest() -> Path:
+    """Return the run directory in `traceable-runs` whose manifest was written last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    manifests = [path for path in PARENT.glob(f"*/{MANIFEST}") if path.is_file()]
+    if not manifests:
+        raise UsageError(f"no run in {PARENT}/", "record one with `traceable run app.py`, or name a report")
+    return max(manifests, key=lambda path: (path.stat().st_mtime_ns, path)).parent
+
+
 def _create_dated(name: str) -> Path:
     PARENT.absolute().mkdir(parents=True, exist_ok=True)
     attempt = 1

@@ -56,7 +56,7 @@ def write(page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], 
     else:
         page.line("no range matches" if len(table) else "no ranges were recorded")
     if left_out := len(choice.matching(table)) - len(rows):
-        page.line(f"{left_out} more rows: --top N shows more, --match and --domain narrow, --json has all")
+        page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
     steps = list(table.others["steps"].rows())
     if steps:
         page.line()

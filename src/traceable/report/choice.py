@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 TYPE_CHECKING = False
@@ -16,6 +16,12 @@ Row = dict[str, Any]
 LARGEST = "cpu_total_ns"
 """By what the rows of the ranges are the largest where nothing else is said."""
 
+FEW = 30
+"""So many rows of ranges are shown whatever is in them, unless something else is said."""
+
+SMALL = 0.01
+"""Below this share of the CPU's and of the GPU's time a range is not shown by default if it lies inside another."""
+
 _ABOUT = ("{}", "{}_ns", "{}_bytes", "{}_share", "cpu_{}", "cpu_{}_ns", "{}_total_ns", "cpu_{}_total_ns")
 """How a column may be named: without its unit and, the commonest, without `cpu_`."""
 
@@ -26,10 +32,12 @@ class Choice:
 
     Attributes:
         sort: column to sort by, largest first; None keeps the order.
-        top: how many rows to keep; None for all.
+        top: how many rows to keep; None, or 0, for all.
         domain: keep what is of this domain; "" is the default domain; None for all.
         match: keep what has a name that matches this glob, upper and lower case apart; None for all.
         name: keep what has this very name, or is `domain:name`; None for all.
+        fold: of range paths, if they are more than FEW, leave out those inside others that are SMALL, unless something
+            that is not lies in them.
     """
 
     sort: str | None = None
@@ -37,6 +45,16 @@ class Choice:
     domain: str | None = None
     match: str | None = None
     name: str | None = None
+    fold: bool = False
+
+    def for_terminal(self, rows: int) -> Choice:
+        """Return the choice with what a terminal does where --top is not given: so many rows, and folded ranges.
+
+        Ranges are folded only where nothing else is chosen, either.
+        """
+        if self.top is not None:
+            return self
+        return replace(self, top=rows, fold=self == Choice())
 
     def rows(self, table: Table, largest: str | None = None) -> list[Row]:
         """Return the rows to show; arguments as for `places`."""
@@ -50,11 +68,13 @@ class Choice:
             largest: column whose largest values `top` keeps where there is no `sort`; None for the first rows.
         """
         kept = self.matching(table)
-        by = self.sort or largest
-        if by is None or (self.sort is None and (self.top is None or self.top >= len(kept))):
-            return kept[: self.top]
+        if self.fold and "path" in table.columns and len(kept) > FEW:
+            kept = [place for place, worth in zip(kept, _worth_a_row(table.take(kept)), strict=True) if worth]
+        top, by = self.top or None, self.sort or largest
+        if by is None or (self.sort is None and (top is None or top >= len(kept))):
+            return kept[:top]
         values = table.column(by)
-        ranked = sorted(kept, key=lambda place: _largest_first(values[place]))[: self.top]
+        ranked = sorted(kept, key=lambda place: _largest_first(values[place]))[:top]
         # Without a column to sort by, what is kept stays in order: that of the tree, for the ranges.
         return ranked if self.sort else sorted(ranked)
 
@@ -71,6 +91,19 @@ class Choice:
             full = list(zip(table.column("domain"), table.column("name"), strict=True))
             places = [p for p in places if self.name in (full[p][1], f"{full[p][0]}:{full[p][1]}")]
         return places
+
+
+def _worth_a_row(table: Table) -> list[bool]:
+    """Return which range paths are outermost, or not SMALL, or have such inside them."""
+    paths = list(map(tuple, table.column("path")))
+    shares = [share or 0 for share in table.column("cpu_share")]
+    busy = [time or 0 for time in table.column("gpu_busy_total_ns")]
+    total = sum(time for path, time in zip(paths, busy, strict=True) if len(path) == 1)
+    worth: set[tuple[str, ...]] = set()
+    for path, share, time in zip(paths, shares, busy, strict=True):
+        if len(path) == 1 or share >= SMALL or time >= SMALL * total > 0:
+            worth.update(path[:depth] for depth in range(1, len(path) + 1))
+    return [path in worth for path in paths]
 
 
 def column_meant(asked: str, columns: Sequence[str]) -> str | None:

@@ -56,6 +56,10 @@ def head(recording: Recording) -> dict[str, Any]:
             "capture_ns": trace.capture_ns,
             "utc_epoch_ns": trace.utc_epoch_ns,
         },
+        "folded_names": [
+            {"name": name, "names": folded.names, "fields": list(folded.fields)}
+            for name, folded in sorted(recording.names.folded.items() if recording.names else ())
+        ],
         "coverage": _coverage(recording.coverage),
         "selection": recording.selection,
         "capture": windows.plain(recording.windows),
@@ -158,13 +162,19 @@ def _coverage(coverage: Coverage) -> dict[str, Any]:
 
     if not coverage.total.operations:
         return dict.fromkeys(
-            ("gpu_operations", "gpu_ns", "attributed", "unattributed", "kernels", "attributed_kernels")
+            (
+                *("gpu_operations", "gpu_ns", "by_launch", "inferred", "attributed", "unattributed"),
+                *("kernels", "attributed_kernels", "kernels_by_launch"),
+            )
         )
     return {
         "gpu_operations": coverage.total.operations,
         "gpu_ns": coverage.total.gpu_ns,
+        "by_launch": plain(coverage.by_launch),
+        "inferred": plain(coverage.inferred),
         "attributed": {label: plain(share) for label, share in coverage.attributed.items()},
         "unattributed": {reason: plain(share) for reason, share in coverage.unattributed.items()},
         "kernels": plain(coverage.kernels),
         "attributed_kernels": plain(coverage.attributed_kernels),
+        "kernels_by_launch": plain(coverage.kernels_by_launch),
     }

@@ -7,10 +7,13 @@ text with every column. Whatever a name holds, it can't steer the terminal.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from traceable.analysis.profile import Profile
+from traceable.analysis.rules import INFERRED
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
 from traceable.report import flight, overhead, windows
@@ -23,6 +26,7 @@ from traceable.report.views import FINDINGS, View
 
 _COUNTERS_MAX = 100
 _FINDINGS_BELOW_RANGES = 3
+_FOLDED_MAX = 3
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _NARROWEST_TEXT = 20
 """In how many cells at least a text is wrapped: with less beside others, it begins a line of its own."""
@@ -32,6 +36,7 @@ _NARROWEST = 5
 
 _NO_RANGES = "no ranges were recorded: annotate the program, and with nsys have nvtx in --trace"
 _REASONS = {
+    "before_recording": "operations launched before the recording began",
     "no_launch_call": "operations without a recorded launch call",
     "outside_ranges": "operations launched by threads that had no range open",
     "several_threads": "operations that several threads with an open range may have caused",
@@ -105,7 +110,9 @@ def write_head(page: Page, report: Mapping[str, Any], title: str) -> None:
         page.line(line)
 
 
-def write_ranges(page: Page, profile: Profile, counters: Table, choice: Choice, by: str) -> None:
+def write_ranges(
+    page: Page, profile: Profile, counters: Table, choice: Choice, by: str, folded: Sequence[Mapping[str, Any]]
+) -> None:
     """Print the ranges and the counters of a recording.
 
     Args:
@@ -113,30 +120,40 @@ def write_ranges(page: Page, profile: Profile, counters: Table, choice: Choice, 
         counters: what the counters said.
         choice: what of it to show.
         by: `path`, as a tree where nothing is sorted; or `name`.
+        folded: the names that stand for several, as in the head of a document.
     """
     every = profile.names if by == "name" else profile.ranges
     rows = choice.rows(every, LARGEST)
     if rows:
         page.line()
         tree = by == "path" and choice.sort is None
-        page.table([Cells("range", range_labels(rows, tree), words=True), *_columns(RANGE_COLUMNS, rows)])
+        labels = range_labels(rows, tree)
+        if tree and choice.fold:
+            labels = [label + more for label, more in zip(labels, _folded_below(rows, every), strict=True)]
+        page.table([Cells("range", labels, words=True), *_columns(RANGE_COLUMNS, rows)])
     elif not len(every):
         page.line(_NO_RANGES)
     else:
         page.line("no range matches")
     if left_out := len(choice.matching(every)) - len(rows):
-        page.line(f"{left_out} more rows: --top N shows more, --match and --domain narrow, --json has all")
+        page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
+    names = {row["name"] for row in rows}
+    for one in [one for one in folded if one["name"] in names][:_FOLDED_MAX]:
+        expand = f"--expand {shlex.quote(one['name'])}"
+        ways = " or ".join((expand, *(f"--by field:{field}" for field in one["fields"])))
+        page.line(f"{one['name']} stands for {count(one['names'])} names: {ways}")
     _write_counters(page, list(counters.take(choice.matching(counters)).rows()))
 
 
 def write_largest_findings(page: Page, findings: Table) -> None:
-    """Print the findings by which most time is to be won, and where the rest is; nothing where there are none."""
+    """Print the findings with the largest bounds, and where the rest is; nothing where there are none."""
     rows = list(findings.take(slice(_FINDINGS_BELOW_RANGES)).rows())
     if not rows:
         return
     page.line()
-    page.heading("time to be won, at most:")
-    for row, won in zip(rows, _aligned([time(row["won_ns"]) for row in rows]), strict=True):
+    of = " in the steady part" if rows[0]["bound_of"] == "steady" else ""
+    page.paragraph([], f"Potential savings (upper bound){of}:")
+    for row, won in zip(rows, _aligned([_bound(time, row["won_ns"]) for row in rows]), strict=True):
         page.paragraph([won], row["sentence"])
     left_out = len(findings) - len(rows)
     more = f"{left_out} more: " if left_out else ""
@@ -146,15 +163,15 @@ def write_largest_findings(page: Page, findings: Table) -> None:
 def write_findings(page: Page, findings: Table, choice: Choice) -> None:
     """Print the findings with what to do, what became of each rule, and the notes."""
     rows = choice.rows(findings)
-    won = _aligned([time(row["won_ns"]) for row in rows])
-    part = _aligned([share(row["won_share"]) for row in rows])
+    won = _aligned([_bound(time, row["won_ns"]) for row in rows])
+    part = _aligned([_bound(share, row["won_share"]) for row in rows])
     for row, *cells_of_row in zip(rows, won, part, strict=True):
         page.paragraph(cells_of_row, row["sentence"])
         indent = [" " * len(cell) for cell in cells_of_row]
         page.paragraph(indent, f"{row['rule']}: {row['advice']}")
         page.line()
     if left_out := len(findings) - len(rows):
-        page.paragraph([], f"{left_out} more findings: --top N shows more, --json has all")
+        page.paragraph([], f"and {left_out} more findings: --top 0 shows all")
     page.heading("rules:")
     rules = list(findings.others["rules"].rows())
     names = [row["rule"] for row in rules]
@@ -164,6 +181,11 @@ def write_findings(page: Page, findings: Table, choice: Choice) -> None:
         page.paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {why}")
     for note in findings.notes:
         page.paragraph([], note)
+
+
+def _bound(written: Callable[[float], str], value: float | None) -> str:
+    """Write what a finding could win at most; a statement promises nothing."""
+    return "-" if value is None else written(value)
 
 
 def _aligned(texts: Sequence[str]) -> list[str]:
@@ -183,7 +205,7 @@ def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows:
         write_findings(page, table, choice)
         return
     main = [column for column in view.columns if column.source in table.columns]
-    _write_table(page, table, main, choice, "--top N shows more, --json has all")
+    _write_table(page, table, main, choice, "--top 0 shows all")
     for name, other in table.others.items():
         known = view.others.get(name, Other(name.replace("_", " ")))
         page.line()
@@ -229,26 +251,35 @@ def _selection_line(selection: Mapping[str, Any]) -> str:
 
 
 def _coverage_line(coverage: Mapping[str, Any]) -> str:
-    total = max(1, coverage["gpu_ns"])
-    attributed = {label: part["gpu_ns"] / total for label, part in coverage["attributed"].items() if part["operations"]}
-    parts = [f"{share(part)} {label}" for label, part in attributed.items()]
     reasons = [
         f"{count(part['operations'])} {_REASONS[reason]}"
         for reason, part in coverage["unattributed"].items()
         if part["operations"]
     ]
-    line = f"GPU: {count(coverage['gpu_operations'])} operations, {time(coverage['gpu_ns'])}; "
-    line += _kernel_share(coverage) + f"{share(sum(attributed.values()))} of GPU time attributed"
-    line += f" ({', '.join(parts)})" if parts else ""
-    return line + (f"; unattributed: {', '.join(reasons)}" if reasons else "")
+    total = max(1, coverage["gpu_ns"])
+    inferred = {label: coverage["attributed"][label] for label in INFERRED}
+    parts = [
+        f"GPU: {count(coverage['gpu_operations'])} operations, {time(coverage['gpu_ns'])}",
+        ", ".join(
+            [
+                f"{share(coverage['by_launch']['gpu_ns'] / total)} of GPU time attributed by launch",
+                *(f"{share(part['gpu_ns'] / total)} {label}" for label, part in inferred.items() if part["operations"]),
+            ]
+        ),
+        *_kernel_share(coverage),
+        *([f"unattributed: {', '.join(reasons)}"] if reasons else []),
+    ]
+    return "; ".join(parts)
 
 
-def _kernel_share(coverage: Mapping[str, Any]) -> str:
-    """Return how much of the kernels' time is attributed, where other operations are as well."""
-    kernels = coverage["kernels"]
+def _kernel_share(coverage: Mapping[str, Any]) -> list[str]:
+    """Return how much of the kernels' time is attributed, and how, where other operations are as well."""
+    kernels, by_launch = coverage["kernels"], coverage["kernels_by_launch"]["gpu_ns"]
     if not kernels["gpu_ns"] or kernels["operations"] == coverage["gpu_operations"]:
-        return ""
-    return f"{share(coverage['attributed_kernels']['gpu_ns'] / kernels['gpu_ns'])} of kernel time and "
+        return []
+    line = f"of kernel time {share(by_launch / kernels['gpu_ns'])} by launch"
+    inferred = coverage["attributed_kernels"]["gpu_ns"] - by_launch
+    return [line + (f", {share(inferred / kernels['gpu_ns'])} inferred" if inferred else "")]
 
 
 def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Choice, more: str) -> None:
@@ -260,7 +291,7 @@ def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Ch
     written = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
     page.table(_columns(written, shown))
     if left_out := len(choice.matching(table)) - len(shown):
-        page.line(f"{left_out} more rows: {more}")
+        page.line(f"and {left_out} more: {more}")
 
 
 def _write_counters(page: Page, rows: Sequence[Row]) -> None:
@@ -270,7 +301,7 @@ def _write_counters(page: Page, rows: Sequence[Row]) -> None:
         labels = Cells("counter", [_counter(row) for row in shown], words=True)
         page.table([labels, *_columns(COUNTER_COLUMNS, shown)])
     if len(rows) > len(shown):
-        page.line(f"{len(rows) - len(shown)} more counters: --match narrows, --json has all")
+        page.line(f"and {len(rows) - len(shown)} more counters: --match narrows, --json has all")
 
 
 def _columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Cells]:
@@ -291,6 +322,21 @@ def range_labels(rows: Sequence[Row], tree: bool) -> list[str]:
         below = path[above[-1] :] if above else path
         labels.append("  " * len(above) + " / ".join(map(printable, below)))
     return labels
+
+
+def _folded_below(rows: Sequence[Row], every: Table) -> list[str]:
+    """Return what stands behind the label of each row: how many paths inside it are not shown; nothing for none.
+
+    A path counts once, for the nearest row that it lies inside.
+    """
+    shown = {tuple(row["path"]) for row in rows}
+    hidden: Counter[tuple[str, ...]] = Counter()
+    for path in {tuple(path) for path in every.column("path")} - shown:
+        above = next((path[:depth] for depth in range(len(path) - 1, 0, -1) if path[:depth] in shown), None)
+        if above is not None:
+            hidden[above] += 1
+    # A path has several rows where domains or styles share its names: the first says it.
+    return [f" ... and {number} below" if (number := hidden.pop(tuple(row["path"]), 0)) else "" for row in rows]
 
 
 def _counter(row: Row) -> str:

@@ -52,6 +52,8 @@ COUNTER_COLUMNS = (
 
 RANGES = (
     Column("name", "range"),
+    Column("recorded_name", "as recorded", 19, only_if_any=True),
+    Column("value", rank=0, write=str),
     Column("domain", rank=18, only_if_any=True),
     Column("device", rank=1),
     Column("process", rank=17),
@@ -301,6 +303,7 @@ STEPS_OTHERS = {
         (
             Column("pid"),
             Column("device", rank=7),
+            Column("source", rank=6),
             Column("steady", "steps", 5),
             Column("steps_per_s", "a second", 2),
             Column("wall_mean_ns", "wall mean", 4),

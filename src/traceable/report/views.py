@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from traceable.analysis.columns import FIELD
 from traceable.report import view_columns as shown
 from traceable.report.columns import Column
 from traceable.report.view_columns import Other
@@ -27,6 +28,7 @@ class View:
         columns: of the main table, those that a terminal shows, in order, as far as the table has them. The first of
             them is what the row is about, and is never dropped.
         by: what its rows may be by; the first is the default. Empty where that is fixed.
+        fields: whether they may also be by the value of a field of the ranges.
         options: the options that its question takes beside `by`, and its keyword argument for each.
         chooses: which of `match` and `domain` can choose among its rows: they have names, and domains.
         others: heading and columns of the further tables, by name; all columns where none are said.
@@ -37,10 +39,15 @@ class View:
     help: str
     columns: tuple[Column, ...]
     by: tuple[str, ...] = ()
+    fields: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     chooses: frozenset[str] = frozenset()
     others: Mapping[str, Other] = field(default_factory=dict)
     sentences: bool = False
+
+    def takes_by(self, by: str) -> bool:
+        """Whether the rows may be by this."""
+        return by in self.by or (self.fields and by.startswith(FIELD) and by != FIELD)
 
 
 _BY_RANGE = {"range_name": "range_name"}
@@ -49,6 +56,7 @@ RANGES = View(
     "ranges",
     "what each range cost on the CPU and the GPU",
     by=("path", "name", "instance", "process", "thread", "device"),
+    fields=True,
     options=_BY_RANGE,
     chooses=frozenset({"domain", "match"}),
     columns=shown.RANGES,
@@ -117,7 +125,7 @@ _STREAMS = View(
 
 FINDINGS = View(
     "findings",
-    "where time is to be won",
+    "where time can be saved",
     options={"threshold": "thresholds"},
     columns=(),
     others={"rules": Other("rules")},

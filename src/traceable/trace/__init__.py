@@ -12,12 +12,19 @@ from traceable.trace.sqlite import MAGIC
 __all__ = ["Trace", "load"]
 
 
-def load(path: Path, decode: bool = True, *, progress: Callable[[str], None] | None = None) -> Trace:
+def load(
+    path: Path,
+    decode: bool = True,
+    *,
+    progress: Callable[[str], None] | None = None,
+    allow_unrelated: bool = False,
+) -> Trace:
     """Read a recording with the reader that its content asks for.
 
     Args:
         path: an nsys SQLite export, a trace of torch.profiler, or a directory with such traces of several ranks.
         decode, progress: see `nsys.load`; traces of torch.profiler are read in one way only.
+        allow_unrelated: see `kineto.load`.
 
     Raises:
         TraceError: it is none of these, or not whole; the message says which.
@@ -27,7 +34,7 @@ def load(path: Path, decode: bool = True, *, progress: Callable[[str], None] | N
         from traceable.trace import kineto
 
         if path.is_dir() or kineto.is_trace(path):
-            return kineto.load(path)
+            return kineto.load(path, allow_unrelated=allow_unrelated)
     return nsys.load(path, decode, progress=progress)
 
 

@@ -12,6 +12,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ from traceable.trace.kineto_gpus import devices, gpu_numbers, renumbered
 from traceable.trace.kineto_json import Document
 from traceable.trace.model import NULL, Int32, NDArray, Trace
 from traceable.trace.rows import folded, same, start_order
+
+APART_NS = 60 * 10**9
+"""How long nothing may have been recorded between two files that are read as one. The ranks of a job record the same
+steps, so that their files overlap, and windows of a process follow each other; what is further apart is mostly of
+another run, and would be one recording in which the GPU does nothing for hours or days."""
 
 _SUFFIXES = (".json", ".json.gz")
 _TORCH_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
@@ -70,11 +76,12 @@ def files_in(directory: Path) -> list[Path]:
     return [entry for entry in chosen if not entry.name.startswith(".") and is_trace(entry)]
 
 
-def load(path: Path) -> Trace:
+def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
     """Read a trace of torch.profiler.
 
     Args:
         path: a file, or a directory with the files of several ranks, which are put on one clock.
+        allow_unrelated: read files as one recording even where between them nothing was recorded for `APART_NS`.
 
     Raises:
         TraceError: a file is not whole or no such trace, or they can't be put together; the message says which.
@@ -84,7 +91,8 @@ def load(path: Path) -> Trace:
         raise TraceError(f"{path} is a directory without a trace of torch.profiler", "name the file that is to be read")
     names = Names()
     geometries: dict[tuple[int, ...], int] = {}
-    return _Merger(path, [read_file(one, names, geometries) for one in paths], names, geometries).trace()
+    files = [read_file(one, names, geometries) for one in paths]
+    return _Merger(path, files, names, geometries).trace(allow_unrelated)
 
 
 class _Merger:
@@ -98,9 +106,11 @@ class _Merger:
         self.threads: dict[tuple[Any, ...], model.Thread] = {}
         self.gpus = gpu_numbers(self.files)
 
-    def trace(self) -> Trace:
+    def trace(self, allow_unrelated: bool) -> Trace:
         self._check_alone()
         zero_ns = self._zeros()
+        if not allow_unrelated:
+            self._check_together(zero_ns)
         parts = [self._columns(file, zero) for file, zero in zip(self.files, zero_ns, strict=True)]
         kinds = {kind: _joined([part[kind] for part in parts]) for kind in parts[0]}
         ends = [
@@ -147,6 +157,25 @@ class _Merger:
                 if first < last:
                     found = f"{path} and {other} are of the same process and time"
                     raise TraceError(found, "give one of them, or remove the other")
+
+    def _check_together(self, zero_ns: list[int]) -> None:
+        """Refuse files between which nothing was recorded for longer than APART_NS."""
+        spans = [
+            (begin - zero, max(begin, file.events.last_ns or begin, file.events.end_ns or begin) - zero, file.path)
+            for file, zero in zip(self.files, zero_ns, strict=True)
+            if (begin := file.begin_ns) is not None
+        ]
+        spans.sort()
+        for i in range(1, len(spans)):
+            _, end, before = max(spans[:i], key=lambda span: span[1])
+            begin, _, path = spans[i]
+            if begin - end > APART_NS:
+                apart = timedelta(seconds=(begin - end) // 10**9)
+                raise TraceError(
+                    f"{before} and {path} were recorded {apart} apart, so they are probably of different runs",
+                    "report each file by itself, or read them as one recording with --allow-unrelated "
+                    "(allow_unrelated=True in Python)",
+                )
 
     def _zeros(self) -> list[int]:
         """Return of each file what time 0 of the trace is on its own clock."""

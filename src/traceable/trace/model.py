@@ -9,7 +9,7 @@ processes are indices into the tables beside them, so that an event costs few by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -271,7 +271,14 @@ class Allocations(Events):
 
 @dataclass(frozen=True)
 class Overheads(Intervals):
-    """What the profiler itself did meanwhile. `name` and `process` are indices; -1 where not recorded."""
+    """The profiler's own work, and what CUPTI reports of the driver's.
+
+    That is modules that it loads, and launches that wait because the command buffer is full. Only the name tells one
+    from the other (`analysis.naming`).
+
+    Attributes:
+        name, process: indices into `Trace.names` and `Trace.processes`; -1 where not recorded.
+    """
 
     name: Int32
     process: Int32
@@ -345,6 +352,21 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The time that a trace was cut to (`analysis.select`).
+
+    Attributes:
+        whole: the trace before it was cut: it decides which range an operation belongs to.
+        first_ns, last_ns: the time is from `first_ns` until before `last_ns`; a side that is open is the limit of an
+            int64.
+    """
+
+    whole: Trace
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(frozen=True)
 class Trace:
     """One recording.
 
@@ -355,6 +377,9 @@ class Trace:
         geometries: distinct launch geometries, one a row, columns as in GEOMETRY.
         devices: the GPUs of the machine; empty where they were not recorded.
         cuda_devices: number of the GPU by (process id, CUDA's device number), where that was recorded.
+        windows: the windows of steps to which the recording was gated.
+        whole: the trace of which these are some processes or GPUs; None for all of them.
+        cut: the time that it was cut to; None for all of a recording.
     """
 
     source: Source
@@ -379,9 +404,24 @@ class Trace:
     devices: tuple[Device, ...]
     cuda_devices: Mapping[tuple[int, int], int]
     windows: Windows = field(default_factory=Windows.none)
+    whole: Trace | None = None
+    cut: Cut | None = None
+
+    def part(self, **tables: Any) -> Trace:
+        """Return the trace with these tables, by name, each with the rows of some processes or GPUs.
+
+        Which range an operation belongs to rests on calls and operations that a part may lack: those are in `whole`.
+        """
+        return replace(self, **tables, whole=self.whole or self)
 
     def extent_ns(self) -> tuple[int, int] | None:
-        """Return the first start and the last end of all events, in ns; None for a trace without events."""
+        """Return the first start and the last end of all events, in ns; None for a trace without events.
+
+        Of a trace that was cut: the time that it was cut to, as far as the whole extends.
+        """
+        if self.cut is not None:
+            whole = self.cut.whole.extent_ns()
+            return whole and (max(whole[0], self.cut.first_ns), min(whole[1], self.cut.last_ns))
         intervals: tuple[Intervals, ...] = (
             self.ranges,
             self.calls,

@@ -8,7 +8,7 @@ silent, in what real exports hold (docs/report.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,9 +19,9 @@ from traceable.trace import model
 from traceable.trace.intern import Names, Strings, Threads, process_of
 from traceable.trace.model import NULL, Bool, Int64, Trace
 from traceable.trace.nvtx import read_nvtx
-from traceable.trace.rows import Coded, Rows, Wanted, nothing, start_order
+from traceable.trace.rows import Coded, Rows, Wanted, in_one, nothing, start_order
 from traceable.trace.sqlite import RE_EXPORT, Database
-from traceable.trace.tables import ALWAYS, CUPTI, MEMORY_USAGE, NAMES, NVTX_EVENTS, OVERHEAD, REQUIRED, SPOKEN, TABLES
+from traceable.trace.tables import ALWAYS, CUPTI, MEMORY_USAGE, NAMES, NVTX_EVENTS, OVERHEADS, REQUIRED, SPOKEN, TABLES
 
 NEWEST_SCHEMA = (3, 28)
 OLDEST_SCHEMA = (2, 0)
@@ -83,7 +83,7 @@ class _Reader:
         for name, events in tables.items():
             if "process" in events.coded:
                 self.threads.see_processes(events.coded["process"].values[:, 0])
-            elif name != OVERHEAD:  # The profiler's own threads are none of the program's.
+            elif name not in OVERHEADS:  # The profiler's own threads are none of the program's.
                 self.threads.see(events.coded["thread"].values[:, 0])
         self.threads.see(nvtx.coded["scope"].values[:, 0])
         closers = nvtx.coded["closer"].values[:, 0]
@@ -209,17 +209,22 @@ class _Reader:
     def _cuda(self, tables: dict[str, Rows], strings: Strings) -> dict[str, Any]:
         """Return the columns of the CUDA tables as `Trace` holds them; `tables` is emptied, to hold no row twice."""
         geometries, kernels = self._kernels(tables.pop(CUPTI + "KERNEL"), strings)
-        return {
-            "geometries": geometries,
+        operations: dict[str, model.Operations] = {
             "kernels": kernels,
-            "calls": self._calls(tables.pop(CUPTI + "RUNTIME"), strings),
             "copies": self._copies(tables.pop(CUPTI + "MEMCPY")),
             "memsets": self._memsets(tables.pop(CUPTI + "MEMSET")),
             "graph_launches": self._graph_launches(tables.pop(CUPTI + "GRAPH_TRACE")),
+        }
+        del kernels
+        _share_columns(operations)
+        return {
+            "geometries": geometries,
+            **operations,
+            "calls": self._calls(tables.pop(CUPTI + "RUNTIME"), strings),
             "synchronisations": self._synchronisations(tables.pop(CUPTI + "SYNCHRONIZATION")),
             "graph_nodes": self._graph_nodes(tables.pop("CUDA_GRAPH_NODE_EVENTS"), tables.pop("CUDA_GRAPH_EVENTS")),
             "allocations": self._allocations(tables.pop(MEMORY_USAGE)),
-            "overheads": self._overheads(tables.pop(OVERHEAD), strings),
+            "overheads": self._overheads([tables.pop(name) for name in OVERHEADS], strings),
         }
 
     def _kernels(self, rows: Rows, strings: Strings) -> tuple[Int64, model.Kernels]:
@@ -281,14 +286,16 @@ class _Reader:
             correlation=rows["correlationId"],
         )
 
-    def _overheads(self, rows: Rows, strings: Strings) -> model.Overheads:
+    def _overheads(self, tables: list[Rows], strings: Strings) -> model.Overheads:
+        start, end = (np.concatenate([rows[name] for rows in tables]) for name in ("start", "end"))
+        name = np.concatenate([strings.column(rows.coded["name"]) for rows in tables])
+        process = np.concatenate([self._processes_of_threads(rows) for rows in tables])
+        order = np.lexsort((-end, start))
+        return model.Overheads(start[order], end[order], name=name[order], process=process[order])
+
+    def _processes_of_threads(self, rows: Rows) -> model.Int32:
         threads = rows.coded["thread"]
-        return model.Overheads(
-            rows["start"],
-            rows["end"],
-            name=strings.column(rows.coded["name"]),
-            process=threads.mapped(self.threads.process_indices_if_seen(process_of(threads.values[:, 0]))),
-        )
+        return threads.mapped(self.threads.process_indices_if_seen(process_of(threads.values[:, 0])))
 
     def _threads_of(self, rows: Rows) -> model.Int32:
         threads = rows.coded["thread"]
@@ -350,6 +357,14 @@ class _Reader:
         texts = self.names.all()
         system = {thread: texts[index] for thread, index in known.items() if index >= 0}
         return lambda global_tid: given.get(global_tid) or system.get(global_tid, "")
+
+
+def _share_columns(operations: dict[str, model.Operations]) -> None:
+    """Make what all kinds of operation have parts of one array each: the analysis needs them end to end."""
+    for column in fields(model.Operations):
+        parts = in_one([getattr(events, column.name) for events in operations.values()])
+        for kind, part in zip(tuple(operations), parts, strict=True):
+            operations[kind] = replace(operations[kind], **{column.name: part})
 
 
 def _process_name(rows: Rows) -> Callable[[int], str]:

@@ -7,7 +7,7 @@ number stands for, so that a lookup is one over the distinct values and not one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -119,6 +119,33 @@ def folded(column: Column) -> Column:
     if not len(column) or is_same(column) or column[0] != column[-1] or not bool((column == column[0]).all()):
         return column
     return same(column[0], len(column), column.dtype)
+
+
+def end_to_end(columns: Sequence[Column]) -> Column:
+    """Return columns of one type, one after another: the array that they are parts of, where `in_one` made them so.
+
+    What is returned may share memory with the columns, and so must not be written to.
+    """
+    filled = [column for column in columns if len(column)]
+    count = sum(map(len, filled))
+    if not filled:
+        return columns[0]
+    if all(is_same(column) and column[0] == filled[0][0] for column in filled):
+        return same(filled[0][0], count, filled[0].dtype)
+    whole = filled[0].base
+    if isinstance(whole, np.ndarray) and whole.shape == (count,) and whole.strides == filled[0].strides:
+        first = np.cumsum([0, *map(len, filled)])[:-1] * whole.itemsize + whole.ctypes.data
+        if all(column.base is whole and column.ctypes.data == at for column, at in zip(filled, first, strict=True)):
+            return whole
+    return np.concatenate(columns)
+
+
+def in_one(columns: Sequence[Column]) -> list[Column]:
+    """Return the same columns as parts of one array, so that who needs them `end_to_end` has them without a copy."""
+    whole = end_to_end(columns)
+    # Its parts have many readers, of whom one may take it for an array of its own.
+    whole.flags.writeable = False
+    return np.split(whole, np.cumsum([len(column) for column in columns])[:-1])
 
 
 def taken(values: Column, index: Column) -> Column:

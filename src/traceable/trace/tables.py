@@ -7,7 +7,8 @@ from traceable.trace.rows import Wanted
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 NVTX_EVENTS = "NVTX_EVENTS"
-OVERHEAD = "PROFILER_OVERHEAD"
+OVERHEADS = ("PROFILER_OVERHEAD", CUPTI + "OVERHEAD")
+"""nsys's own work; newer exports keep what CUPTI reports (loaded modules, full command buffers) in the second table."""
 MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _LAUNCH = (
     *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
@@ -41,7 +42,7 @@ TABLES: dict[str, Wanted] = {
         ("deviceId", "memKind", "memoryOperationType"),
         keys={"process": ("globalPid",)},
     ),
-    OVERHEAD: Wanted(("start", "end"), keys={**_THREAD, "name": ("nameId",)}),
+    **{table: Wanted(("start", "end"), keys={**_THREAD, "name": ("nameId",)}) for table in OVERHEADS},
     NVTX_EVENTS: NVTX,
 }
 """The tables of events and what is read of each."""
@@ -56,7 +57,7 @@ SPOKEN = {
     "CUDA_GRAPH_NODE_EVENTS": "graph nodes",
     "CUDA_GRAPH_EVENTS": "graphs",
     MEMORY_USAGE: "allocations",
-    OVERHEAD: "overheads",
+    **dict.fromkeys(OVERHEADS, "overheads"),
     NVTX_EVENTS: "ranges",
 }
 """What the tables hold, as progress says it."""

@@ -1,0 +1,72 @@
+"""What a recording says that can't be so: clocks that disagree, and pushed ranges that were never popped.
+
+Every number is computed as if it were so; these notes say how far that may be off.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.grouping import numbered
+from traceable.analysis.naming import fold_numbers
+from traceable.analysis.shared import once
+from traceable.trace.model import PUSH_POP, Trace
+
+_NAMES = 3
+"""How many names of ranges that were never popped a note lists."""
+
+
+@once
+def contradictions(context: Context) -> tuple[str, ...]:
+    """Return one sentence for each kind of contradiction in a recording; of a part those of the whole."""
+    if context.whole is not None:
+        return contradictions(context.whole)
+    return (*_early_operations(context), *_never_popped(context.trace))
+
+
+def _early_operations(context: Context) -> tuple[str, ...]:
+    """Report the operations that begin before their launch call does, as none can: host and GPU clocks disagree."""
+    launched = np.flatnonzero(context.launched.call_of >= 0)
+    lead = context.launched.calls.start_ns[context.launched.call_of[launched]] - context.gpu.start_ns[launched]
+    early = lead[lead > 0]
+    if not len(early):
+        return ()
+    which = "operation begins" if len(early) == 1 else "operations begin"
+    return (
+        f"{len(early)} of {len(context.gpu)} GPU {which} before the launch call, by up to {early.max() / 1e3:.3f} us: "
+        "the clocks of CPU and GPU disagree by at least that, and so do times between the two (queues, causes of gaps)",
+    )
+
+
+def _never_popped(trace: Trace) -> tuple[str, ...]:
+    """Report pushed ranges that were never popped.
+
+    A range may be open at the end because the recording ended. Of several of one name (but for numbers in it) that are
+    open on a thread at once, only the last may be: the others were pushed again and again. A recursion that the end of
+    the recording cuts looks the same.
+    """
+    ranges = trace.ranges
+    rows = np.flatnonzero(ranges.clipped & (ranges.style == PUSH_POP))
+    if len(rows) < 2:
+        return ()
+    stems: dict[str, int] = {}
+    index, place = np.unique(ranges.name[rows], return_inverse=True)
+    stem = np.array([stems.setdefault(fold_numbers(trace.names[one]), len(stems)) for one in index.tolist()])
+    group, _ = numbered(ranges.thread[rows], ranges.domain[rows], stem[place.reshape(-1)])
+    order = np.lexsort((ranges.start_ns[rows], group))
+    group, rows = group[order], rows[order]
+    open_at_once = (group[1:] == group[:-1]) & (ranges.end_ns[rows[:-1]] > ranges.start_ns[rows[1:]])
+    left_open = rows[:-1][open_at_once]
+    if not len(left_open):
+        return ()
+    names, number = np.unique(ranges.name[left_open], return_counts=True)
+    most = [
+        f"{trace.names[names[one]]!r} ({number[one]})" for one in np.argsort(-number, kind="stable")[:_NAMES].tolist()
+    ]
+    more = f" and {len(names) - _NAMES} other names" if len(names) > _NAMES else ""
+    were = "range was" if len(left_open) == 1 else "ranges were"
+    return (
+        f"{len(left_open)} {were} pushed and never popped: {', '.join(most)}{more}; each seems to last until the end "
+        "of the recording, and what follows on its thread to lie inside it",
+    )

@@ -1,0 +1,86 @@
+"""A finding about kernels whose code the driver loads when they are first launched, while the GPU waits.
+
+docs/findings.md explains each bound.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.finding_rules import Evidence, Finding, Rule, Values, share_of
+from traceable.analysis.finding_words import gpu, listed
+from traceable.analysis.gap_causes import CAUSES
+from traceable.analysis.intervals import merged, touched
+from traceable.analysis.naming import LOADING, LOADING_OVERHEAD
+from traceable.analysis.shared import calls_like, overheads_like
+from traceable.analysis.statistics import totals
+from traceable.analysis.units import count, time
+from traceable.trace.model import Int64
+
+_CAUSE = CAUSES.index("module_loading")
+
+
+def module_loading(evidence: Evidence, _: Values) -> list[Finding]:
+    """Return which processes wait for the driver to load the code of kernels.
+
+    Loading is what the recording calls so, unknown overhead inside the first launch of a kernel, and calls that load a
+    module.
+
+    won_ns: the time in which any of that lasted, but no more than the host can win at all (`Evidence.room_ns`): the
+    host goes on that much earlier, and the GPU still has all its work to do.
+    """
+    evidence.need_calls()
+    context = evidence.context
+    trace = context.trace
+    overhead, call = overheads_like(context, LOADING_OVERHEAD), calls_like(context, LOADING)
+    start = np.append(trace.overheads.start_ns[overhead], trace.calls.start_ns[call])
+    end = np.append(trace.overheads.end_ns[overhead], trace.calls.end_ns[call])
+    of_thread = np.array([thread.process for thread in trace.threads], np.int64)
+    process = np.append(trace.overheads.process[overhead], of_thread[trace.calls.thread[call]])
+    users = np.unique(context.gpu.process).tolist()
+    waiting = _waiting_ns(evidence, start, end)
+    found = []
+    for one in users:
+        mine = process == one
+        whole = int(merged(start[mine], end[mine]).total_ns()[0])
+        if not whole:
+            continue
+        begin, until = evidence.clipped(start[mine], end[mine])
+        inside = until > begin
+        took = int(merged(begin, until).total_ns()[0])
+        before = int(merged(*evidence.clipped_before(start[mine], end[mine])).total_ns()[0])
+        lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.used.processes[lane]]
+        idle = [f"{gpu(evidence.device(lane))} {time(int(waiting[lane]))}" for lane in lanes]
+        waits = f"; in gaps that it explains, {listed(idle)} idle" if idle else ""
+        found.append(
+            Finding(
+                sentence=(
+                    f"process {evidence.pids[one]}: the driver loads the code of kernels "
+                    f"{count(int(inside.sum()), 'time')}, which takes {time(took)}{waits}"
+                ),
+                advice="launch each kernel once before what counts (a warm-up), or set CUDA_MODULE_LOADING=EAGER",
+                won_ns=min(took, evidence.room_ns(one)),
+                total_ns=whole,
+                before_steady_ns=evidence.before_steady(before),
+                pid=evidence.pids[one],
+                count=int(inside.sum()),
+                start_ns=int(begin.min(where=inside, initial=evidence.part.end_ns)),
+                end_ns=int(until.max(where=inside, initial=evidence.part.start_ns)),
+            )
+        )
+    return found
+
+
+def _waiting_ns(evidence: Evidence, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Return how long each GPU was idle, in the part that bounds are of, in gaps that module loading explains."""
+    near = touched(evidence.gaps, start_ns, end_ns)
+    near[near] = evidence.causes(near) == _CAUSE
+    return totals(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.used))
+
+
+MODULE_LOADING = Rule(
+    "module_loading",
+    "code of kernels that is loaded while the GPU waits",
+    (share_of(0.005),),
+    module_loading,
+)

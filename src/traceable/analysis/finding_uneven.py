@@ -1,0 +1,105 @@
+"""A finding about steps that launch the same kernels and whose kernels do not take the same time.
+
+docs/findings.md explains each bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
+from traceable.analysis.finding_words import named
+from traceable.analysis.grouping import numbered
+from traceable.analysis.named import operation_labels, operation_name
+from traceable.analysis.shared import nccl_kernels
+from traceable.analysis.step_detection import Steps, steps_of
+from traceable.analysis.step_work import work_of
+from traceable.analysis.units import count, share, time
+from traceable.errors import UnanswerableError
+from traceable.trace.model import Bool, Int64
+
+_SLOWER = 1.05
+"""From which ratio on a kernel of the slow step took longer than the same of the fast step."""
+
+
+def uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which processes run the same kernels step by step, and not in the same time.
+
+    Steady steps are equal if their kernels, in the order of their start, have the same names, grids, blocks, devices
+    and streams. A step's kernels take the sum of their times; NCCL's count for nothing, because they wait while they
+    run. `steps` or more equal steps speak if the slow one takes `spread` longer than the fast one, or more: those are
+    the ones a tenth of the way from the slowest and from the fastest.
+
+    won_ns: what the kernels take longer than if each took as long as in that of the equal steps where it is fastest.
+    """
+    context = evidence.context
+    steady = evidence.steps.values["steady"]
+    if not steady.any():
+        raise UnanswerableError("no step is in the steady state", "record more steps")
+    found = []
+    for process, operation in _equal_steps(context, steps_of(context, None, None), steady):
+        times = context.gpu.end_ns[operation] - context.gpu.start_ns[operation]
+        times[np.isin(operation, nccl_kernels(context))] = 0
+        number = len(times)
+        if number < values["steps"]:
+            continue
+        summed = times.sum(axis=1)
+        order, tenth = np.argsort(summed, kind="stable"), (number - 1) // 10
+        fast, slow = int(order[tenth]), int(order[number - 1 - tenth])
+        if not summed[slow] or summed[slow] < (1 + values["spread"]) * summed[fast]:
+            continue
+        timed, longer = int((times > 0).any(axis=0).sum()), int((times[slow] > _SLOWER * times[fast]).sum())
+        most = int(operation[slow, int((times[slow] - times[fast]).argmax())])
+        name = operation_name(context.trace, int(operation_labels(context, np.array([most]))[0]))
+        found.append(
+            Finding(
+                sentence=(
+                    f"process {evidence.pids[process]}: {count(number, 'step')} of the same "
+                    f"{count(times.shape[1], 'kernel')} take {time(int(summed[fast]))} to {time(int(summed[slow]))} of "
+                    f"kernel time, {share(summed[slow] / max(1, summed[fast]) - 1)} more; in a slow one {longer} of "
+                    f"{count(timed, 'kernel')} take longer, most of it {named(name)}"
+                ),
+                advice=_ALL_SLOWER if 2 * longer >= timed else _SOME_SLOWER,
+                won_ns=int((times - times.min(axis=0)).sum()),
+                pid=evidence.pids[process],
+                count=number,
+            )
+        )
+    return found
+
+
+def _equal_steps(context: Context, steps: Steps, steady: Bool) -> Iterator[tuple[int, Int64]]:
+    """Yield the process of steady steps with the same kernels, and these: one row a step, in the order of their start.
+
+    Of processes and, within them, of kernels in the order of the first such step.
+    """
+    work, kernels = work_of(context, steps), context.trace.kernels
+    here = np.flatnonzero((work.operation < len(kernels)) & steady[work.step])
+    step, operation = work.step[here], work.operation[here]
+    code = numbered(kernels.name[operation], kernels.geometry[operation], kernels.device[operation])[0]
+    equal: dict[tuple[int, bytes], list[Int64]] = {}
+    bounds = np.searchsorted(step, np.arange(len(steps) + 1)).tolist()
+    for lane, (first, last) in zip(steps.lane.tolist(), pairwise(bounds), strict=True):
+        if first < last:
+            equal.setdefault((lane, code[first:last].tobytes()), []).append(operation[first:last])
+    for (lane, _), rows in equal.items():
+        yield int(steps.process[lane]), np.stack(rows)
+
+
+_ALL_SLOWER = "watch the GPU's clocks, power and temperature (nvidia-smi dmon), and what else runs on it"
+_SOME_SLOWER = "compare the data of these steps: few of the kernels differ, so it is not the GPU's clock"
+
+UNEVEN_EQUAL_STEPS = Rule(
+    "uneven_equal_steps",
+    "steps of the same kernels whose kernels do not take the same time",
+    (
+        Threshold("steps", 8, "count", "fewest equal steps"),
+        Threshold("spread", 0.1, "share", "how much longer than the fast step the slow one takes, at least"),
+        share_of(0.005),
+    ),
+    uneven_equal_steps,
+)

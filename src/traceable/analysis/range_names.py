@@ -1,0 +1,395 @@
+"""Names of ranges, normalized: what machines put into them is taken out, and numbers by which many differ are folded.
+
+`aten::add, op_id = 314309` becomes `aten::add`; `layers.0` to `layers.31` become `layers.*`. The rules are in
+`range_names.toml`, which users extend (docs/names.md). What was taken out of a name are fields of the range. The work
+is per distinct name, never per range.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+
+from traceable.errors import TraceableError, UnanswerableError
+from traceable.trace.model import Int32, Int64, Trace
+
+FOLDED = "*"
+"""What stands in a name in place of a folded number."""
+
+_NUMBER = re.compile(r"([0-9]+|\*)")
+"""A number, or what a fold left of one: so that folding what is folded already changes nothing."""
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_PLURAL = re.compile(r"(?<=tch)es$|(?<=sh)es$|(?<=x)es$|(?<=ss)es$|(?<=[^sui])s$")
+_LONGEST_INTEGER = 18
+"""Numbers of more digits stay text: ids and hashes, which a 64-bit column can't hold."""
+
+_FORM = (
+    "write fold_above = N and [[rule]] tables, each with name and pattern (a regular expression), and if needed "
+    "replacement and contains"
+)
+
+Value = int | str
+"""What a field that was taken out of a name holds."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One `[[rule]]` of a file of rules.
+
+    Attributes:
+        name: what it is about.
+        pattern: what it matches is replaced; its named groups become fields.
+        template: what stands in place of a match, for `re.sub`.
+        contains: only names with this text are searched; empty for all.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    template: str
+    contains: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules in the order in which they apply, and from how many names on a pattern is folded.
+
+    Attributes:
+        fold_above: numbers are folded where more than so many names differ by them alone; at least 1.
+    """
+
+    rules: tuple[Rule, ...]
+    fold_above: int
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Names that were folded into one.
+
+    Attributes:
+        names: how many, without what the rules take out.
+        fields: the fields that hold the folded numbers, in the order of the name.
+    """
+
+    names: int
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RangeNames:
+    """What the ranges of a trace are called.
+
+    Attributes:
+        names: the names of the trace and, after them, those that the rules made.
+        used: which names of the trace ranges have.
+        of_name: index into `names` of the normalized name of each name of the trace; a last -1 is for no name.
+        stripped: the same before numbers are folded.
+        folded: by normalized name, what was folded into it.
+        rules: the rules.
+    """
+
+    names: tuple[str, ...]
+    used: Int64
+    of_name: Int32
+    stripped: Int32
+    folded: Mapping[str, Folded]
+    rules: Rules
+
+    def apart(self, wanted: Iterable[str]) -> RangeNames:
+        """Return the same but for ranges with one of these names, recorded or stripped, which keep that name.
+
+        Where one of them is a normalized name nothing changes for it.
+        """
+        here = set(wanted)
+        index_of = {name: index for index, name in enumerate(self.names) if name in here}
+        recorded, normalized = set(self.used.tolist()), set(self.of_name[self.used].tolist())
+        of_name = self.of_name.copy()
+        for index in index_of.values():
+            if index in normalized:
+                continue
+            of_name[self.used[self.stripped[self.used] == index]] = index
+            if index in recorded:
+                of_name[index] = index
+        return self if np.array_equal(of_name, self.of_name) else replace(self, of_name=of_name)
+
+    def matching(self, glob: str) -> list[str]:
+        """Return the normalized names that match a glob; where none does, those that do before numbers are folded."""
+        for column in (self.of_name, self.stripped):
+            names = [self.names[index] for index in np.unique(column[self.used]).tolist()]
+            matches = [name for name in names if name == glob or fnmatchcase(name, glob)]
+            if matches:
+                return matches
+        return []
+
+    def fields(self, index: int) -> dict[str, Value]:
+        """Return the fields that were taken out of a name of the trace, in their order in the name.
+
+        Of two fields of one name the first keeps it, the other becomes `<name>_2`.
+        """
+        found = _taken_out(self.names[index], self.rules.rules)
+        stripped, whole = self.names[self.stripped[index]], self.names[self.of_name[index]]
+        if whole != stripped and _NUMBER.sub(FOLDED, whole) == _NUMBER.sub(FOLDED, stripped):
+            for name, text, kept in _numbers(stripped, whole):
+                if text != FOLDED and kept == FOLDED:
+                    _add(found, name, text)
+        return found
+
+
+def range_names(traces: Sequence[Trace], rules: Rules, expand: Sequence[str] = ()) -> list[RangeNames]:
+    """Return what the ranges of each trace are called. Numbers are folded as if the traces were one.
+
+    Args:
+        rules: what `load_rules` returns.
+        expand: folded names (`layers.*`), or globs over them, that stay apart.
+
+    Raises:
+        UnanswerableError: no folded name matches one of `expand`.
+    """
+    used = [np.flatnonzero(np.bincount(trace.ranges.name[trace.ranges.name >= 0])) for trace in traces]
+    strip = _stripper(rules.rules)
+    stripped = [[strip(trace.names[i]) for i in of.tolist()] for trace, of in zip(traces, used, strict=True)]
+    distinct = dict.fromkeys(name for names in stripped for name in names)
+    folds = _expanded(_folds(distinct, rules.fold_above), expand)
+    folded = _summaries(folds)
+    named = []
+    for trace, of, short in zip(traces, used, stripped, strict=True):
+        whole = [folds.get(name, name) for name in short] if folds else short
+        made = dict.fromkeys((*short, *whole))
+        number = {name: index for index, name in enumerate(trace.names) if name in made}
+        new = [name for name in made if name not in number]
+        number.update(zip(new, range(len(trace.names), len(trace.names) + len(new)), strict=True))
+        here = {name: folded[name] for name in made if name in folded}
+        size = len(trace.names)
+        of_name, of_stripped = (_indices(size, of, [number[name] for name in names]) for names in (whole, short))
+        named.append(RangeNames((*trace.names, *new), of, of_name, of_stripped, here, rules))
+    return named
+
+
+def _indices(names: int, used: Int64, index: Sequence[int]) -> Int32:
+    """Return `index` at the names `used`, each other name's own at it, and at the end -1."""
+    column = np.append(np.arange(names, dtype=np.int32), np.int32(-1))
+    column[used] = index
+    return column
+
+
+def _stripper(rules: Sequence[Rule]) -> Callable[[str], str]:
+    """Return a function that returns a name without what the rules take out.
+
+    The rules apply again as long as that makes the name shorter: what stood around a match may be one.
+    """
+    # Looked up once, for there may be a million names.
+    steps = [(rule.contains, rule.pattern.sub, rule.template) for rule in rules]
+
+    def strip(name: str) -> str:
+        while True:
+            length = len(name)
+            for contains, substitute, template in steps:
+                if contains in name:
+                    name = substitute(template, name)
+            if len(name) >= length:
+                return name
+
+    return strip
+
+
+def _taken_out(name: str, rules: Sequence[Rule]) -> dict[str, Value]:
+    """Return the fields that the rules take out of a name, as `_stripper` applies them."""
+    fields: dict[str, Value] = {}
+    while True:
+        before = name
+        for rule in rules:
+            if rule.contains in name:
+                for match in rule.pattern.finditer(name):
+                    for field, text in match.groupdict().items():
+                        if text is not None:
+                            _add(fields, field, text)
+                name = rule.pattern.sub(rule.template, name)
+        if len(name) >= len(before):
+            return fields
+
+
+def _add(fields: dict[str, Value], name: str, text: str) -> None:
+    free, number = name, 2
+    while free in fields:
+        free, number = f"{name}_{number}", number + 1
+    integer = text.isascii() and text.isdigit() and len(text) <= _LONGEST_INTEGER
+    fields[free] = int(text) if integer else text
+
+
+def _folds(names: Iterable[str], above: int) -> dict[str, str]:
+    """Return the folded name of each name that is folded.
+
+    Of names that differ by numbers alone, if they are more than `above`, the number with the most values is folded
+    first (of equals the leftmost), then the next, until at most so many names are left.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        skeleton = _NUMBER.sub(FOLDED, name)
+        if FOLDED in skeleton:
+            alike.setdefault(skeleton, []).append(name)
+    folds: dict[str, str] = {}
+    for skeleton, group in alike.items():
+        if len(group) > above:
+            # A single number needs no choice.
+            folds.update(dict.fromkeys(group, skeleton) if skeleton.count(FOLDED) == 1 else _fold(group, above))
+    return folds
+
+
+def _fold(group: Sequence[str], above: int) -> dict[str, str]:
+    """Return the folded name of each of some names that differ by numbers alone."""
+    values = [_NUMBER.findall(name) for name in group]
+    most = [len(set(column)) for column in zip(*values, strict=True)]
+    order = sorted(range(len(most)), key=lambda place: (-most[place], place))
+    # The more is folded, the fewer names are left: the least that suffices is found by halving.
+    low, high = 1, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        if len(set(map(_at(order[middle:]), values))) <= above:
+            high = middle
+        else:
+            low = middle + 1
+    kept = list(map(_at(order[low:]), values))
+    wholes: dict[object, str] = {}
+    for name, key in zip(group, kept, strict=True):
+        if key not in wholes:
+            parts = _NUMBER.split(name)
+            for place in order[:low]:
+                parts[2 * place + 1] = FOLDED
+            wholes[key] = "".join(parts)
+    return {name: wholes[key] for name, key in zip(group, kept, strict=True)}
+
+
+def _at(places: Sequence[int]) -> Callable[[Sequence[str]], object]:
+    """Return a function that takes from a row what stands at some places, as one value to compare."""
+    return itemgetter(*places) if places else lambda _: None
+
+
+def _expanded(folds: dict[str, str], expand: Sequence[str]) -> dict[str, str]:
+    opened: set[str] = set()
+    there = sorted(set(folds.values()))
+    for glob in expand:
+        matches = [name for name in there if name == glob or fnmatchcase(name, glob)]
+        if not matches:
+            some = f"folded are {', '.join(there[:10])}" if there else "no names are folded"
+            raise UnanswerableError(f"no folded range name matches --expand {glob!r}", some)
+        opened.update(matches)
+    return {name: whole for name, whole in folds.items() if whole not in opened} if opened else folds
+
+
+def _summaries(folds: Mapping[str, str]) -> dict[str, Folded]:
+    number = Counter(folds.values())
+    one_of = {whole: name for name, whole in folds.items()}
+    return {whole: Folded(number[whole], _field_names(name, whole)) for whole, name in one_of.items()}
+
+
+def _field_names(name: str, whole: str) -> tuple[str, ...]:
+    fields: dict[str, Value] = {}
+    for field, text, kept in _numbers(name, whole):
+        if text != FOLDED and kept == FOLDED:
+            _add(fields, field, "")
+    return tuple(fields)
+
+
+def _numbers(name: str, whole: str) -> list[tuple[str, str, str]]:
+    """Return of each number of a name: the field it becomes, itself, and what a name like it has in its place."""
+    parts, kept = _NUMBER.split(name), _NUMBER.split(whole)
+    return [(_field_name(parts[:place]), parts[place], kept[place]) for place in range(1, len(parts), 2)]
+
+
+def _field_name(before: Sequence[str]) -> str:
+    """Return the field that a number becomes: the last word before it, singular and in lower case; else `number`.
+
+    Args:
+        before: what stands before it: text and numbers, in turn.
+    """
+    for text in reversed(before):
+        words = _WORD.findall(text)
+        if words:
+            return _singular(words[-1].lower())
+    return "number"
+
+
+def _singular(word: str) -> str:
+    """Return a word without its plural ending, as far as that needs no dictionary.
+
+    Examples:
+        >>> [_singular(word) for word in ("layers", "caches", "batches", "entries", "class", "bs")]
+        ['layer', 'cache', 'batch', 'entry', 'class', 'bs']
+    """
+    if len(word) <= 3:
+        return word
+    return word[:-3] + "y" if word.endswith("ies") else _PLURAL.sub("", word)
+
+
+def load_rules(path: Path | None = None) -> Rules:
+    """Return the rules in the order in which they apply: those of `path`, then traceable's own.
+
+    Args:
+        path: a TOML file (docs/names.md); its `fold_above` is used instead of traceable's. None for traceable's alone.
+
+    Raises:
+        TraceableError: the file can't be read, or holds anything but rules.
+    """
+    own = _own()
+    if path is None:
+        return own
+    rules, fold_above = _from_file(path)
+    return Rules((*rules, *own.rules), own.fold_above if fold_above is None else fold_above)
+
+
+@cache
+def _own() -> Rules:
+    rules, fold_above = _from_file(Path(__file__).with_suffix(".toml"))
+    assert fold_above is not None
+    return Rules(rules, fold_above)
+
+
+def _from_file(path: Path) -> tuple[tuple[Rule, ...], int | None]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceableError(f"{path}: {error.strerror or error}", "name a readable file of name rules") from None
+    except UnicodeDecodeError:
+        raise TraceableError(f"{path}: not UTF-8 text", _FORM) from None
+    except tomllib.TOMLDecodeError as error:
+        raise TraceableError(f"{path}: {error}", _FORM) from None
+    entries, fold_above = document.pop("rule", []), document.pop("fold_above", None)
+    if document:
+        raise TraceableError(f"{path}: unknown key {next(iter(document))!r}", _FORM)
+    if fold_above is not None and (isinstance(fold_above, bool) or not isinstance(fold_above, int) or fold_above < 1):
+        raise TraceableError(f"{path}: fold_above is not a whole number of at least 1", _FORM)
+    if not isinstance(entries, list):
+        raise TraceableError(f"{path}: rule is not a list of [[rule]] tables", _FORM)
+    if not entries and fold_above is None:
+        raise TraceableError(f"{path}: no [[rule]] and no fold_above in it", _FORM)
+    return tuple(_rule(entry, f"{path}, rule {number}") for number, entry in enumerate(entries, 1)), fold_above
+
+
+def _rule(entry: object, place: str) -> Rule:
+    if not isinstance(entry, dict) or not {"name", "pattern"} <= set(entry) <= {
+        *("name", "pattern", "replacement", "contains"),
+    }:
+        raise TraceableError(f"{place}: not a table with name and pattern", _FORM)
+    if not all(isinstance(value, str) for value in entry.values()) or not entry["name"] or not entry["pattern"]:
+        raise TraceableError(f"{place}: its values are not texts, or empty", _FORM)
+    try:
+        pattern = re.compile(entry["pattern"])
+    except re.error as error:
+        remedy = "correct the regular expression; a backslash before a special character takes it literally"
+        raise TraceableError(f"{place} ({entry['name']}): {entry['pattern']!r}: {error}", remedy) from None
+    # The replacement is text as it stands: nothing in it refers to a group.
+    template = entry.get("replacement", "").replace("\\", r"\\")
+    return Rule(entry["name"], pattern, template, entry.get("contains", ""))

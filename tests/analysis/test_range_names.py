@@ -1,0 +1,381 @@
+"""Normalized names of ranges, against a slow reading of the rules; and what is answered about them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.analysis import made
+
+from traceable.analysis.context import Context
+from traceable.analysis.profile import profile, profile_of
+from traceable.analysis.range_names import RangeNames, Rules, load_rules, range_names
+from traceable.analysis.ranges import ranges
+from traceable.errors import TraceableError, UnanswerableError, UsageError
+from traceable.recording import Recording, load, normalize_names
+from traceable.trace import load as load_trace
+from traceable.trace import model
+from traceable.trace.model import NULL, PUSH_POP, Trace
+
+UUID = "123e4567-e89b-12d3-a456-426614174000"
+
+
+def trace_with(names: Sequence[str], fields: Sequence[str | None] = ()) -> Trace:
+    """A trace with one range of each name, 10 ns long, the next after it; `fields` are the texts they carry."""
+    texts = dict.fromkeys((*names, *filter(None, fields)))
+    index = {text: i for i, text in enumerate(texts)}
+    carried = [*fields, *[None] * (len(names) - len(fields))]
+    rows = [
+        {
+            **dict.fromkeys(("domain", "category", "end_thread"), -1),
+            "thread": 0,
+            "style": PUSH_POP,
+            "clipped": False,
+            "payload": 0,
+            "has_payload": False,
+            "identity": NULL,
+            "start_ns": 20 * i,
+            "end_ns": 20 * i + 10,
+            "name": index[name],
+            "fields": -1 if text is None else index[text],
+        }
+        for i, (name, text) in enumerate(zip(names, carried, strict=True))
+    ]
+    return replace(made.trace_of(ranges=made.table(model.Ranges, rows)), names=tuple(texts))
+
+
+def recording(*names: str, fields: Sequence[str | None] = (), expand: Sequence[str] = ()) -> Recording:
+    one = Recording(trace_with(names, fields))
+    normalize_names([one], load_rules(), expand)
+    return one
+
+
+def normalized(names: Sequence[str], rules: Rules | None = None) -> list[str]:
+    """The normalized name of each name."""
+    trace = trace_with(names)
+    (found,) = range_names([trace], rules or load_rules())
+    return [found.names[found.of_name[index]] for index in trace.ranges.name.tolist()]
+
+
+def counts(one: Recording, **options: Any) -> dict[str, int]:
+    return {row["name"]: row["count"] for row in one.ranges(by="name", **options).rows()}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "name", "fields"),
+    [
+        ("aten::add, op_id = 314309", "aten::add", {"op_id": 314309}),
+        ("aten::add, seq = 7, op_id = 12", "aten::add", {"seq": 7, "op_id": 12}),
+        ("MulBackward0, stashed seq = 7", "MulBackward0", {"seq": 7}),
+        (
+            "aten::mm, op_id = 1, sizes = [[2, 3], []], input_op_ids = [(1,0), (2,0)]",
+            "aten::mm",
+            {"op_id": 1, "sizes": "[[2, 3], []]", "input_op_ids": "[(1,0), (2,0)]"},
+        ),
+        ("<Engine object at 0x7f3a5c1d2e80>", "<Engine object>", {"address": "7f3a5c1d2e80"}),
+        ("buffer@0x55d0c8a1b2c0 of 2", "buffer@* of 2", {"address": "55d0c8a1b2c0"}),
+        (f"request {UUID}", "request *", {"uuid": UUID}),
+        ("req_" + "0123456789abcdef" * 2, "req_*", {"id": "0123456789abcdef" * 2}),
+        ("conv 0x1F of fp16", "conv 0x1F of fp16", {}),
+        ("step 47", "step 47", {}),
+        ("", "", {}),
+    ],
+)
+def test_what_machines_put_into_a_name_is_taken_out_and_is_a_field(
+    recorded: str, name: str, fields: dict[str, Any]
+) -> None:
+    (found,) = range_names([trace_with([recorded])], load_rules())
+    assert found.names[found.of_name[0]] == name
+    assert found.fields(0) == fields
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "field"),
+    [
+        ("layers.{}", "layers.*", "layer"),
+        ("Step {}", "Step *", "step"),
+        ("token_{}_processing", "token_*_processing", "token"),
+        ("trainStep#{}", "trainStep#*", "step"),
+        ("batches[{}]", "batches[*]", "batch"),
+        ("{} of the entries", "* of the entries", "number"),
+        ("c10d::send {}", "c10d::send *", "send"),
+    ],
+)
+def test_numbers_are_folded_where_more_than_twenty_names_differ_by_them(form: str, name: str, field: str) -> None:
+    few, many = [form.format(i) for i in range(20)], [form.format(i) for i in range(21)]
+    assert normalized(few) == few
+    assert set(normalized(many)) == {name}
+    (found,) = range_names([trace_with(many)], load_rules())
+    assert [found.fields(i) for i in (0, 20)] == [{field: 0}, {field: 20}]
+    assert found.folded[name].names == 21
+    assert found.folded[name].fields == (field,)
+
+
+def test_the_number_with_the_most_values_is_folded_first() -> None:
+    names = [f"gpu {gpu} step {step}" for gpu in range(8) for step in range(100)]
+    assert set(normalized(names)) == {f"gpu {gpu} step *" for gpu in range(8)}
+    names = [f"layers.{i}.experts.{j}" for i in range(32) for j in range(32)]
+    assert set(normalized(names)) == {"layers.*.experts.*"}
+    (found,) = range_names([trace_with([f"layer {i}, layer {7 * i % 31}" for i in range(900)])], load_rules())
+    assert found.fields(7) == {"layer": 7, "layer_2": 18}
+
+
+def test_numbers_of_several_traces_are_folded_together() -> None:
+    traces = [trace_with([f"step {i}" for i in some]) for some in (range(15), range(10, 25))]
+    for trace, found in zip(traces, range_names(traces, load_rules()), strict=True):
+        assert {found.names[found.of_name[index]] for index in trace.ranges.name.tolist()} == {"step *"}
+
+
+# Names as programs make them: a few words and numbers, ids behind some, and what reads like a folded name already.
+pieces = st.sampled_from(
+    ["step ", "layers.", ".mlp", "x", "*", " ", ", seq = ", ", op_id = ", " at 0x", "0x", "-", "é"]
+)
+numbers = st.one_of(st.integers(0, 3).map(str), st.sampled_from(["007", "12345678", UUID, "deadbeef" * 4]))
+generated = st.lists(st.lists(st.one_of(pieces, numbers), max_size=6).map("".join), max_size=40)
+thresholds = st.integers(1, 4)
+
+
+def read_slowly(names: Iterable[str], rules: Rules) -> dict[str, str]:
+    """The normalized name of each: the rules, then one number folded at a time until few are left."""
+    stripped = {name: strip_slowly(name, rules) for name in names}
+    alike: dict[tuple[str, ...], set[str]] = {}
+    for name in stripped.values():
+        alike.setdefault(tuple(re.split(r"[0-9]+|\*", name)), set()).add(name)
+    whole: dict[str, str] = {}
+    for literals, group in alike.items():
+        values = {name: re.findall(r"[0-9]+|\*", name) for name in sorted(group)}
+        while len({tuple(of) for of in values.values()}) > rules.fold_above:
+            columns = list(zip(*(re.findall(r"[0-9]+|\*", name) for name in values), strict=True))
+            left = [i for i in range(len(columns)) if any(of[i] != "*" for of in values.values())]
+            place = max(left, key=lambda i: (len(set(columns[i])), -i))
+            for of in values.values():
+                of[place] = "*"
+        for name, of in values.items():
+            whole[name] = "".join(part for pair in zip(literals, [*of, ""], strict=True) for part in pair)
+    return {name: whole[short] for name, short in stripped.items()}
+
+
+def strip_slowly(name: str, rules: Rules) -> str:
+    before = name
+    for rule in rules.rules:
+        while True:
+            match = rule.pattern.search(name) if rule.contains in name else None
+            if match is None:
+                break
+            name = name[: match.start()] + rule.template + name[match.end() :]
+    return name if name == before else strip_slowly(name, rules)
+
+
+@settings(max_examples=120, deadline=None)
+@given(generated, thresholds)
+def test_names_are_what_a_slow_reading_of_the_rules_gives(names: list[str], above: int) -> None:
+    rules = replace(load_rules(), fold_above=above)
+    assert dict(zip(names, normalized(names, rules), strict=True)) == read_slowly(names, rules)
+
+
+@settings(max_examples=120, deadline=None)
+@given(generated, thresholds)
+def test_normalizing_normalized_names_changes_nothing(names: list[str], above: int) -> None:
+    rules = replace(load_rules(), fold_above=above)
+    once = normalized(names, rules)
+    assert normalized(once, rules) == once
+
+
+ADDITIVE = ("count", "clipped", "cpu_total_ns", "cpu_self_total_ns", "active_total_ns", "sync_wait_total_ns")
+ADDITIVE_GPU = ("gpu_count", "kernels", "launches", "gpu_busy_total_ns", "gpu_span_total_ns", "h2d_bytes")
+RECORDED = (
+    ("layers.1", "layers.2", "layers.3"),
+    ("add, op_id = 1", "add, op_id = 2", "mul"),
+    ("step 1 of 2", "step 2 of 2", "step 3"),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(made.traces(), st.sampled_from(RECORDED))
+def test_totals_by_recorded_names_add_up_to_those_by_normalized_names(trace: Trace, recorded: tuple[str, ...]) -> None:
+    trace = replace(trace, names=(*recorded, *trace.names[3:]))
+    (names,) = range_names([trace], replace(load_rules(), fold_above=2))
+    of_name = {trace.names[i]: names.names[names.of_name[i]] for i in range(len(trace.names))}
+    context = Context(trace, names)
+    raw, grouped = profile(trace), profile_of(context)
+    for columns, rows in ((raw.names, grouped.names), (raw.ranges, grouped.ranges)):
+        summed: dict[Any, Counter[str]] = {}
+        for row in columns.rows():
+            path = tuple(of_name[name] for name in row.get("path", (row["name"],)))
+            found = summed.setdefault((path, row["domain"], row["style"]), Counter())
+            found.update({column: row[column] or 0 for column in (*ADDITIVE, *ADDITIVE_GPU)})
+        assert len(rows) == len(summed)
+        for row in rows.rows():
+            path = tuple(row.get("path", (row["name"],)))
+            expected = summed[path, row["domain"], row["style"]]
+            assert {column: row[column] or 0 for column in expected} == dict(expected)
+    assert raw.coverage == grouped.coverage
+
+
+def test_expand_opens_a_folded_name() -> None:
+    names = [*(f"layers.{i}" for i in range(30)), *(f"step {i}" for i in range(30))]
+    assert counts(recording(*names)) == {"layers.*": 30, "step *": 30}
+    opened = counts(recording(*names, expand=["layers.*"]))
+    assert opened == {"step *": 30, **{f"layers.{i}": 1 for i in range(30)}}
+    assert len(counts(recording(*names, expand=["lay*", "st*"]))) == 60
+    with pytest.raises(UnanswerableError, match=r"'tokens.*'; folded are layers.\*, step \*"):
+        recording(*names, expand=["tokens.*"])
+
+
+def test_a_range_may_be_meant_by_its_normalized_its_stripped_or_its_recorded_name() -> None:
+    one = recording(*(f"layers.{i % 30}, op_id = {i}" for i in range(300)))
+    assert counts(one, range="layers.*") == {"layers.*": 300}
+    assert counts(one, range="layers.3") == {"layers.3": 10}
+    assert counts(one, range="layers.3, op_id = 33") == {"layers.3, op_id = 33": 1}
+    with pytest.raises(UnanswerableError, match=r"did you mean 'layers.\*'"):
+        one.ranges(range="layers.77")
+    # The others are as they were.
+    assert counts(one) == {"layers.*": 300}
+    assert counts(one.select(time_ns=(0, 1000)), range="layers.3") == {"layers.3": 2}
+
+
+def test_steps_may_be_named_by_a_glob_over_names_before_they_are_folded() -> None:
+    one = recording(*(f"step {i}" for i in range(30)))
+    assert len(one.steps(range="step *")) == len(one.steps()) == 30
+    assert len(one.steps(range="step 2?")) == 10
+    assert len(one.steps(range="step 7")) == 1
+
+
+def test_expectations_are_met_by_any_of_the_names() -> None:
+    one = recording(*(f"layers.{i % 30}, op_id = {i}" for i in range(300)), "pack")
+    judged = one.verdicts(["layers.3", "layers.*", "layers.4, op_id = 4", "pack", "layers.99"])
+    assert [(verdict.met, verdict.count) for verdict in judged] == [
+        (True, 10),
+        (True, 300),
+        (True, 1),
+        (True, 1),
+        (False, 0),
+    ]
+
+
+def by_field(one: Recording, field: str) -> list[tuple[Any, str, int]]:
+    return [(row["value"], row["name"], row["count"]) for row in one.ranges(by=f"field:{field}").rows()]
+
+
+def test_by_field_has_a_row_a_range_and_value_and_null_for_ranges_without_it() -> None:
+    one = recording(*(f"layers.{i % 25}" for i in range(50)), "pack")
+    rows = by_field(one, "layer")
+    assert rows == [*((i, "layers.*", 2) for i in range(25)), (None, "pack", 1)]
+    assert one.ranges(by="field:layer").values["value"].dtype == np.int64
+    with pytest.raises(UnanswerableError, match="no range has a field 'step'; ranges have the fields layer"):
+        one.ranges(by="field:step")
+
+
+def test_a_payload_is_a_field_too_and_counts_before_one_of_the_name() -> None:
+    one = recording("a, seq = 1", "a, seq = 2", "a, seq = 3", "a", fields=['{"seq": 9}', '{"size": 2.5}'])
+    assert by_field(one, "seq") == [(2, "a", 1), (3, "a", 1), (9, "a", 1), (None, "a", 1)]
+    assert by_field(one, "size") == [(2.5, "a", 1), (None, "a", 3)]
+    mixed = recording("a, op_id = 1", "b", "c", fields=['{"op_id": [1, "x"]}', '{"op_id": "é"}', '{"op_id": null}'])
+    assert by_field(mixed, "op_id") == [('[1, "x"]', "a", 1), ("é", "b", 1), (None, "c", 1)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 3))), min_size=1, max_size=20))
+def test_by_field_counts_as_one_by_one(instances: list[tuple[str, int | None]]) -> None:
+    names = [name if number is None else f"{name}, seq = {number}" for name, number in instances]
+    expected = Counter((number, name) for name, number in instances)
+    one = recording(*names)
+    if all(number is None for _, number in instances):
+        with pytest.raises(UnanswerableError):
+            by_field(one, "seq")
+    else:
+        assert {(value, name): count for value, name, count in by_field(one, "seq")} == expected
+
+
+def test_one_instance_has_its_recorded_name_where_that_differs() -> None:
+    rows = list(recording("a, op_id = 1", "b").ranges(by="instance").rows())
+    assert [(row["name"], row["recorded_name"]) for row in rows] == [("a", "a, op_id = 1"), ("b", None)]
+
+
+def test_names_left_as_recorded_are_those_of_the_trace(captures: Path) -> None:
+    file = captures / "nsys" / "h100x2-torchrun-before.sqlite"
+    raw = load(file, raw_names=True)
+    assert raw.names is None
+    trace = load_trace(file)
+    assert sorted(counts(raw)) == sorted({trace.names[index] for index in trace.ranges.name.tolist()})
+    one = load(file)
+    assert one.trace.ranges.name.tolist() == trace.ranges.name.tolist()
+    assert not any("op_id" in name or "seq" in name for name in counts(one))
+    assert sum(counts(one).values()) == len(trace.ranges)
+    with pytest.raises(UsageError):
+        load(file, raw_names=True, expand="layers.*")
+
+
+Written = Callable[[str], Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    def write(text: str) -> Path:
+        path = tmp_path / "rules.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_rules_of_a_user_apply_first_and_may_fold_sooner(written: Written) -> None:
+    rules = load_rules(
+        written(
+            """
+            fold_above = 2
+            [[rule]]
+            name = "our requests"
+            pattern = 'req-(?P<request>[a-z0-9]+)'
+            replacement = 'req\\1'
+            """
+        )
+    )
+    assert normalized(["req-a7", "x, op_id = 1", "s 1", "s 2"], rules) == [r"req\1", "x", "s 1", "s 2"]
+    assert normalized(["s 1", "s 2", "s 3"], rules) == ["s *"] * 3
+    (found,) = range_names([trace_with(["req-a7"])], rules)
+    assert found.fields(0) == {"request": "a7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1", "unknown key 'x'"),
+        ("", r"no \[\[rule\]\] and no fold_above"),
+        ("fold_above = 0", "fold_above is not a whole number of at least 1"),
+        ("fold_above = true", "fold_above is not a whole number"),
+        ("rule = 1", "not a list"),
+        ("[[rule]]\nname = 'x'", "rule 1: not a table with name and pattern"),
+        ("[[rule]]\nname = 'x'\npattern = 'y'\nfield = 'z'", "rule 1: not a table with name and pattern"),
+        ("[[rule]]\nname = 'x'\npattern = 7", "rule 1: its values are not texts"),
+        ("[[rule]]\nname = 'x'\npattern = '('", r"rule 1 \(x\): '\('"),
+        ("[[rule", "rules.toml"),
+    ],
+)
+def test_a_file_that_holds_anything_but_rules_is_refused(written: Written, text: str, reason: str) -> None:
+    with pytest.raises(TraceableError, match=reason):
+        load_rules(written(text))
+
+
+def test_a_file_of_rules_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceableError, match="absent"):
+        load_rules(tmp_path / "absent")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(TraceableError, match="not UTF-8"):
+        load_rules(tmp_path / "bytes")
+
+
+def test_a_trace_without_ranges_has_no_names(tmp_path: Path) -> None:
+    (found,) = range_names([made.trace_of()], load_rules())
+    assert isinstance(found, RangeNames)
+    assert found.folded == {}
+    with pytest.raises(UnanswerableError, match="no ranges were recorded"):
+        ranges(Context(made.trace_of(), found), by="field:layer")

@@ -33,6 +33,12 @@ Progress = Callable[[str], None]
 _KEPT = ("steps", "findings")
 """Questions that a report asks more than once, for themselves and for the findings: their answers are kept."""
 
+_UNATTRIBUTED = ("api", "kernels", "streams")
+"""Questions that can be worked on while it is found out what belongs to which range: mostly they need not know."""
+
+_FIRST = (*_UNATTRIBUTED, "steps", "ranges", "findings")
+"""Where several questions are asked at a time, these come first: what others need, and what takes longest."""
+
 _WORTH_A_THREAD = 200_000
 """From how many operations and calls on two questions are worked on at a time."""
 
@@ -320,15 +326,28 @@ class Recording:
         if len(asked) < 2 or len(self.context.gpu) + len(self.trace.calls) < _WORTH_A_THREAD:
             return [self._answer_or_reason(*one) for one in asked]
         # Of use to large recordings alone, and takes 5 ms to import.
-        from concurrent.futures import ThreadPoolExecutor
+        from concurrent.futures import Future, ThreadPoolExecutor
 
         self._tell(f"attributing {len(self.context.gpu):,} GPU operations")
         self.context.prepare()
-        # The findings ask others of them, and come last.
-        first = [i for i, (question, _) in enumerate(asked) if question != "findings"]
+        found: dict[int, Future[Table | UnanswerableError]] = {}
+        # What is waited for was begun before, so that no two wait for each other.
         with ThreadPoolExecutor(2) as workers:
-            found = dict(zip(first, workers.map(lambda i: self._answer_or_reason(*asked[i]), first), strict=True))
-        return [found[i] if i in found else self._answer_or_reason(*asked[i]) for i in range(len(asked))]
+            attributed: Future[Any] = workers.submit(lambda: self.context.coverage)
+            steps = attributed
+
+            def ask(i: int, after: Future[Any] | None) -> Table | UnanswerableError:
+                if after is not None:
+                    after.result()
+                return self._answer_or_reason(*asked[i])
+
+            for i in sorted(range(len(asked)), key=lambda i: _turn(asked[i][0])):
+                question = asked[i][0]
+                after = None if question in _UNATTRIBUTED else steps if question == "findings" else attributed
+                found[i] = workers.submit(ask, i, after)
+                if question == "steps":
+                    steps = found[i]
+        return [found[i].result() for i in range(len(asked))]
 
     def _answer_or_reason(self, question: str, options: Mapping[str, Any]) -> Table | UnanswerableError:
         try:
@@ -481,6 +500,10 @@ class Recording:
             known = {names[index] for index in set(found.name.tolist())}
             meant = " or ".join(repr(one) for one in near(name, known))
             raise UnanswerableError(error.found, f"did you mean {meant}?" if meant else error.remedy) from None
+
+
+def _turn(question: str) -> int:
+    return _FIRST.index(question) if question in _FIRST else len(_FIRST)
 
 
 def _several(one_or_more: Any) -> list[Any]:

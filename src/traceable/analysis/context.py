@@ -104,7 +104,7 @@ class Context:
         return coverage_of(self.gpu, self.attribution.rule)
 
     def prepare(self) -> None:
-        """Compute what nearly every question needs, in two threads, so that two of them can be asked at a time."""
+        """Compute what every question needs, in two threads, so that two of them can be asked at a time."""
         from concurrent.futures import ThreadPoolExecutor
 
         if self.whole is not None:
@@ -114,7 +114,6 @@ class Context:
             ranges = worker.submit(lambda: self._instances)
             _ = self.launched
             ranges.result()
-        _ = self.coverage
 
     def operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation): every instance that an operation belongs to, by whichever rule.

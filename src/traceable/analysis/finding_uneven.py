@@ -16,8 +16,7 @@ from traceable.analysis.finding_words import named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.named import operation_labels, operation_name
 from traceable.analysis.shared import nccl_kernels
-from traceable.analysis.step_detection import Steps, steps_of
-from traceable.analysis.step_work import work_of
+from traceable.analysis.step_work import inferred
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64
@@ -41,7 +40,7 @@ def uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     if not steady.any():
         raise UnanswerableError("no step is in the steady state", "record more steps")
     found = []
-    for process, operation in _equal_steps(context, steps_of(context, None, None), steady):
+    for process, operation in _equal_steps(context, steady):
         times = context.gpu.end_ns[operation] - context.gpu.start_ns[operation]
         times[np.isin(operation, nccl_kernels(context))] = 0
         number = len(times)
@@ -72,12 +71,12 @@ def uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     return found
 
 
-def _equal_steps(context: Context, steps: Steps, steady: Bool) -> Iterator[tuple[int, Int64]]:
+def _equal_steps(context: Context, steady: Bool) -> Iterator[tuple[int, Int64]]:
     """Yield the process of steady steps with the same kernels, and these: one row a step, in the order of their start.
 
     Of processes and, within them, of kernels in the order of the first such step.
     """
-    work, kernels = work_of(context, steps), context.trace.kernels
+    (steps, work), kernels = inferred(context), context.trace.kernels
     here = np.flatnonzero((work.operation < len(kernels)) & steady[work.step])
     step, operation = work.step[here], work.operation[here]
     code = numbered(kernels.name[operation], kernels.geometry[operation], kernels.device[operation])[0]

@@ -16,9 +16,9 @@ from traceable.analysis.instances import Stretches
 from traceable.analysis.intervals import Lanes, Union, covered_ns, lanes_of, merged, union
 from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
 from traceable.analysis.operations import COPY, GRAPH
-from traceable.analysis.shared import calls_like, nccl_kernels
+from traceable.analysis.shared import calls_like, nccl_kernels, once
 from traceable.analysis.statistics import totals
-from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps
+from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, steps_of
 from traceable.analysis.table import integers, ratios
 from traceable.analysis.waits import waits_by_thread
 from traceable.trace.model import NULL, Int64, NDArray
@@ -58,6 +58,13 @@ def work_of(context: Context, found: Steps) -> Work:
     bounds = np.searchsorted(step, np.arange(len(found) + 1, dtype=step.dtype))
     added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
     return Work(step, operation, bounds, added, waits_by_thread(context), lanes)
+
+
+@once
+def inferred(context: Context) -> tuple[Steps, Work]:
+    """Return the steps that repetition shows, and the operations of each; raises as `steps_of`."""
+    found = steps_of(context, None, None)
+    return found, work_of(context, found)
 
 
 def _between(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:

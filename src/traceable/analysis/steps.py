@@ -26,7 +26,7 @@ from traceable.analysis.step_detection import (
     steps_of,
 )
 from traceable.analysis.step_parts import breakdown, slowest
-from traceable.analysis.step_work import Work, columns_of, work_of
+from traceable.analysis.step_work import Work, columns_of, inferred, work_of
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.analysis.windows import STEP
@@ -75,8 +75,11 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         UsageError: both are given.
         UnanswerableError: nothing has that name, or no steps are found.
     """
-    found = steps_of(context, range_name, step_kernel)
-    work = work_of(context, found)
+    if range_name is None and step_kernel is None:
+        found, work = inferred(context)
+    else:
+        found = steps_of(context, range_name, step_kernel)
+        work = work_of(context, found)
     columns = columns_of(context, found, work)
     phases = _phases(context, found, work, columns["allocations"])
     steady = ~phases.warm_up & ~phases.other & ~found.edge

@@ -12,8 +12,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,20 @@ def nsys() -> str:
         absent("nsys")
     assert found is not None
     return found
+
+
+def run_nsys_profile(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `nsys profile ...` and return what it said; it must end with 0.
+
+    On a busy machine nsys 2022.4.2 sometimes ends before it has started the program, since its agent looks for a
+    semaphore that its launcher has not made yet. That says nothing of ours, and nsys is asked again.
+    """
+    for _ in range(5):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
+        if done.returncode == 0 or "sem_open" not in done.stderr + done.stdout:
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 @pytest.fixture(scope="session")

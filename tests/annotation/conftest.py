@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.conftest import run_nsys_profile
 
 import traceable
 from traceable.collect.recorder import RecorderCollector
@@ -128,7 +129,7 @@ def listen_nsys(tmp_path: Path, form: str, nsys: str) -> Listen:
         report = tmp_path / "program"
         profile = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", str(report)]
         command = [*profile, sys.executable, "-c", code]
-        subprocess.run(command, env=environment_of(form), check=True, capture_output=True, timeout=300)
+        run_nsys_profile(command, env=environment_of(form))
         database = tmp_path / "program.sqlite"
         export = [nsys, "export", "-t", "sqlite", "-f", "true", "-o", str(database), f"{report}.nsys-rep"]
         subprocess.run(export, check=True, capture_output=True, timeout=300)

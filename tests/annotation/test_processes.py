@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.conftest import run_nsys_profile
 
 from traceable.collect.recorder import RecorderCollector
 
@@ -179,7 +180,7 @@ def test_nsys_is_told_the_names(tmp_path: Path, nsys: str) -> None:
     report = tmp_path / "report"
     command = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-o", str(report), sys.executable]
     environment = {**environment_of("native"), "PATH": os.environ["PATH"]}
-    subprocess.run([*command, str(script)], env=environment, check=True, capture_output=True, timeout=300)
+    run_nsys_profile([*command, str(script)], env=environment)
     database = tmp_path / "report.sqlite"
     export = [nsys, "export", "-t", "sqlite", "-o", str(database), f"{report}.nsys-rep"]
     subprocess.run(export, check=True, capture_output=True, timeout=300)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import run_nsys_profile
 
 TIMEOUT_S = 120
 
@@ -221,7 +222,7 @@ def test_the_client_fails_where_nobody_listens(example: Any, tmp_path: Path) -> 
 def test_under_nsys_each_batch_is_one_range_of_each_stage(nsys: str, examples: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(examples / "inference_server.py"), "--backend", "numpy", "--requests", "40"]
     profile = [nsys, "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={tmp_path}/server"]
-    done = subprocess.run([*profile, *command], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    done = run_nsys_profile([*profile, *command])
     subprocess.run(
         [nsys, "export", "--type=sqlite", f"--output={tmp_path}/server.sqlite", f"{tmp_path}/server.nsys-rep"],
         capture_output=True,

@@ -173,7 +173,9 @@ def test_a_passing_failure_at_the_start_is_tried_once_more(stand_in, command, en
 
 
 @pytest.mark.parametrize(
-    ("says", "times"), [("End of file", 2), ("Illegal --trace argument 'x'.", 1)], ids=["passing", "refused"]
+    ("says", "times"),
+    [("End of file", 2), ("Connection to the Agent lost.", 2), ("Illegal --trace argument 'x'.", 1)],
+    ids=["passing", "agent", "refused"],
 )
 def test_it_is_not_tried_a_third_time_and_a_refusal_not_a_second(says, times, stand_in, command, environ, fifos):
     stand_in(profile=f'[ "$2" = --help ] || {{ echo x >> tried; echo "{says}"; exit 1; }}')

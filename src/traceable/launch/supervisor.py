@@ -37,7 +37,7 @@ GRACE_SECONDS = 5.0
 WAKE_SECONDS = 1.0
 """How often the launcher looks whether the program of a collector is over, whose end nobody tells it."""
 
-TRANSIENT = ("Connection reset by peer", "End of file", "terminate called", "boost::")
+TRANSIENT = ("Connection reset by peer", "End of file", "terminate called", "boost::", "Connection to the Agent lost")
 """What nsys 2022.4 says when it now and then fails at the start for no reason of ours: trying again helps."""
 
 

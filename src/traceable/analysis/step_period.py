@@ -102,7 +102,8 @@ def _promising_lags(label: NDArray[np.integer], longest: int) -> Iterable[int]:
         size *= 2
     rows = (rows >> np.uint64(32)).astype(np.uint32)
     longest = min(longest, len(rows) - 1)
-    places = np.random.default_rng(0).integers(0, len(rows) - longest, _PLACES)
+    # Multiples of the golden ratio spread evenly and in step with no period; numpy.random takes 10 ms to import.
+    places = ((np.arange(1, _PLACES + 1) * 0.6180339887498949 % 1) * (len(rows) - longest)).astype(np.int64)
     alike = np.zeros(longest, np.uint8)
     for place in places.tolist():
         alike += rows[place + 1 : place + 1 + longest] == rows[place]

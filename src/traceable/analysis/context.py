@@ -66,7 +66,11 @@ class Context:
         """Which range each operation belongs to, and how that is known."""
         if self.whole is not None:
             return self._narrowed.attribution
-        return attribute(self.trace, self._instances, self.gpu, self.launched)
+        attribution = attribute(self.trace, self._instances, self.gpu, self.launched)
+        if attribution.found is not self._instances:
+            # They begin with the same instances, whose columns would be kept twice.
+            self.__dict__["_instances"] = attribution.found.first(len(self._instances))
+        return attribution
 
     @property
     def found(self) -> Instances:

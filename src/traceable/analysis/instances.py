@@ -8,7 +8,7 @@ where its identity names what it began in, that is its parent (`analysis.parenta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -77,6 +77,11 @@ class Instances:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def first(self, count: int) -> Instances:
+        """Return the first instances, as views of these columns; their parents, paths and stretches must be theirs."""
+        columns = (column.name for column in fields(self) if column.name not in ("stretches", "paths"))
+        return replace(self, **{name: getattr(self, name)[:count] for name in columns})
+
     @property
     def entered(self) -> Bool:
         """Which instances count as such and have CPU time: no replays, and nothing that lies outside."""
@@ -120,13 +125,16 @@ def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[in
     first = _first_of_each(group)
     last_end = np.zeros(len(whole), np.int64)
     np.maximum.at(last_end, group, ranges.end_ns[stretch])
-    columns = ranges.take(np.concatenate([own, stretch[first][orphans]]))
+    # Without stretches the instances are the ranges themselves, and nothing is copied or written.
+    columns = ranges.take(np.concatenate([own, stretch[first][orphans]]) if len(stretch) else slice(None))
     end = columns["end_ns"]
-    end[len(own) :] = last_end[orphans]
-    # The domain of a coroutine stands in its start/end range alone.
-    columns["domain"][len(own) :] = -1
-    columns["style"][len(own) :] = START_END
-    columns["clipped"][len(own) :] = True
+    if len(stretch):
+        end[len(own) :] = last_end[orphans]
+        # The domain of a coroutine stands in its start/end range alone.
+        columns["domain"][len(own) :] = -1
+        columns["style"][len(own) :] = START_END
+        columns["clipped"][len(own) :] = True
+        columns["identity"][instance_of_group] = ranges.identity[stretch[first]]
     task = np.zeros(count, np.bool_)
     task[instance_of_group] = True
 
@@ -135,7 +143,6 @@ def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[in
     leader[: len(own)] = np.where(ranges.style[own] == PUSH_POP, own, -1)
     leader[instance_of_group] = stretch[first]
     above = np.where(leader >= 0, node_parent[leader], -1)
-    columns["identity"][instance_of_group] = ranges.identity[stretch[first]]
     parent = parents_of(
         nested=np.where(above >= 0, owner[above], -1),
         start_ns=columns["start_ns"],

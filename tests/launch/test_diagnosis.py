@@ -365,7 +365,9 @@ def test_a_recording_that_was_full(run, tmp_path):
 
 def test_ranges_that_are_made_and_never_entered(run, tmp_path):
     run("recorder", "import traceable\n@traceable.annotate('never called')\ndef work(): pass\n")
-    assert first(tmp_path / "out").cause == "process_not_recorded"
+    found = first(tmp_path / "out")
+    assert (found.cause, found.certainty) == ("nothing_entered", "likely")
+    assert "defined and never entered: never called" in found.evidence
 
 
 def test_a_run_without_a_collector(run, tmp_path):

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from traceable import collect
-from traceable.collect import gpu_device
+from traceable.collect import gpu_device, recorder
 from traceable.collect.nsys_given import Asked
+from traceable.errors import CollectorError
 
 
 def made(root: Path, *files: str) -> Path:
@@ -65,3 +66,12 @@ def test_auto_takes_nsys_for_a_gpu_and_where_its_own_options_are_given(nsys, mon
     assert collect.choose("auto").reason == "embedded recorder; nsys is not used: there is no GPU"
     # Where the recorder was not built.
     assert collect.choose("auto", {"recorder": "it was not built"}).collector.name == "nsys"
+
+
+def test_a_recorder_that_was_not_built_has_one_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "recorder_library", lambda: None)
+    with pytest.raises(CollectorError) as raised:
+        collect.choose("recorder")
+    assert str(raised.value) == (
+        "the collector recorder: the embedded recorder was not built; reinstall traceable where there is a C compiler"
+    )

@@ -69,6 +69,7 @@ def choose(asked: str, unusable: dict[str, str] | None = None, settings: Mapping
     unusable = dict(unusable or {})
     # Options for nsys ask for nsys.
     without_gpu = gpu_device.unusable() if asked == AUTO and "nsys" not in (settings or {}) else None
+    remedy = ""
     names = (_WITHOUT_GPU if without_gpu else _WITH_GPU) if asked == AUTO else (asked,)
     for name in names:
         if name in unusable:
@@ -81,12 +82,11 @@ def choose(asked: str, unusable: dict[str, str] | None = None, settings: Mapping
             passed_over = "".join(f"; {other} is not used: {reason}" for other, reason in unusable.items())
             return Choice(collector, found.reason + passed_over)
         unusable[name] = found.reason
+        remedy = found.remedy
     said = "; ".join(f"{name}: {reason}" for name, reason in unusable.items())
     raise CollectorError(
         f"nothing can record here ({said})" if asked == AUTO else f"the collector {said}",
-        "run with --collector none to run without recording"
-        if asked == AUTO
-        else "install it, or leave --collector out to take what there is",
+        "run with --collector none to run without recording" if asked == AUTO or not remedy else remedy,
     )
 
 

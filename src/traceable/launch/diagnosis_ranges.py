@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import PurePath
 
 import numpy as np
 
 from traceable import environment
 from traceable.analysis.windows import STEP
 from traceable.collect import recorder
+from traceable.launch import local_client
 from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life
 from traceable.launch.diagnosis_rules import (
     CERTAIN,
@@ -91,8 +93,12 @@ def traced(case: Case) -> set[str] | None:
     """Return what nsys was asked to trace; None where that is not known."""
     for word, after in pairwise((*case.argv, "")):
         name, equals, value = word.partition("=")
+        if name.endswith("bystander.py"):
+            break  # what follows is the program's
         if name in ("--trace", "-t"):
             return set((value if equals else after).split(","))
+        if word.startswith("-t") and case.collector == NSYS:
+            return set(word[2:].split(","))
     if "CAPTURE_EVENT_TYPE" in case.options and case.collector == NSYS:
         kinds = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
         return {kinds.get(kind, kind) for kind in case.options["CAPTURE_EVENT_TYPE"].split(",")}
@@ -184,6 +190,8 @@ def scrubbed(case: Case) -> Judged:
     """A process that was started without the environment by which a collector is heard of."""
     if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH):
         return None
+    if "nvtx" not in (traced(case) or {"nvtx"}):
+        return RuledOut("without NVTX in --trace nsys sets its variables in no process")
     # Of one that made no range nothing is missing; one that is gone can't be asked.
     deaf = [one for one in case.lives if not one.listener and (one.names or one.end is None)]
     if not deaf and not case.unaware:
@@ -300,6 +308,9 @@ def nothing_annotated(case: Case) -> Judged:
         return RuledOut(f"{_processes(case.lives)} imported traceable")
     if case.said(_NVTX_HEARD):
         return RuledOut("NVTX was used: nsys's injection was initialised")
+    client = profiled_the_client(case)
+    if isinstance(client, Finding) and client.certainty == LIKELY:
+        return RuledOut("the program is a client, and its server is not part of the run")
     evidence = ["no range in the recording"]
     if case.collector == NSYS and case.messages:
         evidence.append(_NEVER_BEGAN)
@@ -313,6 +324,25 @@ def nothing_annotated(case: Case) -> Judged:
         "the program is not annotated",
         tuple(evidence),
         'put `with traceable.annotate("forward"):` around its parts, or use `traceable run --annotate`',
+        EVERYTHING,
+    )
+
+
+def profiled_the_client(case: Case) -> Judged:
+    """The program only talked to a server on this machine, which was started without the launcher."""
+    server = (case.manifest or {}).get(local_client.MANIFEST_KEY)
+    if not isinstance(server, dict) or not _empty(case) or case.lives:
+        return None
+    program = str(((case.manifest or {}).get("target") or {}).get("program"))
+    who = f"process {server['pid']} ({server['name']})" if server.get("pid") else "a process of another user"
+    # Any program may have a database on the same machine; of these nothing else is known than that they are clients.
+    only_client = PurePath(program).name in local_client.CLIENTS
+    return Finding(
+        "profiled_the_client",
+        LIKELY if only_client else POSSIBLE,
+        f"the program is a client of port {server['port']}, whose server is not part of the run",
+        (f"{program} talked to port {server['port']}, where {who} listens", "no process imported traceable"),
+        "start the server with `traceable run`, and the client without it",
         EVERYTHING,
     )
 
@@ -381,6 +411,7 @@ RULES = (
     Rule("level_too_low", level),
     Rule("process_not_recorded", in_another_process),
     Rule("program_failed", failed_early),
+    Rule("profiled_the_client", profiled_the_client),
     Rule("nothing_annotated", nothing_annotated),
     Rule("nothing_entered", nothing_entered),
     Rule("counts_differ", counts),

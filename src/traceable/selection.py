@@ -20,7 +20,8 @@ NAME = "TRACEABLE_NAME"
 SCHEMA = "traceable.process/1"
 """Of `process.<pid>.json`, by which a process says in the run directory what it is."""
 
-_FRAMES_MAX = 20
+_FRAMES_MAX = 100
+"""How far up the stack a name is looked for: an application that a worker imports lies 30 frames below its start."""
 
 
 # ---- ranks, as those who start them say

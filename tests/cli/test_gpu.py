@@ -86,7 +86,8 @@ def test_under_strict_a_run_without_gpu_work_has_failed(traceable: Run, tmp_path
 
 
 def test_where_auto_takes_nsys_the_option_changes_nothing(traceable: Run, nsys: str) -> None:
-    plain, asked = (traceable("run", *words, "--dry-run", "-o", "out", "-c", "pass") for words in ((), ("--gpu",)))
+    words = ("--trace-preset", "default", "--dry-run", "-o", "out", "-c", "pass")
+    plain, asked = (traceable("run", *gpu, *words) for gpu in ((), ("--gpu",)))
     assert plain.returncode == asked.returncode == 0
     assert asked.stdout == plain.stdout
     assert Path(nsys).name in asked.stdout

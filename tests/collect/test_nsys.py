@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from traceable import collect, environment
-from traceable.collect import bystander, nsys_install, tools
+from traceable.collect import bystander, gpu_device, nsys_install, tools
 from traceable.collect.nsys import NsysCollector
 from traceable.errors import CollectorError
 
@@ -186,6 +186,7 @@ def test_an_nsys_off_the_path_is_found_in_an_install_folder(fake, tmp_path, monk
 def test_auto_takes_the_recorder_where_nsys_does_not_answer(monkeypatch, tmp_path):
     if not collect.named("recorder").availability().available:
         pytest.skip("the embedded recorder is not built")
+    monkeypatch.setattr(gpu_device, "unusable", lambda: None)
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
     choice = collect.choose("auto")
     assert choice.collector.name == "recorder"
@@ -196,8 +197,11 @@ def test_auto_takes_the_recorder_where_nsys_does_not_answer(monkeypatch, tmp_pat
 
 def launch(tmp_path: Path, collector: str, *words: str, seconds: str = "60") -> subprocess.CompletedProcess[str]:
     options = ["--collector", collector, "-o", str(tmp_path / "out"), "--name", "app"]
+    code = "import sys; from traceable.cli.main import main; from traceable.collect import gpu_device; "
+    if collector == "auto":  # as on a machine with a GPU
+        code += "gpu_device.unusable = lambda: None; "
     return subprocess.run(
-        [sys.executable, "-m", "traceable", "run", *options, *words],
+        [sys.executable, "-c", f"{code}sys.exit(main())", "run", *options, *words],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -207,15 +207,22 @@ def test_a_profiler_that_is_never_started(nsys, run, tmp_path):
     assert first(tmp_path / "out").cause == "profiler_never_started"
 
 
-def test_cuda_is_traced_and_no_context_was_created(healthy):
-    found = first(healthy[0])
-    assert found.cause == "no_cuda_context"
+def test_cuda_is_traced_and_no_context_was_created(healthy, tmp_path):
+    assert diagnosed(healthy[0]).findings == ()  # there is no GPU
+    shutil.copytree(healthy[0], tmp_path / "out")
+    manifest = tmp_path / "out" / "run.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
+    found = first(tmp_path / "out")
+    assert (found.cause, found.certainty, found.loss) == ("no_cuda_context", "possible", "part")
     assert "CUDA was traced, and no CUDA call was recorded" in found.evidence
 
 
 def test_nvtx_was_not_asked_for(nsys, run, tmp_path):
-    run("nsys", WORK, "--nsys-args=--trace=osrt")
-    assert first(tmp_path / "out").cause == "nvtx_not_traced"
+    done = run("nsys", WORK, "--nsys-args=-tcuda")
+    assert "environment of the run" not in done.stderr
+    assert "variables of the collector" not in done.stderr
+    (found,) = diagnosed(tmp_path / "out").findings
+    assert (found.cause, found.certainty) == ("nvtx_not_traced", "certain")
 
 
 def test_annotations_are_disabled(nsys, run, tmp_path):
@@ -365,7 +372,9 @@ def test_a_recording_that_was_full(run, tmp_path):
 
 def test_ranges_that_are_made_and_never_entered(run, tmp_path):
     run("recorder", "import traceable\n@traceable.annotate('never called')\ndef work(): pass\n")
-    assert first(tmp_path / "out").cause == "process_not_recorded"
+    found = first(tmp_path / "out")
+    assert (found.cause, found.certainty) == ("nothing_entered", "likely")
+    assert "defined and never entered: never called" in found.evidence
 
 
 def test_a_run_without_a_collector(run, tmp_path):

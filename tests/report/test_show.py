@@ -79,7 +79,9 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
     assert step["gpu_busy_total_ns"] is step["kernels"] is step["attribution"] is step["active_total_ns"] is None
     assert report["coverage"]["gpu_operations"] is None
     assert report["findings"] == []
-    assert report["finding_rules"] == {"unanswerable": "no GPU operation in the trace; record with --trace=cuda,nvtx"}
+    assert report["finding_rules"] == {
+        "unanswerable": "no GPU operation in the trace; record on a machine with a GPU: the report names none"
+    }
 
 
 def test_inferred_attribution_is_printed_and_saved_apart(captures: Path, tmp_path: Path) -> None:

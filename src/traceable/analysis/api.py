@@ -289,6 +289,4 @@ def _require_calls(trace: Trace) -> None:
             "no CUDA API call in the trace, though GPU work was recorded",
             "record with nsys and --trace=cuda, which records calls and GPU work together",
         )
-    raise UnanswerableError(
-        "no CUDA API call in the trace: no CUDA activity was recorded", record_gpu(trace, "have cuda in --trace")
-    )
+    raise UnanswerableError("no CUDA API call in the trace: no CUDA activity was recorded", record_gpu(trace))

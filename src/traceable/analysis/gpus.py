@@ -259,4 +259,4 @@ def _no_operations(trace: Trace) -> UnanswerableError:
             "CUDA calls were recorded, but no GPU operation",
             "record a window in which the GPU works, without another user of CUPTI (torch.profiler, ncu) beside nsys",
         )
-    return UnanswerableError("no GPU operation in the trace", record_gpu(trace, "record with --trace=cuda,nvtx"))
+    return UnanswerableError("no GPU operation in the trace", record_gpu(trace))

@@ -318,9 +318,7 @@ def _require_kernels(context: Context) -> None:
             "no kernel in the trace, though CUDA was traced",
             f"record while the program launches kernels; where it launches CUDA graphs, {_GRAPH_REMEDY}",
         )
-    raise UnanswerableError(
-        "no kernel in the trace: no CUDA activity was recorded", record_gpu(trace, "have cuda in --trace")
-    )
+    raise UnanswerableError("no kernel in the trace: no CUDA activity was recorded", record_gpu(trace))
 
 
 def _graph_notes(trace: Trace) -> tuple[str, ...]:

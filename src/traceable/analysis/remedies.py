@@ -8,15 +8,16 @@ _TORCH = "torch.profiler"
 _RECORDER = "traceable embedded recorder"
 
 
-def record_gpu(trace: Trace, with_nsys: str) -> str:
+def record_gpu(trace: Trace) -> str:
     """Return how GPU work gets into a recording.
 
     Args:
         trace: in which there is none.
-        with_nsys: what to say where it was made by nsys.
     """
     if trace.source.product == _TORCH:
         return "record the program where torch sees a GPU: torch.profiler then records that too"
     if trace.source.product == _RECORDER:
         return "run it again with --gpu (docs/recorder-gpu.md), or where nsys is installed with --collector nsys"
-    return with_nsys
+    if not trace.devices:
+        return "record on a machine with a GPU: the report names none"
+    return "see whether the program uses the GPU; with nsys cuda must be in --trace"

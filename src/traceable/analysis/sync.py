@@ -51,9 +51,7 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     if not len(trace.calls):
         if context.whole is not None and len(context.whole.trace.calls):
             raise UnanswerableError("no CUDA API call lies in the selected time", "select more of the recording")
-        raise UnanswerableError(
-            "no CUDA API calls in the trace", record_gpu(context.trace, "record with --trace=cuda,nvtx")
-        )
+        raise UnanswerableError("no CUDA API calls in the trace", record_gpu(context.trace))
     waits = waiting_calls(context)
     number = len(waits)
     if range_name is not None:

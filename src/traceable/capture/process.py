@@ -20,6 +20,20 @@ MAIN, SPAWN, FORK, FORKSERVER = "main", "spawn", "fork", "forkserver"
 """How a process came to be. `main` is one that a program started, or somebody at a shell."""
 
 
+_FORKED_WITHOUT_EXEC = 0x40
+"""PF_FORKNOEXEC in the flags of /proc/PID/stat (linux/sched.h)."""
+
+
+def forked_before() -> bool:
+    """Whether this process was forked, and has executed no program since; False where Linux does not say."""
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
+            # The name, the second field, may hold spaces and brackets. The flags are the ninth.
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _FORKED_WITHOUT_EXEC)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
 class _Forked:
     """What is known of a fork in the child: nothing in a process that was not forked since traceable is loaded."""
 
@@ -103,12 +117,23 @@ def _start_of_worker() -> str:
 def tell_of_forks() -> None:
     """Have forked children say in the run directory that nsys does not hear them, and what they are called.
 
-    For a process that nsys records. A fork that only makes way for another program says nothing: it is left to
-    `subprocess`.
+    For a process that nsys records, which may be such a child itself: of gunicorn only the workers import the
+    application. A fork that only makes way for another program says nothing: it is left to `subprocess`.
     """
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if run_dir and decision.current is None:
-        os.register_at_fork(after_in_child=_Teller(run_dir).in_child)
+        teller = _Teller(run_dir)
+        os.register_at_fork(after_in_child=teller.in_child)
+        if forked_before():
+            teller.write(_forked_name())
+
+
+def _forked_name() -> str | None:
+    """Return the name of this process, which was forked before traceable was imported; None where it has none."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        return str(process.current_process().name)
+    return selection.name_while_started(sys._getframe(1))
 
 
 class _Teller:
@@ -122,8 +147,15 @@ class _Teller:
             frame = sys._getframe(1)
             if frame.f_globals.get("__name__") == "subprocess":
                 return
+        except Exception:  # noqa: BLE001 - the child is the user's
+            return
+        self.write(_forked.name)
+
+    def write(self, name: str | None) -> None:
+        """Write it for this process."""
+        try:
             told = decision.Selection(os.environ, run_dir=self._run_dir)
-            told.name, told.start, told.lost = _forked.name or f"{told.program}-fork", FORK, "forked"
+            told.name, told.start, told.lost = name or f"{told.program}-fork", FORK, "forked"
             told.tell()
-        except Exception as error:  # noqa: BLE001 - the child is the user's
+        except Exception as error:  # noqa: BLE001 - the process is the user's
             environment.warn_once("forked", f"the launcher is not told of a forked process: {error}")

@@ -39,6 +39,8 @@ class _Witness:
         self._pid = os.getpid()
 
     def begin(self) -> None:
+        from traceable.capture import process
+
         self._write(
             {
                 "began_wall_ns": time.time_ns(),
@@ -47,6 +49,7 @@ class _Witness:
                 "disabled": engine.disabled,
                 "level": engine.level,
                 "listener": environment.listener_possible(),
+                "forked": process.forked_before(),
             }
         )
         atexit.register(self._end)

@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from traceable.collect import gpu_device
 from traceable.collect.base import Collector
 from traceable.errors import CollectorError, UsageError
 
@@ -22,8 +23,9 @@ COLLECTORS = {
 }
 """Each collector's name, with the module and the class that satisfy `base.Collector`."""
 
-PREFERENCE = ("nsys", "recorder")
-"""What `auto` tries, in this order: nsys also sees the GPU."""
+_WITH_GPU, _WITHOUT_GPU = ("nsys", "recorder"), ("recorder", "nsys")
+"""What `auto` tries, in this order. nsys also sees the GPU; of ranges the recorder sees more: it follows forks, loses
+nothing when a process is killed, and takes a second less."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,26 @@ def choose(asked: str, unusable: dict[str, str] | None = None, settings: Mapping
         CollectorError: the one asked for, or every one that `auto` may take, does not work here.
     """
     unusable = dict(unusable or {})
-    for name in PREFERENCE if asked == AUTO else (asked,):
+    # Options for nsys ask for nsys.
+    without_gpu = gpu_device.unusable() if asked == AUTO and "nsys" not in (settings or {}) else None
+    remedy = ""
+    names = (_WITHOUT_GPU if without_gpu else _WITH_GPU) if asked == AUTO else (asked,)
+    for name in names:
         if name in unusable:
             continue
         collector = named(name, settings)
         found = collector.availability()
         if found.available:
+            if name == "recorder" and without_gpu:
+                unusable.setdefault("nsys", without_gpu)
             passed_over = "".join(f"; {other} is not used: {reason}" for other, reason in unusable.items())
             return Choice(collector, found.reason + passed_over)
         unusable[name] = found.reason
+        remedy = found.remedy
     said = "; ".join(f"{name}: {reason}" for name, reason in unusable.items())
     raise CollectorError(
         f"nothing can record here ({said})" if asked == AUTO else f"the collector {said}",
-        "run with --collector none to run without recording"
-        if asked == AUTO
-        else "install it, or leave --collector out to take what there is",
+        "run with --collector none to run without recording" if asked == AUTO or not remedy else remedy,
     )
 
 

@@ -18,10 +18,17 @@ NSYS_LOG = "nsys.log"
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a collector works here, and why: `reason` is a clause for the launcher's one line."""
+    """Whether a collector works here.
+
+    Attributes:
+        available: whether it does.
+        reason: why, as a clause for the launcher's one line.
+        remedy: what to do where it does not, as an imperative clause.
+    """
 
     available: bool
     reason: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class NsysCollector:
         try:
             return Availability(True, f"nsys {self.install.short_version} at {self.install.executable}")
         except CollectorError as error:
-            return Availability(False, error.found)
+            return Availability(False, error.found, error.remedy)
 
     def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
         """Start `command` under `nsys profile`, its report being `<stem>.nsys-rep` in `run_dir`.

@@ -23,6 +23,9 @@ DIRECTORY = "recording"
 GPU_DIRECTORY = "gpu"
 """Name of the directory with what Kineto recorded beside it (`run --gpu`)."""
 
+NOT_BUILT, REBUILD = "the embedded recorder was not built", "reinstall traceable where there is a C compiler"
+"""What is said where the library is not there, and what to do."""
+
 NOTHING = "no range or mark was recorded"
 """What is said of a recording without any."""
 
@@ -43,7 +46,7 @@ class RecorderCollector:
         """Say whether the recorder was built when traceable was installed."""
         if recorder_library():
             return Availability(True, "embedded recorder")
-        return Availability(False, "the embedded recorder was not built; reinstall where there is a C compiler")
+        return Availability(False, NOT_BUILT, REBUILD)
 
     def plan(
         self,
@@ -59,9 +62,7 @@ class RecorderCollector:
         """
         library = recorder_library()
         if library is None:
-            raise CollectorError(
-                "the embedded recorder was not built", "reinstall traceable where there is a C compiler"
-            )
+            raise CollectorError(NOT_BUILT, REBUILD)
         variables = {
             environment.NVTX_INJECTION: str(library),
             environment.RECORDING_DIR: str((run_dir / DIRECTORY).absolute()),

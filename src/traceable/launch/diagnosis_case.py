@@ -56,6 +56,7 @@ class Life:
         names: of the ranges that it made, at most 100; distinct: how many there were.
         nvtx: version of the nvtx package that it imported; None for not.
         torch_profiler: it had a torch.profiler of its own.
+        forked: it was forked, and had executed no program since, when it imported traceable.
     """
 
     pid: int
@@ -68,6 +69,7 @@ class Life:
     distinct: int = 0
     nvtx: str | None = None
     torch_profiler: bool = False
+    forked: bool = False
 
 
 @dataclass(frozen=True)
@@ -343,6 +345,7 @@ def _begun(content: Mapping[str, Any], number: int) -> Life:
         disabled=bool(content["disabled"]),
         level=int(content["level"]),
         listener=bool(content["listener"]),
+        forked=bool(content.get("forked")),
     )
 
 

@@ -135,20 +135,22 @@ def no_context(case: Case) -> Judged:
             f"{len(case.recording.trace.calls)} CUDA calls and {case.operations} GPU operations were recorded"
         )
     gpus = _gpus(case)
+    if not gpus:
+        return RuledOut("no GPU is known on the machine that was recorded")
     evidence = ["CUDA was traced, and no CUDA call was recorded", *case.said(_NO_CUDA)[:1]]
-    evidence += [f"the machine has {listed(gpus)}"] if gpus else []
-    evidence += ["nvidia-smi named no GPU"] if case.manifest is not None and not gpus else []
+    evidence.append(f"the machine has {listed(gpus)}")
     begun = case.said(_CUDA_BEGUN)
     found = "the program never used CUDA: no context was created in a process that nsys hears"
     if begun:
         found = "the program has loaded CUDA, and made no call of it while it was recorded"
+    # Of a program whose ranges are there, and that is not meant to use the GPU, nothing is missing.
     return Finding(
         "no_cuda_context",
-        POSSIBLE if begun else LIKELY,
+        POSSIBLE if begun or case.ranges else LIKELY,
         found,
         (*evidence, *begun[:1]),
         "see whether the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
-        NOTHING if not gpus else EVERYTHING,
+        PART if case.ranges else EVERYTHING,
     )
 
 

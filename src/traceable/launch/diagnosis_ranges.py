@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import PurePath
 
 import numpy as np
 
 from traceable import environment
 from traceable.analysis.windows import STEP
 from traceable.collect import recorder
+from traceable.launch import local_client
 from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life
 from traceable.launch.diagnosis_rules import (
     CERTAIN,
@@ -90,8 +93,12 @@ def traced(case: Case) -> set[str] | None:
     """Return what nsys was asked to trace; None where that is not known."""
     for word, after in pairwise((*case.argv, "")):
         name, equals, value = word.partition("=")
+        if name.endswith("bystander.py"):
+            break  # what follows is the program's
         if name in ("--trace", "-t"):
             return set((value if equals else after).split(","))
+        if word.startswith("-t") and case.collector == NSYS:
+            return set(word[2:].split(","))
     if "CAPTURE_EVENT_TYPE" in case.options and case.collector == NSYS:
         kinds = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
         return {kinds.get(kind, kind) for kind in case.options["CAPTURE_EVENT_TYPE"].split(",")}
@@ -124,21 +131,25 @@ def nvtx_silent(case: Case) -> Judged:
 
 
 def forked(case: Case) -> Judged:
-    """A process that was forked without an exec is not heard by nsys."""
+    """A process that was forked without an exec is not recorded by nsys."""
     if case.collector != NSYS or case.manifest is None:
         return None
-    lost = [one for one in case.told if one.get("lost") == "forked"]
+    recorded = case.recorded_pids
+    lost = [one for one in case.told if one.get("lost") == "forked" and one["pid"] not in recorded]
     if not lost:
-        return RuledOut("no process that imported traceable forked another")
+        return RuledOut("no process that imported traceable was forked")
+    made = {one.pid: one.names for one in case.lives if one.names}
+    evidence = [f"process {one['pid']} made {listed(made[one['pid']])}" for one in lost if one["pid"] in made]
     who = listed([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
-    # Of workers that only load data nothing is missing, and nobody counts what a process made.
+    # Of workers that only load data nothing is missing, and only one that imported traceable itself tells its ranges.
+    idle = case.ranges and not evidence
     return Finding(
         "forked_child",
-        POSSIBLE if case.ranges else LIKELY,
-        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys hears no range that a forked process makes",
-        (f"process.{lost[0]['pid']}.json says so", f"{case.ranges or 0} ranges in the report"),
+        POSSIBLE if idle else LIKELY,
+        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys records no range of a forked process",
+        (f"process.{lost[0]['pid']}.json says so", *evidence[:2], f"{case.ranges or 0} ranges in the report"),
         "use --collector recorder, or multiprocessing's start method spawn",
-        NOTHING if case.ranges else EVERYTHING,
+        NOTHING if idle else _loss(case),
     )
 
 
@@ -179,6 +190,8 @@ def scrubbed(case: Case) -> Judged:
     """A process that was started without the environment by which a collector is heard of."""
     if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH):
         return None
+    if "nvtx" not in (traced(case) or {"nvtx"}):
+        return RuledOut("without NVTX in --trace nsys sets its variables in no process")
     # Of one that made no range nothing is missing; one that is gone can't be asked.
     deaf = [one for one in case.lives if not one.listener and (one.names or one.end is None)]
     if not deaf and not case.unaware:
@@ -223,6 +236,8 @@ def in_another_process(case: Case) -> Judged:
             "run it again, while the machine has less to do; or use --collector recorder",
             EVERYTHING,
         )
+    if case.collector == RECORDER and not case.ranges:
+        return None  # it records every process: what none of them entered is `nothing_entered`
     heard = [f"{count} ranges of process {pid}" for pid, count in recorded.items()]
     # Of a decorated function that is never called, nothing is missing.
     return Finding(
@@ -237,8 +252,12 @@ def in_another_process(case: Case) -> Judged:
 
 def _unheard(case: Case) -> list[Life]:
     """Return the processes that made ranges, could be heard, ended as Python does, and are not in the recording."""
-    could = [one for one in case.lives if one.names and one.end and not one.disabled]
+    could = [one for one in case.lives if one.names and one.end and not one.disabled and not _lost_by_fork(case, one)]
     return [one for one in could if one.listener and one.pid not in case.recorded_pids]
+
+
+def _lost_by_fork(case: Case, life: Life) -> bool:
+    return life.forked and case.collector == NSYS
 
 
 def level(case: Case) -> Judged:
@@ -285,22 +304,20 @@ def nothing_annotated(case: Case) -> Judged:
     """Nothing in the program emits a range. Never certain: a process that nobody hears leaves the same traces."""
     if not _empty(case):
         return RuledOut(f"{case.ranges} ranges were recorded") if case.ranges else None
-    if case.lives and any(one.names for one in case.lives):
-        return RuledOut(f"process {next(one.pid for one in case.lives if one.names)} made ranges")
-    if case.said(_NVTX_HEARD) and case.lives == ():
+    if case.lives:
+        return RuledOut(f"{_processes(case.lives)} imported traceable")
+    if case.said(_NVTX_HEARD):
         return RuledOut("NVTX was used: nsys's injection was initialised")
+    client = profiled_the_client(case)
+    if isinstance(client, Finding) and client.certainty == LIKELY:
+        return RuledOut("the program is a client, and its server is not part of the run")
     evidence = ["no range in the recording"]
-    if case.collector == NSYS and case.messages and not case.said(_NVTX_HEARD):
+    if case.collector == NSYS and case.messages:
         evidence.append(_NEVER_BEGAN)
     if case.collector == RECORDER:
         evidence.append("the recorder heard no range and no mark")
     if case.manifest is not None:
-        whole = [one for one in case.lives if one.end is not None]
-        evidence.append(
-            f"{len(whole)} process{'es' if len(whole) != 1 else ''} imported traceable, and made no range"
-            if whole
-            else "no process imported traceable"
-        )
+        evidence.append("no process imported traceable")
     return Finding(
         "nothing_annotated",
         LIKELY,
@@ -309,6 +326,52 @@ def nothing_annotated(case: Case) -> Judged:
         'put `with traceable.annotate("forward"):` around its parts, or use `traceable run --annotate`',
         EVERYTHING,
     )
+
+
+def profiled_the_client(case: Case) -> Judged:
+    """The program only talked to a server on this machine, which was started without the launcher."""
+    server = (case.manifest or {}).get(local_client.MANIFEST_KEY)
+    if not isinstance(server, dict) or not _empty(case) or case.lives:
+        return None
+    program = str(((case.manifest or {}).get("target") or {}).get("program"))
+    who = f"process {server['pid']} ({server['name']})" if server.get("pid") else "a process of another user"
+    # Any program may have a database on the same machine; of these nothing else is known than that they are clients.
+    only_client = PurePath(program).name in local_client.CLIENTS
+    return Finding(
+        "profiled_the_client",
+        LIKELY if only_client else POSSIBLE,
+        f"the program is a client of port {server['port']}, whose server is not part of the run",
+        (f"{program} talked to port {server['port']}, where {who} listens", "no process imported traceable"),
+        "start the server with `traceable run`, and the client without it",
+        EVERYTHING,
+    )
+
+
+def nothing_entered(case: Case) -> Judged:
+    """Processes imported traceable, could be recorded, and entered no range: of a server that got no request, say."""
+    if not case.lives or not _empty(case) or not case.whole:
+        return None
+    heard = [one for one in case.lives if one.listener and not one.disabled and not _lost_by_fork(case, one)]
+    unknown = [one for one in heard if one.end is None]
+    # What nsys was handed when a process dies without Python's end is not known; the recorder loses nothing of it.
+    if not heard or (case.collector == NSYS and (unknown or any(one.names for one in heard))):
+        return None
+    names = tuple(sorted({name for one in heard for name in one.names}))
+    evidence = [f"{_processes(heard)} imported traceable, and no range was recorded"]
+    evidence += [f"defined and never entered: {listed(names)}"] if names else []
+    return Finding(
+        "nothing_entered",
+        LIKELY,
+        "no annotated code ran while it was recorded",
+        tuple(evidence),
+        "run that code (send a server requests), or annotate what runs: `with traceable.annotate(...)`, `--annotate`",
+        EVERYTHING,
+    )
+
+
+def _processes(lives: Sequence[Life]) -> str:
+    pids = list(dict.fromkeys(one.pid for one in lives))
+    return f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes ({listed([str(pid) for pid in pids])})"
 
 
 def counts(case: Case) -> Judged:
@@ -348,6 +411,8 @@ RULES = (
     Rule("level_too_low", level),
     Rule("process_not_recorded", in_another_process),
     Rule("program_failed", failed_early),
+    Rule("profiled_the_client", profiled_the_client),
     Rule("nothing_annotated", nothing_annotated),
+    Rule("nothing_entered", nothing_entered),
     Rule("counts_differ", counts),
 )

@@ -21,6 +21,7 @@ from traceable.launch.diagnosis_rules import (
     listed,
 )
 from traceable.launch.doctor_facts import CAP_PERFMON, CAP_SYS_ADMIN
+from traceable.launch.ranks import SELECTION_KEY
 
 _REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
 _NO_IMPORTER = r"importer binary|QdstrmImporter"
@@ -171,6 +172,8 @@ def collector_killed(case: Case) -> Judged:
     """Of nsys, killed or left alone, there is no report."""
     if case.collector != NSYS or case.directory is None:
         return None
+    if ((case.manifest or {}).get(SELECTION_KEY) or {}).get("parts"):
+        return RuledOut("nsys was not started around the program: each process that was chosen is a run of its own")
     if case.recording is not None:
         return RuledOut("nsys wrote its report")
     if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == ("Generated:",):

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import traceable
 from traceable import _native, environment
+from traceable.collect import gpu_device
 from traceable.launch.facts import version
 
 ROOT = Path("/")
@@ -271,7 +272,7 @@ def driver(root: Path = ROOT) -> Driver:
     """Return what the system below `root` says of NVIDIA's driver."""
     module = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", _read(root / "proc/driver/nvidia/version") or "")
     admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d+)", _read(root / "proc/driver/nvidia/params") or "")
-    devices = any(root.glob("dev/nvidia[0-9]*")) or (root / "dev/dxg").exists()
+    devices = bool(gpu_device.devices(root))
     return Driver(module[1] if module else None, devices, admin_only[1] != "0" if admin_only else None)
 
 

@@ -26,6 +26,7 @@ from traceable.launch import (
     doctor_facts,
     facts,
     flight,
+    local_client,
     onlooker,
     overhead,
     patience,
@@ -263,6 +264,7 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
         return supervisor.run(plan, {**os.environ, **planned}, run.directory, started, run.say)
     finally:
         looking.end()
+        run.manifest[local_client.MANIFEST_KEY] = looking.server(request.target.command(()))
 
 
 def _unused(request: Request, name: str) -> list[str]:
@@ -317,6 +319,7 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
         "collector": None,
         "start": None,
         "end": None,
+        local_client.MANIFEST_KEY: None,
         "files": [],
         "notes": [],
     }

@@ -1,4 +1,5 @@
-"""What the launcher sees of the program's processes while they run: which load traceable and know nothing of the run.
+"""What the launcher sees of the program's processes while they run: which load traceable and know nothing of the run,
+and whether they are but the client of a server on this machine, which is the one to profile (`local_client`).
 
 A process that was started without the run's environment (`env -i`, `env=`) can't tell of itself, and no annotated
 server in production is to look into other processes to find out. So the launcher looks, every now and then, and only
@@ -13,10 +14,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from traceable import environment
+from traceable.launch import local_client
 
 SEEN = "status.unaware"
 """The file in the run directory that keeps what was seen, one line of JSON a process."""
@@ -43,9 +46,10 @@ class Onlooker:
         self._over = threading.Event()
         self._seen: set[int] = set()
         self._thread: threading.Thread | None = None
+        self._sockets = local_client.Sockets()
 
     def begin(self, pid: int) -> None:
-        """Begin to look at the processes below the program."""
+        """Begin to look at the program, and the processes below it."""
         self._thread = threading.Thread(target=self._look_on, args=(pid,), name="traceable-onlooker", daemon=True)
         self._thread.start()
 
@@ -55,6 +59,16 @@ class Onlooker:
         if self._thread is not None:
             self._thread.join()
 
+    def server(self, command: Sequence[str]) -> dict[str, Any] | None:
+        """Return the server on this machine that the program, which is over, talked to; None where it is no client.
+
+        Args:
+            command: the command line of the program, which may name one.
+        """
+        with contextlib.suppress(Exception):
+            return self._sockets.server(command)
+        return None
+
     def _look_on(self, pid: int) -> None:
         began_s = time.monotonic()
         # A fault of ours must not be printed between the lines of the program: all that is lost is evidence.
@@ -63,7 +77,9 @@ class Onlooker:
                 self._look(pid)
 
     def _look(self, pid: int) -> None:
-        for one in _below(pid):
+        below = list(_below(pid))
+        self._sockets.look([pid, *below])
+        for one in below:
             if one not in self._seen and _without_environment(one):
                 self._seen.add(one)
                 with self._file.open("a", encoding="ascii") as file:

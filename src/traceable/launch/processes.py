@@ -140,7 +140,7 @@ def _lost(processes: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any]) -
     for cause, who in by_cause.items():
         if cause == "forked":
             verb, remedy = "was" if len(who) == 1 else "were", "or with the start method spawn"
-            why = f"{verb} forked: {_nsys(manifest)} does not hear forked processes; "
+            why = f"{verb} forked: {_nsys(manifest)} does not record forked processes; "
             why += f"run with --collector recorder, {remedy}"
         else:
             why = f"{'is' if len(who) == 1 else 'are'} not recorded: {cause}"

@@ -1,0 +1,113 @@
+"""Whether a program only talks to a server on this machine that was started without the launcher, as curl may.
+
+Its sockets are compared with what listens in its network namespace (/proc/PID/net/tcp). What is over before the
+launcher looks is judged by its command line, if that names an address of this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST_KEY = "client_of"
+"""Where `run.json` keeps the server; null for a program that is no such client, as far as is known."""
+
+CLIENTS = frozenset(
+    (
+        *("curl", "wget", "http", "https", "ab", "wrk", "wrk2", "hey", "oha", "siege"),
+        *("bombardier", "h2load", "vegeta", "k6", "locust", "aiperf", "genai-perf"),
+    )
+)
+"""Programs that are nothing but clients."""
+
+_PROC = Path("/proc")
+_LISTEN = "0A"
+_LOOPBACK = re.compile(r"(0{24}01000000|0{16}FFFF0000.{6}7F|.{6}7F)")
+"""Addresses as the kernel prints them: ::1, ::ffff:127.x.x.x, 127.x.x.x."""
+
+_ADDRESS = re.compile(r"(?:(https?)://)?(?:localhost|127(?:\.\d+){3}|0\.0\.0\.0|\[::1\])(?::(\d{1,5}))?(?![\w.])")
+
+
+@dataclass(frozen=True)
+class _Socket:
+    port: int
+    state: str
+    inode: str
+    local: bool
+    remote_port: int
+
+
+class Sockets:
+    """What was seen of the sockets of a program and of the processes below it."""
+
+    def __init__(self) -> None:
+        self._serves = False
+        self._port: int | None = None
+
+    def look(self, pids: Sequence[int]) -> None:
+        """Look at the sockets of these processes."""
+        if self._serves:
+            return
+        own = {inode for pid in pids for inode in _inodes(pid)}
+        if not own:
+            return
+        there = list(_sockets(pids[0]))
+        self._serves = any(one.state == _LISTEN and one.inode in own for one in there)
+        listening = {one.port for one in there if one.state == _LISTEN}
+        for one in there:
+            if one.inode in own and one.state != _LISTEN and one.local and one.remote_port in listening:
+                self._port = one.remote_port
+
+    def server(self, command: Sequence[str]) -> dict[str, Any] | None:
+        """Return `port`, `pid` and `name` of the server that listens still; the last two are None where not known."""
+        if self._serves:
+            return None
+        there = {one.port: one.inode for one in _sockets(None) if one.state == _LISTEN}
+        port = self._port if self._port is not None else next((one for one in _named(command) if one in there), None)
+        if port is None or port not in there:
+            return None
+        pid = _holder(there[port])
+        return {"port": port, "pid": pid, "name": _read(_PROC / str(pid) / "comm").strip() or None if pid else None}
+
+
+def _named(command: Sequence[str]) -> Iterator[int]:
+    """Yield the ports of this machine that a command line names."""
+    for word in command:
+        for scheme, port in _ADDRESS.findall(word):
+            if port or scheme:
+                yield int(port) if port else 443 if scheme == "https" else 80
+
+
+def _inodes(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for entry in (_PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(entry.readlink())
+                if target.startswith("socket:["):
+                    yield target[8:-1]
+
+
+def _sockets(pid: int | None) -> Iterator[_Socket]:
+    """Yield the TCP sockets of the network namespace of a process; None for this one."""
+    for name in ("tcp", "tcp6"):
+        for line in _read(_PROC / (str(pid) if pid else "self") / "net" / name).splitlines()[1:]:
+            words = line.split()
+            (own, port), (remote, remote_port) = (word.split(":") for word in words[1:3])
+            local = remote == own or bool(_LOOPBACK.fullmatch(remote))
+            yield _Socket(int(port, 16), words[3], words[9], local, int(remote_port, 16))
+
+
+def _holder(inode: str) -> int | None:
+    pids: Iterable[int] = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    return next((pid for pid in pids if inode in _inodes(pid)), None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,77 @@
+"""Whether a GPU can be used, and what `--collector auto` makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from traceable import collect
+from traceable.collect import gpu_device, recorder
+from traceable.collect.nsys_given import Asked
+from traceable.errors import CollectorError
+
+
+def made(root: Path, *files: str) -> Path:
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+VERSION = "proc/driver/nvidia/version"
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ((), "this machine has no NVIDIA GPU"),
+        (("dev/nvidiactl", "dev/nvidia-uvm", VERSION), "the NVIDIA driver is loaded, but no GPU is in /dev"),
+        ((VERSION, "proc/driver/nvidia/gpus/0000:01:00.0/information"), "is loaded, but no GPU is in /dev"),
+        ((VERSION, "proc/driver/nvidia/gpus/0000:01:00.0/information", "usr/bin/nvidia-modprobe"), None),
+        (("dev/nvidia0", "dev/nvidiactl"), None),
+        (("dev/dxg",), None),
+        (("dev/nvhost-ctrl-gpu",), None),
+    ],
+)
+def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -> None:
+    found = gpu_device.unusable({}, made(tmp_path, *files))
+    assert found is None if why is None else why in str(found)
+
+
+@pytest.mark.parametrize(
+    ("visible", "hides"), [("", True), ("-1", True), ("NoDevFiles", True), ("0", False), ("1,-1", False)]
+)
+def test_devices_that_the_environment_hides(tmp_path: Path, visible: str, hides: bool) -> None:
+    root = made(tmp_path, "dev/nvidia0", "dev/nvidia1")
+    found = gpu_device.unusable({"CUDA_VISIBLE_DEVICES": visible}, root)
+    assert found == (f"CUDA_VISIBLE_DEVICES={visible} hides every GPU" if hides else None)
+
+
+def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = made(tmp_path, "dev/nvidia0")
+    # Root may open any file.
+    monkeypatch.setattr(gpu_device.os, "access", lambda *_: False)
+    assert gpu_device.unusable({}, root) == f"{root}/dev/nvidia0 can't be opened by this user"
+
+
+def test_auto_takes_nsys_for_a_gpu_and_where_its_own_options_are_given(nsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not collect.named("recorder").availability().available:
+        pytest.skip("the embedded recorder is not built")
+    asked = {"nsys": Asked(words=("--trace=nvtx",))}
+    monkeypatch.setattr(gpu_device, "unusable", lambda: None)
+    assert collect.choose("auto").collector.name == "nsys"
+    monkeypatch.setattr(gpu_device, "unusable", lambda: "there is no GPU")
+    assert collect.choose("auto", settings=asked).collector.name == "nsys"
+    assert collect.choose("auto").reason == "embedded recorder; nsys is not used: there is no GPU"
+    # Where the recorder was not built.
+    assert collect.choose("auto", {"recorder": "it was not built"}).collector.name == "nsys"
+
+
+def test_a_recorder_that_was_not_built_has_one_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "recorder_library", lambda: None)
+    with pytest.raises(CollectorError) as raised:
+        collect.choose("recorder")
+    assert str(raised.value) == (
+        "the collector recorder: the embedded recorder was not built; reinstall traceable where there is a C compiler"
+    )

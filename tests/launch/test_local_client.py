@@ -1,0 +1,86 @@
+"""A program that only talks to a server which was started without the launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import absent
+from tests.launch.diagnosing import diagnosed
+
+from traceable.launch import local_client
+
+SERVER = """
+import socketserver
+class Answer(socketserver.BaseRequestHandler):
+    def handle(self):
+        while self.request.recv(4096):
+            self.request.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+server = Server(("127.0.0.1", 0), Answer)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def server(start) -> tuple[int, int]:
+    """Port and process id of a server."""
+    process = start([sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
+    with process.stdout:
+        return int(process.stdout.readline()), process.pid
+
+
+def test_curl_is_not_without_annotations(environ, server, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        absent("curl")
+    port, pid = server
+    words = [sys.executable, "-m", "traceable", "run", "--collector", "recorder", "-o", "out", "--"]
+    done = subprocess.run(
+        [*words, "curl", "-s", f"http://localhost:{port}/"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"traceable: likely: the program is a client of port {port}, whose server is not part of the run" in (
+        done.stderr
+    )
+    assert f"where process {pid} (" in done.stderr
+    assert "traceable:   fix: start the server with `traceable run`" in done.stderr
+    assert "annotate" not in done.stderr
+    (found,) = diagnosed(tmp_path / "out").findings
+    assert (found.cause, found.certainty) == ("profiled_the_client", "likely")
+
+
+def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:
+    port, pid = server
+    with socket.create_connection(("127.0.0.1", port)):
+        sockets = local_client.Sockets()
+        sockets.look([os.getpid()])
+        found = sockets.server(())
+        assert found is not None
+        assert (found["port"], found["pid"]) == (port, pid)
+        with socket.create_server(("127.0.0.1", 0)):
+            sockets.look([os.getpid()])
+            assert sockets.server((f"http://localhost:{port}",)) is None
+
+
+@pytest.mark.parametrize("where", ["localhost:{}", "http://127.0.0.1:{}/a?b", "--url=http://0.0.0.0:{}", "[::1]:{}"])
+def test_a_command_line_that_names_the_server(server, where: str) -> None:
+    port, pid = server
+    found = local_client.Sockets().server(("client", where.format(port)))
+    assert found is not None
+    assert (found["port"], found["pid"]) == (port, pid)
+
+
+@pytest.mark.parametrize("where", ["example.org:{}", "localhost.example.org:{}", "10.0.0.1:{}", "localhost"])
+def test_a_command_line_that_names_another_machine(server, where: str) -> None:
+    assert local_client.Sockets().server(("client", where.format(server[0]))) is None

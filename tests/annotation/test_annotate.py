@@ -152,6 +152,7 @@ for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations
     assert getattr(annotated, name) == expected, name
 if type(annotated) is not type(plain):
     assert annotated.__globals__ is plain.__globals__ and annotated.__defaults__ == ("x",)
+assert isinstance(annotated, type(plain)) and inspect.isfunction(annotated) and callable(annotated)
 assert annotated(1, "y", 2, key=3, z=4) == (1, "y", (2,), 3, {"z": 4})
 assert inspect.signature(annotated) == inspect.signature(plain)
 assert typing.get_type_hints(annotated) == typing.get_type_hints(plain)

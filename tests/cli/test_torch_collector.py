@@ -22,9 +22,10 @@ from traceable.trace.model import NULL
 TRAIN = REPOSITORY / "examples" / "train.py"
 
 EVERYTHING = """
-import asyncio, sys, threading
+import asyncio, importlib.util, sys, threading
 import traceable
 from traceable import annotate
+assert importlib.util.find_spec("torch"), "programs look before they import, and that is no import"
 import torch
 
 @annotate

@@ -129,7 +129,15 @@ static PyMemberDef function_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+/* To `isinstance` it is what it wraps, as wrapt's proxies are: inspect and torch.compile take it for the function. */
+static PyObject *
+function_class(Function *self, void *Py_UNUSED(closure))
+{
+    return PyObject_GetAttrString(self->wrapped, "__class__");
+}
+
 static PyGetSetDef function_getset[] = {
+    {"__class__", (getter)function_class, NULL, NULL, NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -138,4 +138,5 @@ def _carry(target: Any, wrapper: Any) -> Any:
             continue
     wrapper.__dict__.update(getattr(target, "__dict__", {}))
     wrapper.__wrapped__ = target
+    wrapper._torchdynamo_inline = target  # what torch.compile traces in its place: see torch_compile
     return wrapper

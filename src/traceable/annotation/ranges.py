@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from _thread import _local
 
-from traceable.annotation import engine
+from traceable import environment
+from traceable.annotation import engine, imports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -235,3 +236,16 @@ def end_range(range_id: RangeId | None) -> None:
 def enabled() -> bool:
     """Whether ranges are emitted at all: False under `TRACEABLE_DISABLE=1` or `NVTX_DISABLE`."""
     return not engine.disabled
+
+
+def _torch_compiles() -> None:
+    try:
+        from traceable.annotation import torch_compile
+
+        torch_compile.make_transparent()
+    except Exception as error:  # noqa: BLE001 - another torch: it compiles as it would without us
+        if engine.emits():
+            environment.warn_once("torch.compile", f"torch.compile breaks its graphs at ranges: {error}")
+
+
+imports.after("torch._dynamo", _torch_compiles)

@@ -139,7 +139,7 @@ class OneStep:
         session.end(self._step)
 
     def __del__(self) -> None:
-        if not self._entered:
+        if not getattr(self, "_entered", True):  # torch.compile makes one without `__init__`, to look at it
             session.boundary(self._payload)
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 
 from traceable import environment
+from traceable.annotation.imports import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,29 +23,9 @@ WHOLE = "whole"
 
 def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
     """Return what the other finders find for torch, made to call `begin` when torch's own code has run."""
-    for finder in list(sys.meta_path):
-        find = getattr(finder, "find_spec", None)
-        spec: ModuleSpec | None = find(name, path, target) if find else None
-        if spec is not None:
-            _watch(spec.loader)
-            return spec
-    return None
-
-
-def _watch(loader: Any) -> None:
-    execute = getattr(loader, "exec_module", None)
-    if execute is None:
-        return
-
-    def exec_module(module: Any) -> None:
-        del loader.exec_module
-        execute(module)
-        begin()
-
-    try:
-        loader.exec_module = exec_module
-    except AttributeError:
-        environment.warn_once("torch", "torch.profiler is not started: this torch is loaded in an unknown way")
+    watch = Watch(name, begin)
+    sys.meta_path.insert(0, watch)
+    return watch.find_spec(name, path, target)
 
 
 def _tell_windows() -> None:

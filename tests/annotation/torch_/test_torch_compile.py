@@ -1,6 +1,13 @@
-"""`traceable.instrument` and torch.compile: no graph break, nothing inside the graph, the compiled call named."""
+"""Annotation and torch.compile: no graph break, nothing inside the graph, the compiled call named."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +56,60 @@ def test_a_compiled_training_step_runs(heard):
 
 def test_compiled_autograd_runs_and_is_equal(heard):
     assert heard("compiled_autograd").answer is True
+
+
+# --- what is annotated by hand, under every collector
+
+COMPILED = {
+    **{form: [[True, 1, 0], [True, 1, 0]] for form in ("calls", "blocks", "verbs", "module", "outermost")},
+    # The same graphs and breaks as without annotation.
+    **{form: [[True, 2, 1]] for form in ("broken_block", "bare_broken")},
+    "calls_broken": [[True, 4, 2]],
+}
+EAGER = (
+    "eager eager/Net.forward eager/Net.forward/Net.factor eager/Net.forward/Net.method eager/Net.forward/Net.of_class "
+    "eager/Net.forward/Net.static eager/block eager/block/inner_0 eager/block/inner_0/made_before "
+    "eager/block/inner_0/made_before/helper eager/block/inner_1 eager/block/inner_1/made_before "
+    "eager/block/inner_1/made_before/helper eager/fields eager/generator eager/helper eager/partial eager/times "
+    "eager/with_fields"
+)
+AROUND = {
+    "outermost_plain/outermost",
+    "outermost_fullgraph/outermost",
+    "calls_broken_plain/broken",
+}
+COLLECTORS = {
+    "none": ("none", {}),
+    "recorder": ("recorder", {}),
+    "recorder, pure": ("recorder", {"TRACEABLE_PURE": "1"}),
+    "nsys": ("nsys", {}),
+    "torch": ("torch", {}),
+}
+
+
+@pytest.mark.parametrize("collector", COLLECTORS)
+def test_annotated_code_is_compiled_as_if_it_were_not(collector: str, tmp_path: Path, request: Any) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    name, variables = COLLECTORS[collector]
+    if name == "nsys":
+        request.getfixturevalue("nsys")
+    answers, folder = tmp_path / "answers.json", tmp_path / "run"
+    options = ["--collector", name, "--output", str(folder)]
+    program = Path(__file__).with_name("compiled_program.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "traceable", "run", *options, str(program), str(answers)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torch.compile" not in done.stderr
+    assert json.loads(answers.read_text()) == COMPILED
+    if name == "none":
+        return
+    report = json.loads((folder / "report.json").read_text())
+    paths = {"/".join(row["path"]).replace(" ", "_"): row["count"] for row in report["ranges"]}
+    assert " ".join(sorted(path for path in paths if path.startswith("eager"))) == EAGER
+    inside = {path for path in paths if path.partition("/")[0].endswith(("_plain", "_fullgraph")) and "/" in path}
+    assert inside == AROUND
+    assert {paths[path] for path in inside} == {1}

@@ -1,0 +1,82 @@
+"""Has something called once a module's own code has run, without importing the module."""
+
+from __future__ import annotations
+
+import sys
+from _thread import get_ident
+
+from traceable import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+
+def after(name: str, call: Callable[[], None]) -> None:
+    """Call `call` as soon as the module `name` is imported, at once if it is already.
+
+    Args:
+        name: the module's full name.
+        call: must not raise: the import would.
+    """
+    if name in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, Watch(name, call))
+
+
+class Watch:
+    """A finder of one module alone, which it finds by the other finders. It stays until that module's code has run.
+
+    Programs look for modules that they don't import (`importlib.util.find_spec`), so to be found is no import yet.
+    """
+
+    __slots__ = ("_call", "_name", "_searching")
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name = name
+        self._call = call
+        self._searching: set[int] = set()
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        thread = get_ident()
+        if thread in self._searching:  # other finders, wrapt's among them, go through sys.meta_path again
+            return None
+        self._searching.add(thread)
+        try:
+            spec = self._spec_of_others(path, target)
+        finally:
+            self._searching.discard(thread)
+        if spec is not None:
+            self._watch(spec.loader)
+        return spec
+
+    def _spec_of_others(self, path: Any, target: Any) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(self._name, path, target) if find else None
+            if spec is not None:
+                return spec
+        return None
+
+    def _watch(self, loader: Any) -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._call()
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            message = f"{self._name} is loaded in an unknown way: traceable does not learn of its import"
+            environment.warn_once(f"import {self._name}", message)

@@ -43,6 +43,44 @@ def test_without_a_path_the_latest_run_is_reported(tmp_path: Path) -> None:
     assert json.loads(report("--json", cwd=tmp_path).stdout)["source"]["path"].endswith("/newer/python.sqlite")
 
 
+def test_a_file_takes_the_json_and_the_tables_are_printed_unless_quiet(tmp_path: Path) -> None:
+    out, file = recorded(tmp_path / "out"), tmp_path / "answer.json"
+    file.write_text("of before")
+    shown = report(out, f"--json={file}")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"profile of {out}\n")
+    assert json.loads(file.read_text()) == json.loads(report(out, "--json").stdout)
+    quiet = report(out, "--view", "steps", "--quiet", f"--csv={file}")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    assert file.read_text() == report(out, "--view", "steps", "--csv").stdout
+    assert list(file.parent.glob(".answer*")) == []
+
+
+def test_what_follows_json_is_a_path_to_read_and_never_a_file_to_write(tmp_path: Path) -> None:
+    out = recorded(tmp_path / "out")
+    assert json.loads(report("--json", out).stdout)["names"][0]["count"] == 3
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    missing = report("--json", tmp_path / "answer.json", out)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    nowhere = report(out, f"--json={tmp_path}/absent/answer.json")
+    assert (nowhere.returncode, nowhere.stdout, nowhere.stderr.count("\n")) == (2, "", 1)
+    assert f"no directory {tmp_path}/absent" in nowhere.stderr
+
+
+def test_without_numpy_a_report_is_one_line(tmp_path: Path) -> None:
+    out = recorded(tmp_path / "out")
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')")
+    command = [sys.executable, "-m", "traceable", "report", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == (
+        f"traceable: the package numpy is not installed for {sys.executable}; "
+        f"type `{sys.executable} -m pip install numpy`\n"
+    )
+
+
 def test_an_nsys_report_is_exported_and_left_as_it_was(nsys: str, tmp_path: Path) -> None:
     out = recorded(tmp_path / "out", "nsys")
     binary = next(out.glob("*.nsys-rep")).rename(tmp_path / "moved.nsys-rep")

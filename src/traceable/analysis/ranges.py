@@ -36,7 +36,8 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None)
         raise UnanswerableError("no range lies in the selected time", "select more of the recording")
     if not len(context.found):
         raise UnanswerableError(
-            "no ranges were recorded", "annotate the program (docs/annotation.md), and with nsys have nvtx in --trace"
+            "no ranges were recorded",
+            "annotate the program (traceable help annotation), and with nsys have nvtx in --trace",
         )
     if range_name is not None:
         context.instances_of(range_name)

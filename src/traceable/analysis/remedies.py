@@ -18,5 +18,5 @@ def record_gpu(trace: Trace, with_nsys: str) -> str:
     if trace.source.product == _TORCH:
         return "record the program where torch sees a GPU: torch.profiler then records that too"
     if trace.source.product == _RECORDER:
-        return "run it again with --gpu (docs/recorder-gpu.md), or where nsys is installed with --collector nsys"
+        return "run it again with --gpu (traceable help recorder-gpu), or where nsys is installed with --collector nsys"
     return with_nsys

@@ -51,21 +51,23 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
     )
-    group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (docs/report.md)")
+    group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
     group.add_argument("--range", metavar="NAME", dest="range_name", help="only what belongs to ranges of this name")
     group.add_argument(
         "--expand",
         metavar="NAME",
         action="append",
-        help="keep apart the ranges that are folded into this name, as in 'layers.*' (docs/names.md); repeatable",
+        help="keep apart the ranges folded into this name, as in 'layers.*' (traceable help names); repeatable",
     )
     group.add_argument("--raw-names", action="store_true", help="group ranges by their names as recorded")
-    group.add_argument("--name-rules", metavar="FILE", type=Path, help="your own rules for range names (docs/names.md)")
+    group.add_argument(
+        "--name-rules", metavar="FILE", type=Path, help="your own rules for range names (traceable help names)"
+    )
     group.add_argument(
         "--threshold",
         metavar="RULE.NAME=VALUE",
         action="append",
-        help="when a finding is said (docs/findings.md); repeatable",
+        help="when a finding is said (traceable help findings); repeatable",
     )
     step = group.add_mutually_exclusive_group()
     step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")

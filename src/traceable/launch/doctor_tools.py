@@ -15,8 +15,8 @@ from traceable.launch.doctor_probes import Cuda, Device, Nsys, Tool
 from traceable.launch.doctor_space import Space
 
 INSTALL_NSYS = (
-    "run scripts/install-nsys.sh of traceable's repository (Debian, Ubuntu), install NVIDIA's package "
-    f"nsight-systems-cli, or name an nsys in {environment.NSYS}"
+    "run scripts/install-nsys.sh of traceable's repository (Debian, Ubuntu; traceable help install), install "
+    f"NVIDIA's package nsight-systems-cli, or name an nsys in {environment.NSYS}"
 )
 
 NEEDED_CUPTI = (((12, 0), (12, 8)), ((10, 0), (12, 8)), ((8, 9), (11, 8)), ((8, 6), (11, 1)), ((8, 0), (11, 0)))
@@ -55,7 +55,7 @@ def recorder(nsys: Nsys, packages: Packages, canary: Canary | None) -> Said:
 
 
 def nsys(facts: Nsys, driver: Driver) -> Said:
-    """Judge the nsys that is found, by what it can do; without a GPU the recorder lacks nothing that one would record."""
+    """Judge the nsys that is found, by what it can do; without a GPU there is nothing that it alone records."""
     tool = facts.tool
     if not facts.found and tool.there:
         return problem(f"no nsys can be used: {tool.error}", tool.remedy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -66,6 +68,46 @@ def test_what_follows_json_is_a_path_to_read_and_never_a_file_to_write(tmp_path:
     nowhere = report(out, f"--json={tmp_path}/absent/answer.json")
     assert (nowhere.returncode, nowhere.stdout, nowhere.stderr.count("\n")) == (2, "", 1)
     assert f"no directory {tmp_path}/absent" in nowhere.stderr
+
+
+SERVER = """
+import asyncio, traceable
+async def request(number):
+    async with traceable.annotate("request", payload={"id": f"r-{number}", "batch": number}):
+        with traceable.annotate("parse", payload=number):
+            await answered[number - 1].wait() if number else None
+        answered[number].set()
+async def main():
+    global answered
+    answered = [asyncio.Event() for _ in range(4)]
+    await asyncio.gather(*(request(number) for number in range(4)))
+asyncio.run(main())
+"""
+
+
+def test_the_slowest_requests_are_printed_with_their_ids_and_what_they_did(tmp_path: Path) -> None:
+    """All begin in order and each ends when the one before has, so the last but one that waits is not the slowest."""
+    run = ["-m", "traceable", "run", "--collector", "recorder", "-o", str(tmp_path / "out"), "-c", SERVER]
+    subprocess.run([sys.executable, *run], check=True, capture_output=True)
+    every = json.loads(report(tmp_path / "out", "--by", "instance", "--json").stdout)["ranges_by_instance"]["rows"]
+    requests = {row["fields"]["id"]: row for row in every if row["name"] == "request"}
+    assert {row["fields"]["batch"] for row in requests.values()} == {0, 1, 2, 3}
+    assert sorted(row["payload"] for row in every if row["name"] == "parse") == [0, 1, 2, 3]
+    slow = sorted(requests, key=lambda one: -requests[one]["cpu_ns"])[:2]
+    words = ("--slowest", "2", "--range", "request")
+    trees = json.loads(report(tmp_path / "out", *words, "--json").stdout)["ranges_by_instance"]["rows"]
+    assert [(row["slowest"], row["fields"]["id"]) for row in trees if row["name"] == "request"] == [
+        (1, slow[0]),
+        (2, slow[1]),
+    ]
+    shown = report(tmp_path / "out", *words).stdout.splitlines()
+    table = shown[shown.index("") + 1 :]
+    roots = [line for line in table if line[0].isdigit()]
+    assert [line.split("  ")[0] for line in roots] == ["1. request", "2. request"]
+    assert [f"id={one}, " in line for one, line in zip(slow, roots, strict=True)] == [True, True]
+    assert next(csv.DictReader(io.StringIO(report(tmp_path / "out", *words, "--csv").stdout)))["fields"] == json.dumps(
+        requests[slow[0]]["fields"]
+    )
 
 
 def test_without_numpy_a_report_is_one_line(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ _OF_ONE = {
     "names": "--names",
     "families": "--families",
     "threshold": "--threshold",
+    "slowest": "--slowest",
     "expect": "--expect",
     "strict": "--strict",
 }

@@ -198,15 +198,26 @@ class Recording:
         self._wholes: tuple[Recording, ...] = ()
         self._opened: dict[tuple[str, ...], Recording] = {}
 
-    def ranges(self, *, by: str = "path", range: str | None = None) -> Table:  # noqa: A002 - the word that users know
+    def ranges(
+        self,
+        *,
+        by: str = "path",
+        range: str | None = None,  # noqa: A002 - the word that users know
+        slowest: int | None = None,
+    ) -> Table:
         """Return what each range cost.
 
         Args:
             by: `path`, parents before children; `name`, over all paths; `instance`; or name and `process`, `thread`,
                 `device` or `field:NAME`, the value of a field of that name.
             range: only rows of ranges of this name.
+            slowest: by `instance`, only so many of these (without `range`: of the outermost), the slowest first, each
+                followed by what lies inside it.
+
+        Raises:
+            UsageError: `slowest` by anything else.
         """
-        return self.answer("ranges", by=by, range_name=range)
+        return self.answer("ranges", by=by, range_name=range, slowest=slowest)
 
     def kernels(
         self,

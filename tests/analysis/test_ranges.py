@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.analysis.made import PROCESS_OF_THREAD, trace_of, traces
 from tests.analysis.test_replays import decode_server
 
 from traceable.analysis.context import Context
-from traceable.analysis.range_instances import range_instances
+from traceable.analysis.range_instances import range_instances, slowest_instances
 from traceable.analysis.ranges import ranges
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Trace
@@ -92,3 +93,27 @@ def test_a_name_alone_or_with_its_domain_narrows_and_an_unknown_one_is_said() ->
 def test_a_trace_without_ranges_says_what_to_do() -> None:
     with pytest.raises(UnanswerableError, match="annotate the program"):
         ranges(Context(trace_of()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces(), st.integers(1, 4), st.sampled_from([None, "a"]))
+def test_the_slowest_instances_and_all_inside_them(trace: Trace, most: int, name: str | None) -> None:
+    context = Context(trace)
+    found = [row for row in range_instances(context).rows() if not row["replay"]]
+    if name is not None and not any(row["name"] == name for row in found):
+        return
+    wanted = [row for row in found if (row["name"] == name if name else row["parent_instance"] is None)]
+    expected: list[tuple[int, int, int]] = []
+
+    def add(number: int, depth: int, one: Any) -> None:
+        expected.append((number, depth, one["instance"]))
+        inside = [row for row in found if row["parent_instance"] == one["instance"]]
+        for row in sorted(inside, key=lambda row: row["start_ns"]):
+            add(number, depth + 1, row)
+
+    for number, one in enumerate(sorted(wanted, key=lambda row: -row["cpu_ns"])[:most], 1):
+        add(number, 0, one)
+    slowest = slowest_instances(context, most, range_name=name)
+    assert [(row["slowest"], row["depth"], row["instance"]) for row in slowest.rows()] == expected
+    ranges_of = range_instances(context)
+    assert slowest.column("payload") == [ranges_of.column("payload")[one - 1] for _, _, one in expected]

@@ -158,7 +158,7 @@ def test_what_was_read_is_said(made: Path) -> None:
     assert lines[0] == f"profile of {made}"
     assert "torch.profiler" in lines[1]
     assert "rank 5" in lines[1]
-    assert lines[-1] == "note: events left out (docs/kineto.md): 4 gpu_user_annotation"
+    assert lines[-1] == "note: events left out (traceable help kineto): 4 gpu_user_annotation"
 
 
 def test_two_recordings_of_different_days_are_one_only_where_that_is_requested(captures: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -41,6 +43,84 @@ def test_without_a_path_the_latest_run_is_reported(tmp_path: Path) -> None:
         recorded(tmp_path / "traceable-runs" / name)
     os.utime(tmp_path / "traceable-runs" / "older" / "run.json", ns=(0, 0))
     assert json.loads(report("--json", cwd=tmp_path).stdout)["source"]["path"].endswith("/newer/python.sqlite")
+
+
+def test_a_file_takes_the_json_and_the_tables_are_printed_unless_quiet(tmp_path: Path) -> None:
+    out, file = recorded(tmp_path / "out"), tmp_path / "answer.json"
+    file.write_text("of before")
+    shown = report(out, f"--json={file}")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"profile of {out}\n")
+    assert json.loads(file.read_text()) == json.loads(report(out, "--json").stdout)
+    quiet = report(out, "--view", "steps", "--quiet", f"--csv={file}")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    assert file.read_text() == report(out, "--view", "steps", "--csv").stdout
+    assert list(file.parent.glob(".answer*")) == []
+
+
+def test_what_follows_json_is_a_path_to_read_and_never_a_file_to_write(tmp_path: Path) -> None:
+    out = recorded(tmp_path / "out")
+    assert json.loads(report("--json", out).stdout)["names"][0]["count"] == 3
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    missing = report("--json", tmp_path / "answer.json", out)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    nowhere = report(out, f"--json={tmp_path}/absent/answer.json")
+    assert (nowhere.returncode, nowhere.stdout, nowhere.stderr.count("\n")) == (2, "", 1)
+    assert f"no directory {tmp_path}/absent" in nowhere.stderr
+
+
+SERVER = """
+import asyncio, traceable
+async def request(number):
+    async with traceable.annotate("request", payload={"id": f"r-{number}", "batch": number}):
+        with traceable.annotate("parse", payload=number):
+            await answered[number - 1].wait() if number else None
+        answered[number].set()
+async def main():
+    global answered
+    answered = [asyncio.Event() for _ in range(4)]
+    await asyncio.gather(*(request(number) for number in range(4)))
+asyncio.run(main())
+"""
+
+
+def test_the_slowest_requests_are_printed_with_their_ids_and_what_they_did(tmp_path: Path) -> None:
+    """All begin in order and each ends when the one before has, so the last but one that waits is not the slowest."""
+    run = ["-m", "traceable", "run", "--collector", "recorder", "-o", str(tmp_path / "out"), "-c", SERVER]
+    subprocess.run([sys.executable, *run], check=True, capture_output=True)
+    every = json.loads(report(tmp_path / "out", "--by", "instance", "--json").stdout)["ranges_by_instance"]["rows"]
+    requests = {row["fields"]["id"]: row for row in every if row["name"] == "request"}
+    assert {row["fields"]["batch"] for row in requests.values()} == {0, 1, 2, 3}
+    assert sorted(row["payload"] for row in every if row["name"] == "parse") == [0, 1, 2, 3]
+    slow = sorted(requests, key=lambda one: -requests[one]["cpu_ns"])[:2]
+    words = ("--slowest", "2", "--range", "request")
+    trees = json.loads(report(tmp_path / "out", *words, "--json").stdout)["ranges_by_instance"]["rows"]
+    assert [(row["slowest"], row["fields"]["id"]) for row in trees if row["name"] == "request"] == [
+        (1, slow[0]),
+        (2, slow[1]),
+    ]
+    shown = report(tmp_path / "out", *words).stdout.splitlines()
+    table = shown[shown.index("") + 1 :]
+    roots = [line for line in table if line[0].isdigit()]
+    assert [line.split("  ")[0] for line in roots] == ["1. request", "2. request"]
+    assert [f"id={one}, " in line for one, line in zip(slow, roots, strict=True)] == [True, True]
+    assert next(csv.DictReader(io.StringIO(report(tmp_path / "out", *words, "--csv").stdout)))["fields"] == json.dumps(
+        requests[slow[0]]["fields"]
+    )
+
+
+def test_without_numpy_a_report_is_one_line(tmp_path: Path) -> None:
+    out = recorded(tmp_path / "out")
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')")
+    command = [sys.executable, "-m", "traceable", "report", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == (
+        f"traceable: the package numpy is not installed for {sys.executable}; "
+        f"type `{sys.executable} -m pip install numpy`\n"
+    )
 
 
 def test_an_nsys_report_is_exported_and_left_as_it_was(nsys: str, tmp_path: Path) -> None:

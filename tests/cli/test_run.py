@@ -132,6 +132,25 @@ def test_json_is_the_machines_answer_on_stdout(collector, run, request):
     assert [row["name"] for row in json.loads(ended.stdout)["names"]] == ["pack"]
 
 
+def test_json_in_a_file_does_not_mix_with_what_the_program_prints(run, tmp_path):
+    code = ANNOTATED.replace("SystemExit(4)", "SystemExit(0)")
+    ended = run("--collector", "recorder", "--json=answer.json", "--expect", "pack,h2d", "--quiet", "-c", code)
+    assert (ended.returncode, ended.stdout) == (0, "served\n" * 3)
+    assert ended.stderr.splitlines() == [
+        "traceable: expected h2d: never entered",
+        "traceable: 1 of 2 expectations not met",
+    ]
+    assert [row["name"] for row in json.loads((tmp_path / "answer.json").read_text())["names"]] == ["pack"]
+    shown = run("--collector", "recorder", "--csv=table.csv", "-o", "out", "-c", code)
+    assert "profile of out" in shown.stderr
+    assert (tmp_path / "table.csv").read_text().startswith("path,name,")
+    # That file is of that run alone; and a run that records nothing leaves no answer of an earlier one.
+    again = run("--again", "out", "--quiet", "-o", "again", "--json=answer.json", "-c", "pass")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "pack" in (tmp_path / "table.csv").read_text()
+    assert not (tmp_path / "answer.json").exists()
+
+
 def test_the_run_directory_is_dated_and_named_after_the_program(run, tmp_path):
     (tmp_path / "server.py").write_text("pass\n")
     assert run("--collector", "none", "server.py").returncode == 0

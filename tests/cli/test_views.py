@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.report.made import STEPS, export
 
+from traceable.recording import load
 from traceable.report.views import ALL, RANGES, VIEWS
 
 OTHERS = [name for name in VIEWS if name != RANGES.name]
@@ -199,6 +200,9 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
         (("--view", "gaps", "--match", "a*"), "takes no --match"),
         (("--view", "gaps", "--step-range", "step"), "--view gaps takes no --step-range; add --steady"),
         (("--view", "gaps", "--top", "-1"), "'-1' is not a whole number"),
+        (("--slowest", "2", "--view", "sync"), "--view sync takes no --slowest"),
+        (("--slowest", "2", "--by", "name"), "--slowest prints instances, not --by name"),
+        (("--slowest", "2", "--top", "5"), "--slowest prints whole trees, and --top chooses rows"),
         (("--by", "field:"), "--view ranges has no --by field:; use path or"),
         (("--by", "field:layer"), "no range has a field 'layer'; no range has fields"),
         (("--view", "kernels", "--by", "field:layer"), "--view kernels has no --by field:layer"),
@@ -274,6 +278,9 @@ def test_fields_of_names_are_what_rows_are_by(tmp_path: Path) -> None:
         ("", "step", "12"),
     ]
     assert said(file, "--by", "field:seq").splitlines()[4].split()[:3] == ["range", "value", "count"]
+    assert {repr(row["fields"]) for row in load(file).ranges(by="instance", range="forward").rows()} == {
+        *("{'seq': 0}", "{'seq': 1}", "{'seq': 2}")
+    }
 
 
 def test_expectations_are_judged_on_the_whole_recording(database: Path) -> None:

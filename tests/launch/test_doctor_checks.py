@@ -132,14 +132,14 @@ def test_samples_of_the_cpu():
     says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=4), NO_NSYS), "ok", "only nsys")
     says(
         doctor_checks.cpu_samples(replace(MACHINE, paranoid=4), refused),
-        "warning",
+        "note",
         "perf_event_paranoid=2",
         "--cap-add",
     )
-    says(doctor_checks.cpu_samples(replace(ADMIN, paranoid=4), refused), "warning", "seccomp")
-    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=None), refused), "warning", "no perf events")
+    says(doctor_checks.cpu_samples(replace(ADMIN, paranoid=4), refused), "note", "seccomp")
+    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=None), refused), "note", "no perf events")
     old = replace(refused, hangs_with_samples=True)
-    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=4), old), "warning", "nsys 2023 or newer")
+    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=4), old), "note", "nsys 2023 or newer")
 
 
 def test_torch_is_judged_by_what_it_was_built_for():
@@ -195,11 +195,12 @@ def test_other_profilers():
 
 
 def test_an_nsys():
-    says(doctor_tools.nsys(NSYS), "ok", "nsys 2024.6.1 at /opt/nsys (windows); not: Python samples")
-    says(doctor_tools.nsys(replace(NSYS, offers={"windows": False})), "warning", "--steps", "a newer nsys")
-    says(doctor_tools.nsys(NO_NSYS), "warning", "GPU work is not", "install-nsys.sh")
+    says(doctor_tools.nsys(NSYS, GPU), "ok", "nsys 2024.6.1 at /opt/nsys (windows); not: Python samples")
+    says(doctor_tools.nsys(replace(NSYS, offers={"windows": False}), NO_GPU), "warning", "--steps", "a newer nsys")
+    says(doctor_tools.nsys(NO_NSYS, GPU), "warning", "GPU work is not", "install-nsys.sh")
+    says(doctor_tools.nsys(NO_NSYS, NO_GPU), "note", "GPU work is not", "install-nsys.sh")
     broken = Tool(None, error="/x/nsys --version ends with -11", remedy="reinstall it")
-    says(doctor_tools.nsys(Nsys(broken, {})), "problem", "ends with -11", "reinstall it")
+    says(doctor_tools.nsys(Nsys(broken, {}), NO_GPU), "problem", "ends with -11", "reinstall it")
 
 
 def test_the_importer_is_of_the_same_version_as_nsys():
@@ -232,20 +233,21 @@ def test_what_became_of_nsyss_canary():
 def test_the_nvtx_package_is_judged_by_who_hears_it():
     deaf = replace(SUNG, nvtx_read=0)
     says(
-        doctor_tools.nvtx("0.2.17", SUNG, deaf),
+        doctor_tools.nvtx("0.2.17", SUNG, deaf, CUDA),
         "warning",
         "0 of 20 ranges by nsys and 20 of 20",
         "import traceable as nvtx",
     )
-    says(doctor_tools.nvtx("0.2.11", SUNG, SUNG), "ok", "20 of 20 ranges by nsys")
-    says(doctor_tools.nvtx("0.2.17", SUNG, None), "ok", "by the recorder")
-    says(doctor_tools.nvtx(None, SUNG, None), "warning", "pip install nvtx")
+    says(doctor_tools.nvtx("0.2.17", SUNG, deaf, NO_CUDA), "note", "0 of 20 ranges by nsys")
+    says(doctor_tools.nvtx("0.2.11", SUNG, SUNG, CUDA), "ok", "20 of 20 ranges by nsys")
+    says(doctor_tools.nvtx("0.2.17", SUNG, None, CUDA), "ok", "by the recorder")
+    says(doctor_tools.nvtx(None, SUNG, None, CUDA), "warning", "pip install nvtx")
 
 
 def test_an_ncu():
     says(doctor_tools.ncu(Tool(Path("/opt/ncu"), "2024.1.1.0"), GPU), "ok", "/opt/ncu")
     absent = Tool(None, error="ncu (Nsight Compute) is not installed", remedy="install it", there=False)
-    says(doctor_tools.ncu(absent, GPU), "warning", "nsight-compute")
+    says(doctor_tools.ncu(absent, GPU), "note", "nsight-compute")
     says(doctor_tools.ncu(absent, NO_GPU), "ok", "no GPU")
     says(doctor_tools.ncu(replace(absent, there=True), NO_GPU), "problem", "install it")
 
@@ -281,5 +283,5 @@ def test_the_gpus_counters():
     restricted = replace(GPU, admin_only=True)
     says(doctor_tools.gpu_counters(GPU, MACHINE, CUDA), "ok")
     says(doctor_tools.gpu_counters(restricted, ADMIN, CUDA), "ok")
-    says(doctor_tools.gpu_counters(restricted, MACHINE, CUDA), "warning", "NVreg_RestrictProfilingToAdminUsers=0")
+    says(doctor_tools.gpu_counters(restricted, MACHINE, CUDA), "note", "NVreg_RestrictProfilingToAdminUsers=0")
     assert doctor_tools.gpu_counters(restricted, MACHINE, NO_CUDA) is None

@@ -95,7 +95,7 @@ def test_what_is_said_beside_the_events_of_a_capture(captures: Path) -> None:
     assert trace.utc_epoch_ns is not None and trace.utc_epoch_ns // 10**9 == 1716423322
     assert trace.capture_ns == 4458677117099727 - 4458676388068751
     assert trace.source.product == "torch.profiler"
-    assert trace.source.notes == ("events left out (docs/kineto.md): 14346 cpu_op, 30 gpu_user_annotation",)
+    assert trace.source.notes == ("events left out (traceable help kineto): 14346 cpu_op, 30 gpu_user_annotation",)
 
 
 # Kineto's GPU annotations move by this much: they begin before their first operation and end behind their last.

@@ -60,15 +60,9 @@ def field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
     Raises:
         UnanswerableError: no instance has the field.
     """
-    found, names, naming = context.found, context.trace.names, context.names
-    pair, first = numbered(found.recorded, found.fields)
-    of_pair = []
-    there: dict[str, None] = {}
-    for recorded, text in zip(found.recorded[first].tolist(), found.fields[first].tolist(), strict=True):
-        carried = naming.fields(recorded) if naming is not None and recorded >= 0 else {}
-        carried |= _parsed(names[text]) if text >= 0 else {}
-        there.update(dict.fromkeys(carried))
-        of_pair.append(carried.get(field))
+    carried, pair = _carried(context)
+    of_pair = [fields.get(field) for fields in carried]
+    there = {name for fields in carried for name in fields}
     if all(value is None for value in of_pair):
         known = f"ranges have the fields {', '.join(sorted(there)[:20])}" if there else "no range has fields"
         raise UnanswerableError(f"no range has a field {field!r}", known)
@@ -90,6 +84,24 @@ def field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
     code[[value is not None for value in of_pair]] = number.reshape(-1)
     values = np.append(distinct, np.array([absent], distinct.dtype))
     return values, code[pair]
+
+
+def instance_fields(context: Context) -> NDArray[Any]:
+    """Return the fields of each range instance, as of `field_values`, a dict; None where it has none."""
+    carried, pair = _carried(context)
+    column: NDArray[Any] = objects(fields or None for fields in carried)[pair]
+    return column
+
+
+def _carried(context: Context) -> tuple[list[dict[str, Any]], Int64]:
+    """Return the distinct combinations of fields, and which of them each range instance has."""
+    found, names, naming = context.found, context.trace.names, context.names
+    pair, first = numbered(found.recorded, found.fields)
+    carried = []
+    for recorded, text in zip(found.recorded[first].tolist(), found.fields[first].tolist(), strict=True):
+        fields = naming.fields(recorded) if naming is not None and recorded >= 0 else {}
+        carried.append({**fields, **(_parsed(names[text]) if text >= 0 else {})})
+    return carried, pair
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
+from traceable.analysis.fields import instance_fields
 from traceable.analysis.profile import STYLES, measured
 from traceable.analysis.rules import RULES
 from traceable.analysis.table import Table, integers, objects
-from traceable.trace.model import Int64, NDArray
+from traceable.trace.model import NULL, Int64, NDArray
 
 
 def range_instances(context: Context, *, range_name: str | None = None) -> Table:
@@ -50,6 +51,8 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "name": _named(trace.names, found.name),
             "recorded_name": _named(trace.names, np.where(found.recorded == found.name, -1, found.recorded)),
             "domain": _named(trace.names, found.domain),
+            "payload": _payload(context),
+            "fields": instance_fields(context),
             "style": objects([STYLES[style] for style in found.style.tolist()]),
             "pid": pids[of_thread[found.thread]],
             "tid": tids[found.thread],
@@ -74,6 +77,52 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
         }
     )
     return table if range_name is None else table.take(context.instances_of(range_name))
+
+
+def slowest_instances(context: Context, most: int, *, range_name: str | None = None) -> Table:
+    """Return the slowest instances, the slowest first, each followed by all that lies inside it, parents first.
+
+    Args:
+        most: how many.
+        range_name: of which name, or `domain:name`; None for the outermost ranges. One that lies inside another of the
+            same name counts as well.
+
+    Returns:
+        Rows as of `range_instances`, after `slowest`, which of them (from 1) a row belongs to, and `depth`, how many
+        instances lie between. What is inside is by start; of a coroutine it is what began in it, on whichever thread.
+
+    Raises:
+        UnanswerableError: no range has that name.
+    """
+    found = context.found
+    wanted = found.entered & (found.parent < 0 if range_name is None else context.instances_of(range_name))
+    rows = np.flatnonzero(wanted)
+    rows = rows[np.argsort(found.start_ns[rows] - found.end_ns[rows], kind="stable")][:most]
+    # By parent and start: what lies in an instance stands together.
+    real = np.flatnonzero((found.parent >= 0) & found.entered)
+    children = real[np.lexsort((found.start_ns[real], found.parent[real]))]
+    first, after = (np.searchsorted(found.parent[children], np.arange(len(found)), side) for side in ("left", "right"))
+    trees: list[tuple[int, int, int]] = []
+    for number, root in enumerate(rows.tolist(), 1):
+        waiting = [(root, 0)]
+        while waiting:
+            one, depth = waiting.pop()
+            trees.append((number, depth, one))
+            waiting += [(child, depth + 1) for child in children[first[one] : after[one]][::-1].tolist()]
+    columns = np.array(trees, np.int64).reshape(-1, 3).T
+    table = range_instances(context).take(columns[2])
+    return Table({"slowest": columns[0], "depth": columns[1], **table.values})
+
+
+def _payload(context: Context) -> Int64:
+    """Return the number that each instance carried as its payload; NULL for none."""
+    trace = context.trace
+    ranges = trace.ranges if trace.cut is None else trace.cut.whole.ranges
+    row = context.range_of_instance
+    payload = np.full(len(row), NULL, np.int64)
+    carried = np.flatnonzero((row >= 0) & np.append(ranges.has_payload, False)[row])
+    payload[carried] = ranges.payload[row[carried]]
+    return payload
 
 
 def _named(names: tuple[str, ...], index: NDArray[np.int32]) -> NDArray[Any]:

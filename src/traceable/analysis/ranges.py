@@ -12,22 +12,23 @@ from traceable.analysis.context import Context
 from traceable.analysis.fields import field_values
 from traceable.analysis.gpus import gpus
 from traceable.analysis.profile import by_place, profile_of
-from traceable.analysis.range_instances import range_instances
+from traceable.analysis.range_instances import range_instances, slowest_instances
 from traceable.analysis.select import gpu_number, selected
 from traceable.analysis.table import Table, objects
-from traceable.errors import UnanswerableError
+from traceable.errors import UnanswerableError, UsageError
 from traceable.trace.model import Int64, Trace
 
 BY = ("path", "name", "instance", "process", "thread", "device")
 """What a row can be about; also `field:NAME`."""
 
 
-def ranges(context: Context, *, by: str = "path", range_name: str | None = None) -> Table:
+def ranges(context: Context, *, by: str = "path", range_name: str | None = None, slowest: int | None = None) -> Table:
     """Return what each range cost.
 
     Args:
         by: one of BY, or `field:NAME`. By `device` the GPU's columns are those of the device, the CPU's those of all.
         range_name: only rows of ranges of this name, or `domain:name`.
+        slowest: by `instance`, only so many of these, the slowest, each followed by what lies inside it.
 
     Raises:
         UnanswerableError: the trace holds no ranges, or none of that name, or none with that field.
@@ -36,10 +37,15 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None)
         raise UnanswerableError("no range lies in the selected time", "select more of the recording")
     if not len(context.found):
         raise UnanswerableError(
-            "no ranges were recorded", "annotate the program (docs/annotation.md), and with nsys have nvtx in --trace"
+            "no ranges were recorded",
+            "annotate the program (traceable help annotation), and with nsys have nvtx in --trace",
         )
     if range_name is not None:
         context.instances_of(range_name)
+    if slowest is not None:
+        if by != "instance":
+            raise UsageError(f"the slowest are instances, and the rows are by {by}", "ask by instance")
+        return slowest_instances(context, slowest, range_name=range_name)
     if by == "instance":
         return range_instances(context, range_name=range_name)
     rows = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,7 +78,8 @@ class Table:
         return pandas.DataFrame(columns)
 
     def to_arrow(self) -> Any:
-        """Return a `pyarrow.Table`: int64, bool, double, string and lists of strings, null where absent.
+        """Return a `pyarrow.Table`: int64, bool, double, string and lists of strings, null where absent;
+        dicts are JSON.
 
         Raises:
             ImportError: pyarrow is missing; traceable[arrow] has it.
@@ -87,6 +89,8 @@ class Table:
         columns = {}
         for name, values in self.values.items():
             plain = self.column(name)
+            # Dicts differ in their keys and in the types of these, and a struct may not.
+            plain = [json.dumps(value) if isinstance(value, dict) else value for value in plain]
             # Without a single value there is nothing to tell the type from.
             some = any(value is not None for value in plain)
             columns[name] = arrow.array(plain, types.get(values.dtype.kind, None if some else arrow.string()))

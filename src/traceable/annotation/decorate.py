@@ -116,20 +116,25 @@ def _kind(target: Any) -> int:
     return flags & (_RESUMABLE | _ITERABLE_COROUTINE)
 
 
+def is_coroutine_function(target: Any) -> bool:
+    """Whether calling `target` makes a coroutine."""
+    return bool(_kind(target) & _COROUTINE)
+
+
 def _callable(range_: annotate, target: Any) -> Any:
     kind = _kind(target)
     if not kind & _RESUMABLE:
-        return _carry(target, engine.wrap(target, range_))
+        return carry(target, engine.wrap(target, range_))
     from traceable.annotation import resumable
 
     if kind & _COROUTINE:
-        return _carry(target, resumable.coroutine(target, range_))
+        return carry(target, resumable.coroutine(target, range_))
     if kind & _ASYNC_GENERATOR:
-        return _carry(target, resumable.async_generator(target, range_))
-    return _carry(target, resumable.generator(target, range_, awaitable=bool(kind & _ITERABLE_COROUTINE)))
+        return carry(target, resumable.async_generator(target, range_))
+    return carry(target, resumable.generator(target, range_, awaitable=bool(kind & _ITERABLE_COROUTINE)))
 
 
-def _carry(target: Any, wrapper: Any) -> Any:
+def carry(target: Any, wrapper: Any) -> Any:
     """Give the wrapper what `functools.wraps` gives; functools itself is not imported for it."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__type_params__"):
         try:

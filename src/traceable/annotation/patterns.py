@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STEP_FUNCTION = "--step-function"
 """Stands in the place of the preset for the function whose calls are steps, which is not annotated."""
 
-_KEYS = ("target", "name", "domain", "level")
+_KEYS = ("target", "name", "domain", "level", "payload")
 _LEVEL_MAX = 9  # annotation.arguments.LEVEL_MAX, which would load more than a process without patterns needs
 
 
@@ -33,9 +33,10 @@ class Target:
         domain: the range's NVTX domain, or None for the default one.
         preset: the preset it comes from, or "" for the user's own.
         level: the range's level, or None for 1.
+        payload: `module:function` that takes the arguments of a call and returns the payload of its range, or None.
     """
 
-    __slots__ = ("domain", "level", "module", "name", "preset", "qualname")
+    __slots__ = ("domain", "level", "module", "name", "payload", "preset", "qualname")
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Target:
         domain: str | None = None,
         preset: str = "",
         level: int | None = None,
+        payload: str | None = None,
     ) -> None:
         self.module = module
         self.qualname = qualname
@@ -52,9 +54,10 @@ class Target:
         self.domain = domain
         self.preset = preset
         self.level = level
+        self.payload = payload
 
     def _fields(self) -> tuple[object, ...]:
-        return (self.module, self.qualname, self.name, self.domain, self.preset, self.level)
+        return (self.module, self.qualname, self.name, self.domain, self.preset, self.level, self.payload)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Target) and self._fields() == other._fields()
@@ -111,7 +114,7 @@ def parse_pattern(text: str) -> Target:
     """Read one pattern.
 
     >>> parse_pattern("mypkg.*:*_kernel=kernels")
-    Target('mypkg.*', '*_kernel', 'kernels', None, '', None)
+    Target('mypkg.*', '*_kernel', 'kernels', None, '', None, None)
 
     Raises:
         TypeError: `text` is no string.
@@ -207,7 +210,7 @@ def _from_item(item: object, place: str, preset: str) -> Target:
     unknown = [key for key in item if key not in _KEYS]
     if unknown:
         raise ValueError(f"{place}: unknown key {unknown[0]!r}; known are {', '.join(_KEYS)}")
-    for key in ("target", "name", "domain"):
+    for key in ("target", "name", "domain", "payload"):
         if not isinstance(item.get(key, ""), str):
             raise ValueError(f"{place}: {key} must be a string")
     if "target" not in item:
@@ -221,7 +224,8 @@ def _from_item(item: object, place: str, preset: str) -> Target:
     name = _checked_name(place, item["name"]) if "name" in item else target.name
     domain = _checked_name(f"{place}, domain", item["domain"]) if "domain" in item else None
     level = _checked_level(place, item["level"]) if "level" in item else None
-    return Target(target.module, target.qualname, name, domain, preset, level)
+    payload = _checked_payload(place, item["payload"]) if "payload" in item else None
+    return Target(target.module, target.qualname, name, domain, preset, level, payload)
 
 
 def _checked_level(place: str, level: object) -> int:
@@ -230,13 +234,25 @@ def _checked_level(place: str, level: object) -> int:
     return level
 
 
+def _checked_payload(place: str, payload: str) -> str:
+    parts = payload.split(":")
+    if len(parts) != 2 or not all(word.isidentifier() for part in parts for word in part.split(".")):
+        raise ValueError(f"{place}: payload {payload!r} names no function; write it as module:function")
+    return payload
+
+
 def encode_targets(targets: Iterable[Target]) -> str:
     """Write targets as the value of `TRACEABLE_ANNOTATE`: a pattern a line, then its keys after tabs."""
     return "\n".join("\t".join(_line(target)) for target in targets)
 
 
 def _line(target: Target) -> list[str]:
-    fields = {"domain": target.domain, "preset": target.preset or None, "level": target.level}
+    fields = {
+        "domain": target.domain,
+        "preset": target.preset or None,
+        "level": target.level,
+        "payload": target.payload,
+    }
     return [str(target), *(f"{key}={value}" for key, value in fields.items() if value is not None)]
 
 
@@ -257,9 +273,12 @@ def _from_line(line: str) -> Target:
     target = parse_pattern(pattern)
     fields = {key: value for key, _, value in (word.partition("=") for word in words)}
     domain, preset, level = fields.pop("domain", None), fields.pop("preset", ""), fields.pop("level", None)
+    payload = fields.pop("payload", None)
     if fields:
         raise ValueError(f"annotate pattern '{target}': unknown field {next(iter(fields))!r}")
     if level is not None and not level.isdecimal():
         raise ValueError(f"annotate pattern '{target}': level {level!r} is no number")
     checked = None if level is None else _checked_level(f"annotate pattern '{target}'", int(level))
-    return Target(target.module, target.qualname, target.name, domain, preset, checked)
+    if payload is not None:
+        _checked_payload(f"annotate pattern '{target}'", payload)
+    return Target(target.module, target.qualname, target.name, domain, preset, checked, payload)

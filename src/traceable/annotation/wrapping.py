@@ -32,7 +32,60 @@ def annotated(value: Any, target: Target, name: str, in_class: bool) -> Any:
     """
     from traceable.annotation.ranges import annotate
 
-    return _annotated(value, annotate(target.name or name, domain=target.domain, level=target.level), in_class)
+    name = target.name or name
+    decorate: Callable[[Any], Any] = annotate(name, domain=target.domain, level=target.level)
+    return _annotated(value, decorate if target.payload is None else _with_payload(decorate, target, name), in_class)
+
+
+def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Callable[[Any], Any]:
+    """Return what annotates a function so that the range of each call has its own payload; other things as `plain`."""
+    from traceable.annotation.decorate import carry, is_coroutine_function
+    from traceable.annotation.ranges import annotate
+
+    payload_of: list[Callable[..., Any]] = []
+
+    def payload(args: Any, kwargs: Any) -> Any:
+        try:
+            if not payload_of:
+                module, _, function = str(target.payload).partition(":")
+                __import__(module)
+                found: Any = sys.modules[module]
+                for part in function.split("."):
+                    found = getattr(found, part)
+                payload_of.append(found)
+            return payload_of[0](*args, **kwargs) or None
+        except Exception as error:  # noqa: BLE001 - the call goes on, its range without a payload
+            from traceable import environment
+
+            environment.warn_once(
+                f"payload {target.payload}",
+                f"{name} has no payload: {target.payload} raises {type(error).__name__}: {error}",
+            )
+            return None
+
+    def decorate(function: Any) -> Any:
+        if isinstance(function, type | property) or plain(function) is function:
+            return plain(function)
+
+        def annotated(args: Any, kwargs: Any) -> Any:
+            try:
+                range_ = annotate(name, domain=target.domain, level=target.level, payload=payload(args, kwargs))
+            except (TypeError, ValueError) as error:
+                from traceable import environment
+
+                environment.warn_once(f"payload {target.payload}", f"{name} has no payload: {error}")
+                return plain(function)
+            return range_(function)
+
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await annotated(args, kwargs)(*args, **kwargs)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return annotated(args, kwargs)(*args, **kwargs)
+
+        return carry(function, awaited if is_coroutine_function(function) else called)
+
+    return decorate
 
 
 def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> Any:

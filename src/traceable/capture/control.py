@@ -78,7 +78,8 @@ class Session:
             if self._current is not None:
                 self._refused += 1
                 environment.warn_once(
-                    "nested step", "a step began inside of another: it is not counted (docs/windows.md, Nested steps)"
+                    "nested step",
+                    "a step began inside of another: it is not counted (traceable help windows, Nested steps)",
                 )
                 return None
             index = self._next

@@ -47,5 +47,6 @@ class Step:
             self.range._pop()
         else:
             environment.warn_once(
-                "step thread", "a step ended on another thread than it began on: its range stays open (docs/windows.md)"
+                "step thread",
+                "a step ended on another thread than it began on: its range stays open (traceable help windows)",
             )

@@ -33,7 +33,7 @@ def add_again_arguments(parser: argparse.ArgumentParser) -> None:
         OPTION,
         metavar="RUN_DIR",
         type=Path,
-        help="run what this run ran, as it ran it; options beside it override (docs/run.md)",
+        help="run what this run ran, as it ran it; options beside it override (traceable help run)",
     )
 
 
@@ -64,7 +64,7 @@ def completed(
         raise UsageError(f"the run in {directory} was not started by `traceable run`", "type its command line anew")
     before, ran = split(words[1:])
     given = {_destination(parser, one) for one in options}
-    kept = [one for one in before if _destination(parser, one) not in given | _NOT_TAKEN]
+    kept = [one for one in before if _destination(parser, one) not in given | _NOT_TAKEN and not _names_a_file(one)]
     kept += _of_environment(manifest, given | {_destination(parser, one) for one in before})
     hidden = _hidden(word for words in (*kept, () if program else ran) for word in words)
     if hidden:
@@ -79,6 +79,11 @@ def _destination(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     options = parser._option_string_actions  # argparse offers no public way to ask
     action = options.get(words[0].partition("=")[0]) or options.get(words[0][:2])
     return action.dest if action else words[0]
+
+
+def _names_a_file(words: Sequence[str]) -> bool:
+    """Whether an option names the file that its own run wrote."""
+    return words[0].startswith(("--json=", "--csv="))
 
 
 def _of_environment(manifest: Mapping[str, Any], given: set[str]) -> list[list[str]]:

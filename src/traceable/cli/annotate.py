@@ -63,7 +63,7 @@ def targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
         for names in arguments.annotate_preset:
             found += preset_targets(names)
     except (ValueError, OSError) as error:
-        raise UsageError(str(error), "see docs/annotate-from-outside.md") from None
+        raise UsageError(str(error), "see `traceable help annotate-from-outside`") from None
     return tuple(found)
 
 

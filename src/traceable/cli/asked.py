@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.analysis.columns import FIELD
-from traceable.cli.profile import whole
+from traceable.cli.profile import positive, whole
 from traceable.errors import UsageError
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
@@ -25,6 +25,7 @@ _OF_VIEWS = {
     "by": "--by",
     "names": "--names",
     "range_name": "--range",
+    "slowest": "--slowest",
     "families": "--families",
     "threshold": "--threshold",
     "domain": "--domain",
@@ -36,7 +37,7 @@ _OF_VIEWS = {
 
 _NAMES = ("demangled", "short", "base")
 
-_FOR_ONE_TABLE = frozenset({"by", "names", "domain", "match", "sort", "table"})
+_FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort", "table"})
 """Those of them that say something about one table, and so nothing about all views."""
 
 
@@ -51,21 +52,29 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
     )
-    group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (docs/report.md)")
+    group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
     group.add_argument("--range", metavar="NAME", dest="range_name", help="only what belongs to ranges of this name")
+    group.add_argument(
+        "--slowest",
+        metavar="N",
+        type=positive,
+        help="print the N slowest instances of --range (default: of the outermost ranges) and the ranges inside them",
+    )
     group.add_argument(
         "--expand",
         metavar="NAME",
         action="append",
-        help="keep apart the ranges that are folded into this name, as in 'layers.*' (docs/names.md); repeatable",
+        help="keep apart the ranges folded into this name, as in 'layers.*' (traceable help names); repeatable",
     )
     group.add_argument("--raw-names", action="store_true", help="group ranges by their names as recorded")
-    group.add_argument("--name-rules", metavar="FILE", type=Path, help="your own rules for range names (docs/names.md)")
+    group.add_argument(
+        "--name-rules", metavar="FILE", type=Path, help="your own rules for range names (traceable help names)"
+    )
     group.add_argument(
         "--threshold",
         metavar="RULE.NAME=VALUE",
         action="append",
-        help="when a finding is said (docs/findings.md); repeatable",
+        help="when a finding is said (traceable help findings); repeatable",
     )
     step = group.add_mutually_exclusive_group()
     step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")
@@ -86,6 +95,8 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
         UsageError: an option that the view does not take.
     """
     every = arguments.view == ALL
+    if arguments.slowest is not None and arguments.view == RANGES.name:
+        _check_slowest(arguments)
     views = list(VIEWS.values()) if every else [VIEWS[arguments.view]]
     taken = {name for view in views for name in (*view.options, "sort", *(("table",) if view.others else ()))}
     taken |= {"by" for view in views if view.by} | {name for view in views for name in view.chooses}
@@ -125,6 +136,16 @@ def names_requested(arguments: argparse.Namespace) -> Rules | None:
 def documented(views: Sequence[View], arguments: argparse.Namespace) -> bool:
     """Whether the ranges are among what is asked, by path or by name: a document of their own, with the findings."""
     return RANGES in views and arguments.by in (None, "path", "name")
+
+
+def _check_slowest(arguments: argparse.Namespace) -> None:
+    """Have --slowest say what a row is about, and refuse what would leave a tree without some of its ranges."""
+    if arguments.by not in (None, "instance"):
+        raise UsageError(f"--slowest prints instances, not --by {arguments.by}", "leave one of them out")
+    for name in ("sort", "top", "match", "domain"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"--slowest prints whole trees, and --{name} chooses rows", "leave one of them out")
+    arguments.by = "instance"
 
 
 def thresholds_of(arguments: argparse.Namespace) -> dict[str, float]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from traceable.cli import asked, windows
-from traceable.cli.profile import TERMINAL_ROWS, write_text
+from traceable.cli.profile import TERMINAL_ROWS, check_output_files, on_stdout, prints_tables, write_output
 from traceable.cli.report import choice_for
 from traceable.errors import UnanswerableError, UsageError
 from traceable.report.choice import Choice
@@ -29,6 +29,7 @@ _OF_ONE = {
     "names": "--names",
     "families": "--families",
     "threshold": "--threshold",
+    "slowest": "--slowest",
     "expect": "--expect",
     "strict": "--strict",
 }
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         TraceableError: one of them can't be read.
     """
     by = _by(arguments)
+    check_output_files(arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     rules = asked.names_requested(arguments)
     from traceable.cli.allocation import keep_freed_memory
@@ -68,15 +70,16 @@ def run(arguments: argparse.Namespace) -> int:
         heads = [head(recording) for recording in recordings]
     choice = dataclasses.replace(choice_for(arguments, table), name=arguments.range_name)
     if arguments.json:
-        sys.stdout.write(to_json(document(heads, by, table, choice)) + "\n")
+        write_output(arguments.json, to_json(document(heads, by, table, choice)) + "\n", sys.stdout)
     elif arguments.csv:
-        _print_csv(table, choice, arguments.table)
-    else:
+        _print_csv(table, choice, arguments)
+    if prints_tables(arguments):
         shown = dataclasses.replace(choice.for_terminal(TERMINAL_ROWS), fold=False)
         write(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
     sys.stdout.flush()
-    if arguments.json or arguments.csv:
-        for path, recording in zip(arguments.paths, recordings, strict=True):
+    for path, recording in zip(arguments.paths, recordings, strict=True):
+        met = recording.windows is None or recording.windows.met
+        if not met if arguments.quiet else on_stdout(arguments):
             windows.tell(recording.windows, partial(_say, path))
     return 0
 
@@ -120,14 +123,16 @@ def _table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespa
     return dataclasses.replace(beside(ranges), others={"steps": steps_beside(summaries)}, notes=tuple(notes))
 
 
-def _print_csv(table: Table, choice: Choice, other: str | None) -> None:
+def _print_csv(table: Table, choice: Choice, arguments: argparse.Namespace) -> None:
     from traceable.report.delimited import to_csv
 
+    other = arguments.table
     if other is None:
-        write_text(sys.stdout, to_csv(choice.rows(table), table.columns))
+        text = to_csv(choice.rows(table), table.columns)
     elif other in table.others:
-        write_text(sys.stdout, to_csv(table.others[other].rows(), table.others[other].columns))
+        text = to_csv(table.others[other].rows(), table.others[other].columns)
     else:
         raise UsageError(
             f"several recordings side by side have no table {other!r}", f"they have {', '.join(table.others)}"
         )
+    write_output(arguments.csv, text, sys.stdout)

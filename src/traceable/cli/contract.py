@@ -43,12 +43,12 @@ def nothing_expected() -> UsageError:
     )
 
 
-def tell(verdicts: Sequence[Verdict], say: Callable[[str], None]) -> None:
-    """Print a line for each verdict, and how many are unmet."""
+def tell(verdicts: Sequence[Verdict], say: Callable[[str], None], *, quiet: bool = False) -> None:
+    """Print a line for each verdict, or each unmet one where `quiet`, and how many are unmet."""
     if verdicts:
         from traceable.report.contract import lines
 
-        for line in lines(verdicts):
+        for line in lines(verdicts, unmet_alone=quiet):
             say(line)
 
 

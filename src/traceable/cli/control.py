@@ -8,7 +8,7 @@
 
 The run was started with `traceable run --control`, for `dump` with --flight-recorder. A window opens when the next step
 of a process begins. Without --run and --pid the one run under traceable-runs that can be controlled is meant.
-docs/control.md, docs/flight-recorder.md
+traceable help control, traceable help flight-recorder
 """
 
 from __future__ import annotations

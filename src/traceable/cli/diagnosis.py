@@ -50,7 +50,7 @@ class Why:
             error = None
             if problem is not None:
                 found, _, remedy = problem.partition("; ")
-                error = TraceError(found, remedy or "see docs/diagnosis.md")
+                error = TraceError(found, remedy or "see `traceable help diagnosis`")
             self._found = diagnosis.diagnose(diagnosis_case.of_run(self._directory, recording, error), self._say)
             content = diagnosis.plain(self._found)
             diagnosis.keep(content, self._directory)

@@ -4,10 +4,11 @@
     traceable doctor --report PATH [--json]
 
 Looks at Python, nsys, ncu, the driver and the GPUs, space and permissions, and records and reads back a test program
-with each collector. Takes a few seconds, 15 at most. The exit code is 0 where all is well, 1 with warnings (runs are
-recorded, and something named is missing), 2 with problems (what is installed does not work). docs/doctor.md
+with each collector. Takes a few seconds, 15 at most. The exit code is 0 where a run with default options lacks nothing
+(a note names what only other options need), 1 with warnings (runs are recorded, and something named is missing), 2 with
+problems (what is installed does not work). traceable help doctor
 
-With --report, say instead why a run or a report holds nothing, or less than it should. docs/diagnosis.md
+With --report, say instead why a run or a report holds nothing, or less than it should. traceable help diagnosis
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"schema": SCHEMA, "state": state, "checks": [_content(one) for one in findings]}, indent=2))
     else:
         _print(findings)
-    return STATES.index(state)
+    return STATES[state]
 
 
 def _content(finding: Finding) -> dict[str, object]:

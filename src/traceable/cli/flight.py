@@ -24,7 +24,7 @@ def add_flight_arguments(parser: argparse.ArgumentParser) -> None:
         "--flight-recorder",
         metavar="HOW-MUCH",
         type=parse,
-        help="keep what was recorded last: 5s, 64MB or 5s,64MB a process; dumped on request (docs/flight-recorder.md)",
+        help="keep the last 5s, 64MB or 5s,64MB of each process; dumped on request (traceable help flight-recorder)",
     )
 
 

@@ -29,7 +29,7 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="record the GPU where the recorder is used, by Kineto in the program's own torch (docs/recorder-gpu.md)",
+        help="with the recorder, record the GPU too, by Kineto in the program's torch (traceable help recorder-gpu)",
     )
 
 

@@ -10,12 +10,16 @@ from typing import NoReturn, Protocol
 
 from traceable.errors import TraceableError, UsageError
 
+_REQUIRED = frozenset({"numpy", "nvtx", "rich", "tomli", "wrapt"})
+"""The packages that traceable depends on."""
+
 VERBS = {
     "run": "run a program under a collector and print its profile",
     "control": "open and close windows in a run that is going on",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
     "ncu": "look at the heaviest kernels of a range with Nsight Compute",
     "doctor": "say what is missing here, and try each collector, before the first run",
+    "help": "print a page of the documentation",
 }
 """Each verb, its module in this package being named like it, with the line that --help shows."""
 
@@ -51,6 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TraceableError as error:
         print(f"traceable: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _REQUIRED:
+            raise
+        missing = UsageError(
+            f"the package {package} is not installed for {sys.executable}",
+            f"type `{sys.executable} -m pip install {package}`",
+        )
+        print(f"traceable: {missing}", file=sys.stderr)
+        return missing.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`| head`): what a program is expected to do is to stop quietly.
         sys.stderr.close()
@@ -79,7 +93,22 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
             if take_program := getattr(verb, "take_program", None):
                 words[1:], program = take_program(sub, words[1:])
                 sub.set_defaults(program=program)
+            words[1:] = _with_defaults(sub, words[1:])
     return parser
+
+
+def _with_defaults(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Return the words with the default of each option of words that may have a value (`--json[=FILE]`) and has none.
+
+    Else argparse takes the next word for it: `report --json PATH` would write over PATH.
+    """
+    options = parser._option_string_actions  # argparse offers no public way to ask
+    ours = list(words)
+    for place in range(ours.index("--") if "--" in ours else len(ours)):
+        action = options.get(ours[place])
+        if action is not None and action.nargs == "?" and isinstance(action.const, str):
+            ours[place] += f"={action.const}"
+    return ours
 
 
 class _Version(argparse.Action):

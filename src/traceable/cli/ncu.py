@@ -7,7 +7,7 @@
 With --from, the kernels are those that a recorded run says are the heaviest of the range. The program is run again; its
 exit code is the exit code. ncu runs each profiled launch several times over, one at a time: slow, and nothing for
 production. The program may also be -m module, -c code or -- command. --read prints a .ncu-rep, or what `ncu --csv`
-printed. docs/ncu.md
+printed. traceable help ncu
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traceable.cli import annotate
-from traceable.cli.profile import positive, write_text
+from traceable.cli.profile import STDOUT, positive, write_output
 from traceable.cli.run import end_like, say
 from traceable.cli.run import take_program as take_program
 from traceable.collect import ncu, ncu_filter
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--read", metavar="FILE", type=Path, help="run nothing: print a .ncu-rep, a directory with one, or ncu's CSV"
     )
     output = parser.add_argument_group("what is printed").add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print kernels and launches as JSON (docs/ncu.md)")
+    output.add_argument("--json", action="store_true", help="print kernels and launches as JSON (traceable help ncu)")
     output.add_argument("--csv", action="store_true", help="print the kernels as CSV, every column")
     annotate.add_annotate_arguments(parser)
 
@@ -305,7 +305,7 @@ def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequ
     if arguments.json:
         sys.stdout.write(to_json(report.document(table, source)) + "\n")
     elif arguments.csv:
-        write_text(sys.stdout, to_csv(list(table.rows()), table.columns))
+        write_output(STDOUT, to_csv(list(table.rows()), table.columns), sys.stdout)
     else:
         # What a program prints is its own: the table of a run goes where the profile of `run` does.
         report.write(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")

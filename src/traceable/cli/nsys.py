@@ -22,7 +22,7 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
         PRESET,
         metavar="NAME",
         choices=list(PRESETS),
-        help=f"what nsys records: {', '.join(PRESETS)} (docs/nsys.md; if not said: {DEFAULT})",
+        help=f"what nsys records: {', '.join(PRESETS)} (traceable help nsys; if not said: {DEFAULT})",
     )
     parser.add_argument(
         ARGUMENTS,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
-from traceable.errors import UnanswerableError
+from traceable.errors import UnanswerableError, UsageError
 from traceable.report.choice import LARGEST, Choice, column_meant
 from traceable.report.text import encodable
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
     from traceable.recording import Recording
+
+STDOUT = "-"
+"""Where --json and --csv go without a file."""
 
 TERMINAL_ROWS = 50
 """How many rows the table shows where --top does not say: a trace may have thousands of names."""
@@ -35,8 +38,19 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     """Add those of these options that do not depend on what is shown, and return their group."""
     group = parser.add_argument_group("what is printed")
     output = group.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print the report as JSON (docs/report.md)")
-    output.add_argument("--csv", action="store_true", help="print the table as CSV, every column")
+    output.add_argument(
+        "--json",
+        metavar="=FILE",
+        nargs="?",
+        const=STDOUT,
+        help="print the report as JSON on stdout (traceable help report); =FILE writes it there and prints tables too",
+    )
+    output.add_argument(
+        "--csv", metavar="=FILE", nargs="?", const=STDOUT, help="print the table as CSV, every column; =FILE as above"
+    )
+    group.add_argument(
+        "--quiet", action="store_true", help="print what went wrong, and what --json and --csv ask for; nothing else"
+    )
     group.add_argument("--top", metavar="N", type=whole, help="print the N largest rows; 0 prints all")
     group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
     group.add_argument("--match", metavar="GLOB", help="print only what has a name that matches, as in 'decode*'")
@@ -110,11 +124,11 @@ def print_ranges(
     from traceable.report.document import document, head, to_json
 
     if arguments.json:
-        stream.write(to_json(document(recording, choice, verdicts, thresholds)) + "\n")
+        write_output(arguments.json, to_json(document(recording, choice, verdicts, thresholds)) + "\n", stream)
     elif arguments.csv:
         table = recording.profile.names if by == "name" else recording.profile.ranges
-        write_text(stream, to_csv(choice.rows(table, LARGEST), table.columns))
-    else:
+        write_output(arguments.csv, to_csv(choice.rows(table, LARGEST), table.columns), stream)
+    if prints_tables(arguments):
         from traceable.report.terminal import Page, write_head, write_largest_findings, write_notes, write_ranges
 
         page = Page(stream)
@@ -133,9 +147,70 @@ def choice_of(arguments: argparse.Namespace) -> Choice:
     return Choice(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
 
 
-def write_text(stream: TextIO, text: str) -> None:
-    """Write a text of many lines, with escapes for what the stream can't encode."""
-    stream.write(encodable(text, getattr(stream, "encoding", None)))
+def on_stdout(arguments: argparse.Namespace) -> bool:
+    """Whether --json or --csv print on stdout, where nothing else goes then."""
+    return STDOUT in (arguments.json, arguments.csv)
+
+
+def output_file(arguments: argparse.Namespace) -> str | None:
+    """Return the file that --json or --csv write; None for none."""
+    return next((name for name in (arguments.json, arguments.csv) if name not in (None, STDOUT)), None)
+
+
+def prints_tables(arguments: argparse.Namespace) -> bool:
+    """Whether what people read is printed."""
+    return not (on_stdout(arguments) or arguments.quiet)
+
+
+def check_output_files(arguments: argparse.Namespace) -> None:
+    """Make the files of --json and --csv absolute, and refuse those that can't be written.
+
+    Raises:
+        UsageError: such a file.
+    """
+    for option in ("json", "csv"):
+        name = getattr(arguments, option)
+        if name in (None, STDOUT):
+            continue
+        path = Path(name).absolute()
+        if not name or path.is_dir() or not path.parent.is_dir():
+            why = f"{path} is a directory" if name and path.is_dir() else f"there is no directory {path.parent}"
+            raise UsageError(f"--{option}={name} names no file: {why}", f"write --{option}=FILE")
+        setattr(arguments, option, str(path))
+
+
+def remove_output_file(arguments: argparse.Namespace) -> None:
+    """Remove what an earlier run wrote for --json or --csv: where this one records nothing, it is not its answer.
+
+    Raises:
+        UsageError: it can't be removed, and so not be replaced.
+    """
+    name = output_file(arguments)
+    if name is None or not Path(name).is_file():
+        return
+    try:
+        Path(name).unlink()
+    except OSError as error:
+        raise UsageError(f"{name} can't be replaced: {error.strerror}", "name another file") from None
+
+
+def write_output(destination: str, text: str, stream: TextIO) -> None:
+    """Write what --json or --csv ask for.
+
+    Args:
+        destination: STDOUT, or the path of a file.
+        text: of many lines.
+        stream: what STDOUT stands for; what it can't encode is escaped.
+
+    Raises:
+        TraceableError: the file can't be written.
+    """
+    if destination == STDOUT:
+        stream.write(encodable(text, getattr(stream, "encoding", None)))
+        return
+    from traceable.report.document import write_file
+
+    write_file(encodable(text, None), Path(destination))
 
 
 def positive(word: str) -> int:
@@ -161,6 +236,6 @@ def sort_column(asked: str) -> str:
     if (column := column_meant(asked, RANGE_COLUMNS)) is None:
         raise argparse.ArgumentTypeError(
             f"the report has no column {asked!r}; "
-            "use one like count, total, p99, max, self, gpu_busy (all: docs/report.md)"
+            "use one like count, total, p99, max, self, gpu_busy (all: traceable help report)"
         )
     return column

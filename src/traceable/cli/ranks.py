@@ -26,13 +26,13 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         metavar="LIST",
         type=ranks.ranks_text,
-        help="record these ranks of a distributed program only: 0,3 or 0-3, or !1 to leave one out (docs/ranks.md)",
+        help="record only these ranks of a distributed job: 0,3 or 0-3, or !1 to exclude one (traceable help ranks)",
     )
     parser.add_argument(
         "--processes",
         metavar="GLOBS",
         type=ranks.processes_text,
-        help="record processes of these names only: 'worker*', or '!worker-1' to leave one out (docs/ranks.md)",
+        help="record processes of these names only: 'worker*', or '!worker-1' to exclude one (traceable help ranks)",
     )
 
 

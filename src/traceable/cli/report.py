@@ -15,7 +15,15 @@ from typing import Any, TypeAlias, Union
 
 from traceable.cli import asked, windows
 from traceable.cli.contract import UNMET, add_contract_arguments, nothing_expected, strict_code, tell
-from traceable.cli.profile import add_output_arguments, choice_of, print_ranges, write_text
+from traceable.cli.profile import (
+    add_output_arguments,
+    check_output_files,
+    choice_of,
+    on_stdout,
+    print_ranges,
+    prints_tables,
+    write_output,
+)
 from traceable.errors import TraceError, UnanswerableError, UsageError
 from traceable.report.choice import Choice, column_meant
 from traceable.report.views import FINDINGS, RANGES, View
@@ -68,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return beside.run(arguments)
     path: Path = arguments.paths[0]
+    check_output_files(arguments)
     views = asked.views_asked(arguments)
     thresholds = asked.thresholds_of(arguments)
     expected = _expected(path, arguments)
@@ -109,25 +118,28 @@ def run(arguments: argparse.Namespace) -> int:
     if ranges is not None and not answers:
         title = f"profile of {path}"
         print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds)
-    elif arguments.json:
-        report = head(recording) if ranges is None else document(recording, ranges, judged, thresholds)
-        _print_json(report, answers, arguments)
-    elif arguments.csv:
-        _print_csv(next(iter(answers.values())), arguments)
     else:
-        _print_tables(recording, ranges, answers, arguments)
+        if arguments.json:
+            report = head(recording) if ranges is None else document(recording, ranges, judged, thresholds)
+            _print_json(report, answers, arguments)
+        elif arguments.csv:
+            _print_csv(next(iter(answers.values())), arguments)
+        if prints_tables(arguments):
+            _print_tables(recording, ranges, answers, arguments)
     sys.stdout.flush()
-    if arguments.json or arguments.csv:
+    met = whole.windows is None or whole.windows.met
+    if not met if arguments.quiet else on_stdout(arguments):
         windows.tell(whole.windows, _say)
+    if on_stdout(arguments) and not arguments.quiet:
         for line in overhead_lines(whole.overhead):
             _say(line)
-    tell(judged, _say)
+    tell(judged, _say, quiet=arguments.quiet)
     if path.is_dir():
         from traceable.cli import flight, ranks
 
         ranks.tell(path, _say)
-        flight.tell_dumps(path, _say)
-    met = whole.windows is None or whole.windows.met
+        if not arguments.quiet:
+            flight.tell_dumps(path, _say)
     return (strict_code(judged) if met else UNMET) if arguments.strict else 0
 
 
@@ -190,7 +202,7 @@ def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], argument
             report[key] = unanswered(found)
         else:
             report[key] = answer(found, choice_for(arguments, found))
-    sys.stdout.write(to_json(report) + "\n")
+    write_output(arguments.json, to_json(report) + "\n", sys.stdout)
 
 
 def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
@@ -203,7 +215,7 @@ def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
             there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
             raise UsageError(f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = found.others[arguments.table]
-    write_text(sys.stdout, to_csv(choice_for(arguments, table).rows(table), table.columns))
+    write_output(arguments.csv, to_csv(choice_for(arguments, table).rows(table), table.columns), sys.stdout)
 
 
 def _print_tables(

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from traceable import collect, environment
-from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, ranks
+from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, profile, ranks
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
@@ -43,8 +43,6 @@ LOOP_PAUSE_MS = 100.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that may stand before the program."""
-    from traceable.cli import profile
-
     parser.usage = "traceable run [options] (app.py | -m module | -c code | -- command) [arguments]"
     parser.add_argument(
         "--collector",
@@ -69,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         metavar="SPEC",
         type=_steps,
-        help="record these steps only: 10:30, 10:30,50:52 or every:1000:5 (docs/windows.md)",
+        help="record these steps only: 10:30, 10:30,50:52 or every:1000:5 (traceable help windows)",
     )
     parser.add_argument(
         "--control",
         action="store_true",
-        help="record only when asked to while it runs: by `traceable control`, or by the program (docs/control.md)",
+        help="record only when requested: by `traceable control`, or by the program (traceable help control)",
     )
     parser.add_argument(
         "--sigusr2",
@@ -206,6 +204,7 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
+    profile.check_output_files(arguments)
     if arguments.again is not None:
         _take_up(arguments)
     if ranks.step_aside(arguments):
@@ -235,10 +234,16 @@ def run(arguments: argparse.Namespace) -> int:
         windows=None if steps is None or steps.every else tuple(steps.windows),
         conditions=held,
         measure_overhead=arguments.measure_overhead,
+        quiet=arguments.quiet,
         gpu=arguments.gpu,
         settings=nsys.settings(arguments),
     )
     request = ranks.placed(request, arguments, say)
+    if request.grouped and profile.output_file(arguments) is not None:
+        raise UsageError(
+            f"every rank would write {profile.output_file(arguments)}",
+            "run without it, then `traceable report --json=FILE`",
+        )
     if arguments.collector == NOTHING_RECORDED and (request.expect or arguments.strict):
         raise UsageError("without a recording no expectation can be judged", "use another --collector than none")
     annotate.check((*targets, *stepping), request.target.command(target.interpreter_flags()))
@@ -246,6 +251,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(launcher.describe(request, say))
         return 0
     try:
+        profile.remove_output_file(arguments)
         finished = launcher.launch(request, say)
     except NotComparableError as error:
         say(str(error))
@@ -259,7 +265,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.part_of is None:
             outcome = _show(finished, arguments)
             ranks.tell(finished.run_dir, say)
-            flight.tell_dumps(finished.run_dir, say)
+            if not arguments.quiet:
+                flight.tell_dumps(finished.run_dir, say)
         elif finished.problem:
             say(finished.problem)
     except TraceableError as error:
@@ -320,7 +327,7 @@ def say(message: str) -> None:
 
 def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome:
     """Print the profile and what became of what was asked for, and return that."""
-    from traceable.cli import profile, windows
+    from traceable.cli import windows
 
     for note in finished.recorded.notes if finished.recorded else ():
         say(note)
@@ -328,27 +335,28 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
         say(finished.problem)
     database = finished.recorded.database if finished.recorded else None
     directory = launcher.short(finished.run_dir)
-    if arguments.measure_overhead and (database is None or arguments.json or arguments.csv):
+    shown = database is not None and profile.prints_tables(arguments)
+    if arguments.measure_overhead and not shown and not arguments.quiet:
         overhead.tell(finished.run_dir, say)
     why = diagnosis.Why(finished.run_dir, say)
     if database is not None:
-        machine = arguments.json or arguments.csv
         judged, found = profile.show(
             database,
             arguments,
             title=f"profile of {directory}",
-            stream=sys.stdout if machine else sys.stderr,
+            stream=sys.stdout if profile.on_stdout(arguments) else sys.stderr,
             save_to=finished.run_dir / "report.json",
             expected=finished.expected,
             run_directory=finished.run_dir,
             diagnose=why,
         )
-        if machine:
+        if not shown and not (arguments.quiet and (found is None or found.met)):
             windows.tell(found, say)
         windows.note(found, finished.run_dir)
-        contract.tell(judged, say)
+        contract.tell(judged, say, quiet=arguments.quiet)
         why.tell()
-        say(f"next: python -m traceable report {directory}")
+        if not arguments.quiet:
+            say(f"next: python -m traceable report {directory}")
         return Outcome(judged, found)
     if arguments.collector != NOTHING_RECORDED:
         why(None, finished.problem)
@@ -364,7 +372,7 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
     from traceable.analysis.contract import verdicts
 
     judged = verdicts(finished.expected, None)
-    contract.tell(judged, say)
+    contract.tell(judged, say, quiet=arguments.quiet)
     why.tell()
     return Outcome(judged, found)
 

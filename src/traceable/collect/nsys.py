@@ -183,7 +183,7 @@ def _scrubbed(stored: list[nsys_environments.Stored], notes: list[str], database
             why = "can't be written anew without the environments that were taken out of it"
             nsys_environments.rewrite(database)
     except (OSError, sqlite3.Error) as error:
-        notes.append(f"the export {why} ({error}): it may hold some (docs/secrets.md)")
+        notes.append(f"the export {why} ({error}): it may hold some (traceable help secrets)")
 
 
 def _of_stem(run_dir: Path, stem: str, suffix: str) -> list[Path]:

@@ -49,7 +49,7 @@ def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, s
         if library is not None and not {":", " "} & set(str(library)):
             variables["LD_PRELOAD"] = str(library)
         else:
-            notes.append(f"{NOT_PREVENTED}: see docs/secrets.md")
+            notes.append(f"{NOT_PREVENTED}: see `traceable help secrets`")
     usual = Path(os.environ.get("TMPDIR") or "/tmp")
     if (why := unfit(usual)) and (folder := instead_of(usual, run_dir)):
         variables["TMPDIR"] = str(folder)
@@ -68,7 +68,10 @@ def of_command(words: Sequence[str]) -> tuple[str, ...]:
     """Return a sentence where a command line, which nsys stores as it is, has the value of a secret."""
     if confidential.without_values(words) == list(words):
         return ()
-    return ("the command line holds the value of a secret, and nsys writes it into its report: see docs/secrets.md",)
+    return (
+        "the command line holds the value of a secret, and nsys writes it into its report: "
+        "see `traceable help secrets`",
+    )
 
 
 def unfit(folder: Path) -> str | None:

@@ -40,7 +40,10 @@ def notes(report: Path, database: Path, stored: Sequence[Stored]) -> tuple[str, 
     what = [f"the environment of {_counted(len(strangers))}"] if strangers else []
     shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
     what += [f"the values of {shown}"] if names else []
-    return (f"{report.name} holds {' and '.join(what)}: pass it on to nobody who may not know them (docs/secrets.md)",)
+    return (
+        f"{report.name} holds {' and '.join(what)}: "
+        "don't share it with anyone who may not know them (traceable help secrets)",
+    )
 
 
 def _found(file: Path) -> set[str]:

@@ -67,7 +67,9 @@ def windows(case: Case) -> Judged:
         "window_stopped_early": "ask for fewer steps, or let the program run on until the window is over",
         "window_opened_late": "begin the loop's first step with traceable.steps() or `with traceable.step()`",
     }
-    fix = fixes.get(cause, "see docs/windows.md, and run again with --collector recorder to tell nsys's part in it")
+    fix = fixes.get(
+        cause, "see `traceable help windows`, and run again with --collector recorder to tell nsys's part in it"
+    )
     return Finding(cause, CERTAIN, found, evidence, fix, PART if any(held) else EVERYTHING)
 
 

@@ -21,7 +21,7 @@ from traceable.launch.doctor_facts import (
     Torch,
     Variables,
 )
-from traceable.launch.doctor_findings import Said, ok, problem, warning
+from traceable.launch.doctor_findings import Said, note, ok, problem, warning
 from traceable.launch.doctor_probes import Cuda, Nsys
 from traceable.launch.doctor_space import OUTPUT_BYTES, SHARED_BYTES, SPACE_BYTES, TEMPORARY_BYTES, Place, Space
 
@@ -176,13 +176,13 @@ def cpu_samples(machine: Machine, nsys: Nsys) -> Said:
         return ok(f"{level}; nsys may sample the CPU", **evidence)
     found = f"{level}; no samples of the CPU, which only `--trace-preset python` and `full` take: {nsys.no_samples}"
     if nsys.hangs_with_samples:
-        return warning(found, "use nsys 2023 or newer, where you need them", **evidence)
+        return note(found, "use nsys 2023 or newer, where you need them", **evidence)
     if machine.paranoid is None:
-        return warning(found, "use a kernel or a sandbox with perf events, where you need them", **evidence)
+        return note(found, "use a kernel or a sandbox with perf events, where you need them", **evidence)
     if machine.paranoid > 2 and not (machine.can(CAP_SYS_ADMIN) or machine.can(CAP_PERFMON)):
         fix = "type `sysctl kernel.perf_event_paranoid=2` as root on the host"
-        return warning(found, f"{fix}, or start the container with --cap-add PERFMON", **evidence)
-    return warning(found, "see `nsys status --environment`; a container's seccomp profile may refuse it", **evidence)
+        return note(found, f"{fix}, or start the container with --cap-add PERFMON", **evidence)
+    return note(found, "see `nsys status --environment`; a container's seccomp profile may refuse it", **evidence)
 
 
 def torch(facts: Torch, cuda: Cuda) -> Said:

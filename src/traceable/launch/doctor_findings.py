@@ -1,6 +1,7 @@
 """What a check of `traceable doctor` says: its state, what was found, and what to do. Judges nothing itself.
 
 - `ok`: nothing is lost, or only what this machine has not got anyway;
+- `note`: something named is missing that only an option of its own or another package asks for; a default run is whole;
 - `warning`: runs are recorded, and something named is missing from them, slower, or may fail later;
 - `problem`: what is installed or asked for does not work, and a run would fail or lose its recording.
 """
@@ -11,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
-STATES = (OK, WARNING, PROBLEM)
-"""Best first; the place in here is the exit code."""
+OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+STATES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
+"""Best first, each with the exit code where it is the worst."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ def ok(found: str, **evidence: Any) -> Said:
     return Said(OK, found, None, evidence)
 
 
+def note(found: str, fix: str, **evidence: Any) -> Said:
+    """Say what is missing that a run with default options never needs, and what to do for it."""
+    return Said(NOTE, found, fix, evidence)
+
+
 def warning(found: str, fix: str, **evidence: Any) -> Said:
     """Say what runs will lack, and what to do."""
     return Said(WARNING, found, fix, evidence)
@@ -63,4 +69,4 @@ def problem(found: str, fix: str, **evidence: Any) -> Said:
 
 def worst(findings: Iterable[Finding]) -> str:
     """Return the state of the whole."""
-    return max((finding.said.state for finding in findings), key=STATES.index, default=OK)
+    return max((finding.said.state for finding in findings), key=list(STATES).index, default=OK)

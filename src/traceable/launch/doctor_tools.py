@@ -10,13 +10,13 @@ from collections import Counter
 from traceable import environment
 from traceable.launch.doctor_canary import Canary
 from traceable.launch.doctor_facts import CAP_SYS_ADMIN, Driver, Machine, Packages, Running
-from traceable.launch.doctor_findings import Said, ok, problem, warning
+from traceable.launch.doctor_findings import Said, note, ok, problem, warning
 from traceable.launch.doctor_probes import Cuda, Device, Nsys, Tool
 from traceable.launch.doctor_space import Space
 
 INSTALL_NSYS = (
-    "run scripts/install-nsys.sh of traceable's repository (Debian, Ubuntu), install NVIDIA's package "
-    f"nsight-systems-cli, or name an nsys in {environment.NSYS}"
+    "run scripts/install-nsys.sh of traceable's repository (Debian, Ubuntu; traceable help install), install "
+    f"NVIDIA's package nsight-systems-cli, or name an nsys in {environment.NSYS}"
 )
 
 NEEDED_CUPTI = (((12, 0), (12, 8)), ((10, 0), (12, 8)), ((8, 9), (11, 8)), ((8, 6), (11, 1)), ((8, 0), (11, 0)))
@@ -54,13 +54,14 @@ def recorder(nsys: Nsys, packages: Packages, canary: Canary | None) -> Said:
     return _sung(canary, "see `packages`" if packages.errors else again)
 
 
-def nsys(facts: Nsys) -> Said:
-    """Judge the nsys that is found, by what it can do."""
+def nsys(facts: Nsys, driver: Driver) -> Said:
+    """Judge the nsys that is found, by what it can do; without a GPU there is nothing that it alone records."""
     tool = facts.tool
     if not facts.found and tool.there:
         return problem(f"no nsys can be used: {tool.error}", tool.remedy)
     if not facts.found:
-        return warning(f"{tool.error}: ranges are recorded by the embedded recorder, GPU work is not", INSTALL_NSYS)
+        missing = f"{tool.error}: ranges are recorded by the embedded recorder, GPU work is not"
+        return warning(missing, INSTALL_NSYS) if driver.present else note(missing, INSTALL_NSYS)
     found = f"nsys {tool.version} at {tool.executable}"
     evidence = {"executable": str(tool.executable), "version": tool.version, "offers": dict(facts.offers)}
     can = [what for what, offered in facts.offers.items() if offered]
@@ -129,8 +130,11 @@ def _evidence(canary: Canary) -> dict[str, object]:
     }
 
 
-def nvtx(version: str | None, recorded: Canary | None, captured: Canary | None) -> Said:
-    """Judge the nvtx package by what came back of its ranges: it is other people's annotations that go through it."""
+def nvtx(version: str | None, recorded: Canary | None, captured: Canary | None, cuda: Cuda) -> Said:
+    """Judge the nvtx package by what came back of its ranges: it is other people's annotations that go through it.
+
+    Where there is no GPU nothing has to be recorded by nsys.
+    """
     if version is None:
         return warning("the nvtx package is not installed", "type `python -m pip install nvtx`")
     heard = {
@@ -147,7 +151,7 @@ def nvtx(version: str | None, recorded: Canary | None, captured: Canary | None) 
     if read < emitted:
         # Measured: 0.2.12 and later are silent under 2022.4 and 2023.4, 0.2.11 is not.
         fix = "annotate with `import traceable as nvtx`, or use a newer nsys; traceable's own ranges are not concerned"
-        return warning(found, fix, **evidence)
+        return warning(found, fix, **evidence) if cuda.devices else note(found, fix, **evidence)
     return ok(found, **evidence)
 
 
@@ -159,7 +163,7 @@ def ncu(tool: Tool, driver: Driver) -> Said:
         return problem(f"no ncu can be used: {tool.error}", tool.remedy)
     if driver.present:
         fix = f"install NVIDIA's package nsight-compute, or name an ncu in {environment.NCU}"
-        return warning(f"{tool.error}: `traceable ncu` can't measure kernels", fix)
+        return note(f"{tool.error}: `traceable ncu` can't measure kernels", fix)
     return ok(f"{tool.error}; there is no GPU whose kernels it could measure")
 
 
@@ -210,7 +214,7 @@ def gpu_counters(driver: Driver, machine: Machine, cuda: Cuda) -> Said | None:
     if driver.admin_only and not machine.can(CAP_SYS_ADMIN):
         found = "the GPU's counters are for administrators (RmProfilingAdminOnly 1): ncu, and `--trace-preset full`"
         fix = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run with CAP_SYS_ADMIN"
-        return warning(f"{found} in part, are refused", f"{fix} (docker run --cap-add SYS_ADMIN)", **evidence)
+        return note(f"{found} in part, are refused", f"{fix} (docker run --cap-add SYS_ADMIN)", **evidence)
     return ok("the GPU's counters may be read", **evidence)
 
 

@@ -60,6 +60,7 @@ class Request:
         conditions: what windows wait for and how long they last; without `steps` they ask for one.
         measure_overhead: run the program without a collector first, and note the times of all steps in both runs.
         gpu: where the recorder is used, have the GPU's work recorded beside it.
+        quiet: say what goes wrong alone, not what is being done.
         settings: what the user asks of single collectors, as `collect.named` takes it; `str` of each says it.
         rank: which rank the run is of; None for none.
         grouped: its directory lies in one for all ranks.
@@ -80,6 +81,7 @@ class Request:
     control: bool = False
     measure_overhead: bool = False
     gpu: bool = False
+    quiet: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
     rank: Rank | None = None
     grouped: bool = False
@@ -226,6 +228,8 @@ def _chosen(request: Request, unusable: dict[str, str] | None = None) -> collect
 
 def _run_plain(request: Request, run: _Run) -> None:
     command = request.target.command(target.interpreter_flags())
+    if not request.quiet:
+        run.say("first run, without a collector")
     full = overhead.plain_environment(request.variables, run.directory)
     run.manifest[overhead.MANIFEST_KEY] = None
     run.save()
@@ -241,7 +245,8 @@ def _run_plain(request: Request, run: _Run) -> None:
 def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patience.Finishing) -> supervisor.Ended:
     collector = choice.collector
     plan, planned = _plan(collector, request, run.directory)
-    run.say(f"collector {collector.name} ({choice.reason}); run directory {short(run.directory)}")
+    if not request.quiet:
+        run.say(f"collector {collector.name} ({choice.reason}); run directory {short(run.directory)}")
     run.manifest["collector"] = {"asked": request.collector, "name": collector.name, "reason": choice.reason}
     run.manifest[ranks.SELECTION_KEY] = ranks.selection_in_manifest(request.chosen, collector.name)
     notes = [*_unused(request, collector.name), *plan.notes]

@@ -110,7 +110,6 @@ def run_plain(
     plain: dict[str, Any] = {"pid": None, "start_wall_ns": None, "end_wall_ns": None, "exit_code": None, "signal": None}
     manifest[PLAIN_KEY] = plain
     (directory / DIRECTORY).mkdir()
-    say("first run, without a collector")
 
     def started(pid: int) -> None:
         plain.update(pid=pid, start_wall_ns=time.time_ns())

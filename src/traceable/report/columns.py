@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ def cells(column: Column, rows: Sequence[Row]) -> Cells:
     return Cells(
         heading=column.heading or heading(column.source),
         lines=[ABSENT if value is None else write(value) for value in values],
-        words=any(isinstance(value, str | list) for value in values),
+        words=any(isinstance(value, str | list | dict) for value in values),
         rank=column.rank,
     )
 
@@ -97,8 +98,15 @@ def written(value: Any) -> str:
     """
     if isinstance(value, str):
         return printable(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(name)}={_field(one)}" for name, one in value.items())
     if isinstance(value, list):
         return " / ".join(printable(part) if isinstance(part, str) else written(part) for part in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return units.value(value)
+
+
+def _field(value: Any) -> str:
+    """Write the value of a field, an id as it is: nobody searches for `12 345`."""
+    return printable(value if isinstance(value, str) else json.dumps(value))

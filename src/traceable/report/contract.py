@@ -25,9 +25,9 @@ def rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     ]
 
 
-def lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return one line an expectation, and a last one where any is unmet."""
-    said = [f"expected {printable(one.name)}: {_outcome(one)}" for one in verdicts]
+def lines(verdicts: Sequence[Verdict], *, unmet_alone: bool = False) -> list[str]:
+    """Return one line an expectation, or an unmet one, and a last one where any is unmet."""
+    said = [f"expected {printable(one.name)}: {_outcome(one)}" for one in verdicts if not (one.met and unmet_alone)]
     unmet = sum(not one.met for one in verdicts)
     return [*said, f"{count(unmet)} of {count(len(verdicts), 'expectation')} not met"] if unmet else said
 

@@ -11,11 +11,11 @@ from traceable.report.choice import Row
 
 
 def to_csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
-    """Return the rows as CSV text with a header line. Absent is empty; a list, such as a path, is JSON."""
+    """Return the rows as CSV text with a header line. Absent is empty; a list, such as a path, or a dict is JSON."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
         values = (row[name] for name in columns)
-        writer.writerow([json.dumps(value) if isinstance(value, list | bool) else value for value in values])
+        writer.writerow([json.dumps(value) if isinstance(value, dict | list | bool) else value for value in values])
     return out.getvalue()

@@ -128,16 +128,25 @@ def to_json(report: dict[str, Any]) -> str:
 
 
 def save(report: dict[str, Any], path: Path) -> None:
-    """Write the document to `path`, which is at every moment absent, as it was, or complete.
+    """Write the document to `path`, as `write_file` does."""
+    write_file(to_json(report) + "\n", path)
+
+
+def write_file(text: str, path: Path) -> None:
+    """Write a text to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
 
     Raises:
         TraceableError: it can't be written there.
     """
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        path = path.resolve()
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(to_json(report) + "\n")
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
             # mkstemp makes files that only their owner may read; a report is as public as the run beside it.
             Path(temporary).chmod(0o666 & ~_umask())
             Path(temporary).replace(path)

@@ -21,12 +21,13 @@ from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, wrapped
 from traceable.report.text import encodable, escaped, printable, width_of
-from traceable.report.view_columns import COUNTER_COLUMNS, RANGE_COLUMNS, Other
+from traceable.report.view_columns import COUNTER_COLUMNS, RANGE_COLUMNS, TREE_COLUMNS, Other
 from traceable.report.views import FINDINGS, View
 
 _COUNTERS_MAX = 100
 _FINDINGS_BELOW_RANGES = 3
 _FOLDED_MAX = 3
+_TREE_MAX = 20
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _NARROWEST_TEXT = 20
 """In how many cells at least a text is wrapped: with less beside others, it begins a line of its own."""
@@ -204,6 +205,9 @@ def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows:
     if view.sentences:
         write_findings(page, table, choice)
         return
+    if "slowest" in table.columns:
+        write_trees(page, table)
+        return
     main = [column for column in view.columns if column.source in table.columns]
     _write_table(page, table, main, choice, "--top 0 shows all")
     for name, other in table.others.items():
@@ -214,6 +218,37 @@ def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows:
         _write_table(page, other, columns, Choice(top=other_rows), "--json has all")
     for note in table.notes:
         page.line(note)
+
+
+def write_trees(page: Page, table: Table) -> None:
+    """Print the slowest instances, of each at most the `_TREE_MAX` longest of what lies inside it."""
+    trees: dict[int, list[Row]] = {}
+    for row in table.rows():
+        trees.setdefault(row["slowest"], []).append(row)
+    if not trees:
+        page.line("none")
+        return
+    labels, shown = [], []
+    for number, rows in trees.items():
+        kept = _longest(rows)
+        more = f" ... and {len(rows) - len(kept)} below" if len(rows) > len(kept) else ""
+        for row in kept:
+            label = f"{'  ' * row['depth']}{printable(row['name'])}"
+            labels.append(label if row["depth"] else f"{number}. {label}{more}")
+            shown.append({**row, "after_ns": row["start_ns"] - rows[0]["start_ns"]})
+    page.table([Cells("range", labels, words=True), *_columns(TREE_COLUMNS, shown)])
+
+
+def _longest(rows: Sequence[Row]) -> list[Row]:
+    """Return the longest rows of a tree, and those that they lie inside, in their order."""
+    parents = {row["instance"]: row["parent_instance"] for row in rows}
+    kept: set[int | None] = {rows[0]["instance"]}
+    for row in sorted(rows, key=lambda row: -(row["cpu_ns"] or 0))[:_TREE_MAX]:
+        one = row["instance"]
+        while one is not None and one not in kept:
+            kept.add(one)
+            one = parents.get(one)
+    return [row for row in rows if row["instance"] in kept]
 
 
 def head_lines(report: Mapping[str, Any]) -> list[str]:

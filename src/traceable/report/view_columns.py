@@ -61,8 +61,11 @@ RANGES = (
     Column("thread", rank=16, only_if_any=True),
     Column("tid", rank=3),
     *RANGE_COLUMNS,
+    Column("payload", rank=4, only_if_any=True, write=str),
+    Column("fields", rank=3, only_if_any=True),
     Column("start_ns", "at", 2),
     Column("cpu_ns", "CPU", 1),
+    Column("clipped", rank=5, only_if_any=True),
     Column("cpu_self_ns", "self", 9),
     Column("active_ns", "active", 8, only_if_any=True),
     Column("sync_wait_ns", "sync wait", 7, only_if_any=True),
@@ -71,6 +74,22 @@ RANGES = (
     Column("nsys_gpu_span_ns", "nsys's span", 11, only_if_any=True),
     Column("gpu_busy_ns", "GPU busy", 5, only_if_any=True),
 )
+
+TREE_COLUMNS = (
+    Column("after_ns", "after", 2),
+    Column("cpu_ns", "CPU", 0),
+    Column("cpu_self_ns", "self", 1),
+    Column("active_ns", "active", 4, only_if_any=True),
+    Column("clipped", rank=3, only_if_any=True),
+    Column("payload", rank=6, only_if_any=True, write=str),
+    Column("fields", rank=5, only_if_any=True),
+    Column("sync_wait_ns", "sync wait", 9, only_if_any=True),
+    Column("gpu_busy_ns", "GPU busy", 7, only_if_any=True),
+    Column("gpu_span_ns", "GPU span", 8, only_if_any=True),
+    Column("start_ns", "at", 10),
+    Column("tid", rank=11),
+)
+"""What a terminal shows of the slowest instances and what lies inside them."""
 
 KERNELS = (
     Column("range", rank=1),

@@ -57,7 +57,7 @@ RANGES = View(
     "what each range cost on the CPU and the GPU",
     by=("path", "name", "instance", "process", "thread", "device"),
     fields=True,
-    options=_BY_RANGE,
+    options={**_BY_RANGE, "slowest": "slowest"},
     chooses=frozenset({"domain", "match"}),
     columns=shown.RANGES,
 )

@@ -281,7 +281,7 @@ class _Merger:
         if left_out:
             told = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(left_out.items())[:_KINDS_TOLD])
             more = f" and {len(left_out) - _KINDS_TOLD} other kinds" if len(left_out) > _KINDS_TOLD else ""
-            yield f"events left out (docs/kineto.md): {told}{more}"
+            yield f"events left out (traceable help kineto): {told}{more}"
         untimed = sum(file.events.untimed for file in self.files)
         if untimed:
             yield f"{untimed} events without a time and a length that can be: left out"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from tests.lacking import lacking
 
 from traceable.annotation.presets import preset_names, preset_targets
+from traceable.recording import load
 
 from .conftest import Run
 
@@ -218,3 +222,96 @@ def test_several_presets_at_once_and_none_for_what_is_not_imported(run: Run) -> 
 def test_an_unknown_preset_is_told_the_known_ones(names: str) -> None:
     with pytest.raises(ValueError, match=r"known are asyncio, grpc, torch, transformers, uvicorn$"):
         preset_targets(names)
+
+
+FASTAPI = """
+import asyncio, socket, uvicorn
+from fastapi import APIRouter, FastAPI, Request
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+app = FastAPI()
+router = APIRouter(prefix="/items")
+
+@router.get("/{item}")
+def item(item: int): return item
+
+@router.delete("/{item}")
+async def delete(item: int): return item
+
+@app.middleware("http")
+async def pass_on(request: Request, call_next): return await call_next(request)
+
+app.include_router(router)
+app.mount("/static", Starlette(routes=[Route("/{name}.css", lambda request: PlainTextResponse("css"))]))
+
+async def main():
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    serving = asyncio.create_task(server.serve([listening]))
+    lines = "GET /items/1", "GET /items/2", "DELETE /items/2", "GET /static/a.css", "PUT /items/3", "GET /nowhere"
+    for line in lines:
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(f"{line} HTTP/1.1\\r\\nHost: here\\r\\nConnection: close\\r\\n\\r\\n".encode())
+        print((await reader.read()).split()[1].decode(), end=" ")
+        writer.close()
+    server.should_exit = True
+    await serving
+
+asyncio.run(main())
+"""
+
+
+def test_the_uvicorn_preset_carries_method_and_route(tmp_path: Path) -> None:
+    if importlib.util.find_spec("fastapi") is None:
+        lacking("fastapi is not installed")
+    words = ("--collector", "recorder", "--annotate-preset", "uvicorn", "-o", str(tmp_path / "out"), "--quiet")
+    run = [sys.executable, "-W", "ignore", "-m", "traceable", "run", *words, "-c", FASTAPI]
+    ran = subprocess.run(run, check=True, capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("200 200 200 200 405 404 ", "")
+    rows = load(tmp_path / "out").ranges(by="instance", range="uvicorn.request").column("fields")
+    assert rows == [
+        {"method": "GET", "route": "/items/{item}"},
+        {"method": "GET", "route": "/items/{item}"},
+        {"method": "DELETE", "route": "/items/{item}"},
+        {"method": "GET", "route": "/static/{name}.css"},
+        {"method": "PUT", "route": "/items/{item}"},
+        {"method": "GET"},
+    ]
+
+
+PAYLOAD = """
+import asyncio, mod
+class Worker:
+    def step(self, batch): return len(batch)
+    @staticmethod
+    async def ask(number): return number
+assert Worker().step([1, 2]) == 2
+assert asyncio.run(Worker.ask(3)) == 3
+assert Worker().step([]) == 0
+"""
+
+
+def test_a_payload_of_a_patterns_own_function_is_that_of_each_call(tmp_path: Path) -> None:
+    (tmp_path / "mod.py").write_text(
+        "calls = []\n"
+        "def of_step(self, batch):\n    return {'batch': len(batch), 'first': batch[0]}\n"
+        "def of_ask(number):\n    return number\n"
+    )
+    (tmp_path / "app.py").write_text(PAYLOAD)
+    (tmp_path / "patterns.toml").write_text(
+        'annotate = [{target = "app:Worker.step", name = "step", payload = "mod:of_step"},'
+        '{target = "app:Worker.ask", name = "ask", payload = "mod:of_ask"}]'
+    )
+    words = ("--collector", "recorder", "--annotate-file", "patterns.toml", "-o", "out", "--quiet", "app.py")
+    run = [sys.executable, "-m", "traceable", "run", *words]
+    ran = subprocess.run(run, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.stdout == ""
+    assert "step has no payload: mod:of_step raises IndexError: list index out of range" in ran.stderr
+    rows = load(tmp_path / "out").ranges(by="instance").rows()
+    assert [(row["name"], row["fields"], row["payload"]) for row in rows] == [
+        ("step", {"batch": 2, "first": 1}, None),
+        ("ask", None, 3),
+        ("step", None, None),
+    ]

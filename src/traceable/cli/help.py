@@ -1,0 +1,46 @@
+"""Print a page of the documentation, which comes with the package: `traceable help windows`.
+
+Without TOPIC the pages are listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+
+from traceable.cli.profile import STDOUT, write_output
+from traceable.errors import UsageError
+
+_PAGES = Path(__file__).parents[1] / "docs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `help` takes."""
+    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="the name of a page")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the page, or which there are; return the exit code.
+
+    Raises:
+        UsageError: there is no such page.
+    """
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_PAGES.glob("*.md"))}
+    if arguments.topic is None:
+        width = max(map(len, pages), default=0)
+        titles = [
+            f"  {topic.ljust(width)}  {text.partition(chr(10))[0].lstrip('# ')}\n" for topic, text in pages.items()
+        ]
+        write_output(STDOUT, f"traceable help TOPIC prints one of these pages:\n\n{''.join(titles)}", sys.stdout)
+        return 0
+    topic = arguments.topic.removesuffix(".md").removeprefix("docs/")
+    if topic not in pages:
+        near = difflib.get_close_matches(topic, pages, n=1)
+        raise UsageError(
+            f"there is no page {arguments.topic[:80]!r}",
+            f"did you mean `traceable help {near[0]}`?" if near else "type `traceable help` for all of them",
+        )
+    write_output(STDOUT, pages[topic], sys.stdout)
+    return 0

@@ -1,0 +1,53 @@
+"""`python -m traceable help`: the documentation is in the package, and messages name pages that it has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import traceable
+from traceable.cli import main
+
+PACKAGE = Path(traceable.__path__[0])
+REPOSITORY = Path(__file__).parents[2]
+PAGES = {path.stem: path.read_text() for path in (REPOSITORY / "docs").glob("*.md")}
+
+
+VERBS = [PACKAGE / "cli" / f"{verb}.py" for verb in main.VERBS]
+
+
+def texts(path: Path) -> str:
+    """The texts in a module that may be printed: all but docstrings, of which that of a verb is its help."""
+    tree = ast.parse(path.read_text())
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    if path in VERBS:
+        bare.discard(id(tree.body[0].value))  # type: ignore[attr-defined]
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in bare]
+    return "\n".join(node.value for node in constants if isinstance(node.value, str))
+
+
+def test_every_page_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["help"]) == 0
+    listed = capsys.readouterr().out
+    for topic, text in PAGES.items():
+        assert re.search(f"^  {topic} ", listed, re.MULTILINE)
+        assert main.main(["help", topic]) == 0
+        assert capsys.readouterr().out == text
+
+
+def test_a_page_that_there_is_not_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["help", "windws"]) == 2
+    said = capsys.readouterr()
+    assert said.err == "traceable: there is no page 'windws'; did you mean `traceable help windows`?\n"
+
+
+def test_messages_name_pages_that_a_wheel_has() -> None:
+    found = {path: texts(path) for path in PACKAGE.rglob("*.py")}
+    named = {topic for text in found.values() for topic in re.findall(r"traceable help ([a-z][a-z-]+)", text)}
+    assert len(named) > 10
+    assert named <= set(PAGES)
+    assert [str(path) for path, text in found.items() if re.search(r"docs/[a-z-]+\.md", text)] == []
+    assert '"docs/*.md"' in (REPOSITORY / "pyproject.toml").read_text()

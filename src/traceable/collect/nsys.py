@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from traceable.collect import (
     nsys_presets,
     nsys_private,
     nsys_seen,
+    nsys_tail,
 )
 from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError
@@ -165,17 +166,27 @@ class NsysCollector:
                 "run it again, or with --collector recorder",
             )
         databases = [report.with_suffix(".sqlite") for report in reports]
+        ended = nsys_tail.ends(run_dir)
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
                 stored: list[nsys_environments.Stored] = []
-                nsys_install.export(report, database, partial(_scrubbed, stored, notes))
+                nsys_install.export(report, database, partial(_prepared, stored, notes, ended))
                 notes += nsys_seen.notes(report, database, stored)
         files = (*reports, *databases, *_of_stem(run_dir, stem, ".qdstrm"))
         return Recorded(databases[0], files, tuple(notes), more=tuple(databases[1:]))
 
 
-def _scrubbed(stored: list[nsys_environments.Stored], notes: list[str], database: Path) -> None:
-    """Move the environments that nsys stored all the same out of an export; one that can't be read stays as it is."""
+def _prepared(
+    stored: list[nsys_environments.Stored], notes: list[str], ended: Mapping[int, int | None], database: Path
+) -> None:
+    """Cut the ranges whose ends nsys lost, and move the environments that it stored all the same out of an export.
+
+    One that can't be read stays as it is.
+    """
+    try:
+        nsys_tail.cut(database, ended)
+    except sqlite3.Error as error:
+        notes.append(f"ranges of processes that were ended may look longer than they were ({error})")
     why = "can't be looked through for environments"
     try:
         stored += nsys_environments.scrub(database)

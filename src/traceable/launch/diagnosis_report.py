@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+import numpy as np
+
 from traceable.analysis.windows import CAPTURED
 from traceable.launch.diagnosis_case import NONE, NSYS, RECORDER, TORCH, Case
 from traceable.launch.diagnosis_rules import (
@@ -363,7 +365,7 @@ def killed_program(case: Case) -> Judged:
     if case.collector != NSYS or case.manifest is None or case.manifest.get("end") is None:
         return None
     if number is None:
-        return RuledOut("the program ended without a signal")
+        return _killed_worker(case)
     if case.recording is None:
         return None
     made = next((one for one in case.lives if one.names), None) if not case.ranges else None
@@ -380,6 +382,47 @@ def killed_program(case: Case) -> Judged:
         "end the program by a signal that it handles, or use --collector recorder, which loses nothing",
         PART if case.ranges else EVERYTHING,
     )
+
+
+def _killed_worker(case: Case) -> Judged:
+    """A process below the program was ended by a signal or os._exit; what ranges it made it can't say then."""
+    if case.recording is None:
+        return None
+    main, cut = (case.manifest or {}).get("pid"), _cut_ranges(case) if case.whole else {}
+    last = {one.pid: one for one in case.lives if one.pid != main}
+    could = [one for one in last.values() if one.listener and not one.disabled and not one.forked]
+    lost = [one for one in could if one.end is None or one.pid in cut]
+    if not lost:
+        return RuledOut("the program ended without a signal, and so did every process that imported traceable")
+    unended = [one.pid for one in lost if one.end is None]
+    evidence = [f"Python's own end is missing in status.{pid}.lives" for pid in unended[:2]]
+    for one in lost:
+        if number := case.recorded_pids.get(one.pid):
+            open_ = f", {cut[one.pid]} of them without their end" if one.pid in cut else ""
+            evidence.append(f"{number} ranges of process {one.pid} are in the report{open_}")
+    return Finding(
+        "tail_lost",
+        LIKELY if any(one.pid in case.recorded_pids for one in lost) else POSSIBLE,
+        f"nsys may lack the last ranges of process{'es' if len(lost) > 1 else ''} "
+        f"{listed([str(one.pid) for one in lost])}: it loses what a process has not handed over when a signal, as "
+        "Pool.terminate() sends, or os._exit ends it",
+        tuple(evidence),
+        "end workers by close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
+        "nothing",
+        PART if case.ranges else EVERYTHING,
+    )
+
+
+def _cut_ranges(case: Case) -> dict[int, int]:
+    """Return how many ranges of each process have no end of their own, of processes with any."""
+    assert case.recording is not None
+    trace = case.recording.trace
+    threads, counts = np.unique(trace.ranges.thread[trace.ranges.clipped], return_counts=True)
+    found: dict[int, int] = {}
+    for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
+        pid = trace.processes[trace.threads[thread].process].pid
+        found[pid] = found.get(pid, 0) + count
+    return found
 
 
 RULES = (

@@ -65,6 +65,24 @@ def awaited(body: str, **subjects: Any) -> Loop:
     return run
 
 
+def in_a_block(run: Loop) -> Loop:
+    """The same inside of `async with`, which plain ranges name as what they began in."""
+    import traceable
+
+    async def entered(n: int) -> int:
+        async with traceable.annotate("request"):
+            return run(n)
+
+    def driven(n: int) -> int:
+        try:
+            entered(n).send(None)
+        except StopIteration as stop:
+            return stop.value
+        raise AssertionError
+
+    return driven
+
+
 def _made(name: str, template: str, body: str, subjects: dict[str, Any]) -> Callable[..., Any]:
     namespace: dict[str, Any] = {"repeat": itertools.repeat, "clock": CLOCKS[_clock]}
     exec(template.format(parameters=", ".join([*subjects, "n"]), body=body), namespace)
@@ -201,6 +219,8 @@ def ours() -> dict[str, Loop]:
         "with: traceable, built at each use": loop("with a('pack'): pass", a=annotate),
         "with: traceable, built with a domain": loop("with a('pack', domain='bench'): pass", a=annotate),
         "with: traceable, built with a payload": loop("with a('pack', payload=3): pass", a=annotate),
+        "with: traceable, reused, in a block": in_a_block(loop("with a: pass", a=annotate("pack"))),
+        "with: traceable, payload, in a block": in_a_block(loop("with a('pack', payload=3): pass", a=annotate)),
         "call: traceable, decorated": loop("f()", f=annotate("pack")(work)),
         "mark: traceable": loop("m('here')", m=traceable.mark),
         "coroutine: traceable": awaited("await f()", f=annotate("pack")(coroutine)),

@@ -124,6 +124,106 @@ def test_what_began_in_a_request_stands_below_it_whatever_ran_it(collector: str,
     assert {row["domain"] for row in rows} == {None, "app"}
 
 
+PLAIN = """
+import asyncio
+from traceable import annotate
+
+@annotate("forward")
+def forward(batch):
+    with annotate("pack", payload=len(batch)):
+        with annotate("copy"): pass
+
+async def handle(request):
+    async with annotate("request"):
+        forward([1, 2])
+        with annotate("check", payload={"n": 1}): pass
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(None, forward, [3])
+        with annotate("answer", payload=0.5): pass
+
+async def main():
+    await asyncio.gather(*map(handle, range(3)))
+
+with annotate("serve"):
+    asyncio.run(main())
+"""
+
+
+def test_plain_ranges_stand_below_the_block_that_they_began_in(collector: str, tmp_path: Path) -> None:
+    rows = _recorded(collector, PLAIN, tmp_path / "out")
+    assert {"/".join(row["path"]): row["count"] for row in rows} == {
+        "serve": 1,
+        "request": 3,
+        "request/forward": 6,
+        "request/forward/pack": 6,
+        "request/forward/pack/copy": 6,
+        "request/check": 3,
+        "request/answer": 3,
+    }
+
+
+FASTAPI = """
+import asyncio, urllib.request, uvicorn, {loop}
+from fastapi import Depends, FastAPI
+from traceable import annotate
+
+app = FastAPI()
+
+@app.middleware("http")
+async def request(request, call_next):
+    async with annotate("request", payload=3):
+        return await call_next(request)
+
+@annotate("query")
+def query():
+    with annotate("decode", payload=1): pass
+
+def session():
+    with annotate("session"): pass
+    yield 1
+
+@app.get("/blocking")
+def blocking(opened=Depends(session)):
+    with annotate("blocking"): query()
+
+@app.get("/waiting")
+async def waiting():
+    query()
+    await asyncio.get_running_loop().run_in_executor(None, query)
+    await asyncio.sleep(0)
+    with annotate("answer"): pass
+
+async def main():
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started: await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    get = lambda path: urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}").read()
+    await asyncio.gather(*(asyncio.to_thread(get, path) for path in ("blocking", "waiting") * 4))
+    server.should_exit = True
+    await serving
+
+{loop}.new_event_loop().run_until_complete(main())
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_fastapi_endpoints_stand_below_their_request(loop: str, tmp_path: Path) -> None:
+    for needed in ("fastapi", "uvicorn", loop):
+        pytest.importorskip(needed)
+    rows = _recorded("recorder", FASTAPI.replace("{loop}", loop), tmp_path / "out")
+    assert {"/".join(row["path"]): row["count"] for row in rows} == {
+        "request": 8,
+        "request/session": 4,
+        "request/blocking": 4,
+        "request/blocking/query": 4,
+        "request/blocking/query/decode": 4,
+        "request/query": 8,
+        "request/query/decode": 8,
+        "request/answer": 4,
+    }
+
+
 def test_the_report_has_fields_and_counters(collector: str, tmp_path: Path) -> None:
     _recorded(collector, TASKS, tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())

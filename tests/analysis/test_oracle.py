@@ -124,8 +124,6 @@ class Oracle:
 
     def _parent(self, one: dict[str, Any]) -> dict[str, Any] | None:
         nested, named = self._nested(one), self._named(one)
-        if one["style"] == PUSH_POP:
-            return nested or named
         return max(filter(None, (nested, named)), key=rank, default=None)
 
     def _nested(self, one: dict[str, Any]) -> dict[str, Any] | None:
@@ -539,11 +537,12 @@ def near(found: float, exact: Fraction, values: list[Fraction]) -> None:
     assert abs(Fraction(found) - exact) <= max(map(abs, values)) * Fraction(1, 10**14) + Fraction(1, 10**300)
 
 
-def test_a_push_pop_range_keeps_to_its_thread() -> None:
+def test_a_push_pop_range_lies_in_what_began_last_on_its_thread_or_by_its_identity() -> None:
     base = {"category": -1, "end_thread": -1, "clipped": False, "payload": 0, "has_payload": False, "fields": -1}
     base |= {"domain": -1, "thread": 0, "style": PUSH_POP}
     outer = {**base, "start_ns": 0, "end_ns": 100, "name": 0, "identity": NULL}
     task = {**base, "start_ns": 10, "end_ns": 90, "name": 1, "identity": packed(1, 0), "style": START_END}
     inner = {**base, "start_ns": 20, "end_ns": 30, "name": 2, "identity": packed(2, 1)}
-    rows = profile(trace_of(ranges=table(model.Ranges, [outer, task, inner]))).ranges.rows()
-    assert {tuple(row["path"]) for row in rows} == {("a",), ("b",), ("a", "c")}
+    innermost = {**base, "start_ns": 21, "end_ns": 29, "name": 0, "identity": packed(3, 1)}
+    rows = profile(trace_of(ranges=table(model.Ranges, [outer, task, inner, innermost]))).ranges.rows()
+    assert {tuple(row["path"]) for row in rows} == {("a",), ("b",), ("b", "c"), ("b", "c", "a")}

@@ -28,18 +28,19 @@ def named(name, **more):
 """
 
 
-def next_start(heard: Heard, mark: Event) -> Event:
-    return next(e for e in heard.events if (e.kind, e.thread) == ("start", mark.thread) and e.start_ns >= mark.start_ns)
+def next_range(heard: Heard, mark: Event) -> Event:
+    here = (e for e in heard.events if e.thread == mark.thread and e.start_ns >= mark.start_ns)
+    return next(e for e in here if e.kind in ("push", "start") and e.domain != ACTIVE_DOMAIN)
 
 
 def parents(heard: Heard) -> Tree:
-    """Return the name of each instance's parent: of runs, of blocks, and of what carries fields."""
+    """Return the name of each instance's parent."""
     numbers: dict[int, str] = {}
     above: dict[str, int] = {}
     for event in heard.events:
         if event.domain == PAYLOAD_DOMAIN and event.name == "{}":
             payload = event.payload
-            event = next_start(heard, event)
+            event = next_range(heard, event)
         elif event.domain == PAYLOAD_DOMAIN or not is_identity(int(event.payload or 0)):
             continue
         else:
@@ -123,8 +124,59 @@ asyncio.run(main())
         "block": None, "in block": "block", "numbered": "block", "fields": "numbered", "deepest": "fields",
         "later": "block", "consume": None, "stream": "consume", "token 1": "stream", "consumer 1": "consume",
         "block in stream": "stream", "consumer 2": "consume", "token 2": "block in stream", "generator": "consume",
-        "in generator": "generator", "between": "consume", "in generator again": "generator",
+        "in generator": "generator", "between": "consume", "in generator again": "generator", "plain": "block",
     }  # fmt: skip
+
+
+PLAIN = """
+import asyncio, threading
+from traceable import annotate, end_range, pop_range, push_range, start_range
+
+@annotate("decorated")
+def decorated(): pass
+
+@annotate("method", payload=5)
+def numbered(): pass
+
+def plain(where):
+    with annotate(f"bare {where}"): pass
+    with annotate(f"int {where}", payload=3):
+        with annotate(f"inner {where}", payload=4): pass
+    with annotate(f"float {where}", payload=2.5): pass
+    with annotate(f"fields {where}", payload={"n": 1}): pass
+    push_range(f"pushed {where}", payload=7); pop_range()
+    end_range(start_range(f"started {where}"))
+    end_range(start_range(f"started int {where}", payload=8))
+
+@annotate("run")
+async def run():
+    plain("run")
+    async with annotate("block", payload=9): plain("block")
+    plain("after")
+
+async def main():
+    plain("before")
+    await run()
+    plain("outside")
+asyncio.run(main())
+"""
+FORMS = ("bare", "int", "inner", "float", "fields", "pushed", "started", "started int")
+
+
+def test_what_the_thread_does_not_say_is_said_of_every_plain_range(listen: Listen) -> None:
+    heard = listen(PLAIN)
+    tree = parents(heard)
+    assert {form: tree[f"{form} block"] for form in FORMS} == dict.fromkeys(FORMS, "block")
+    # In a stretch the thread says it, but of start/end ranges; outside of all there is nothing to say.
+    said = {"fields", "started", "started int"}
+    for where, parent in {"run": "run", "after": "run", "before": None, "outside": None}.items():
+        assert {form: tree[f"{form} {where}"] for form in FORMS if f"{form} {where}" in tree} == dict.fromkeys(
+            said if parent else ["fields"], parent
+        )
+    numbers = {event.name: event.payload for event in heard.events if event.domain is None}
+    for where in ("block", "run", "outside"):
+        of_form = {form: numbers[f"{form} {where}"] for form in ("int", "inner", "float", "pushed", "started int")}
+        assert of_form == {"int": 3, "inner": 4, "float": 2.5, "pushed": 7, "started int": 8}
 
 
 def test_interleaved_tasks_keep_their_parents(listen: Listen) -> None:
@@ -193,17 +245,37 @@ def blocking():
 """,
         {"copied": "request"},
     ),
-    "executors do not carry": (
+    "executors": (
         """
-import threading
+import contextvars, inspect, threading
+from concurrent.futures import ThreadPoolExecutor
+theirs = contextvars.ContextVar("theirs", default="pool's")
 async def body():
-    await asyncio.get_running_loop().run_in_executor(None, blocking, "executor")
+    loop = asyncio.get_running_loop()
+    theirs.set("request's")
+    with ThreadPoolExecutor(1, initializer=theirs.set, initargs=("thread's",)) as pool:
+        # Of the context nothing else is carried, and the thread is left as it was.
+        assert await loop.run_in_executor(pool, blocking, "executor") == "thread's"
+        assert pool.submit(blocking, name="submitted").result() == "thread's"
+        assert list(pool.map(blocking, ["mapped"])) == ["thread's"]
+        try: await loop.run_in_executor(pool, blocking, 1, 2)
+        except TypeError as error: assert "blocking()" in str(error)
+    await loop.run_in_executor(None, blocking, "default executor")
     thread = threading.Thread(target=blocking, args=("thread",))
     thread.start(); thread.join()
 def blocking(name):
-    with annotate(name, payload={"n": 1}): pass
+    with annotate(name): return theirs.get()
+async def after():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, named("alone")()).result()
+        pool.submit(blocking, "detached").result()
+asyncio.run(after())
+assert list(inspect.signature(ThreadPoolExecutor.submit).parameters) == ["self", "fn", "args", "kwargs"]
 """,
-        {"executor": None, "thread": None},
+        {
+            **dict.fromkeys(["executor", "submitted", "mapped", "default executor"], "request"),
+            "alone": None,
+        },
     ),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from traceable.trace import load
 from traceable.trace.emitted import Said, is_identity, matched
-from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
+from traceable.trace.model import NULL, Trace
 
 HERE, OTHER, THERE = (7 << 24) | 70, (7 << 24) | 71, (8 << 24) | 80
 PAYLOAD, COUNTER, ACTIVE = 3, 4, 5
@@ -92,21 +92,23 @@ def test_fields_are_of_the_range_with_the_identity(export: Any) -> None:
     assert [trace.names[name] for name in trace.marks.name] == ["theirs"]
 
 
-def test_an_announced_block_is_the_next_start_end_range_of_its_thread(export: Any) -> None:
+def test_what_is_announced_is_the_next_range_of_its_thread(export: Any) -> None:
     block: dict[str, Any] = {"eventType": 60, "text": "block", "int64Value": 7}
     trace = read(
         export,
         {**block, "start": 4, "end": 20},
         mark(5, "{}", domainId=PAYLOAD, int64Value=packed(3)),
         {**block, "start": 6, "end": 20, "globalTid": OTHER},
-        {"eventType": 59, "text": "push", "start": 7, "end": 9},
+        {"eventType": 59, "text": "stretch", "start": 7, "end": 9, "domainId": ACTIVE, "int64Value": packed(2)},
         {**block, "start": 8, "end": 20},
         {**block, "start": 9, "end": 20},
+        mark(10, "{}", domainId=PAYLOAD, int64Value=packed(4)),
+        {"eventType": 59, "text": "push", "start": 11, "end": 12, "int64Value": 7},
     )
     found = dict(zip(trace.ranges.start_ns.tolist(), trace.ranges.identity.tolist(), strict=True))
-    assert found == {4: NULL, 6: NULL, 7: NULL, 8: packed(3), 9: NULL}
-    assert texts(trace) == [None] * 5
-    assert trace.ranges.payload[trace.ranges.has_payload].tolist() == [7] * 4
+    assert found == {4: NULL, 6: NULL, 7: packed(2), 8: packed(3), 9: NULL, 11: packed(4)}
+    assert texts(trace) == [None] * 6
+    assert trace.ranges.payload[trace.ranges.has_payload & (trace.ranges.start_ns != 7)].tolist() == [7] * 5
     assert len(trace.marks) == 0
 
 
@@ -119,8 +121,7 @@ places = st.tuples(st.integers(0, 12), st.integers(0, 2), payloads, st.booleans(
 def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None:
     """Each mark at a time; `where` is the thread, of which 0 and 1 are of one process."""
     marks, ranges = sorted(marks, key=lambda row: row[0]), sorted(ranges, key=lambda row: row[0])
-    style = [START_END if i % 2 else PUSH_POP for i in range(len(ranges))]
-    stretch = [flag and style[i] == PUSH_POP for i, (*_, flag) in enumerate(ranges)]
+    stretch = [flag for *_, flag in ranges]
     carried = [bool(is_identity(np.array([payload]))[0]) for _, _, payload, _ in ranges]
     identity = [payload if carried[i] else NULL for i, (_, _, payload, _) in enumerate(ranges)]
     fields = [-1] * len(ranges)
@@ -129,9 +130,9 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
             continue
         later = [i for i, row in enumerate(ranges) if row[0] >= time]
         if bare:
-            blocks = [i for i in later if ranges[i][1] == where and style[i] == START_END]
-            if blocks and not carried[blocks[0]]:
-                identity[blocks[0]] = payload
+            own = [i for i in later if ranges[i][1] == where and not stretch[i]]
+            if own and not carried[own[0]]:
+                identity[own[0]] = payload
         else:
             same = [i for i in later if (ranges[i][1] // 2, ranges[i][2]) == (where // 2, payload) and not stretch[i]]
             if same:
@@ -153,7 +154,6 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
         column(ranges, 0),
         column(ranges, 1, np.int32),
         column(ranges, 1) // 2,
-        np.array(style, np.int8),
         np.array(stretch, np.bool_),
         column(ranges, 2),
     )

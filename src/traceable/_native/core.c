@@ -88,7 +88,8 @@ core_record_up_to(PyObject *module, PyObject *level)
 static PyObject *
 core_identify(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    return PyLong_FromUnsignedLongLong(new_identity(module_state(module)));
+    atomic_store_explicit(&any_instance, 1, memory_order_relaxed);
+    return PyLong_FromUnsignedLongLong(new_identity(innermost(module_state(module)->current)));
 }
 
 /* A list of tuples (type, message, color, domain, category, level): the keys of what is interned. */

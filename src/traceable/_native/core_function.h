@@ -28,8 +28,7 @@ function_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
 {
     Function *self = (Function *)object;
     Range *range = self->range;
-    NAME_THREAD();
-    nvtxDomainRangePushEx(range->domain, &range->attributes);
+    push(range);
     PyObject *result = call_wrapped(self->wrapped, args, nargsf, names);
     nvtxDomainRangePop(range->domain);
     return result;

@@ -2,9 +2,7 @@
 static PyObject *
 range_enter(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
-    Range *self = (Range *)object;
-    NAME_THREAD();
-    nvtxDomainRangePushEx(self->domain, &self->attributes);
+    push((Range *)object);
     Py_INCREF(object);
     return object;
 }
@@ -89,6 +87,8 @@ range_build(State *state, PyTypeObject *type, PyObject *arguments, PyObject *che
     self->attributes.color = (uint32_t)color;
     Py_INCREF(message);
     self->message = message;
+    Py_INCREF(state->current);
+    self->current = state->current;
     int failed = domain_category(state, domain, category, &self->attributes.category) < 0
                  || (message != Py_None && domain_message(state, domain, message, &self->attributes) < 0)
                  || set_payload(self, payload) < 0;
@@ -114,6 +114,8 @@ range_with_payload(PyTypeObject *type, Range *base, PyObject *arguments, PyObjec
     self->attributes = base->attributes;
     Py_INCREF(base->message);
     self->message = base->message;
+    Py_XINCREF(base->current);
+    self->current = base->current;
     if (set_payload(self, payload) < 0) {
         Py_CLEAR(self);
     }

@@ -7,6 +7,12 @@
 static _Atomic uint32_t last_instance;
 static _Atomic(nvtxDomainHandle_t) payload_domain;
 
+/* Whether this process ever had an instance that others can begin in. Until then no context is worth a look. */
+static _Atomic int any_instance;
+
+/* The instance whose stretch this thread is in, 0 for none: the thread says that what is pushed here lies inside it. */
+static THREAD_LOCAL uint32_t stretched;
+
 /* Put an exact int or float into `attributes`: 1, or 0 where the int needs more than 64 bits, -1 on an error. */
 static int
 number_payload(nvtxEventAttributes_t *attributes, PyObject *number)
@@ -136,34 +142,28 @@ set_payload(Range *self, PyObject *payload)
     return result;
 }
 
-static uint64_t
-number_of(PyObject *value)
+/* The number of the innermost instance of this context, 0 outside of all. */
+static uint32_t
+innermost(PyObject *variable)
 {
-    uint64_t number = value == NULL ? 0 : PyLong_AsUnsignedLongLongMask(value);
-    return number & INSTANCE_BITS;
-}
-
-/* The identity of a new instance: the innermost one of this context is its parent. */
-static uint64_t
-new_identity(State *state)
-{
-    PyObject *parent = NULL;
-    if (state == NULL || PyContextVar_Get(state->current, NULL, &parent) < 0) {
+    PyObject *value = NULL;
+    if (variable == NULL || PyContextVar_Get(variable, NULL, &value) < 0) {
         PyErr_Clear();
     }
+    uint64_t number = value == NULL ? 0 : PyLong_AsUnsignedLongLongMask(value);
+    Py_XDECREF(value);
+    return (uint32_t)(number & INSTANCE_BITS);
+}
+
+/* The identity of a new instance that began in `parent`. */
+static uint64_t
+new_identity(uint32_t parent)
+{
     uint32_t instance;
     do {
         instance = (atomic_fetch_add_explicit(&last_instance, 1, memory_order_relaxed) + 1) & INSTANCE_BITS;
     } while (instance == 0);
-    uint64_t identity = IDENTITY_TAG | number_of(parent) << 32 | instance;
-    Py_XDECREF(parent);
-    return identity;
-}
-
-static uint64_t
-identity_of(Range *range)
-{
-    return new_identity(state_of(Py_TYPE(range)));
+    return IDENTITY_TAG | (uint64_t)parent << 32 | instance;
 }
 
 /* Emit the companion mark of the range that comes next. */
@@ -194,33 +194,61 @@ identify(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
     attributes->payload.llValue = (int64_t)identity;
 }
 
+/* Make `attributes` carry the identity. A number of the user's stays in its place: an empty mark then says who it is. */
+static void
+carry(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
+{
+    if (attributes->payloadType == NVTX_PAYLOAD_UNKNOWN) {
+        identify(range, attributes, identity);
+    }
+    else {
+        announce("{}", identity);
+    }
+}
+
 static void
 push_with_fields(Range *range)
 {
     nvtxEventAttributes_t attributes = range->attributes;
     NAME_THREAD();
-    identify(range, &attributes, identity_of(range));
+    identify(range, &attributes, new_identity(innermost(range->current)));
     nvtxDomainRangePushEx(range->domain, &attributes);
 }
 
-static nvtxRangeId_t
-start(Range *range, const nvtxEventAttributes_t *attributes)
+/* Push a range that has no fields, where this context may be that of an instance. */
+static __attribute__((noinline)) void
+push_in_context(Range *range)
 {
-    NAME_THREAD();
-    return nvtxDomainRangeStartEx(range->domain, attributes);
+    uint32_t parent = innermost(range->current);
+    if (parent == 0 || parent == stretched) {
+        nvtxDomainRangePushEx(range->domain, &range->attributes);
+        return;
+    }
+    nvtxEventAttributes_t attributes = range->attributes;
+    carry(range, &attributes, new_identity(parent));
+    nvtxDomainRangePushEx(range->domain, &attributes);
 }
 
-/* Open the whole of an instance. A number of the user's stays in its place; `told`: an empty mark then says who it is. */
+static inline void
+push(Range *range)
+{
+    NAME_THREAD();
+    if (__builtin_expect(atomic_load_explicit(&any_instance, memory_order_relaxed), 0)) {
+        push_in_context(range);
+    }
+    else {
+        nvtxDomainRangePushEx(range->domain, &range->attributes);
+    }
+}
+
+/* Open the whole of an instance. `told`: where it carries a number of the user's, a mark says who it is. */
 static nvtxRangeId_t
 start_as(Range *range, uint64_t identity, int told)
 {
     nvtxEventAttributes_t attributes = range->attributes;
     NAME_THREAD();
-    if (attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
-        identify(range, &attributes, identity);
-    }
-    else if (told) {
-        announce("{}", identity);
+    if (told || attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
+        carry(range, &attributes, identity);
     }
     return nvtxDomainRangeStartEx(range->domain, &attributes);
 }

@@ -27,6 +27,7 @@ range_dealloc(Range *self)
     range_clear(self);
     Py_CLEAR(self->message);
     Py_CLEAR(self->fields);
+    Py_CLEAR(self->current);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -42,8 +43,7 @@ static PyObject *
 range_push(Range *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->kind == PLAIN) {
-        NAME_THREAD();
-        nvtxDomainRangePushEx(self->domain, &self->attributes);
+        push(self);
     }
     else if (self->kind == FIELDS) {
         push_with_fields(self);
@@ -63,10 +63,15 @@ range_pop(Range *self, PyObject *Py_UNUSED(ignored))
 static PyObject *
 range_start(Range *self, PyObject *Py_UNUSED(ignored))
 {
-    if (self->kind == FIELDS) {
-        return PyLong_FromUnsignedLongLong(start_as(self, identity_of(self), 0));
+    if (self->silent) {
+        return PyLong_FromUnsignedLongLong(0);
     }
-    return PyLong_FromUnsignedLongLong(self->silent ? 0 : start(self, &self->attributes));
+    uint32_t parent = innermost(self->current);
+    if (self->kind == FIELDS || parent != 0) {
+        return PyLong_FromUnsignedLongLong(start_as(self, new_identity(parent), 1));
+    }
+    NAME_THREAD();
+    return PyLong_FromUnsignedLongLong(nvtxDomainRangeStartEx(self->domain, &self->attributes));
 }
 
 /* Open the start/end range of an `async with` under an identity that was made before. */
@@ -100,7 +105,7 @@ range_mark(Range *self, PyObject *Py_UNUSED(ignored))
         nvtxEventAttributes_t attributes = self->attributes;
         NAME_THREAD();
         if (self->kind == FIELDS) {
-            identify(self, &attributes, identity_of(self));
+            identify(self, &attributes, new_identity(innermost(self->current)));
         }
         nvtxDomainMarkEx(self->domain, &attributes);
     }

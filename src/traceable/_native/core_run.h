@@ -14,7 +14,8 @@ run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    uint64_t identity = new_identity(state);
+    uint64_t identity = new_identity(innermost(state->current));
+    atomic_store_explicit(&any_instance, 1, memory_order_relaxed);
     self->inside = PyLong_FromUnsignedLong((unsigned long)(identity & INSTANCE_BITS));
     if (self->inside == NULL) {
         Py_DECREF(self);
@@ -55,6 +56,8 @@ run_resume(Run *self, PyObject *Py_UNUSED(ignored))
     if (self->open) {
         PyObject *outside = exchange(self->current, self->inside);
         Py_XSETREF(self->outside, outside);
+        self->around = stretched;
+        stretched = (uint32_t)(self->stretch.payload.llValue & INSTANCE_BITS);
         NAME_THREAD();
         nvtxDomainRangePushEx(self->domain, &self->stretch);
     }
@@ -66,6 +69,7 @@ run_suspend(Run *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->open) {
         nvtxDomainRangePop(self->domain);
+        stretched = self->around;
         if (self->outside != NULL) { /* what an `async with` inside has set stays the code's own */
             PyObject *inside = exchange(self->current, self->outside);
             if (inside != NULL) {

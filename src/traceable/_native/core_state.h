@@ -51,6 +51,7 @@ typedef struct {
     PyObject *arguments; /* (message, color, domain, category, payload), as they were given */
     PyObject *message;   /* owns the bytes of a message that is not registered */
     PyObject *fields;    /* the payload's named fields as JSON, or NULL */
+    PyObject *current;   /* the context variable of its module */
 } Range;
 
 typedef struct {
@@ -78,6 +79,7 @@ typedef struct {
     PyObject *current; /* the context variable */
     PyObject *inside;  /* its value while the code runs, and outside of it */
     PyObject *outside;
+    uint32_t around;   /* the instance whose stretch the thread was in before this one's */
     PyObject *message; /* owns the bytes of a message that is not registered */
 } Run;
 

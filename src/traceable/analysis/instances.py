@@ -147,7 +147,6 @@ def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[in
         nested=np.where(above >= 0, owner[above], -1),
         start_ns=columns["start_ns"],
         end_ns=end,
-        push_pop=columns["style"] == PUSH_POP,
         process=_process(trace, columns["thread"]),
         identity=columns["identity"],
     )

@@ -19,19 +19,17 @@ paths of millions of names.
 """
 
 
-def parents_of(
-    *, nested: Int64, start_ns: Int64, end_ns: Int64, push_pop: Bool, process: Int64, identity: Int64
-) -> Int64:
+def parents_of(*, nested: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64) -> Int64:
     """Return the parent of each instance, -1 for none. A parent always begins first or, at the same time, ends later.
 
     Args:
         nested: the instance that encloses it on the thread where it began, -1 for none.
-        push_pop: whether it is a push/pop range; coroutines are not.
         process: any number of the process.
         identity: see `Instances`.
 
-    The instance that the identity names is the parent where the thread gives none. Where it gives one, a push/pop range
-    keeps it, and everything else has of the two the one that began last: `request`, not the `serve` around the loop.
+    The instance that the identity names is the parent where the thread gives none. Where it gives one, the parent is of
+    the two the one that began last: `request`, not the `serve` around the loop; and in a `with` block inside of
+    `request` the block.
     """
     order = np.lexsort((-end_ns, start_ns))
     rank = np.empty(len(nested), np.int64)
@@ -39,7 +37,7 @@ def parents_of(
     nested_rank = np.where(nested >= 0, rank[nested], -1)
     nested_rank[nested_rank >= rank] = -1
     named_rank = _named(rank, order, start_ns, end_ns, process, identity)
-    by_name = (named_rank > nested_rank) & (~push_pop | (nested_rank < 0))
+    by_name = named_rank > nested_rank
     chosen = np.where(by_name, named_rank, nested_rank)
     parent: Int64 = np.where(chosen >= 0, order[chosen], -1)
     if by_name.any():

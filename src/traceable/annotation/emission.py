@@ -4,17 +4,20 @@ Every rule is made of plain ranges, marks and payloads of 64 bits. NVTX has exte
 2022.4 and 2023.4 refuse them, and would show nothing.
 
 **Instances.** A run of a coroutine, generator or async generator, an `async with` block, and a range with named fields
-are instances. Each has a number, unique in its process until the 30 bits are through, and a parent: the instance in
-which it began, found by a context variable, 0 for none. Both make its identity, an int64 payload:
+are instances. So is any other range that began in one of the first two kinds, found by a context variable, unless its
+thread says so itself: a push/pop range that is opened in the stretch of just that run has no identity. Each instance
+has a number, unique in its process until the 30 bits are through, and a parent: the run or block in which it began, 0
+for none. Both make its identity, an int64 payload:
 
     bit 63: 0    bit 62: 1    bits 32-61: the parent's number    bits 30-31: 0    bits 0-29: its own number
 
 - The whole of a run and an `async with` block are start/end ranges that carry the identity as payload. The stretches
   of a run are push/pop ranges of the same name in `ACTIVE_DOMAIN` that carry the same identity.
 - Where the user gave a number as payload, the range carries that. A run is then known by its stretches: the first is
-  the next range of that name that the thread opens after the whole began. A block is announced: right before it, its
-  thread emits a mark `{}` in `PAYLOAD_DOMAIN` with the identity, and the block is that thread's first start/end range
-  which begins at the mark or later.
+  the next range of that name that the thread opens after the whole began. Any other is announced: right before it, its
+  thread emits a mark `{}` in `PAYLOAD_DOMAIN` with the identity, and it is the first range of that thread which begins
+  at the mark or later and is no stretch.
+- Nothing but runs and blocks is a parent: a push/pop range holds what its thread opens in it.
 
 **Named fields.** Right before a range or mark with fields, its thread emits a mark in `PAYLOAD_DOMAIN`. The mark's
 message is the fields as compact JSON, an object that is never empty, as plain text; its payload is the identity. The

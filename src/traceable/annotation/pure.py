@@ -12,6 +12,7 @@ What the native core does and this can't: name threads, for which the nvtx packa
 
 from __future__ import annotations
 
+from _thread import _local
 from contextvars import ContextVar
 from itertools import count
 
@@ -43,6 +44,12 @@ record_up_to = 9
 
 current: ContextVar[int] = ContextVar("traceable_instance", default=0)
 """The number of the innermost instance, 0 outside of all."""
+
+_any_instance = False
+"""Whether there ever was an instance that others can begin in. Until then no context is worth a look."""
+
+_thread = _local()
+"""`stretched`: the instance whose stretch the thread is in; what is pushed there lies inside it."""
 
 _next = count().__next__
 
@@ -87,9 +94,15 @@ def _domain(name: str | None) -> Any:
     return domain
 
 
+def _identity(parent: int) -> int:
+    return identity(_next() % INSTANCE_BITS + 1, parent)
+
+
 def identify() -> int:
-    """Return the identity of a new instance, whose parent is the innermost one of this context."""
-    return identity(_next() % INSTANCE_BITS + 1, current.get())
+    """Return the identity of a new run or block; its parent is the innermost one of this context."""
+    global _any_instance
+    _any_instance = True
+    return _identity(current.get())
 
 
 def _announce(text: str, number: int) -> None:
@@ -124,12 +137,25 @@ class Range(silent.Range):
             _announce(self._fields, number)
         return self._with_number(number)
 
-    def _ready(self) -> Any:
-        return self._attributes if self._fields is None else self._identified(identify())
+    def _carrying(self, number: int) -> Any:
+        """Return attributes that carry this identity. A number of the user's stays; an empty mark then says it."""
+        attributes = self._attributes
+        if attributes.payload is None:
+            return self._identified(number)
+        _announce("{}", number)
+        return attributes
+
+    def _pushed(self) -> Any:
+        """Return the attributes of a push, where there may be fields to say or an instance that it begins in."""
+        parent = current.get()
+        if self._fields is None and (not parent or parent == getattr(_thread, "stretched", 0)):
+            return self._attributes
+        return self._carrying(_identity(parent))
 
     def __enter__(self) -> Self:
         if not self._silent:
-            _emit.push_range(self._attributes if self._fields is None else self._identified(identify()), self._handle)
+            plain = self._fields is None and not _any_instance
+            _emit.push_range(self._attributes if plain else self._pushed(), self._handle)
         return self
 
     def __exit__(
@@ -148,25 +174,25 @@ class Range(silent.Range):
 
     def _push(self) -> None:
         if not self._silent:
-            _emit.push_range(self._ready(), self._handle)
+            _emit.push_range(self._pushed(), self._handle)
 
     def _pop(self) -> None:
         if not self._silent:
             _emit.pop_range(self._handle)
 
     def _start(self) -> int:
-        number: int = 0 if self._silent else self._domain.start_range(self._ready())
+        if self._silent:
+            return 0
+        parent = current.get()
+        plain = self._fields is None and not parent
+        number: int = self._domain.start_range(self._attributes if plain else self._carrying(_identity(parent)))
         return number
 
     def _start_as(self, identity: int, announced: bool = True) -> int:
         if self._silent:
             return 0
-        attributes = self._attributes
-        if attributes.payload is None:
-            attributes = self._identified(identity)
-        elif announced:
-            _announce("{}", identity)
-        number: int = self._domain.start_range(attributes)
+        carries = announced or self._attributes.payload is None
+        number: int = self._domain.start_range(self._carrying(identity) if carries else self._attributes)
         return number
 
     def _end(self, range_id: int) -> None:
@@ -175,7 +201,8 @@ class Range(silent.Range):
 
     def _mark(self) -> None:
         if not self._silent:
-            _emit.mark(self._ready(), self._handle)
+            plain = self._fields is None
+            _emit.mark(self._attributes if plain else self._identified(_identity(current.get())), self._handle)
 
     def _sample(self, value: Any) -> None:
         number = checked_value(value)
@@ -186,12 +213,12 @@ class Range(silent.Range):
 class Run:
     """One run of code that stops and goes on: its whole, and each stretch."""
 
-    __slots__ = ("_attributes", "_handle", "_id", "_inside", "_outside", "_whole")
+    __slots__ = ("_around", "_attributes", "_handle", "_id", "_inside", "_number", "_outside", "_whole")
 
     def __init__(self, whole: Range, stretch: Range) -> None:
         number = identify()
-        self._inside = number & INSTANCE_BITS
-        self._outside = 0
+        self._inside = self._number = number & INSTANCE_BITS
+        self._outside = self._around = 0
         self._attributes = stretch._with_number(number)
         self._handle = stretch._handle
         self._whole = whole
@@ -201,11 +228,14 @@ class Run:
         """Open a stretch: the code runs from here on."""
         self._outside = current.get()
         current.set(self._inside)
+        self._around = getattr(_thread, "stretched", 0)
+        _thread.stretched = self._number
         _emit.push_range(self._attributes, self._handle)
 
     def suspend(self) -> None:
         """Close the stretch: the code is suspended, or over. What an `async with` inside has set stays its own."""
         _emit.pop_range(self._handle)
+        _thread.stretched = self._around
         self._inside = current.get()
         current.set(self._outside)
 
@@ -245,13 +275,11 @@ class _Method(_Callable):
 
 
 def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
-    push, pop = _emit.push_range, _emit.pop_range
-    attributes, handle = range_._attributes, range_._handle
-    if range_._fields is not None:
-        push, attributes = (lambda range_, _handle: range_._push()), range_
+    push, pop, pushed = _emit.push_range, _emit.pop_range, range_._pushed
+    attributes, handle, plain = range_._attributes, range_._handle, range_._fields is None
 
     def annotated(*args: Any, **kwargs: Any) -> _R:
-        push(attributes, handle)
+        push(attributes if plain and not _any_instance else pushed(), handle)
         try:
             return function(*args, **kwargs)
         finally:

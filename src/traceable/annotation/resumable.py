@@ -15,7 +15,7 @@ import sys
 import types
 from contextvars import ContextVar
 
-from traceable.annotation import engine
+from traceable.annotation import engine, executors
 from traceable.annotation.emission import ACTIVE_DOMAIN, instance_of
 
 TYPE_CHECKING = False
@@ -27,11 +27,20 @@ if TYPE_CHECKING:
     from traceable.annotation.ranges import annotate
 
 _current = engine.current()
+_carries = False
+"""Whether the threads of executors are given what a coroutine or block that submits to them is."""
 
 
 def _stretch_of(range_: annotate) -> annotate:
     message, color, _domain, category, _payload = range_._arguments
     return type(range_)(message, color, ACTIVE_DOMAIN, category)
+
+
+def _carry() -> None:
+    global _carries
+    if not _carries:
+        _carries = True
+        executors.carry()
 
 
 def _drive(inner: Any, run: Run) -> Generator[Any, Any, Any]:
@@ -71,6 +80,7 @@ def coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., A
     stretch = _stretch_of(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
+        _carry()
         run = engine.Run(range_, stretch)
         try:
             made = function(*args, **kwargs)
@@ -116,6 +126,7 @@ def async_generator(function: Callable[..., Any], range_: annotate) -> Callable[
     stretch = _stretch_of(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
+        _carry()
         run = engine.Run(range_, stretch)
         hand: list[Any] = []
         try:
@@ -158,6 +169,7 @@ _entered: dict[annotate, list[_Block]] = {}
 
 def open_block(range_: annotate) -> None:
     """Open the start/end range of an `async with`, remembered in the task's own context."""
+    _carry()
     block = _Block(range_, _innermost.get())
     _innermost.set(block)
     _current.set(block.instance)

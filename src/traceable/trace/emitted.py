@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.trace.model import NULL, START_END, Bool, Int8, Int32, Int64
+from traceable.trace.model import NULL, Bool, Int32, Int64
 
 ACTIVE_DOMAIN = "traceable.active"
 """The domain of the stretches in which coroutines and generators ran."""
@@ -72,13 +72,13 @@ class Said:
 
 
 def matched(
-    said: Said, start_ns: Int64, thread: Int32, process: Int64, style: Int8, stretch: Bool, payload: Int64
+    said: Said, start_ns: Int64, thread: Int32, process: Int64, stretch: Bool, payload: Int64
 ) -> tuple[Int64, Int32]:
     """Return the identity of each range (NULL for none) and the text that says its fields (-1 for none).
 
     Args:
         said: the marks; those without an identity speak of nothing.
-        start_ns, thread, process, style, payload: of the ranges.
+        start_ns, thread, process, payload: of the ranges.
         stretch: which ranges are stretches. They carry an identity, fields are never theirs.
     """
     said = said.take(is_identity(said.identity))
@@ -87,10 +87,10 @@ def matched(
     fields = np.full(len(start_ns), -1, np.int32)
 
     announced = said.take(said.bare)
-    blocks = np.flatnonzero(style == START_END)
-    found = _next(announced.thread, announced.start_ns, thread[blocks], start_ns[blocks])
-    found = np.where(carried[blocks[found]], -1, found) if len(blocks) else found
-    identity[blocks[found[found >= 0]]] = announced.identity[found >= 0]
+    ranges = np.flatnonzero(~stretch)
+    found = _next(announced.thread, announced.start_ns, thread[ranges], start_ns[ranges])
+    found = np.where(carried[ranges[found]], -1, found) if len(ranges) else found
+    identity[ranges[found[found >= 0]]] = announced.identity[found >= 0]
 
     spoken = said.take(~said.bare)
     ranges = np.flatnonzero(carried & ~stretch)

@@ -89,13 +89,11 @@ def _only(rows: Columns, names: tuple[str, ...]) -> Columns:
 def _ranges(rows: Columns, marks: Columns, names: Names) -> Columns:
     payload = rows["payload"]
     stretch = (rows["domain"] == names.known(ACTIVE_DOMAIN)) & (rows["style"] == PUSH_POP)
-    identity, fields = np.full(len(payload), NULL), np.full(len(payload), -1, np.int32)
-    if len(marks["start_ns"]):
-        bare = marks["name"] == names.known(NO_FIELDS)
-        place = marks["thread"], marks["process"].astype(np.int64)
-        said = Said(marks["start_ns"], marks["name"], bare, *place, marks["payload"])
-        of = rows["start_ns"], rows["thread"], rows["process"].astype(np.int64)
-        identity, fields = matched(said, *of, rows["style"], stretch, payload)
+    bare = marks["name"] == names.known(NO_FIELDS)
+    place = marks["thread"], marks["process"].astype(np.int64)
+    said = Said(marks["start_ns"], marks["name"], bare, *place, marks["payload"])
+    of = rows["start_ns"], rows["thread"], rows["process"].astype(np.int64)
+    identity, fields = matched(said, *of, stretch, payload)
     same = ("start_ns", "end_ns", "name", "domain", "category", "thread", "end_thread", "style", "clipped", "payload")
     return {
         **{name: folded(column) for name, column in _only(rows, same).items()},

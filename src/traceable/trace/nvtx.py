@@ -157,7 +157,7 @@ def _ranges(rows: dict[str, Column], said: Said | None, names: Names) -> Ranges:
     stretch = (rows["domain"] == names.known(ACTIVE_DOMAIN)) & (style == PUSH_POP)
     identity, fields = np.full(len(style), NULL), np.full(len(style), -1, np.int32)
     if said is not None:
-        identity, fields = matched(said, rows["start"], rows["thread"], rows["process"], style, stretch, payload)
+        identity, fields = matched(said, rows["start"], rows["thread"], rows["process"], stretch, payload)
     return Ranges(
         start_ns=rows["start"],
         end_ns=rows["end"],

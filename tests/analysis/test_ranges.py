@@ -12,6 +12,7 @@ from tests.analysis.made import PROCESS_OF_THREAD, trace_of, traces
 from tests.analysis.test_replays import decode_server
 
 from traceable.analysis.context import Context
+from traceable.analysis.profile import STYLES, profile_of
 from traceable.analysis.range_instances import range_instances, slowest_instances
 from traceable.analysis.ranges import ranges
 from traceable.errors import UnanswerableError
@@ -117,3 +118,33 @@ def test_the_slowest_instances_and_all_inside_them(trace: Trace, most: int, name
     assert [(row["slowest"], row["depth"], row["instance"]) for row in slowest.rows()] == expected
     ranges_of = range_instances(context)
     assert slowest.column("payload") == [ranges_of.column("payload")[one - 1] for _, _, one in expected]
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces())
+def test_a_total_larger_than_that_around_it_has_its_reason(trace: Trace) -> None:
+    context = Context(trace)
+    found, table = context.found, profile_of(context).ranges
+    paths = [tuple(trace.names[name] for name in found.paths[path]) for path in found.path.tolist()]
+    keys = [(path, domain, style) for path, domain, style in zip(paths, found.domain, found.style, strict=True)]
+    rows = list(table.rows())
+    around = {path: sum(row["cpu_total_ns"] for row in rows if tuple(row["path"]) == path) for path in paths}
+    for row in rows:
+        path = tuple(row["path"])
+        limit = around.get(path[:-1], row["cpu_total_ns"])
+        within = 0
+        for i, (own, domain, style) in enumerate(keys):
+            same = own == path and STYLES[style] == row["style"]
+            if same and (trace.names[domain] if domain >= 0 else None) == row["domain"] and found.entered[i]:
+                above = int(found.parent[i])
+                if above >= 0:
+                    moments = range(
+                        max(found.start_ns[i], found.start_ns[above]), min(found.end_ns[i], found.end_ns[above])
+                    )
+                    within += len(moments)
+        if row["cpu_total_ns"] > limit:
+            assert row["cpu_exceeds"] == ("outlives" if within <= limit else "parallel")
+        elif (row["cpu_share"] or 0) <= 1:
+            assert row["cpu_exceeds"] is None
+        else:
+            assert row["cpu_exceeds"] in ("outlives", "parallel")

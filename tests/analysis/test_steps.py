@@ -20,6 +20,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.analysis.range_names import load_rules, range_names
 from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, steps_of
+from traceable.analysis.step_parts import wall_parts
 from traceable.analysis.step_work import columns_of, work_of
 from traceable.analysis.steps import median_step, steady_window, steps, warm_up_steps
 from traceable.analysis.table import Table
@@ -476,7 +477,50 @@ def test_a_trace_without_gpu_or_calls_has_steps_and_absent_numbers() -> None:
         assert found.column(name) == [None] * 5
     assert found.others["breakdown"].column("gpu_busy_ns") == [None]
     slower = steps(Context(replace(nothing, ranges=server([100, 100, 100, 200], {}).ranges)))
-    assert slower.others["slowest"].column("cause") == ["CPU +0.000 ms: the trace holds no GPU operation"]
+    assert slower.others["slowest"].column("cause") == ["+100 ns in step"]
+
+
+def wall_by_moment(trace: Trace, found: Steps, step: int) -> dict[Any, int]:
+    """The same by the moments of the step, one by one, of each range the time in no range directly inside it."""
+    instances = Context(trace).found
+    names = [tuple(trace.names[name] for name in instances.paths[path]) for path in instances.path.tolist()]
+    inside = [int(found.instance[step])]
+    for one in inside:
+        inside += [other for other in range(len(instances)) if instances.parent[other] == one]
+    moments = {one: set(range(instances.start_ns[one], instances.end_ns[one])) for one in range(len(instances))}
+    times: dict[Any, int] = {}
+    for one in inside:
+        below = [moments[other] for other in inside if instances.parent[other] == one]
+        times[names[one]] = times.get(names[one], 0) + len(moments[one].difference(*below))
+    return times
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces())
+def test_the_wall_time_of_a_step_by_range_equals_the_oracle(trace: Trace) -> None:
+    bare = trace_of(ranges=trace.ranges)
+    context = Context(bare)
+    try:
+        found = steps_of(context, "a", None)
+    except UnanswerableError:
+        return
+    for step in range(len(found)):
+        assert wall_parts(context, found, work_of(context, found), step) == wall_by_moment(bare, found, step)
+
+
+def test_without_a_gpu_the_cause_is_the_range_that_took_longer() -> None:
+    timeline = Timeline()
+    for i in range(9):
+        at = 1_000_000 * i
+        timeline.range("step", at, at + 500_000 + (i == 7) * 300_000 + (i == 8) * 250_000)
+        timeline.range("forward", at + 1_000, at + 301_000 + (i == 8) * 150_000)
+        timeline.range("log", at + 470_000, at + 770_000) if i == 7 else None
+        timeline.range("save", at + 460_000, at + 490_000 + (i == 8) * 90_000) if i != 7 else None
+    slow = timeline.steps(range_name="step").others["slowest"]
+    assert list(zip(slow.column("step"), slow.column("cause"), slow.column("path_more_ns"), strict=True)) == [
+        (7, "+300.0 us in log, which the median step has not", 300_000),
+        (8, "+150.0 us in forward; +90.00 us in save", 150_000),
+    ]
 
 
 def test_the_steady_window_is_that_of_all_processes_or_from_first_to_last() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceable.report.layout import Cells, laid_out, wrapped
-from traceable.report.text import cut, width_of
+from traceable.report.layout import Cells, laid_out, width_to_keep, wrapped
+from traceable.report.text import cut, cut_apart, width_of
 
 WORDS = st.text("ab \u65e5\u00e9", max_size=90)
 NUMBERS = st.text("0123456789", max_size=12)
@@ -26,7 +29,7 @@ def columns(draw: st.DrawFn) -> list[Cells]:
 @settings(deadline=None)
 @given(columns(), st.integers(1, 200))
 def test_no_line_is_wider_than_asked(made: list[Cells], width: int) -> None:
-    lines = laid_out(made, width)
+    lines = laid_out(made, width)[0]
     assert len(lines) == 1 + len(made[0].lines)
     assert max(map(width_of, lines)) <= width
 
@@ -34,7 +37,7 @@ def test_no_line_is_wider_than_asked(made: list[Cells], width: int) -> None:
 @settings(deadline=None)
 @given(columns(), st.integers(1, 200))
 def test_a_column_goes_only_if_none_of_a_higher_rank_stays(made: list[Cells], width: int) -> None:
-    heading = laid_out(made, width)[0]
+    heading = laid_out(made, width)[0][0]
     gone = [column.rank for column in made[1:] if column.heading not in heading]
     kept = [column.rank for column in made[1:] if column.heading in heading]
     assert not gone or not kept or min(gone) >= max(kept)
@@ -43,7 +46,7 @@ def test_a_column_goes_only_if_none_of_a_higher_rank_stays(made: list[Cells], wi
 @settings(deadline=None)
 @given(columns())
 def test_without_a_width_every_number_is_whole(made: list[Cells]) -> None:
-    lines = laid_out(made, None)
+    lines = laid_out(made, None)[0]
     for column in made:
         assert column.heading in lines[0]
         if not column.words:
@@ -52,12 +55,12 @@ def test_without_a_width_every_number_is_whole(made: list[Cells]) -> None:
 
 def test_numbers_stand_right_and_words_left() -> None:
     made = [Cells("name", ["a", "bbbbbb"], words=True), Cells("n", ["1", "100"]), Cells("why", ["x", "-"], words=True)]
-    assert laid_out(made, None) == ["name      n  why", "a         1  x", "bbbbbb  100  -"]
+    assert laid_out(made, None)[0] == ["name      n  why", "a         1  x", "bbbbbb  100  -"]
 
 
 def test_what_is_left_of_the_width_is_shared_by_the_words() -> None:
     made = [Cells("a", ["x" * 60], words=True), Cells("b", ["y" * 30], words=True)]
-    assert laid_out(made, 82)[1] == "x" * 48 + "..  " + "y" * 30
+    assert laid_out(made, 82)[0][1] == "x" * 24 + ".." + "x" * 24 + "  " + "y" * 30
 
 
 @given(WORDS, st.integers(1, 40))
@@ -80,3 +83,27 @@ def test_sentences_are_wrapped_between_words_but_not_within_numbers() -> None:
 def test_wide_characters_are_wrapped_by_their_width() -> None:
     assert wrapped("前向 forward", 4) == ["前向", "forw", "ard"]
     assert wrapped("前向", 1) == ["前", "向"]
+
+
+@given(st.lists(WORDS, min_size=1, max_size=6), st.integers(1, 40))
+def test_texts_that_are_cut_fit_and_those_that_fit_are_whole(texts: list[str], width: int) -> None:
+    for text, short in zip(texts, cut_apart(texts, width), strict=True):
+        assert width_of(short) <= width
+        assert short == text or width_of(text) > width
+
+
+@given(
+    st.text("ab.", max_size=40),
+    st.lists(st.text("abc", min_size=1, max_size=3), min_size=2, max_size=4, unique=True),
+    st.text("ab.", max_size=40),
+)
+def test_names_that_differ_in_a_few_characters_still_do_when_cut(begin: str, differing: list[str], end: str) -> None:
+    names = [f"{begin}<{one}>{end}" for one in differing]
+    assert len(set(cut_apart(names, 16))) == len(differing)
+
+
+def test_columns_says_how_wide_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert width_to_keep(io.StringIO()) is None
+    monkeypatch.setenv("COLUMNS", "70")
+    assert width_to_keep(io.StringIO()) == 70

@@ -36,5 +36,5 @@ NAME_COLUMNS = (*_COLUMNS, "nsys_cpu_share", "nsys_level_mean", "nsys_children_m
 FIELD = "field:"
 """What `by` begins with where rows of ranges are by the value of a field; the name of the field follows."""
 
-RANGE_COLUMNS = ("path", *_COLUMNS)
+RANGE_COLUMNS = ("path", *_COLUMNS, "cpu_exceeds")
 """Columns of `Profile.ranges`, in order."""

@@ -94,6 +94,39 @@ class Instances:
         return np.array([len(path) - 1 for path in self.paths], np.int64)[self.path]
 
 
+@dataclass(frozen=True)
+class Children:
+    """What lies directly in each instance, by start; neither replays nor what lies outside the time.
+
+    Attributes:
+        child: instances by parent and start.
+        first: of each instance where its own begin in `child`, and one more.
+    """
+
+    child: Int64
+    first: Int64
+
+    def of(self, instance: int) -> Int64:
+        """Return the instances directly inside one."""
+        return self.child[self.first[instance] : self.first[instance + 1]]
+
+    def tree(self, instance: int) -> list[tuple[int, int]]:
+        """Return an instance and all inside it, parents first, each with how many lie between (0 for itself)."""
+        tree, waiting = [], [(0, instance)]
+        while waiting:
+            depth, one = waiting.pop()
+            tree.append((depth, one))
+            waiting += [(depth + 1, child) for child in self.of(one)[::-1].tolist()]
+        return tree
+
+
+def children_of(found: Instances) -> Children:
+    """Return what lies directly in each instance."""
+    inside = np.flatnonzero((found.parent >= 0) & found.entered)
+    child = inside[np.lexsort((found.start_ns[inside], found.parent[inside]))]
+    return Children(child, np.searchsorted(found.parent[child], np.arange(len(found) + 1)))
+
+
 def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[int, int] | None = None) -> Instances:
     """Return the range instances of `trace`: those of `trace.ranges` in order, less the stretches.
 

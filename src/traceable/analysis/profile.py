@@ -26,6 +26,9 @@ from traceable.trace.model import NULL, PUSH_POP, Int64, NDArray, Trace
 
 STYLES = ("push_pop", "start_end")
 
+PARALLEL, OUTLIVES = "parallel", "outlives"
+"""Why a row's CPU total is larger than that of what it lies inside."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -80,6 +83,7 @@ def _by_path(trace: Trace, found: Instances, took: Measured) -> tuple[Table, tup
     identity = _identity(trace, found, first)
     paths = [[trace.names[name] for name in found.paths[path]] for path in found.path[first].tolist()]
     table = Table({"path": objects(paths), **identity, **_columns(found, took, group, len(first))})
+    table = Table({**table.values, "cpu_exceeds": _exceeding(found, group, first, table)})
     order = _tree_order(found, first, table.values["cpu_total_ns"])
     fields = summed_up(trace.names, found.fields, group, len(first))
     return table.take(order), tuple(fields[row] for row in order.tolist())
@@ -265,6 +269,35 @@ def _known_total(group: Int64, values: Int64, groups: int) -> Int64:
     known = values != NULL
     sums = totals(group[known], values[known], groups)
     return integers(sums, np.bincount(group[known], minlength=groups) > 0)
+
+
+def _exceeding(found: Instances, group: Int64, first: Int64, table: Table) -> NDArray[Any]:
+    """Return why a row's CPU total is larger than that of the path it lies inside, or of all outermost ranges.
+
+    OUTLIVES: without the time after (or before) the instances that they began in, it is not. PARALLEL: it is even so,
+    which only instances that ran side by side can be. None for a total that is no larger.
+    """
+    path = found.path[first]
+    number = {one: i for i, one in enumerate(found.paths)}
+    above = np.array([number.get(one[:-1], -1) for one in found.paths], np.int64)[path]
+    total = table.values["cpu_total_ns"]
+    of_path = totals(path, total, len(found.paths))
+    around = np.where(above >= 0, np.append(of_path, 0)[above], total)
+
+    inside = np.minimum(found.end_ns, found.end_ns[found.parent]) - np.maximum(
+        found.start_ns, found.start_ns[found.parent]
+    )
+    counted = found.entered & (found.parent >= 0)
+    within = totals(group, np.where(counted, np.maximum(inside, 0), 0), len(first))
+    why = np.full(len(first), None, object)
+    why[total > around] = PARALLEL
+    why[(total > around) & (within <= around)] = OUTLIVES
+    # What lies inside such a row may be no larger than that, and still be more than all there is.
+    share, row_of = table.values["cpu_share"], dict(zip(path.tolist(), range(len(path)), strict=True))
+    for row in np.argsort([len(found.paths[one]) for one in path.tolist()], kind="stable").tolist():
+        if why[row] is None and share[row] > 1:
+            why[row] = why[row_of[int(above[row])]] if int(above[row]) in row_of else PARALLEL
+    return why
 
 
 def _tree_order(found: Instances, first: Int64, total: Int64) -> Int64:

@@ -8,6 +8,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.fields import instance_fields
+from traceable.analysis.instances import children_of
 from traceable.analysis.profile import STYLES, measured
 from traceable.analysis.rules import RULES
 from traceable.analysis.table import Table, integers, objects
@@ -98,17 +99,8 @@ def slowest_instances(context: Context, most: int, *, range_name: str | None = N
     wanted = found.entered & (found.parent < 0 if range_name is None else context.instances_of(range_name))
     rows = np.flatnonzero(wanted)
     rows = rows[np.argsort(found.start_ns[rows] - found.end_ns[rows], kind="stable")][:most]
-    # By parent and start: what lies in an instance stands together.
-    real = np.flatnonzero((found.parent >= 0) & found.entered)
-    children = real[np.lexsort((found.start_ns[real], found.parent[real]))]
-    first, after = (np.searchsorted(found.parent[children], np.arange(len(found)), side) for side in ("left", "right"))
-    trees: list[tuple[int, int, int]] = []
-    for number, root in enumerate(rows.tolist(), 1):
-        waiting = [(root, 0)]
-        while waiting:
-            one, depth = waiting.pop()
-            trees.append((number, depth, one))
-            waiting += [(child, depth + 1) for child in children[first[one] : after[one]][::-1].tolist()]
+    children = children_of(found)
+    trees = [(number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.tree(root)]
     columns = np.array(trees, np.int64).reshape(-1, 3).T
     table = range_instances(context).take(columns[2])
     return Table({"slowest": columns[0], "depth": columns[1], **table.values})

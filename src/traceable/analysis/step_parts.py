@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.instances import Instances
+from traceable.analysis.instances import Children, Instances, children_of
 from traceable.analysis.intervals import Blocks, Union, covered_ns
 from traceable.analysis.operations import COPY, KERNEL
 from traceable.analysis.shared import once
@@ -17,6 +17,7 @@ from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import BOUNDARY, Steps
 from traceable.analysis.step_work import Work
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.units import time as time_text
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray
 
 SLOWEST = 5
@@ -26,6 +27,15 @@ _COMPARED = (
     *("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
     *("operations", "kernels", "allocations"),
 )
+
+
+_IDENTIFYING = ("step", "index", "process", "pid", "device", "start_ns", "wall_ns")
+
+_MATTERS = 0.25
+"""From which part of the step's difference on the range with the second largest one is named as well."""
+
+Path: TypeAlias = tuple[str, ...] | None
+"""Names from the outermost; None for outside ranges."""
 
 
 @dataclass(frozen=True)
@@ -158,25 +168,34 @@ def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, ND
     """Return the slowest steady steps that took longer than the median one, and how each differs from it.
 
     Args:
-        columns: of the steps, with `step`, `pid`, `device`, `steady` and those that are compared.
+        columns: of the steps, with `steady`, those that say which step it is and those that are compared.
         median: which step they are compared with.
     """
     wall = columns["wall_ns"]
     rows = np.flatnonzero(columns["steady"] & (wall > wall[median]))
     rows = rows[np.argsort(-wall[rows], kind="stable")][:SLOWEST]
     usual = parts_of(context, found, work, median)
+    on_cpu = not len(context.gpu)
+    usual_wall = wall_parts(context, found, work, median) if on_cpu else {}
     more = {f"{_word(name)}_more{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
-    causes, ranges, times = [], [], []
+    causes: list[str] = []
+    ranges: list[Path] = []
+    times: list[int] = []
     for i, row in enumerate(rows.tolist()):
         cause, by_cpu = _cause({name: _known(values[i]) for name, values in more.items()})
-        parts = parts_of(context, found, work, row)
-        path, time = _largest_difference(parts, usual, by_cpu and found.kind != BOUNDARY)
+        if on_cpu:
+            differences = _differences(wall_parts(context, found, work, row), usual_wall)
+            cause = _cause_in_ranges(context, found, row, differences, usual_wall, int(wall[row] - wall[median]))
+        else:
+            parts = parts_of(context, found, work, row)
+            differences = _differences(*(_times(one, by_cpu and found.kind != BOUNDARY) for one in (parts, usual)))
+        path, time = differences[0] if differences and differences[0][1] > 0 else (None, NULL)
         causes.append(cause)
         ranges.append(path)
         times.append(time)
     return Table(
         {
-            **{name: columns[name][rows] for name in ("step", "pid", "device", "start_ns", "wall_ns")},
+            **{name: columns[name][rows] for name in _IDENTIFYING},
             "cause": objects(causes),
             "path": objects(list(path) if path is not None else None for path in ranges),
             "path_more_ns": np.array(times, np.int64),
@@ -185,19 +204,87 @@ def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, ND
     )
 
 
-def _largest_difference(parts: Parts, usual: Parts, by_cpu: bool) -> tuple[tuple[str, ...] | None, int]:
-    """Return the path that took longest compared with the usual step, and by how much; NULL where none took longer.
+def _times(parts: Parts, by_cpu: bool) -> dict[Path, int]:
+    """Return the time of each path: its own on the CPU, or on the GPU."""
+    time = parts.self_ns if by_cpu else parts.busy_ns
+    return dict(zip(parts.path, np.maximum(time, 0).tolist(), strict=True))
 
-    Args:
-        by_cpu: whether its own time on the CPU is compared, else its time on the GPU.
+
+def _differences(ours: Mapping[Path, int], usual: Mapping[Path, int]) -> list[tuple[Path, int]]:
+    """Return by how much each path took longer than in the usual step, the largest difference first."""
+    more = [(path, time - usual.get(path, 0)) for path, time in ours.items()]
+    return sorted(more, key=lambda one: -one[1])
+
+
+def wall_parts(context: Context, found: Steps, work: Work, step: int) -> dict[Path, int]:
+    """Return the wall time of a step by range path: that of each range less what its own ranges cover.
+
+    Of a step that is a range: what lies inside it, coroutines with the time in which they waited. Of any other: the
+    push/pop ranges on the threads of its process, and without a path the time that none of them covers.
     """
-    ours, theirs = (
-        dict(zip(one.path, np.maximum(one.self_ns if by_cpu else one.busy_ns, 0).tolist(), strict=True))
-        for one in (parts, usual)
-    )
-    more = {path: time - theirs.get(path, 0) for path, time in ours.items()}
-    path = max(more, key=lambda one: more[one], default=None)
-    return (path, more[path]) if more.get(path, 0) > 0 else (None, NULL)
+    ranges = context.found
+    own = int(found.instance[step])
+    times: dict[Path, int] = {}
+
+    def add(path: Path, ns: int) -> None:
+        times[path] = times.get(path, 0) + ns
+
+    if own >= 0:
+        children = _children(context)
+        for _, one in children.tree(own):
+            start, end = int(ranges.start_ns[one]), int(ranges.end_ns[one])
+            add(_path(context, one), end - start - _covered(ranges, children.of(one), start, end))
+        return times
+    rows, alone, _ = _on_the_cpu(context, found, work.waits, step)
+    for one, ns in zip(rows.tolist(), alone.tolist(), strict=True):
+        add(_path(context, one), max(0, ns))
+    start, end = int(found.start_ns[step]), int(found.end_ns[step])
+    add(None, end - start - _covered(ranges, rows, start, end))
+    return times
+
+
+def _covered(ranges: Instances, which: Int64, start_ns: int, end_ns: int) -> int:
+    """Return how long at least one of these instances lasted between two times."""
+    covered, until = 0, start_ns
+    for one in which[np.argsort(ranges.start_ns[which], kind="stable")].tolist():
+        begin, end = max(int(ranges.start_ns[one]), until), min(int(ranges.end_ns[one]), end_ns)
+        if end > begin:
+            covered, until = covered + end - begin, end
+    return covered
+
+
+def _path(context: Context, instance: int) -> Path:
+    ranges = context.found
+    return tuple(context.trace.names[name] for name in ranges.paths[int(ranges.path[instance])])
+
+
+@once
+def _children(context: Context) -> Children:
+    return children_of(context.found)
+
+
+def _cause_in_ranges(
+    context: Context,
+    found: Steps,
+    step: int,
+    differences: Sequence[tuple[Path, int]],
+    usual: Mapping[Path, int],
+    more_ns: int,
+) -> str:
+    """Return in words which ranges a step spent more time in: the first, and the second where it matters too."""
+    own = int(found.instance[step])
+    itself = _path(context, own) if own >= 0 else None
+    said: list[str] = []
+    for path, ns in differences[:2]:
+        if ns <= 0 or (said and ns < _MATTERS * more_ns):
+            break
+        where = "outside ranges" if path is None else f"in {path[-1]}"
+        if path == itself and path is not None and len(usual) > 1:
+            where += ", outside the ranges inside it"
+        elif path not in usual:
+            where += ", which the median step has not"
+        said.append(f"+{time_text(ns)} {where}")
+    return "; ".join(said) or f"+{time_text(more_ns)}, and no range took longer than in the median step"
 
 
 def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
@@ -213,8 +300,6 @@ def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
         "kernels": rest,
     }
     largest = max(parts, key=lambda name: parts[name])
-    if more["idle_more_ns"] is None:
-        return f"CPU {_ms(more['wall_more_ns'] or 0)}: the trace holds no GPU operation", True
     if parts[largest] <= 0:
         return "the GPU was busy longer with what belongs to other steps", False
     return f"{largest} {_ms(parts[largest])}{_why(largest, more)}", largest == "idle"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from traceable.launch import doctor
 from traceable.launch.doctor_findings import STATES, Finding, worst
 
 # Not report.terminal, which needs numpy: that it is missing is what is to be said.
-from traceable.report.layout import wrapped
+from traceable.report.layout import width_to_keep, wrapped
 from traceable.report.text import encodable, escaped
 
 SCHEMA = "traceable.doctor/1"
@@ -92,7 +91,7 @@ def _print(findings: Sequence[Finding]) -> None:
 def _paragraph(beside: str, text: str) -> None:
     """Print a text beside what stands in its first line only, wrapped where a terminal is wide enough for that."""
     text = encodable(escaped(text), sys.stdout.encoding)
-    width = shutil.get_terminal_size().columns - len(beside) if sys.stdout.isatty() else 0
+    width = (width_to_keep(sys.stdout) or 0) - len(beside)
     for line in wrapped(text, width) if width >= NARROWEST else [text]:
         print(f"{beside}{line}")
         beside = " " * len(beside)

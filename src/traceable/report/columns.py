@@ -23,6 +23,17 @@ _UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_share", units.share),
     ("_gb_per_s", units.rate),
 )
+MARKS = {
+    "*": "more time than the range it lies in took: several ran side by side, and each counts",
+    "^": "more time than the range it began in took: it went on after that had ended",
+    "~": "p99 of fewer than 100: hardly less than the largest of them, and no tail",
+}
+"""What stands behind a number that is not what it seems, and why."""
+
+_ENOUGH = 100
+_COUNTS = ("count", "steady", "kernels", "gaps")
+"""The columns that say of how many a quantile is, the first that a row has."""
+
 _MOMENTS = frozenset({"start", "end", "at"})
 _IDENTITIES = frozenset({"pid", "tid", "device", "context", "stream"})
 """Numbers that stand for something and count nothing: the last word of a column's name."""
@@ -36,8 +47,11 @@ class Column:
         source: the table's column.
         heading: what stands above it; its name without the unit if not said.
         rank: where not all columns fit, the one with the highest goes first.
-        only_if_any: left out where no row has anything but zero.
+        only_if_any: left out where no row has anything but zero. What no row has at all is always left out.
+        only_if_several: left out where all rows have the same.
+        unless: left out where this other column tells the same rows apart, without a gap: a rank, instead of its pid.
         write: how to write a value; by the name's end if not said.
+        mark: which of `MARKS` stands behind a row's value; "" for none.
     """
 
     source: str
@@ -45,23 +59,53 @@ class Column:
     rank: int = 0
     only_if_any: bool = False
     write: Callable[[Any], str] | None = None
+    only_if_several: bool = False
+    unless: str = ""
+    mark: Callable[[Row], str] | None = None
 
 
 def cells(column: Column, rows: Sequence[Row]) -> Cells:
     """Return a column, written."""
     values = [row[column.source] for row in rows]
     write = column.write or _writer(column.source)
+    lines = [ABSENT if value is None else write(value) for value in values]
+    mark = column.mark or (_few if "_p99" in column.source else None)
+    marks = [mark(row) if mark and value is not None else "" for row, value in zip(rows, values, strict=True)]
+    if any(marks):
+        lines = [line + one.ljust(1) for line, one in zip(lines, marks, strict=True)]
     return Cells(
-        heading=column.heading or heading(column.source),
-        lines=[ABSENT if value is None else write(value) for value in values],
+        heading=(column.heading or heading(column.source)) + (" " if any(marks) else ""),
+        lines=lines,
         words=any(isinstance(value, str | list | dict) for value in values),
         rank=column.rank,
+        marks=[f"{one} {MARKS[one]}" for one in dict.fromkeys(filter(None, marks))],
     )
+
+
+def exceeds(row: Row) -> str:
+    """Return the mark of a CPU total that looks impossible."""
+    return {"parallel": "*", "outlives": "^"}.get(row.get("cpu_exceeds") or "", "")
+
+
+def _few(row: Row) -> str:
+    """Return the mark of a p99 of few values."""
+    number = next((row[name] for name in _COUNTS if row.get(name) is not None), _ENOUGH)
+    return "~" if number - (row.get("clipped") or 0) < _ENOUGH else ""
 
 
 def worth_showing(column: Column, rows: Sequence[Row]) -> bool:
     """Whether a column says anything: what only some traces have is shown where they have it."""
-    return not column.only_if_any or any(row[column.source] for row in rows)
+    values = [row[column.source] for row in rows]
+    if all(value is None for value in values):
+        return False
+    if column.only_if_several and len(set(values)) == 1:
+        return False
+    if column.unless:
+        pairs = {(row[column.unless], row[column.source]) for row in rows}
+        others = {other for other, _ in pairs}
+        if None not in others and len(others) == len(pairs):
+            return False
+    return not column.only_if_any or any(values)
 
 
 def heading(name: str) -> str:

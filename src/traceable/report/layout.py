@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
-from traceable.report.text import LONGEST_NAME, cut, width_of
+from traceable.report.text import LONGEST_NAME, cut_apart, width_of
 
 GAP = 2
 _WIDEST_FURTHER_TEXT = 60
@@ -15,6 +17,9 @@ _WIDEST_FURTHER_TEXT = 60
 _NARROWEST_TEXT = 24
 """To how many cells a column of text may be cut before a column is dropped instead."""
 
+
+_NARROWEST = 5
+"""Some terminals say that they have no width: below this nobody can be reading."""
 
 _BREAKS = re.compile(r"(?<!\d) | (?!\d{3}\b)")
 """Where a line may be broken: at spaces, but not at those within a number (62 195)."""
@@ -29,12 +34,14 @@ class Cells:
         lines: one text a row.
         words: text, which stands left and may be cut, against numbers, which stand right and are whole or not there.
         rank: where not all columns fit, the one with the highest goes first. The first column never goes.
+        marks: what marks in its lines mean, a line each.
     """
 
     heading: str
     lines: Sequence[str]
     words: bool = False
     rank: int = 0
+    marks: Sequence[str] = ()
 
     @property
     def width(self) -> int:
@@ -43,8 +50,8 @@ class Cells:
         return min(widest, LONGEST_NAME) if self.words else widest
 
 
-def laid_out(columns: Sequence[Cells], width: int | None) -> list[str]:
-    """Return the heading line and one line a row.
+def laid_out(columns: Sequence[Cells], width: int | None) -> tuple[list[str], list[Cells]]:
+    """Return the heading line and one line a row, and the columns that are shown.
 
     Args:
         columns: at least one, equally long; the first says what the row is about.
@@ -55,13 +62,11 @@ def laid_out(columns: Sequence[Cells], width: int | None) -> list[str]:
     if width is not None:
         wanted = _fitted(columns, wanted, width)
     shown = [columns[i] for i in wanted]
-    lines = [[column.heading, *column.lines] for column in shown]
-    return [
-        (" " * GAP)
-        .join(_padded(cell, size, column.words) for cell, size, column in zip(row, wanted.values(), shown, strict=True))
-        .rstrip()
-        for row in zip(*lines, strict=True)
+    cells = [
+        [_padded(cell, size, column.words) for cell in cut_apart([column.heading, *column.lines], size)]
+        for column, size in zip(shown, wanted.values(), strict=True)
     ]
+    return [(" " * GAP).join(row).rstrip() for row in zip(*cells, strict=True)], shown
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -109,6 +114,19 @@ def _total(widths: dict[int, int]) -> int:
 
 
 def _padded(text: str, width: int, words: bool) -> str:
-    text = cut(text, width)
     space = " " * (width - width_of(text))
     return text + space if words else space + text
+
+
+def width_to_keep(stream: TextIO) -> int | None:
+    """Return how wide lines on `stream` may be: as COLUMNS says, else as its terminal is; None where there is none."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and int(said):
+        return max(_NARROWEST, int(said))
+    if not stream.isatty():
+        return None
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        columns = 0
+    return max(_NARROWEST, columns or 80)

@@ -10,16 +10,17 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
-from traceable.analysis.profile import Profile
+from traceable.analysis.profile import OUTLIVES, Profile
 from traceable.analysis.rules import INFERRED
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
 from traceable.report import flight, overhead, windows
 from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
-from traceable.report.layout import GAP, Cells, laid_out, wrapped
+from traceable.report.layout import GAP, Cells, laid_out, width_to_keep, wrapped
 from traceable.report.text import encodable, escaped, printable, width_of
 from traceable.report.view_columns import COUNTER_COLUMNS, RANGE_COLUMNS, TREE_COLUMNS, Other
 from traceable.report.views import FINDINGS, View
@@ -31,9 +32,6 @@ _TREE_MAX = 20
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _NARROWEST_TEXT = 20
 """In how many cells at least a text is wrapped: with less beside others, it begins a line of its own."""
-
-_NARROWEST = 5
-"""Some terminals say that they have no width: below this nobody can be reading."""
 
 _NO_RANGES = "no ranges were recorded: annotate the program, and with nsys have nvtx in --trace"
 _REASONS = {
@@ -53,8 +51,8 @@ class Page:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._width = _width(stream)
-        self._bold = self._width is not None and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        self._width = width_to_keep(stream)
+        self._bold = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
     def line(self, text: str = "") -> None:
         """Print a line, with escapes for what can't be printed."""
@@ -66,15 +64,17 @@ class Page:
         self._stream.write((f"{_BOLD}{text}{_PLAIN}" if self._bold else text) + "\n")
 
     def table(self, columns: Sequence[Cells]) -> None:
-        """Print a table, as wide as the terminal at most."""
-        written = [
-            Cells(column.heading, list(map(self._writable, column.lines)), column.words, column.rank)
-            for column in columns
-        ]
-        first, *rest = laid_out(written, self._width)
+        """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit."""
+        written = [replace(column, lines=list(map(self._writable, column.lines))) for column in columns]
+        (first, *rest), shown = laid_out(written, self._width)
         self.heading(first)
         for line in rest:
             self._stream.write(line + "\n")
+        for mark in dict.fromkeys(mark for column in shown for mark in column.marks):
+            self.paragraph([], mark)
+        hidden = [column.heading.strip() for column in written if not any(column is one for one in shown)]
+        if hidden:
+            self.paragraph([], f"no room for {', '.join(hidden)}: COLUMNS=200 makes some, --csv has every column")
 
     def paragraph(self, first: Sequence[str], text: str) -> None:
         """Print a text, wrapped where there is a width to keep, beside cells that stand in its first line only.
@@ -231,11 +231,15 @@ def write_trees(page: Page, table: Table) -> None:
     labels, shown = [], []
     for number, rows in trees.items():
         kept = _longest(rows)
+        took = {row["instance"]: row["cpu_ns"] for row in rows}
         more = f" ... and {len(rows) - len(kept)} below" if len(rows) > len(kept) else ""
         for row in kept:
             label = f"{'  ' * row['depth']}{printable(row['name'])}"
             labels.append(label if row["depth"] else f"{number}. {label}{more}")
-            shown.append({**row, "after_ns": row["start_ns"] - rows[0]["start_ns"]})
+            # Of single instances the one reason is that they went on: side by side none is longer than what is around.
+            around = took.get(row["parent_instance"], row["cpu_ns"]) if row["depth"] else row["cpu_ns"]
+            outlives = OUTLIVES if row["cpu_ns"] > around else None
+            shown.append({**row, "after_ns": row["start_ns"] - rows[0]["start_ns"], "cpu_exceeds": outlives})
     page.table([Cells("range", labels, words=True), *_columns(TREE_COLUMNS, shown)])
 
 
@@ -323,8 +327,8 @@ def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Ch
     if not shown:
         page.line("no row matches" if len(table) else "none")
         return
-    written = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
-    page.table(_columns(written, shown))
+    first, *rest = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
+    page.table([cells(first, shown), *_columns(rest, shown)])
     if left_out := len(choice.matching(table)) - len(shown):
         page.line(f"and {left_out} more: {more}")
 
@@ -377,17 +381,3 @@ def _folded_below(rows: Sequence[Row], every: Table) -> list[str]:
 def _counter(row: Row) -> str:
     name = printable(row["name"])
     return name if row["domain"] is None else f"{printable(row['domain'])}:{name}"
-
-
-def _width(stream: TextIO) -> int | None:
-    """Return the width of the terminal behind `stream`; None where there is none."""
-    if not stream.isatty():
-        return None
-    said = os.environ.get("COLUMNS", "")
-    if said.isascii() and said.isdigit() and int(said):
-        return max(_NARROWEST, int(said))
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except OSError:
-        columns = 0
-    return max(_NARROWEST, columns or 80)

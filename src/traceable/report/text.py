@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 LONGEST_NAME = 200
+_DOTS = ".."
+_NARROWEST_CORE = 3
+"""With less room between the dots than this nothing can be told apart."""
 
 
 def printable(name: str) -> str:
-    """Return a name as one line of at most 200 characters that is safe to print."""
+    """Return a name as one line that is safe to print, of more than 200 characters the first and last 100."""
     if len(name) > LONGEST_NAME:
-        name = name[:LONGEST_NAME] + "..."
+        name = f"{name[: LONGEST_NAME // 2]}...{name[-LONGEST_NAME // 2 :]}"
     return escaped(name) or "(no name)"
 
 
@@ -41,17 +46,62 @@ def width_of(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text in at most `width` cells; one that is cut ends with two dots.
+    """Return a text in at most `width` cells; of one that is cut, begin and end with two dots between.
 
     Examples:
-        >>> cut("forward", 7), cut("forward", 6)
-        ('forward', 'forw..')
+        >>> cut("forward", 7), cut("forward", 6), cut("encoder.layers.attention", 12)
+        ('forward', 'fo..rd', 'encod..ntion')
     """
     if width_of(text) <= width:
         return text
-    dots = ".." if width > 2 else ""
+    dots = _DOTS if width > len(_DOTS) else ""
+    end = (width - len(dots)) // 2 if dots else 0
+    return _first(text, width - len(dots) - end) + dots + (_first(text[::-1], end)[::-1] if end else "")
+
+
+def cut_apart(texts: Sequence[str], width: int) -> list[str]:
+    """Return the texts in at most `width` cells, so that those that differ still do where there is room for that.
+
+    Examples:
+        >>> cut_apart(["model.layers.1.attention.weight", "model.layers.2.attention.weight"], 14)
+        ['mode..1..eight', 'mode..2..eight']
+    """
+    short = {text: cut(text, width) for text in dict.fromkeys(texts)}
+    same: dict[str, list[str]] = {}
+    for text, one in short.items():
+        same.setdefault(one, []).append(text)
+    for group in same.values():
+        if len(group) > 1:
+            short.update(_around_differences(group, width))
+    return [short[text] for text in texts]
+
+
+def _around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
+    """Return texts that are cut to the same, cut so that what tells them apart is kept, in the middle."""
+    room = width - 2 * len(_DOTS)
+    begin = _common(texts)
+    end = min(_common([text[begin:][::-1] for text in texts]), min(map(len, texts)) - begin)
+    cores = [text[begin : len(text) - end] for text in texts]
+    if room < _NARROWEST_CORE:
+        return {}
+    found = {}
+    for text, core in zip(texts, cut_apart(cores, room), strict=True):
+        left = room - width_of(core)
+        head, tail = _first(text[:begin], left - left // 2), _first(text[len(text) - end :][::-1], left // 2)[::-1]
+        found[text] = f"{head}{_DOTS}{core}{_DOTS}{tail}"
+    return found
+
+
+def _common(texts: Sequence[str]) -> int:
+    """Return how many characters all begin with alike; the first and the last in order differ the soonest."""
+    first, last = min(texts), max(texts)
+    return next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+
+
+def _first(text: str, width: int) -> str:
+    """Return as much of a text as is in `width` cells, filled up with spaces where a wide character does not fit."""
     if text.isascii():
-        return text[: width - len(dots)] + dots
+        return text[:width]
     from rich.cells import set_cell_size
 
-    return set_cell_size(text, width - len(dots)) + dots
+    return set_cell_size(text, width) if width_of(text) > width else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traceable.analysis.units import value
-from traceable.report.columns import Column
+from traceable.report.columns import Column, exceeds
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Other:
 RANGE_COLUMNS = (
     Column("count"),
     Column("clipped", rank=2, only_if_any=True),
-    Column("cpu_total_ns", "total", 1),
-    Column("cpu_share", "share", 9),
+    Column("cpu_total_ns", "total", 1, mark=exceeds),
+    Column("cpu_share", "share", 9, mark=exceeds),
     Column("cpu_mean_ns", "mean", 8),
     Column("cpu_p50_ns", "p50", 3),
     Column("cpu_p90_ns", "p90", 14),
@@ -77,7 +77,7 @@ RANGES = (
 
 TREE_COLUMNS = (
     Column("after_ns", "after", 2),
-    Column("cpu_ns", "CPU", 0),
+    Column("cpu_ns", "CPU", 0, mark=exceeds),
     Column("cpu_self_ns", "self", 1),
     Column("active_ns", "active", 4, only_if_any=True),
     Column("clipped", rank=3, only_if_any=True),
@@ -295,12 +295,18 @@ SYNC_OTHERS = {
     ),
 }
 
+_WHOSE = (
+    Column("process", rank=9, only_if_several=True),
+    Column("pid", rank=9, only_if_several=True, unless="process"),
+)
+"""Of which of several processes: by its name (of a rank, say), and by its pid where names are missing or the same."""
+
 STEPS = (
     Column("step"),
     Column("index", rank=4, only_if_any=True),
-    Column("pid", rank=9),
+    *_WHOSE,
     Column("device", rank=8),
-    Column("name", rank=10),
+    Column("name", rank=12, only_if_several=True),
     Column("left_out", "left out", 3, only_if_any=True),
     Column("start_ns", "at", 7),
     Column("wall_ns", "wall", 0),
@@ -320,10 +326,10 @@ STEPS_OTHERS = {
     "summary": Other(
         "the steady steps",
         (
-            Column("pid"),
-            Column("device", rank=7),
-            Column("source", rank=6),
             Column("steady", "steps", 5),
+            *_WHOSE,
+            Column("device", rank=7),
+            Column("source", rank=12),
             Column("steps_per_s", "a second", 2),
             Column("wall_mean_ns", "wall mean", 4),
             Column("wall_p50_ns", "wall p50", 0),
@@ -354,7 +360,8 @@ STEPS_OTHERS = {
         "the slowest steps, against the median step",
         (
             Column("step"),
-            Column("pid", rank=9),
+            Column("index", rank=3, only_if_any=True),
+            *_WHOSE,
             Column("device", rank=8),
             Column("wall_ns", "wall", 0),
             Column("wall_more_ns", "more", 1),

@@ -19,7 +19,7 @@ from traceable.analysis.pauses import without_short_callbacks
 from traceable.analysis.profile import Profile, profile_of
 from traceable.analysis.range_names import RangeNames, Rules, load_rules, range_names
 from traceable.analysis.table import Table
-from traceable.analysis.windows import Asked, Captured, Windows, captured, judged
+from traceable.analysis.windows import STEP, Asked, Captured, Windows, captured, judged
 from traceable.errors import UnanswerableError, UsageError
 from traceable.trace.model import Trace
 
@@ -296,6 +296,12 @@ class Recording:
 
         return counters(self.trace)
 
+    def outside_ranges(self) -> Table:
+        """Return how much of each thread's wall time lies in no range, the most first."""
+        from traceable.analysis.outside_ranges import outside_ranges
+
+        return outside_ranges(self.context)
+
     def answer(self, question: str, **options: Any) -> Table:
         """Ask a question by its name: the function `analysis.<question>.<question>`.
 
@@ -314,11 +320,6 @@ class Recording:
         key = question, repr(sorted((name, value) for name, value in options.items() if value))
         if key in self._kept:
             return self._kept[key]
-        if question == "findings" and not len(self.context.gpu):
-            from traceable.analysis.gpus import gpus
-
-            # Says why there is nothing to find, so that the rules are not loaded for it.
-            gpus(self.context)
         ask = getattr(importlib.import_module(f"traceable.analysis.{question}"), question)
         self._tell(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
         if question == "findings":
@@ -460,6 +461,12 @@ class Recording:
         trace, cut = self._told[0], self.trace.cut
         whole = next((one for one in self._wholes if cut is not None and one.trace is cut.whole), None)
         return Context(trace, self.names, None if whole is None else whole.context)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the program marked its steps itself (`traceable.steps`, `step`)."""
+        ranges, trace = self.context.trace.ranges, self.context.trace
+        return bool(((ranges.name == trace.name_index(STEP)) & (ranges.domain == -1) & ranges.has_payload).any())
 
     @property
     def notes(self) -> tuple[str, ...]:

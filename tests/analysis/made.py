@@ -16,8 +16,17 @@ from hypothesis import strategies as st
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 
-NAMES = ("a", "b", "c", "domain", "traceable.active", "cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020")
-DOMAIN, ACTIVE, LAUNCH, WAIT = 3, 4, 5, 6
+NAMES = (
+    "a",
+    "b",
+    "c",
+    "domain",
+    "traceable.active",
+    "cudaLaunchKernel_v7000",
+    "cudaStreamSynchronize_v3020",
+    "traceable.generator",
+)
+DOMAIN, ACTIVE, LAUNCH, WAIT, GENERATOR = 3, 4, 5, 6, 7
 PROCESS_OF_THREAD = (0, 0, 1)
 COPY_DIRECTIONS = {1: "h2d", 2: "d2h", 8: "d2d", 10: "p2p"}
 DIRECTIONS = ("h2d", "d2h", "d2d", "p2p")
@@ -67,10 +76,10 @@ def coroutines(draw: Any, number: int) -> list[dict[str, int]]:
     identity = packed(number + 1, draw(st.integers(0, 7)))
     base = {"category": -1, "end_thread": -1, "clipped": False, "name": name, "fields": -1}
     base |= {"payload": identity, "has_payload": True, "identity": identity}
-    found = []
+    found, stretch = [], draw(st.sampled_from([ACTIVE, ACTIVE, GENERATOR]))
     for _ in range(draw(st.integers(1, 3))):
         end = at + draw(st.integers(0, 6))
-        place = {"domain": ACTIVE, "style": PUSH_POP, "thread": draw(where)}
+        place = {"domain": stretch, "style": PUSH_POP, "thread": draw(where)}
         found.append({**base, **place, "start_ns": at, "end_ns": end})
         at = end + draw(st.integers(1, 6))
     if draw(st.integers(0, 3)):

@@ -19,6 +19,7 @@ from tests.analysis.made import (
     COPY_DIRECTIONS,
     DIRECTIONS,
     DOMAIN,
+    GENERATOR,
     NAMES,
     PROCESS_OF_THREAD,
     WAIT,
@@ -76,7 +77,9 @@ class Oracle:
             one.update(self._measured(one))
 
     def _fold(self) -> list[dict[str, Any]]:
-        stretch = [r for r in self.ranges if r["domain"] == ACTIVE and r["style"] == PUSH_POP and r["has_payload"]]
+        stretch = [
+            r for r in self.ranges if r["domain"] in (ACTIVE, GENERATOR) and r["style"] == PUSH_POP and r["has_payload"]
+        ]
         own = [r for r in self.ranges if not any(r is part for part in stretch)]
         groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
         for r in stretch:

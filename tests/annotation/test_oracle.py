@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from .conftest import FORMS, Event, need_form, run_recorded
 
 PROGRAMS = 2_000
-ACTIVE = "traceable.active"
+ACTIVE = ("traceable.active", "traceable.generator")
 SYNC = ("with", "function", "generator")
 ASYNC = (*SYNC, "async_with", "coroutine", "async_generator")
 
@@ -237,8 +237,8 @@ def events(
 
 def test_every_range_is_emitted_as_often_as_the_oracle_says(events: list[Event], programs: list[Node]) -> None:
     oracle = expected(programs)
-    wholes = Counter(event.name for event in events if event.domain != ACTIVE)
-    stretches = Counter(event.name for event in events if event.domain == ACTIVE)
+    wholes = Counter(event.name for event in events if event.domain not in ACTIVE)
+    stretches = Counter(event.name for event in events if event.domain in ACTIVE)
     wrong = {
         name.partition(".")[0]
         for counted, told in ((wholes, oracle.wholes), (stretches, oracle.stretches))
@@ -253,7 +253,7 @@ def test_every_range_is_emitted_as_often_as_the_oracle_says(events: list[Event],
 def test_every_range_is_closed_and_every_stretch_lies_in_its_own_whole(events: list[Event]) -> None:
     assert all(event.end_ns is not None for event in events)
     wholes = {event.payload: event for event in events if event.kind == "start" and event.payload is not None}
-    stretches = [event for event in events if event.domain == ACTIVE]
+    stretches = [event for event in events if event.domain in ACTIVE]
     assert stretches
     for stretch in stretches:
         whole = wholes[stretch.payload]
@@ -265,12 +265,12 @@ def test_every_run_lies_in_its_caller_and_in_a_stretch_of_it(events: list[Event]
     by_name: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         by_name[event.name or ""].append(event)
-    inner = [event for event in events if event.domain != ACTIVE and "." in (event.name or "")]
+    inner = [event for event in events if event.domain not in ACTIVE and "." in (event.name or "")]
     assert inner
     for event in inner:
         caller = by_name[(event.name or "").rpartition(".")[0]]
-        (whole,) = [other for other in caller if other.domain != ACTIVE]
-        stretches = [other for other in caller if other.domain == ACTIVE]
+        (whole,) = [other for other in caller if other.domain not in ACTIVE]
+        stretches = [other for other in caller if other.domain in ACTIVE]
         assert whole.holds(event)
         if stretches and event.kind == "push":
             assert sum(stretch.holds(event) for stretch in stretches) == 1, (stretches, event)

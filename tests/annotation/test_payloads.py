@@ -10,7 +10,7 @@ import pytest
 
 from traceable import annotate, mark
 from traceable.annotation.arguments import checked_payload
-from traceable.annotation.emission import ACTIVE_DOMAIN, PAYLOAD_DOMAIN, is_identity
+from traceable.annotation.emission import ACTIVE_DOMAIN, GENERATOR_DOMAIN, PAYLOAD_DOMAIN, is_identity
 
 from .conftest import Event, Heard, Listen
 
@@ -51,7 +51,7 @@ def fields_of(heard: Heard) -> list[tuple[Event, dict[str, Any]]]:
             assert event.payload not in said
             assert event.payload is not None and event.name is not None
             said[event.payload] = event.name
-    ranges = [event for event in heard.events if event.domain not in (PAYLOAD_DOMAIN, ACTIVE_DOMAIN)]
+    ranges = [event for event in heard.events if event.domain not in (PAYLOAD_DOMAIN, ACTIVE_DOMAIN, GENERATOR_DOMAIN)]
     return [(event, json.loads(said[event.payload]) if event.payload in said else {}) for event in ranges]
 
 

@@ -8,15 +8,15 @@ from traceable.annotation.emission import identity
 
 from .conftest import Event, Heard, Listen
 
-ACTIVE = "traceable.active"
+ACTIVE = ("traceable.active", "traceable.generator")
 
 
 def wholes(heard: Heard, name: str) -> list[Event]:
-    return [event for event in heard.named(name) if event.domain != ACTIVE]
+    return [event for event in heard.named(name) if event.domain not in ACTIVE]
 
 
 def stretches(heard: Heard, name: str) -> list[Event]:
-    return [event for event in heard.named(name) if event.domain == ACTIVE]
+    return [event for event in heard.named(name) if event.domain in ACTIVE]
 
 
 def test_inspect_and_asyncio_see_the_same_kinds_of_function(listen: Listen) -> None:

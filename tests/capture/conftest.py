@@ -67,6 +67,11 @@ def steps_of(trace: Trace) -> list[int]:
 
 
 def names_of(trace: Trace) -> list[str]:
+    """The names of all ranges, by start, but for the waits between steps."""
+    return [name for name in all_names_of(trace) if name != "step.wait"]
+
+
+def all_names_of(trace: Trace) -> list[str]:
     """The names of all ranges, by start."""
     return [trace.names[name] for name in trace.ranges.name.tolist()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.capture.conftest import names_of
+from tests.capture.conftest import all_names_of, names_of
 
 LOOP = "import traceable\nfor item in traceable.steps(range({count})):\n    with traceable.annotate('work'): pass\n"
 
@@ -14,6 +14,57 @@ def test_a_loop_has_one_range_an_item_with_its_index(program):
     assert ran.counter == (5, 5)
     assert ran.status["steps"] == {"begun": 5, "ended": 5}
     assert (ran.status["end"], ran.status["windows"], ran.said) == ("exit", [], [])
+
+
+def test_the_wait_for_the_next_item_is_a_range_of_its_own(program):
+    code = """
+import asyncio, traceable
+def batches():
+    for item in range(2):
+        with traceable.annotate("read"): pass
+        yield item
+for _ in traceable.steps(batches()):
+    with traceable.annotate("work"): pass
+async def main():
+    async def later():
+        with traceable.annotate("read"): pass
+        yield 0
+    async for _ in traceable.steps(later()):
+        with traceable.annotate("work"): pass
+asyncio.run(main())
+"""
+    ran = program(code)
+    once = ["step.wait", "read", "step", "work"]
+    assert all_names_of(ran.trace) == [*once * 2, "step.wait", *once, "step.wait"]
+    ranges = ran.trace.ranges
+    held = list(zip(ranges.start_ns.tolist(), ranges.end_ns.tolist(), all_names_of(ran.trace), strict=True))
+    for start, end, name in held:
+        if name in ("read", "work"):
+            around = {other for begin, until, other in held if begin <= start and end <= until and other != name}
+            assert around == {"step.wait" if name == "read" else "step"}
+    assert not ranges.clipped.any()
+
+
+def test_an_iterable_that_takes_steps_itself_leaves_every_range_in_its_place(program):
+    code = """
+import traceable
+def inner():
+    for item in traceable.steps(range(3)):
+        with traceable.annotate("made"): pass
+        yield item
+for _ in traceable.steps(inner()):
+    with traceable.annotate("work"): pass
+"""
+    ran = program(code)
+    assert ran.steps == [0, 1, 2]
+    ranges = ran.trace.ranges
+    steps = [i for i, name in enumerate(all_names_of(ran.trace)) if name == "step"]
+    for name in ("made", "work"):
+        mine = [i for i, one in enumerate(all_names_of(ran.trace)) if one == name]
+        assert len(mine) == 3
+        for i, step in zip(mine, steps, strict=True):
+            assert ranges.start_ns[step] <= ranges.start_ns[i] <= ranges.end_ns[i] <= ranges.end_ns[step]
+    assert not ranges.clipped.any()
 
 
 def test_two_loops_of_one_process_count_on(program):

@@ -35,9 +35,9 @@ def printed(database: Path, *options: str, stream: Any = None, **more: Any) -> s
 def table(text: str) -> list[str]:
     """The first column of the table with its indentation; two spaces end it."""
     lines = text.splitlines()
-    body = [
-        line for line in lines[lines.index("") + 2 :] if not re.match("and |[~*^] |no room for |.* stands for ", line)
-    ]
+    first = lines.index("") + 2
+    until = lines.index("", first) if "" in lines[first:] else None
+    body = [line for line in lines[first:until] if not re.match("and |[~*^] |no room for |.* stands for ", line)]
     return [" " * (len(line) - len(line.lstrip())) + re.split("  +", line.strip())[0] for line in body]
 
 
@@ -65,6 +65,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "ranges",
         "names",
         "counters",
+        "outside_ranges",
         "findings",
         "finding_rules",
         "expectations",
@@ -296,8 +297,9 @@ def test_a_terminal_loses_columns_rather_than_wrap(made: Any, width: int) -> Non
     os.close(leader)
     assert process.wait() == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", output.decode()).replace("\r\n", "\n").splitlines()
-    body = lines[lines.index("") + 1 :]
-    assert max(map(len, body)) <= width
+    first = lines.index("") + 1
+    assert max(map(len, lines[first:])) <= width
+    body = lines[first : lines.index("", first)]
     assert ("no room for" in "".join(body)) == (width < 120)
     assert "count" in body[0]
     assert ("p90" in body[0]) == (width == 200)

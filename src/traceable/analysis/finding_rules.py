@@ -96,12 +96,14 @@ class Rule:
         thresholds: what decides whether it speaks. Each rule has `share` too: see `share_of`.
         find: returns its findings, in any order; those with a bound under `share` are dropped later. Raises
             UnanswerableError where the trace can't support it.
+        needs_gpu: whether it looks at GPU operations; without any it is not asked.
     """
 
     name: str
     question: str
     thresholds: tuple[Threshold, ...]
     find: Callable[[Evidence, Values], list[Finding]]
+    needs_gpu: bool = True
 
 
 def share_of(default: float) -> Threshold:
@@ -138,18 +140,27 @@ class Evidence:
     Args:
         context: of the trace.
         ask: answers another question, by its name, as it is answered without options.
-
-    Raises:
-        UnanswerableError: the trace holds no GPU operations.
     """
 
     def __init__(self, context: Context, ask: Callable[[str], Table]) -> None:
         self.context = context
         self.ask = ask
-        self.used: Gpus = gpus(context)
-        self.gpu_of_operation = self.used.of_operation
         self.pids = tuple(process.pid for process in context.trace.processes)
         self._cause = np.empty(0, np.int8)
+
+    @cached_property
+    def used(self) -> Gpus:
+        """The GPUs that ran anything.
+
+        Raises:
+            UnanswerableError: the trace holds no GPU operations.
+        """
+        return gpus(self.context)
+
+    @cached_property
+    def gpu_of_operation(self) -> Int64:
+        """The place of each operation's GPU in `used`."""
+        return self.used.of_operation
 
     @cached_property
     def steps(self) -> Table:

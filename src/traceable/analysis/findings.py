@@ -18,6 +18,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.finding_copies import PAGEABLE_COPIES, SMALL_H2D_COPIES
 from traceable.analysis.finding_idle import DEVICE_IMBALANCE, LAUNCH_BOUND, LOW_UTILISATION
 from traceable.analysis.finding_loading import MODULE_LOADING
+from traceable.analysis.finding_loop import BLOCKED_EVENT_LOOP
 from traceable.analysis.finding_queue import LAUNCH_QUEUE_FULL, QUEUED_GAPS, SHARED_GPU
 from traceable.analysis.finding_rules import Evidence, Finding, Rule
 from traceable.analysis.finding_uneven import UNEVEN_EQUAL_STEPS
@@ -32,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),
     *(LAUNCH_BOUND, LOW_UTILISATION, DEVICE_IMBALANCE),
     *(MODULE_LOADING, QUEUED_GAPS, SHARED_GPU, LAUNCH_QUEUE_FULL, UNIFIED_MEMORY_MIGRATION, UNEVEN_EQUAL_STEPS),
+    BLOCKED_EVENT_LOOP,
 )
 """The rules, in the order of the documentation."""
 
@@ -76,6 +78,8 @@ def findings(
     refused: dict[str, UnanswerableError] = {}
     for rule in RULES:
         try:
+            if rule.needs_gpu:
+                _ = evidence.used
             candidates = rule.find(evidence, values[rule.name])
         except UnanswerableError as error:
             refused[rule.name] = error

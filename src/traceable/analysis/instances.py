@@ -1,9 +1,10 @@
 """Range instances: what was entered and left once, where it stands in the tree, and where its work is looked for.
 
 A push/pop range is one instance. A coroutine is recorded as one start/end range, from first to last, and a push/pop
-range in the domain `traceable.active` for each stretch in which it really ran; these become one instance, and what lies
-inside a stretch lies inside the coroutine. A start/end range without stretches lies outside the nesting of the thread;
-where its identity names what it began in, that is its parent (`analysis.parentage`).
+range in the domain `traceable.active` for each stretch in which it really ran, a plain generator likewise in
+`traceable.generator`; these become one instance, and what lies inside a stretch lies inside the coroutine. A start/end
+range without stretches lies outside the nesting of the thread; where its identity names what it began in, that is its
+parent (`analysis.parentage`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from traceable.analysis.nesting import parents
 from traceable.analysis.parentage import parents_of
-from traceable.trace.emitted import ACTIVE_DOMAIN as ACTIVE_DOMAIN
+from traceable.trace.emitted import in_stretch_domain
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
 
 
@@ -215,9 +216,8 @@ def own_ranges(trace: Trace) -> Int64:
 
 def _is_stretch(trace: Trace) -> Bool:
     ranges = trace.ranges
-    active = trace.names.index(ACTIVE_DOMAIN) if ACTIVE_DOMAIN in trace.names else -2
-    found: Bool = (ranges.domain == active) & (ranges.style == PUSH_POP) & ranges.has_payload
-    return found
+    stretch: Bool = in_stretch_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP)
+    return stretch & ranges.has_payload
 
 
 def _groups(trace: Trace, stretch: Int64) -> Int64:

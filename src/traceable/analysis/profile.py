@@ -15,6 +15,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summed_up
 from traceable.analysis.grouping import ranked
 from traceable.analysis.instances import Instances
+from traceable.analysis.loop_blocks import callback_culprits
 from traceable.analysis.operations import DIRECTIONS
 from traceable.analysis.rules import RULES, launch_events
 from traceable.analysis.shared import once
@@ -63,11 +64,18 @@ def profile_of(context: Context) -> Profile:
 
 @dataclass(frozen=True)
 class Measured:
-    """What each instance took: its GPU work, the part of it that nsys's projection knows, its waits in ns."""
+    """What each instance took.
+
+    Attributes:
+        work, nsys: its GPU work, and the part of it that nsys's projection knows.
+        waits: its waits in ns.
+        held_by: of a callback of an event loop the instance that took most of it; -1 for all else.
+    """
 
     work: GpuWork
     nsys: Projection
     waits: Int64
+    held_by: Int64
 
 
 def measured(context: Context) -> Measured:
@@ -75,14 +83,14 @@ def measured(context: Context) -> Measured:
     found, gpu, launched, attribution = context.found, context.gpu, context.launched, context.attribution
     work = work_of(found, gpu, launched, attribution.links, attribution.replayed)
     nsys = projected(found, gpu, launched, launch_events(gpu, launched), work)
-    return Measured(work, nsys, sync_waits(context))
+    return Measured(work, nsys, sync_waits(context), callback_culprits(context))
 
 
 def _by_path(trace: Trace, found: Instances, took: Measured) -> tuple[Table, tuple[Fields | None, ...]]:
     group, first = grouped(found.path, found.domain, found.style)
     identity = _identity(trace, found, first)
     paths = [[trace.names[name] for name in found.paths[path]] for path in found.path[first].tolist()]
-    table = Table({"path": objects(paths), **identity, **_columns(found, took, group, len(first))})
+    table = Table({"path": objects(paths), **identity, **_columns(trace, found, took, group, len(first))})
     table = Table({**table.values, "cpu_exceeds": _exceeding(found, group, first, table)})
     order = _tree_order(found, first, table.values["cpu_total_ns"])
     fields = summed_up(trace.names, found.fields, group, len(first))
@@ -109,7 +117,7 @@ def by_place(context: Context, place: Int64) -> tuple[Table, Int64]:
 
 
 def _of_names(trace: Trace, found: Instances, took: Measured, group: Int64, first: Int64) -> Table:
-    columns = _columns(found, took, group, len(first))
+    columns = _columns(trace, found, took, group, len(first))
     tree = _tree_columns(found, took.nsys, group, len(first))
     style = found.style[first]
     of_style = totals(style.astype(np.int64), np.maximum(columns["cpu_total_ns"], 0), int(style.max(initial=0)) + 1)
@@ -158,7 +166,7 @@ def _identity(trace: Trace, found: Instances, first: Int64) -> dict[str, NDArray
     }
 
 
-def _columns(found: Instances, took: Measured, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _columns(trace: Trace, found: Instances, took: Measured, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, one value a group. What was not entered has no CPU time."""
     real = found.entered
     whole = real & ~found.clipped
@@ -175,10 +183,24 @@ def _columns(found: Instances, took: Measured, group: Int64, groups: int) -> dic
         "cpu_self_total_ns": _known_total(group, found.self_ns, groups),
         "active_total_ns": _known_total(group, found.active_ns, groups),
         **ranked(group, found.active_ns, groups, whole & found.task).summary("active"),
+        "pause_in": objects(_pause_paths(trace, found, took.held_by, group, groups)),
         "sync_wait_total_ns": _known_total(group, took.waits, groups),
         **_gpu_columns(found, took.work, duration, group, groups),
         **_nsys_columns(took.nsys, duration, group, groups),
     }
+
+
+def _pause_paths(trace: Trace, found: Instances, held_by: Int64, group: Int64, groups: int) -> list[list[str] | None]:
+    """Return for each group of callbacks the path of the ranges that took most of their time; None for all else."""
+    paths: list[list[str] | None] = [None] * groups
+    took: dict[tuple[int, int], int] = {}
+    rows = np.flatnonzero(held_by >= 0)
+    lasted = (found.end_ns - found.start_ns)[rows].tolist()
+    for one, path, ns in zip(group[rows].tolist(), found.path[held_by[rows]].tolist(), lasted, strict=True):
+        took[one, path] = took.get((one, path), 0) + ns
+    for one, path in sorted(took, key=lambda key: took[key]):
+        paths[one] = [trace.names[name] for name in found.paths[path]]
+    return paths
 
 
 def _gpu_columns(

@@ -26,6 +26,7 @@ from traceable.analysis.step_detection import (
     steps_of,
 )
 from traceable.analysis.step_parts import breakdown, slowest
+from traceable.analysis.step_rhythm import rhythm
 from traceable.analysis.step_work import Work, columns_of, inferred, work_of
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded_ns
@@ -313,6 +314,7 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
             "steady_end_ns": integers(end, count > 0),
             **ranked(found.lane, columns["wall_ns"], lanes, steady).summary("wall"),
             "steps_per_s": ratios(count * 1e9, elapsed),
+            **rhythm(context, found, steady, elapsed),
             "utilisation_share": ratios(busy, wall),
             **means,
         }

@@ -12,7 +12,8 @@ for none. Both make its identity, an int64 payload:
     bit 63: 0    bit 62: 1    bits 32-61: the parent's number    bits 30-31: 0    bits 0-29: its own number
 
 - The whole of a run and an `async with` block are start/end ranges that carry the identity as payload. The stretches
-  of a run are push/pop ranges of the same name in `ACTIVE_DOMAIN` that carry the same identity.
+  of a run are push/pop ranges of the same name in `ACTIVE_DOMAIN` that carry the same identity; those of a plain
+  generator are in `GENERATOR_DOMAIN`, because no event loop drives it and nothing waits while it runs.
 - Where the user gave a number as payload, the range carries that. A run is then known by its stretches: the first is
   the next range of that name that the thread opens after the whole began. Any other is announced: right before it, its
   thread emits a mark `{}` in `PAYLOAD_DOMAIN` with the identity, and it is the first range of that thread which begins
@@ -37,6 +38,9 @@ ACTIVE_DOMAIN = "traceable.active"
 
 PAYLOAD_DOMAIN = "traceable.payload"
 """The domain of the marks that say a range's fields or identity."""
+
+GENERATOR_DOMAIN = "traceable.generator"
+"""The same for plain generators, which no event loop drives."""
 
 COUNTER_DOMAIN = "traceable.counter"
 """The domain of the counters' samples."""

@@ -250,7 +250,9 @@ class _Callbacks:
         if not self._heard and "uvloop" in sys.modules:
             environment.warn_once(
                 "loop pauses",
-                "no pause of the event loop was recorded: uvloop runs its callbacks where Python can't see",
+                "no pause of the event loop was recorded: uvloop runs its callbacks where Python can't see; run the "
+                "server with asyncio's own loop (uvicorn: --loop asyncio). What annotated coroutines block, "
+                "`report --view findings` says under uvloop too",
             )
 
     def _open(self, handle: Any) -> tuple[annotate, int] | None:

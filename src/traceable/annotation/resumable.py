@@ -2,9 +2,9 @@
 
 Push and pop are a stack of the thread, so a range that stays open while its code is suspended is closed by whoever
 runs next. Here the whole, from first resumption to end, is a start/end range; each stretch in which the code really
-runs is a push/pop range in the domain `traceable.active`, with the same name. Both carry the instance's identity (the
-whole only where the user gave it no number): `emission` tells how. Whatever ends the code ends its ranges: a return, an
-exception, `close()`, cancellation, garbage collection.
+runs is a push/pop range of the same name in the domain `traceable.active`, or `traceable.generator` for a plain
+generator. Both carry the instance's identity (the whole only where the user gave it no number): `emission` tells how.
+Whatever ends the code ends its ranges: a return, an exception, `close()`, cancellation, garbage collection.
 
 Imported when the first such thing is decorated.
 """
@@ -16,7 +16,7 @@ import types
 from contextvars import ContextVar
 
 from traceable.annotation import engine, executors
-from traceable.annotation.emission import ACTIVE_DOMAIN, instance_of
+from traceable.annotation.emission import ACTIVE_DOMAIN, GENERATOR_DOMAIN, instance_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ _carries = False
 """Whether the threads of executors are given what a coroutine or block that submits to them is."""
 
 
-def _stretch_of(range_: annotate) -> annotate:
+def _stretch_of(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotate:
     message, color, _domain, category, _payload = range_._arguments
-    return type(range_)(message, color, ACTIVE_DOMAIN, category)
+    return type(range_)(message, color, domain, category)
 
 
 def _carry() -> None:
@@ -95,7 +95,7 @@ def coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., A
 
 def generator(function: Callable[..., Any], range_: annotate, awaitable: bool = False) -> Callable[..., Any]:
     """Wrap a generator function; `awaitable` where it was made by `types.coroutine`."""
-    stretch = _stretch_of(range_)
+    stretch = _stretch_of(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
 
     def annotated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         run = engine.Run(range_, stretch)

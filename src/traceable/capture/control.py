@@ -12,14 +12,14 @@ import contextlib
 import os
 import sys
 import time
-from _thread import RLock
+from _thread import RLock, get_ident
 from collections import deque
 
 from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import flight, gates, process, step_times
 from traceable.capture.conditions import age_s
-from traceable.capture.one_step import Step
+from traceable.capture.one_step import Step, Wait
 from traceable.capture.open_window import COMPLETE, DURATION, EXIT, MISSED, STOPPED, OpenWindow, moment, new_entry
 from traceable.capture.plan import NEVER, Plan
 from traceable.capture.request import Request
@@ -60,6 +60,7 @@ class Session:
         self._next = 0
         self._refused = 0
         self._current: Step | None = None
+        self._waiting: Wait | None = None
         self._windows: list[dict[str, Any]] = []
         self._open: OpenWindow | None = None
         self._requests: deque[Request] = deque()
@@ -70,11 +71,34 @@ class Session:
 
     # ---- steps
 
+    def begin_wait(self, *, as_block: bool = False) -> Wait | None:
+        """Begin to wait for what the next step is about; None in a step, and where someone waits already."""
+        if engine.disabled:
+            return None
+        with self._lock:
+            if self._current is not None or self._waiting is not None:
+                return None
+            self._waiting = Wait(as_block)
+            return self._waiting
+
+    def end_wait(self, wait: Wait | None) -> None:
+        """End what `begin_wait` returned."""
+        if wait is None:
+            return
+        with self._lock:
+            wait.close()
+            if self._waiting is wait:
+                self._waiting = None
+
     def begin(self, *, as_block: bool = False, bare: bool = False, payload: Any = None) -> Step | None:
         """Begin a step; None where one is open already. The payload is for the conditions of `capture_when` alone."""
         if engine.disabled:
             return None
         with self._lock:
+            waiting = self._waiting
+            if waiting is not None and not waiting.as_block and waiting.thread == get_ident():
+                # The iterable takes steps itself: a step that outlasts the wait must not be closed in its place.
+                self.end_wait(waiting)
             if self._current is not None:
                 self._refused += 1
                 environment.warn_once(

@@ -1,4 +1,4 @@
-"""One open step and its range. Which steps there are is `control`'s to say."""
+"""One open step and its range, and the wait before one. Which steps there are is `control`'s to say."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from traceable.annotation.ranges import annotate, blocks
 STEP = "step"
 """The name of the range that every step is; its payload is the step's index."""
 
+WAIT = "step.wait"
+"""The name of the range in which `steps` waits for the next item."""
+
 _heard = engine.emits()
 """NVTX asks for its listener once, so whether anyone hears a step is known from the start."""
+
+_wait = annotate(WAIT) if _heard else None
 
 
 class Step:
@@ -50,3 +55,30 @@ class Step:
                 "step thread",
                 "a step ended on another thread than it began on: its range stays open (traceable help windows)",
             )
+
+
+class Wait:
+    """A wait for the next item, whose range is open; it is closed once."""
+
+    __slots__ = ("_open", "as_block", "thread")
+
+    def __init__(self, as_block: bool) -> None:
+        self.as_block = as_block
+        self.thread = get_ident()
+        self._open = _wait is not None
+        if _wait is None:
+            return
+        if as_block:
+            blocks().open_block(_wait)
+        else:
+            _wait._push()
+
+    def close(self) -> None:
+        """Close its range, on the thread that opened it."""
+        if not self._open or _wait is None:
+            return
+        self._open = False
+        if self.as_block:
+            blocks().close_block(_wait)
+        elif self.thread == get_ident():
+            _wait._pop()

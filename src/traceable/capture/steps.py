@@ -26,8 +26,8 @@ def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Step
     """Return an iterable of the same items in which the work on each is a step.
 
     A step begins when the loop has its item and ends when it asks for the next one, or is left. What the iterable
-    itself takes lies between two steps. In `async for` over an asynchronous iterable a step is a range that other
-    tasks can't cross.
+    itself takes lies between two steps, in a range `step.wait` of its own. In `async for` over an asynchronous iterable
+    both are ranges that other tasks can't cross.
 
     Args:
         iterable: anything to loop over.
@@ -64,9 +64,14 @@ class Steps:
 def _stepping(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> Iterator[Any]:
     # What is yielded leaves this frame first: it must not keep a batch alive that the loop has let go.
     hand: list[Any] = []
-    for item in iterator:
-        hand.append(item)
-        del item
+    while True:
+        wait = session.begin_wait()
+        try:
+            hand.append(next(iterator))
+        except StopIteration:
+            return
+        finally:
+            session.end_wait(wait)
         open_ = session.begin(payload=_shown(payload, hand))
         try:
             yield hand.pop()
@@ -76,9 +81,14 @@ def _stepping(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> 
 
 async def _stepping_async(iterator: AsyncIterator[Any], payload: Callable[[Any], Any] | None) -> AsyncIterator[Any]:
     hand: list[Any] = []
-    async for item in iterator:
-        hand.append(item)
-        del item
+    while True:
+        wait = session.begin_wait(as_block=True)
+        try:
+            hand.append(await anext(iterator))
+        except StopAsyncIteration:
+            return
+        finally:
+            session.end_wait(wait)
         open_ = session.begin(as_block=True, payload=_shown(payload, hand))
         try:
             yield hand.pop()

@@ -129,13 +129,26 @@ def print_ranges(
         table = recording.profile.names if by == "name" else recording.profile.ranges
         write_output(arguments.csv, to_csv(choice.rows(table, LARGEST), table.columns), stream)
     if prints_tables(arguments):
-        from traceable.report.terminal import Page, write_head, write_largest_findings, write_notes, write_ranges
+        from traceable.report.terminal import (
+            Page,
+            write_head,
+            write_largest_findings,
+            write_notes,
+            write_outside_ranges,
+            write_ranges,
+            write_rhythm,
+        )
 
         page = Page(stream)
         said = head(recording)
         write_head(page, said, title)
         shown = choice.for_terminal(TERMINAL_ROWS)
         write_ranges(page, recording.profile, recording.counters(), shown, by, said["folded_names"])
+        if choice.match is None and choice.domain is None and choice.name is None:
+            write_outside_ranges(page, recording.outside_ranges())
+        if recording.counts_steps:
+            with contextlib.suppress(UnanswerableError):
+                write_rhythm(page, recording.steps().others["summary"])
         with contextlib.suppress(UnanswerableError):
             write_largest_findings(page, recording.findings(thresholds=thresholds))
         write_notes(page, said)

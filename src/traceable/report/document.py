@@ -94,6 +94,7 @@ def document(
         ],
         "names": choice.rows(profile.names, LARGEST),
         "counters": list(counters.take(choice.matching(counters)).rows()),
+        "outside_ranges": list(recording.outside_ranges().rows()),
         **_findings(recording, thresholds),
         "expectations": expectation_rows(verdicts),
     }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
+from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.profile import OUTLIVES, Profile
 from traceable.analysis.rules import INFERRED
 from traceable.analysis.table import Table
@@ -22,13 +23,19 @@ from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, width_to_keep, wrapped
 from traceable.report.text import encodable, escaped, printable, width_of
-from traceable.report.view_columns import COUNTER_COLUMNS, RANGE_COLUMNS, TREE_COLUMNS, Other
+from traceable.report.view_columns import COUNTER_COLUMNS, OUTSIDE_COLUMNS, RANGE_COLUMNS, TREE_COLUMNS, Other
 from traceable.report.views import FINDINGS, View
 
 _COUNTERS_MAX = 100
 _FINDINGS_BELOW_RANGES = 3
 _FOLDED_MAX = 3
 _TREE_MAX = 20
+_OUTSIDE_MAX = 5
+"""Of how many threads and processes at most something is said below the ranges."""
+
+_LEAST_OUTSIDE = 0.01
+"""From which share of its time in no range on a thread is shown."""
+
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _NARROWEST_TEXT = 20
 """In how many cells at least a text is wrapped: with less beside others, it begins a line of its own."""
@@ -146,6 +153,35 @@ def write_ranges(
     _write_counters(page, list(counters.take(choice.matching(counters)).rows()))
 
 
+def write_outside_ranges(page: Page, outside: Table) -> None:
+    """Print how much of the time of threads lies in no range, the most first; nothing where there is hardly any."""
+    some = [row for row in outside.rows() if row["outside_ns"] >= _LEAST_OUTSIDE * row["wall_ns"] > 0]
+    shown = some[:_OUTSIDE_MAX]
+    if shown:
+        page.line()
+        labels = [f"{row['thread'] or row['process'] or 'thread'} {row['tid']}" for row in shown]
+        page.table([Cells("thread", list(map(printable, labels)), words=True), *_columns(OUTSIDE_COLUMNS, shown)])
+    if len(some) > len(shown):
+        page.line(f"and {len(some) - len(shown)} more threads: --json has all")
+
+
+def write_rhythm(page: Page, summary: Table) -> None:
+    """Print throughput and jitter of the steps that a program counts itself, a line a process."""
+    for row in list(summary.rows())[:_OUTSIDE_MAX]:
+        if row["steps_per_s"] is None:
+            continue
+        parts = [
+            f"process {row['pid']}: {row['steady']} of {count(row['steps'], 'step')}, {row['steps_per_s']:.4g} steps/s"
+        ]
+        if row["interval_p50_ns"] is not None:
+            middle, most = time(row["interval_p50_ns"]), time(row["interval_max_ns"])
+            jitter = time(row["interval_stddev_ns"])
+            parts.append(f"from one to the next {middle} (p50), {most} at most, jitter (standard deviation) {jitter}")
+        if row["wait_share"] is not None:
+            parts.append(f"{share(row['wait_share'])} of the time waiting for the next item")
+        page.line("; ".join(parts))
+
+
 def write_largest_findings(page: Page, findings: Table) -> None:
     """Print the findings with the largest bounds, and where the rest is; nothing where there are none."""
     rows = list(findings.take(slice(_FINDINGS_BELOW_RANGES)).rows())
@@ -176,10 +212,17 @@ def write_findings(page: Page, findings: Table, choice: Choice) -> None:
     page.heading("rules:")
     rules = list(findings.others["rules"].rows())
     names = [row["rule"] for row in rules]
+    reasons = Counter(row["reason"] for row in rules)
     for row in rules:
+        if row["reason"] is not None and reasons[row["reason"]] > 1:
+            continue
         state = f"{row['findings']} {row['state']}" if row["findings"] else row["state"]
         why = f"{row['reason']}; {row['remedy']}" if row["reason"] is not None else ", ".join(row["thresholds"])
         page.paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {why}")
+    for reason in [reason for reason, number in reasons.items() if reason is not None and number > 1]:
+        alike = [row for row in rules if row["reason"] == reason]
+        page.paragraph([f"{len(alike)} {alike[0]['state']}"], f"{reason}; {alike[0]['remedy']}")
+        page.paragraph([""], ", ".join(row["rule"] for row in alike))
     for note in findings.notes:
         page.paragraph([], note)
 
@@ -350,16 +393,16 @@ def _columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Cells]:
 def range_labels(rows: Sequence[Row], tree: bool) -> list[str]:
     """Return the text of each row's first column: its path below the nearest row above that it lies inside."""
     if "path" not in rows[0]:
-        return [_counter(row) for row in rows]
+        return [_counter(row) + _pause(row) for row in rows]
     if not tree:
-        return [" / ".join(map(printable, row["path"])) for row in rows]
+        return [" / ".join(map(printable, row["path"])) + _pause(row) for row in rows]
     shown = {tuple(row["path"]) for row in rows}
     labels = []
     for row in rows:
         path = tuple(row["path"])
         above = [n for n in range(1, len(path)) if path[:n] in shown]
         below = path[above[-1] :] if above else path
-        labels.append("  " * len(above) + " / ".join(map(printable, below)))
+        labels.append("  " * len(above) + " / ".join(map(printable, below)) + _pause(row))
     return labels
 
 
@@ -376,6 +419,14 @@ def _folded_below(rows: Sequence[Row], every: Table) -> list[str]:
             hidden[above] += 1
     # A path has several rows where domains or styles share its names: the first says it.
     return [f" ... and {number} below" if (number := hidden.pop(tuple(row["path"]), 0)) else "" for row in rows]
+
+
+def _pause(row: Row) -> str:
+    """Return what stands behind the label of a callback of an event loop: what it is, and which range it was in."""
+    if row["domain"] != LOOP_DOMAIN:
+        return ""
+    inside = row.get("pause_in")
+    return f" [loop pause in {printable(inside[-1])}]" if inside else " [loop pause]"
 
 
 def _counter(row: Row) -> str:

@@ -50,6 +50,13 @@ COUNTER_COLUMNS = (
 )
 """What a terminal shows of the counters, below the ranges."""
 
+OUTSIDE_COLUMNS = (
+    Column("wall_ns", "wall", 2),
+    Column("outside_ns", "in no range", 0),
+    Column("outside_share", "share", 1),
+)
+"""What a terminal shows of the time that threads spent in no range, below the ranges."""
+
 RANGES = (
     Column("name", "range"),
     Column("recorded_name", "as recorded", 19, only_if_any=True),
@@ -335,6 +342,9 @@ STEPS_OTHERS = {
             Column("wall_p50_ns", "wall p50", 0),
             Column("wall_p99_ns", "wall p99", 1),
             Column("wall_max_ns", "wall max", 9),
+            Column("interval_p50_ns", "interval p50", 7),
+            Column("interval_stddev_ns", "jitter", 3),
+            Column("wait_share", "waiting", 3, only_if_any=True),
             Column("utilisation_share", "utilisation", 3),
             Column("gpu_busy_mean_ns", "GPU busy", 6),
             Column("idle_mean_ns", "idle", 8),

@@ -17,7 +17,7 @@ import numpy as np
 
 from traceable.analysis.instances import Instances, instances
 from traceable.testing.live import LiveRecording, Row
-from traceable.trace.emitted import ACTIVE_DOMAIN, COUNTER_DOMAIN, PAYLOAD_DOMAIN, is_identity
+from traceable.trace.emitted import COUNTER_DOMAIN, PAYLOAD_DOMAIN, in_stretch_domain, is_identity
 from traceable.trace.model import PUSH_POP, START_END, Trace
 
 Payload = int | float | dict[str, Any] | None
@@ -236,8 +236,7 @@ def _payload(row: Row, fields: _Fields) -> Payload:
 def _first_ranges(trace: Trace, found: Instances) -> Any:
     """Return for each instance its row in `trace.ranges`; for a coroutine without a whole, its first stretch's."""
     ranges = trace.ranges
-    active = trace.names.index(ACTIVE_DOMAIN) if ACTIVE_DOMAIN in trace.names else -2
-    stretch = (ranges.domain == active) & (ranges.style == PUSH_POP) & ranges.has_payload
+    stretch = in_stretch_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP) & ranges.has_payload
     own = np.flatnonzero(~stretch)
     if not np.array_equal(ranges.start_ns[own], found.start_ns[: len(own)]):
         raise AssertionError("the instances of the trace do not begin with its ranges")

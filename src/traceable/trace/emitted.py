@@ -6,6 +6,7 @@ Here marks are matched to the ranges that they speak of. What that means for the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,10 @@ import numpy as np
 from traceable.trace.model import NULL, Bool, Int32, Int64
 
 ACTIVE_DOMAIN = "traceable.active"
-"""The domain of the stretches in which coroutines and generators ran."""
+"""The domain of the stretches in which coroutines and async generators ran."""
+
+GENERATOR_DOMAIN = "traceable.generator"
+"""The domain of the stretches in which plain generators ran."""
 
 PAYLOAD_DOMAIN = "traceable.payload"
 """The domain of the marks that say a range's fields or identity."""
@@ -40,6 +44,18 @@ def is_identity(payload: Int64) -> Bool:
     """Return which payloads are identities of instances and no numbers of the user's; NULL is none."""
     found: Bool = (payload >> _TAG_BIT == 1) & (payload & _ZERO_BITS == 0) & (payload & _NUMBER_BITS != 0)
     return found
+
+
+def in_stretch_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
+    """Return which of these are the domains of stretches.
+
+    Args:
+        domain: indices of names.
+        number: returns the index of a name; for one that is not there, a number that no domain has.
+    """
+    stretch: Bool = domain == number(ACTIVE_DOMAIN)
+    generator = number(GENERATOR_DOMAIN)
+    return stretch if generator < 0 else stretch | (domain == generator)
 
 
 def number_of(identity: Int64) -> Int64:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from traceable.trace.emitted import (
-    ACTIVE_DOMAIN,
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
     WINDOW,
     WINDOW_DOMAIN,
     Said,
+    in_stretch_domain,
     is_identity,
     matched,
 )
@@ -88,7 +88,7 @@ def _only(rows: Columns, names: tuple[str, ...]) -> Columns:
 
 def _ranges(rows: Columns, marks: Columns, names: Names) -> Columns:
     payload = rows["payload"]
-    stretch = (rows["domain"] == names.known(ACTIVE_DOMAIN)) & (rows["style"] == PUSH_POP)
+    stretch = in_stretch_domain(rows["domain"], names.known) & (rows["style"] == PUSH_POP)
     bare = marks["name"] == names.known(NO_FIELDS)
     place = marks["thread"], marks["process"].astype(np.int64)
     said = Said(marks["start_ns"], marks["name"], bare, *place, marks["payload"])

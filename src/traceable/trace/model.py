@@ -414,6 +414,13 @@ class Trace:
         """
         return replace(self, **tables, whole=self.whole or self)
 
+    def name_index(self, name: str) -> int:
+        """Return the index of a name; -2, which no event holds, where it is not there."""
+        try:
+            return self.names.index(name)
+        except ValueError:
+            return -2
+
     def extent_ns(self) -> tuple[int, int] | None:
         """Return the first start and the last end of all events, in ns; None for a trace without events.
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traceable.trace.emitted import (
-    ACTIVE_DOMAIN,
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
     WINDOW,
     WINDOW_DOMAIN,
     Said,
+    in_stretch_domain,
     is_identity,
     matched,
 )
@@ -154,7 +154,7 @@ def _ranges(rows: dict[str, Column], said: Said | None, names: Names) -> Ranges:
     """Return the ranges; the end of one that was left open is NULL."""
     payload = rows["payload"]
     style = np.where(np.isin(rows["eventType"], _START_ENDS), START_END, PUSH_POP).astype(np.int8)
-    stretch = (rows["domain"] == names.known(ACTIVE_DOMAIN)) & (style == PUSH_POP)
+    stretch = in_stretch_domain(rows["domain"], names.known) & (style == PUSH_POP)
     identity, fields = np.full(len(style), NULL), np.full(len(style), -1, np.int32)
     if said is not None:
         identity, fields = matched(said, rows["start"], rows["thread"], rows["process"], stretch, payload)

@@ -1,0 +1,205 @@
+"""When code held an event loop: how long, which range it was in, and what waited for it.
+
+A *block* is a time in which the loop of a thread ran one thing and nothing else: an outermost active segment of a
+coroutine (`traceable.active`), or a callback of the loop where those are recorded (`traceable.loop`). Segments come
+from the coroutines themselves, so that they are known under every loop, uvloop's too. Plain generators have segments in
+another domain: no loop drives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.enclosure import spread
+from traceable.analysis.instances import Instances
+from traceable.analysis.nesting import parents
+from traceable.analysis.pauses import LOOP_DOMAIN
+from traceable.analysis.shared import once
+from traceable.trace.emitted import ACTIVE_DOMAIN
+from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64
+
+TURN_NS = 1_000_000
+"""Between what a loop runs without a pause lies less than this: more, and it had nothing to do in between."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Times in which a loop ran one thing, as equally long columns by thread and start; those of a thread are disjoint.
+
+    Attributes:
+        thread, start_ns, end_ns: where and when.
+        callback: index of the name of the callback, where it was recorded, else -1.
+    """
+
+    thread: Int32
+    start_ns: Int64
+    end_ns: Int64
+    callback: Int32
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Times in which instances ran, by thread and start: push/pop ranges, and the active segments of coroutines.
+
+    Attributes:
+        owner: the instance.
+        thread, start_ns, end_ns: where and when.
+        self_ns: its length less that of the segments directly inside.
+    """
+
+    owner: Int64
+    thread: Int32
+    start_ns: Int64
+    end_ns: Int64
+    self_ns: Int64
+
+
+@once
+def blocks(context: Context) -> Blocks:
+    """Return all blocks of all loops, however short; those of a part of a trace are those of the whole."""
+    trace = context.trace if context.trace.cut is None else context.trace.cut.whole
+    ranges = trace.ranges
+    active = (ranges.domain == trace.name_index(ACTIVE_DOMAIN)) & (ranges.style == PUSH_POP) & ranges.has_payload
+    callback = (ranges.domain == trace.name_index(LOOP_DOMAIN)) & (ranges.style == START_END) & (ranges.end_thread < 0)
+    rows = np.flatnonzero(active | callback)
+    rows = rows[np.lexsort((-ranges.end_ns[rows], ranges.start_ns[rows], ranges.thread[rows]))]
+    thread, end = ranges.thread[rows], ranges.end_ns[rows]
+    outermost = np.ones(len(rows), np.bool_)
+    bounds = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        latest = np.maximum.accumulate(end[first:last])
+        outermost[first + 1 : last] = ranges.start_ns[rows[first + 1 : last]] >= latest[:-1]
+    rows = rows[outermost]
+    name = np.where(callback[rows], ranges.name[rows], -1).astype(np.int32)
+    return Blocks(ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows], name)
+
+
+@once
+def segments(context: Context) -> Segments:
+    """Return what ran on the threads that have a loop."""
+    found = context.found
+    ran = found.stretches
+    loops = np.zeros(len(context.trace.threads), np.bool_)
+    loops[blocks(context).thread] = True
+    nested = (found.style[ran.owner] == PUSH_POP) | found.task[ran.owner]
+    rows = np.flatnonzero(nested & loops[ran.thread])
+    rows = rows[np.lexsort((-ran.end_ns[rows], ran.start_ns[rows], ran.thread[rows]))]
+    thread, start, end = ran.thread[rows], ran.start_ns[rows], ran.end_ns[rows]
+    above = parents(thread, start, end)
+    alone = end - start
+    inner = above >= 0
+    np.subtract.at(alone, above[inner], (end - start)[inner])
+    return Segments(ran.owner[rows], thread, start, end, alone)
+
+
+def culprits(context: Context, some: Blocks) -> Int64:
+    """Return for each of these blocks the instance that took most of it, itself alone; -1 for code outside all ranges.
+
+    Of a block what counts is the summed time of each range path; the instance is the last of that path in it.
+    """
+    ran, found = segments(context), context.found
+    first, number = _inside(some, ran)
+    row = spread(first, number)
+    block = np.repeat(np.arange(len(some)), number)
+    known = ran.end_ns[row] <= some.end_ns[block]
+    row, block = row[known], block[known]
+    path = found.path[ran.owner[row]] + 1
+    outside = some.end_ns - some.start_ns
+    np.subtract.at(outside, block, ran.self_ns[row])
+    width = len(found.paths) + 1
+    key = np.append(block * width + path, np.arange(len(some)) * width)
+    took = np.append(ran.self_ns[row], outside)
+    owner = np.append(ran.owner[row], np.full(len(some), -1))
+    kinds, last, group = np.unique(key[::-1], return_index=True, return_inverse=True)
+    total = np.zeros(len(kinds), np.int64)
+    np.add.at(total, group.reshape(-1), took[::-1])
+    # By block and then by time taken: the last of each block is the one that took most.
+    order = np.lexsort((total, kinds // width))
+    of_block = kinds[order] // width
+    most = order[np.flatnonzero(np.diff(of_block, append=len(some)))]
+    found_in: Int64 = owner[::-1][last[most]]
+    return found_in
+
+
+def callback_culprits(context: Context) -> Int64:
+    """Return for each instance that is a callback of a loop the one that took most of it; -1 for none and all else."""
+    found = context.found
+    held_by = np.full(len(found), -1, np.int64)
+    rows = np.flatnonzero((found.domain == context.trace.name_index(LOOP_DOMAIN)) & found.entered)
+    if len(rows):
+        some = Blocks(found.thread[rows], found.start_ns[rows], found.end_ns[rows], found.recorded[rows])
+        held_by[rows] = culprits(context, some)
+    return held_by
+
+
+def _inside(some: Blocks, ran: Segments) -> tuple[Int64, Int64]:
+    """Return for each block the first segment that begins in it, and how many do."""
+    first, number = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
+    for thread in np.unique(some.thread).tolist():
+        here = np.flatnonzero(some.thread == thread)
+        low, high = np.searchsorted(ran.thread, [thread, thread + 1])
+        first[here] = low + np.searchsorted(ran.start_ns[low:high], some.start_ns[here], "left")
+        number[here] = low + np.searchsorted(ran.start_ns[low:high], some.end_ns[here], "left") - first[here]
+    return first, number
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Coroutines that could not go on during a block, as equally long columns. Inferred: see `waiting`.
+
+    Attributes:
+        block: index of the block.
+        instance: the coroutine.
+        ns: for how long of the block it was suspended: it waited for no longer than that.
+    """
+
+    block: Int64
+    instance: Int64
+    ns: Int64
+
+
+def waiting(context: Context, some: Blocks) -> Waiting:
+    """Return which coroutines waited for a block to end.
+
+    They were suspended in it, and ran in what the loop did right after it, without a pause of TURN_NS or more. When
+    they became ready is in no trace, so that this is an inference. Of coroutines that await one another only the
+    innermost counts.
+    """
+    ran, every, found = segments(context), blocks(context), context.found
+    resumed = np.flatnonzero(found.task[ran.owner])
+    by_owner = resumed[np.lexsort((ran.start_ns[resumed], ran.owner[resumed]))]
+    suspended_at = np.full(len(ran.owner), -1, np.int64)
+    same = ran.owner[by_owner[1:]] == ran.owner[by_owner[:-1]]
+    suspended_at[by_owner[1:][same]] = ran.end_ns[by_owner[:-1][same]]
+    awaited = _await(found, ran, suspended_at)
+    nothing = np.empty(0, np.int64)
+    pairs = [(nothing, nothing, nothing)]
+    for thread in np.unique(some.thread).tolist():
+        low, high = np.searchsorted(ran.thread, [thread, thread + 1])
+        a, b = np.searchsorted(every.thread, [thread, thread + 1])
+        starts, ends = every.start_ns[a:b], every.end_ns[a:b]
+        pause = np.flatnonzero(np.append(starts[1:] - ends[:-1] >= TURN_NS, [True]))
+        for block in np.flatnonzero(some.thread == thread).tolist():
+            begin, end = int(some.start_ns[block]), int(some.end_ns[block])
+            at = int(np.searchsorted(starts, begin, "left"))
+            until = int(ends[pause[np.searchsorted(pause, at, "left")]])
+            rows = low + np.arange(*np.searchsorted(ran.start_ns[low:high], [end, until]))
+            rows = rows[(suspended_at[rows] >= 0) & (suspended_at[rows] < end) & ~awaited[rows]]
+            slept = end - np.maximum(suspended_at[rows], begin)
+            pairs.append((np.full(len(rows), block), ran.owner[rows], slept))
+    return Waiting(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
+
+
+def _await(found: Instances, ran: Segments, suspended_at: Int64) -> Bool:
+    """Return which segments begin with that of a coroutine which they have awaited."""
+    awaited = np.zeros(len(ran.owner), np.bool_)
+    if len(awaited) > 1:
+        inner = (ran.thread[1:] == ran.thread[:-1]) & (ran.end_ns[1:] <= ran.end_ns[:-1]) & (suspended_at[1:] >= 0)
+        awaited[:-1] = inner & (found.parent[ran.owner[1:]] == ran.owner[:-1])
+    return awaited

@@ -1,0 +1,179 @@
+"""What held an event loop: against slow oracles, and on a loop made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.analysis.made import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_of, table, trace_of, traces
+
+from traceable.analysis.context import Context
+from traceable.analysis.finding_rules import Evidence, Finding
+from traceable.analysis.findings import findings
+from traceable.analysis.loop_blocks import blocks, callback_culprits, culprits, segments, waiting
+from traceable.errors import UnanswerableError
+from traceable.trace import model
+from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
+
+SLOWLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LOOP_NAMES = tuple("traceable.loop" if i == DOMAIN else name for i, name in enumerate(NAMES))
+"""The names of made-up traces, whose start/end ranges with a domain are then callbacks of a loop."""
+
+
+def of_a_loop(trace: Trace) -> Context:
+    return Context(replace(trace, names=LOOP_NAMES))
+
+
+def blocks_of(trace: Trace) -> list[tuple[int, int, int]]:
+    found: list[tuple[int, int, int]] = []
+    running = [
+        row
+        for row in rows_of(trace.ranges)
+        if (row["domain"] == ACTIVE and row["style"] == PUSH_POP and row["has_payload"])
+        or (row["domain"] == DOMAIN and row["style"] == START_END and row["end_thread"] < 0)
+    ]
+    for thread in range(3):
+        until = 0
+        mine = [row for row in running if row["thread"] == thread]
+        for row in sorted(mine, key=lambda row: (row["start_ns"], -row["end_ns"])):
+            if row["start_ns"] >= until:
+                found.append((thread, row["start_ns"], row["end_ns"]))
+            until = max(until, row["end_ns"])
+    return found
+
+
+@SLOWLY
+@given(traces())
+def test_blocks_are_the_outermost_of_what_a_loop_runs(trace: Trace) -> None:
+    found = blocks(of_a_loop(trace))
+    assert list(zip(found.thread.tolist(), found.start_ns.tolist(), found.end_ns.tolist(), strict=True)) == blocks_of(
+        trace
+    )
+
+
+@SLOWLY
+@given(traces())
+def test_the_culprit_of_a_block_is_the_range_path_that_took_most_of_it(trace: Trace) -> None:
+    context = of_a_loop(trace)
+    some, ran, found = blocks(context), segments(context), context.found
+    rows = list(
+        zip(
+            *(column.tolist() for column in (ran.thread, ran.start_ns, ran.end_ns, ran.owner, ran.self_ns)),
+            strict=True,
+        )
+    )
+    for i, culprit in enumerate(culprits(context, some).tolist()):
+        thread, start, end = int(some.thread[i]), int(some.start_ns[i]), int(some.end_ns[i])
+        took: dict[int, int] = {-1: end - start}
+        owners: dict[int, list[int]] = {-1: [-1]}
+        for on, begin, until, owner, alone in rows:
+            if on == thread and start <= begin < end and until <= end:
+                path = int(found.path[owner])
+                took[path] = took.get(path, 0) + alone
+                took[-1] -= alone
+                owners.setdefault(path, []).append(owner)
+        path = -1 if culprit < 0 else int(found.path[culprit])
+        assert took[path] == max(took.values())
+        assert culprit == owners[path][-1]
+
+
+@SLOWLY
+@given(traces())
+def test_only_callbacks_have_a_culprit(trace: Trace) -> None:
+    context = of_a_loop(trace)
+    of_callbacks = callback_culprits(context) >= 0
+    assert (context.found.domain[of_callbacks] == DOMAIN).all()
+
+
+class Loop:
+    """A loop of one thread: what ran in it, in ms."""
+
+    def __init__(self, domain: int = ACTIVE) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.domain = domain
+
+    def run(self, number: int, parent: int, name: int, *times: tuple[int, int]) -> Loop:
+        """A coroutine that ran at these times."""
+        identity = packed(number, parent)
+        base = {"name": name, "category": -1, "thread": 0, "end_thread": -1, "clipped": False, "fields": -1}
+        base |= {"identity": identity, "payload": identity}
+        whole = {"domain": -1, "style": START_END, "has_payload": False}
+        ran = {"domain": self.domain, "style": PUSH_POP, "has_payload": True}
+        spans = [(whole, times[0][0], times[-1][1]), *((ran, *time) for time in times)]
+        self.rows += [{**base, **kind, "start_ns": 10**6 * a, "end_ns": 10**6 * b} for kind, a, b in spans]
+        return self
+
+    def trace(self) -> Trace:
+        return trace_of(ranges=table(model.Ranges, self.rows))
+
+
+A, B, C = 0, 1, 2
+
+
+def audited(domain: int = ACTIVE) -> Trace:
+    """Request 1 runs `b` for 40 ms, while `c` of request 2 sleeps; `c` of request 3 wakes up much later."""
+    return (
+        Loop(domain)
+        .run(1, 0, A, (0, 41))
+        .run(2, 1, B, (0, 40))
+        .run(3, 0, A, (-2, -1), (41, 42))
+        .run(4, 3, C, (-2, -1), (41, 42))
+        .run(5, 0, A, (-4, -3), (90, 91))
+        .run(6, 5, C, (-4, -3), (90, 91))
+        .trace()
+    )
+
+
+def shifted(trace: Trace) -> Trace:
+    ranges = trace.ranges
+    return replace(trace, ranges=replace(ranges, start_ns=ranges.start_ns + 10**7, end_ns=ranges.end_ns + 10**7))
+
+
+def test_what_waits_is_what_goes_on_right_after_the_block() -> None:
+    context = Context(shifted(audited()))
+    every = blocks(context)
+    (long,) = np.flatnonzero(every.end_ns - every.start_ns > 10**7).tolist()
+    wait = waiting(context, every)
+    of_long = wait.block == long
+    assert context.trace.names[context.found.name[wait.instance[of_long]][0]] == "c"
+    assert context.found.start_ns[wait.instance[of_long]].tolist() == [8 * 10**6]
+    assert wait.ns[of_long].tolist() == [41 * 10**6]
+
+
+def found_in(trace: Trace, **thresholds: float) -> list[dict[str, Any]]:
+    answer = findings(Context(trace), thresholds={f"blocked_event_loop.{k}": v for k, v in thresholds.items()})
+    return [row for row in answer.rows() if row["rule"] == "blocked_event_loop"]
+
+
+def test_the_finding_names_the_culprit_and_what_waited() -> None:
+    (row,) = found_in(shifted(audited()))
+    assert (row["range"], row["count"], row["won_ns"], row["bound_of"]) == ("b", 1, 41 * 10**6, "recording")
+    assert row["sentence"] == (
+        "b blocks the event loop for 41.00 ms, in 1 of 3 a; likely waiting meanwhile: c (once, up to 41.00 ms)"
+    )
+    assert found_in(shifted(audited()), block=41_000)
+    assert not found_in(shifted(audited()), block=41_001)
+
+
+def test_plain_generators_hold_no_loop() -> None:
+    with pytest.raises(UnanswerableError, match="no active segment of a coroutine"):
+        evidence = Evidence(Context(shifted(audited(GENERATOR))), lambda _: pytest.fail("asked"))
+        rule_finds(evidence)
+
+
+def rule_finds(evidence: Evidence) -> list[Finding]:
+    from traceable.analysis.finding_loop import BLOCKED_EVENT_LOOP
+
+    return BLOCKED_EVENT_LOOP.find(evidence, {"block": 1, "share": 0})
+
+
+def test_outside_every_range_the_callback_is_named() -> None:
+    row = {"name": C, "domain": DOMAIN, "category": -1, "thread": 0, "end_thread": -1, "style": START_END}
+    row |= {"clipped": False, "payload": 1, "has_payload": True, "identity": NULL, "fields": -1}
+    trace = replace(trace_of(ranges=table(model.Ranges, [{**row, "start_ns": 1, "end_ns": 10**8}])), names=LOOP_NAMES)
+    (found,) = found_in(trace)
+    assert found["sentence"].startswith("c (a callback, outside every range) blocks the event loop for 100.0 ms")
+    assert found["range"] is None

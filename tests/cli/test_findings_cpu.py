@@ -1,0 +1,101 @@
+"""Findings about programs without a GPU, each with the real program under the recorder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def run(
+    tmp_path: Path, program: str, *arguments: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a program under the recorder, into the directory `out`."""
+    (tmp_path / "app.py").write_text(program)
+    command = ["run", "--collector", "recorder", "-o", "out", *options, "app.py", *arguments]
+    ended = subprocess.run(
+        [sys.executable, "-m", "traceable", *command], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def report(tmp_path: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "traceable", "report", "out", *words]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+def document(tmp_path: Path, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(report(tmp_path, "--json", *words))
+    return found
+
+
+SERVER = """
+import asyncio, socket, sys, threading, time, urllib.request
+import traceable, uvicorn
+
+@traceable.annotate("fetch")
+async def fetch():
+    await asyncio.sleep(0.001)
+
+@traceable.annotate("audit")
+async def audit():
+    time.sleep(0.045)
+
+@traceable.annotate("request")
+async def request(scope, receive, send):
+    await fetch()
+    if scope["path"] == "/audited":
+        await audit()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+async def app(scope, receive, send):
+    await request(scope, receive, send)
+
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen(100)
+url = "http://127.0.0.1:%d/" % listener.getsockname()[1]
+server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", loop=sys.argv[1]))
+
+def get(path):
+    for _ in range(5):
+        urllib.request.urlopen(url + path).read()
+
+def drive():
+    clients = [threading.Thread(target=get, args=("audited" if i % 2 else "plain",)) for i in range(4)]
+    for one in clients: one.start()
+    for one in clients: one.join()
+    server.should_exit = True
+
+threading.Thread(target=drive).start()
+server.run([listener])
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_coroutine_that_blocks_a_server_is_named_under_every_loop(loop: str, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    pytest.importorskip(loop)
+    printed = run(tmp_path, SERVER, loop, options=("--record-loop-pauses=20",))
+    found = document(tmp_path, "--view", "findings")
+    (row,) = [row for row in found["findings"]["rows"] if row["range"] == "audit"]
+    assert (row["rule"], row["count"]) == ("blocked_event_loop", 10)
+    assert row["won_ns"] >= 10 * 45_000_000
+    assert "in 10 of 20 request" in row["sentence"]
+    assert "likely waiting meanwhile: fetch" in row["sentence"]
+    assert row["sentence"] in printed.stderr
+    if loop == "asyncio":
+        assert "run_asgi [loop pause in audit]" in printed.stderr
+        (pause,) = [row for row in document(tmp_path)["ranges"] if row["pause_in"] == ["request", "audit"]]
+        assert pause["name"] == "RequestResponseCycle.run_asgi"
+        assert pause["count"] >= 10  # what else took 20 ms on a busy machine is there too
+    else:
+        assert "uvicorn: --loop asyncio" in printed.stderr

@@ -28,6 +28,10 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
+# pytest-xdist tells its workers how wide its own terminal is; what a program prints follows that.
+os.environ.pop("COLUMNS", None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Put the nsys of TRACEABLE_NSYS first on PATH. Workers of pytest-xdist inherit that."""
     named = os.environ.pop("TRACEABLE_NSYS", None)

@@ -6,6 +6,8 @@ for a test that gives its programs an environment without variables of traceable
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -25,6 +27,15 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+# pytest imports readline, which sets COLUMNS in the environment of child processes behind os.environ's back; tests say
+# themselves how wide a terminal is, and without one tables have every column.
+with contextlib.suppress(ImportError):
+    importlib.import_module("readline")
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+    os.unsetenv(_name)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,6 +18,9 @@ _NARROWEST_TEXT = 24
 """To how many cells a column of text may be cut before a column is dropped instead."""
 
 
+_NARROWEST_FIRST = 40
+"""The same of the first column, which says what a row is about, but no more than two fifths of the width."""
+
 _NARROWEST = 5
 """Some terminals say that they have no width: below this nobody can be reading."""
 
@@ -95,6 +98,9 @@ def wrapped(text: str, width: int) -> list[str]:
 def _fitted(columns: Sequence[Cells], wanted: dict[int, int], width: int) -> dict[int, int]:
     """Return the width of each column that stays: numbers as wanted, words with what is left."""
     least = {i: min(size, _NARROWEST_TEXT) if columns[i].words else size for i, size in wanted.items()}
+    first = next(iter(wanted))
+    if columns[first].words:
+        least[first] = min(wanted[first], max(_NARROWEST_TEXT, min(_NARROWEST_FIRST, width * 2 // 5)))
     while len(least) > 1 and _total(least) > width:
         least.pop(max(list(least)[1:], key=lambda i: columns[i].rank))
     left = width - _total(least)
@@ -104,7 +110,6 @@ def _fitted(columns: Sequence[Cells], wanted: dict[int, int], width: int) -> dic
         more = min(wanted[i] - least[i], max(0, left) // (len(hungry) - served))
         least[i] += more
         left -= more
-    first = next(iter(least))
     least[first] = max(1, min(least[first], width))
     return least
 

@@ -15,11 +15,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
+from traceable.analysis.table import Table, objects
 from traceable.cli.profile import add_view_arguments, show
 from traceable.errors import TraceableError
+from traceable.report.choice import Choice
+from traceable.report.terminal import Page, write_view
+from traceable.report.views import VIEWS
+from traceable.trace.model import NULL
 
 NESTED = ((0, 1000, "step"), (100, 400, "load"), (150, 250, "read"), (500, 900, "compute"), (2000, 2100, "other"))
 
@@ -219,6 +225,26 @@ def test_a_p99_of_a_hundred_carries_no_mark(made: Any) -> None:
         ("few", True),
         ("~", True),
     ]
+
+
+def steps_shown(pids: list[int], processes: list[str | None], top: int = 9) -> list[str]:
+    """The heading of the steps of these processes in a recording without GPU work, and its rows."""
+    count = len(pids)
+    absent = {name: np.full(count, NULL) for name in ("device", "gpu_busy_ns", "idle_ns", "kernels", "launch_ns")}
+    columns = {"step": np.arange(count), "pid": np.array(pids), "process": objects(processes), **absent}
+    columns |= {"wall_ns": np.full(count, 5), "name": objects(["step"] * count)}
+    stream = io.StringIO()
+    write_view(Page(stream), VIEWS["steps"], Table(columns), Choice(top=top), 9)
+    return stream.getvalue().splitlines()
+
+
+def test_a_table_has_no_empty_columns_and_says_which_process_where_there_are_several() -> None:
+    assert steps_shown([7, 7], ["app", "app"]) == ["step  wall", "   0  5 ns", "   1  5 ns"]
+    ranks = steps_shown([7, 9], ["rank_0", "rank_1"])
+    assert ranks == ["step  process  wall", "   0  rank_0   5 ns", "   1  rank_1   5 ns"]
+    assert steps_shown([7, 9], ["rank_0", "rank_1"], top=1)[:2] == ranks[:2]
+    assert steps_shown([7, 9], ["app", "app"])[0] == "step  pid  wall"
+    assert steps_shown([7, 9], ["app", None])[0] == "step  process  pid  wall"
 
 
 def test_sort_lists_whole_paths(made: Any) -> None:

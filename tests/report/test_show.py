@@ -42,7 +42,7 @@ def table(text: str) -> list[str]:
     """The first column of the table with its indentation; two spaces end it."""
     lines = text.splitlines()
     body = [
-        line for line in lines[lines.index("") + 2 :] if not re.match("and |[~*^] |no room for |.* stands for ", line)
+        line for line in lines[lines.index("") + 2 :] if not re.match("and |[~*^+] |no room for |.* stands for ", line)
     ]
     return [" " * (len(line) - len(line.lstrip())) + re.split("  +", line.strip())[0] for line in body]
 
@@ -225,6 +225,15 @@ def test_a_p99_of_a_hundred_carries_no_mark(made: Any) -> None:
         ("few", True),
         ("~", True),
     ]
+
+
+def test_a_share_of_more_than_all_is_marked_where_rows_are_not_by_path(made: Any) -> None:
+    database = made((0, 100, "a"), (0, 99, "a"), (0, 98, "a"))
+    shown = subprocess.run(
+        [sys.executable, "-m", "traceable", "report", str(database), "--by", "name"], capture_output=True, text=True
+    ).stdout.splitlines()
+    assert "297.0 %+" in shown[-3]
+    assert shown[-2].startswith("+ more than all outermost ranges together: ")
 
 
 def steps_shown(pids: list[int], processes: list[str | None], top: int = 9) -> list[str]:

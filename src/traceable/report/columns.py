@@ -30,6 +30,7 @@ _UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
 MARKS = {
     "*": "more time than the range it lies in took: several ran side by side, and each counts",
     "^": "more time than the range it began in took: it went on after that had ended",
+    "+": "more than all outermost ranges together: some ran side by side, or inside others of the row",
     "~": "p99 of fewer than 100: hardly less than the largest of them, and no tail",
 }
 """What stands behind a number that is not what it seems, and why."""
@@ -91,7 +92,10 @@ def cells(column: Column, rows: Sequence[Row]) -> Cells:
 
 def exceeds(row: Row) -> str:
     """Return the mark of a CPU total that looks impossible."""
-    return {"parallel": "*", "outlives": "^"}.get(row.get("cpu_exceeds") or "", "")
+    if reason := row.get("cpu_exceeds"):
+        return {"parallel": "*", "outlives": "^"}[reason]
+    # Not by path: what a row's instances lie inside is not one thing.
+    return "+" if (row.get("cpu_share") or 0) > 1 else ""
 
 
 def _few(row: Row) -> str:

@@ -6,6 +6,8 @@ for a test that gives its programs an environment without variables of traceable
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -28,8 +30,13 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
-# pytest-xdist tells its workers how wide its own terminal is; what a program prints follows that.
-os.environ.pop("COLUMNS", None)
+# pytest imports readline, which sets COLUMNS in the environment of child processes behind os.environ's back; tests say
+# themselves how wide a terminal is, and without one tables have every column.
+with contextlib.suppress(ImportError):
+    importlib.import_module("readline")
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+    os.unsetenv(_name)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -518,7 +518,7 @@ def test_without_a_gpu_the_cause_is_the_range_that_took_longer() -> None:
         timeline.range("save", at + 460_000, at + 490_000 + (i == 8) * 90_000) if i != 7 else None
     slow = timeline.steps(range_name="step").others["slowest"]
     assert list(zip(slow.column("step"), slow.column("cause"), slow.column("path_more_ns"), strict=True)) == [
-        (7, "+300.0 us in log, which the median step has not", 300_000),
+        (7, "+300.0 us in log (not in the median step)", 300_000),
         (8, "+150.0 us in forward; +90.00 us in save", 150_000),
     ]
 

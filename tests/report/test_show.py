@@ -15,11 +15,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
+from traceable.analysis.table import Table, objects
 from traceable.cli.profile import add_view_arguments, show
 from traceable.errors import TraceableError
+from traceable.report.choice import Choice
+from traceable.report.terminal import Page, write_view
+from traceable.report.views import VIEWS
+from traceable.trace.model import NULL
 
 NESTED = ((0, 1000, "step"), (100, 400, "load"), (150, 250, "read"), (500, 900, "compute"), (2000, 2100, "other"))
 
@@ -37,7 +43,7 @@ def table(text: str) -> list[str]:
     lines = text.splitlines()
     first = lines.index("") + 2
     until = lines.index("", first) if "" in lines[first:] else None
-    body = [line for line in lines[first:until] if not re.match("and |[~*^] |no room for |.* stands for ", line)]
+    body = [line for line in lines[first:until] if not re.match("and |[~*^+] |no room for |.* stands for ", line)]
     return [" " * (len(line) - len(line.lstrip())) + re.split("  +", line.strip())[0] for line in body]
 
 
@@ -217,11 +223,40 @@ def test_what_is_more_than_what_it_lies_in_carries_a_mark_and_the_reason(tmp_pat
 def test_a_p99_of_a_hundred_carries_no_mark(made: Any) -> None:
     ranges = [(100 * i, 100 * i + 9, "few" if i % 2 else "enough") for i in range(199)]
     text = printed(made(*ranges))
-    assert [(line.split()[0], "~" in line) for line in text.splitlines()[-3:]] == [
+    assert [(line.split()[0], "~" in line) for line in text.split("\n\n")[1].splitlines()[-3:]] == [
         ("enough", False),
         ("few", True),
         ("~", True),
     ]
+
+
+def test_a_share_of_more_than_all_is_marked_where_rows_are_not_by_path(made: Any) -> None:
+    database = made((0, 100, "a"), (0, 99, "a"), (0, 98, "a"))
+    shown = subprocess.run(
+        [sys.executable, "-m", "traceable", "report", str(database), "--by", "name"], capture_output=True, text=True
+    ).stdout.splitlines()
+    assert "297.0 %+" in shown[-3]
+    assert shown[-2].startswith("+ more than all outermost ranges together: ")
+
+
+def steps_shown(pids: list[int], processes: list[str | None], top: int = 9) -> list[str]:
+    """The heading of the steps of these processes in a recording without GPU work, and its rows."""
+    count = len(pids)
+    absent = {name: np.full(count, NULL) for name in ("device", "gpu_busy_ns", "idle_ns", "kernels", "launch_ns")}
+    columns = {"step": np.arange(count), "pid": np.array(pids), "process": objects(processes), **absent}
+    columns |= {"wall_ns": np.full(count, 5), "name": objects(["step"] * count)}
+    stream = io.StringIO()
+    write_view(Page(stream), VIEWS["steps"], Table(columns), Choice(top=top), 9)
+    return stream.getvalue().splitlines()
+
+
+def test_a_table_has_no_empty_columns_and_says_which_process_where_there_are_several() -> None:
+    assert steps_shown([7, 7], ["app", "app"]) == ["step  wall", "   0  5 ns", "   1  5 ns"]
+    ranks = steps_shown([7, 9], ["rank_0", "rank_1"])
+    assert ranks == ["step  process  wall", "   0  rank_0   5 ns", "   1  rank_1   5 ns"]
+    assert steps_shown([7, 9], ["rank_0", "rank_1"], top=1)[:2] == ranks[:2]
+    assert steps_shown([7, 9], ["app", "app"])[0] == "step  pid  wall"
+    assert steps_shown([7, 9], ["app", None])[0] == "step  process  pid  wall"
 
 
 def test_sort_lists_whole_paths(made: Any) -> None:

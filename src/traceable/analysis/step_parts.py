@@ -282,7 +282,7 @@ def _cause_in_ranges(
         if path == itself and path is not None and len(usual) > 1:
             where += ", outside the ranges inside it"
         elif path not in usual:
-            where += ", which the median step has not"
+            where += " (not in the median step)"
         said.append(f"+{time_text(ns)} {where}")
     return "; ".join(said) or f"+{time_text(more_ns)}, and no range took longer than in the median step"
 

@@ -16,6 +16,10 @@ from traceable.report.choice import Row
 from traceable.report.layout import Cells
 from traceable.report.text import printable
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.table import Table
+
 ABSENT = "-"
 _UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_ns", units.time),
@@ -26,6 +30,7 @@ _UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
 MARKS = {
     "*": "more time than the range it lies in took: several ran side by side, and each counts",
     "^": "more time than the range it began in took: it went on after that had ended",
+    "+": "more than all outermost ranges together: some ran side by side, or inside others of the row",
     "~": "p99 of fewer than 100: hardly less than the largest of them, and no tail",
 }
 """What stands behind a number that is not what it seems, and why."""
@@ -51,6 +56,7 @@ class Column:
         only_if_several: left out where all rows have the same.
         unless: left out where this other column tells the same rows apart, without a gap: a rank, instead of its pid.
         write: how to write a value; by the name's end if not said.
+        whole: a text that is not cut: other columns go first.
         mark: which of `MARKS` stands behind a row's value; "" for none.
     """
 
@@ -62,6 +68,7 @@ class Column:
     only_if_several: bool = False
     unless: str = ""
     mark: Callable[[Row], str] | None = None
+    whole: bool = False
 
 
 def cells(column: Column, rows: Sequence[Row]) -> Cells:
@@ -78,13 +85,17 @@ def cells(column: Column, rows: Sequence[Row]) -> Cells:
         lines=lines,
         words=any(isinstance(value, str | list | dict) for value in values),
         rank=column.rank,
+        whole=column.whole,
         marks=[f"{one} {MARKS[one]}" for one in dict.fromkeys(filter(None, marks))],
     )
 
 
 def exceeds(row: Row) -> str:
     """Return the mark of a CPU total that looks impossible."""
-    return {"parallel": "*", "outlives": "^"}.get(row.get("cpu_exceeds") or "", "")
+    if reason := row.get("cpu_exceeds"):
+        return {"parallel": "*", "outlives": "^"}[reason]
+    # Not by path: what a row's instances lie inside is not one thing.
+    return "+" if (row.get("cpu_share") or 0) > 1 else ""
 
 
 def _few(row: Row) -> str:
@@ -93,15 +104,22 @@ def _few(row: Row) -> str:
     return "~" if number - (row.get("clipped") or 0) < _ENOUGH else ""
 
 
-def worth_showing(column: Column, rows: Sequence[Row]) -> bool:
-    """Whether a column says anything: what only some traces have is shown where they have it."""
+def worth_showing(column: Column, rows: Sequence[Row], every: Table | None = None) -> bool:
+    """Whether a column says anything: what only some traces have is shown where they have it.
+
+    Args:
+        rows: what is shown.
+        every: the table that it is of, whose other rows tell whether there are several; None for no other rows.
+    """
     values = [row[column.source] for row in rows]
     if all(value is None for value in values):
         return False
-    if column.only_if_several and len(set(values)) == 1:
+    if column.only_if_several and len(set(values if every is None else every.column(column.source))) == 1:
         return False
     if column.unless:
-        pairs = {(row[column.unless], row[column.source]) for row in rows}
+        columns = (column.unless, column.source)
+        told = [[row[name] for row in rows] if every is None else every.column(name) for name in columns]
+        pairs = set(zip(*told, strict=True))
         others = {other for other, _ in pairs}
         if None not in others and len(others) == len(pairs):
             return False

@@ -18,6 +18,9 @@ _NARROWEST_TEXT = 24
 """To how many cells a column of text may be cut before a column is dropped instead."""
 
 
+_NARROWEST_FIRST = 40
+"""The same of the first column, which says what a row is about, but no more than two fifths of the width."""
+
 _NARROWEST = 5
 """Some terminals say that they have no width: below this nobody can be reading."""
 
@@ -35,6 +38,7 @@ class Cells:
         words: text, which stands left and may be cut, against numbers, which stand right and are whole or not there.
         rank: where not all columns fit, the one with the highest goes first. The first column never goes.
         marks: what marks in its lines mean, a line each.
+        whole: a text that is not cut, as numbers are not.
     """
 
     heading: str
@@ -42,6 +46,12 @@ class Cells:
     words: bool = False
     rank: int = 0
     marks: Sequence[str] = ()
+    whole: bool = False
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether it may be narrower than its widest cell."""
+        return self.words and not self.whole
 
     @property
     def width(self) -> int:
@@ -58,7 +68,7 @@ def laid_out(columns: Sequence[Cells], width: int | None) -> tuple[list[str], li
         width: how wide a line may be; None for as wide as needed.
     """
     wanted = {i: column.width for i, column in enumerate(columns)}
-    wanted |= {i: min(size, _WIDEST_FURTHER_TEXT) for i, size in wanted.items() if i and columns[i].words}
+    wanted |= {i: min(size, _WIDEST_FURTHER_TEXT) for i, size in wanted.items() if i and columns[i].cuttable}
     if width is not None:
         wanted = _fitted(columns, wanted, width)
     shown = [columns[i] for i in wanted]
@@ -94,17 +104,19 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def _fitted(columns: Sequence[Cells], wanted: dict[int, int], width: int) -> dict[int, int]:
     """Return the width of each column that stays: numbers as wanted, words with what is left."""
-    least = {i: min(size, _NARROWEST_TEXT) if columns[i].words else size for i, size in wanted.items()}
+    least = {i: min(size, _NARROWEST_TEXT) if columns[i].cuttable else size for i, size in wanted.items()}
+    first = next(iter(wanted))
+    if columns[first].words:
+        least[first] = min(wanted[first], max(_NARROWEST_TEXT, min(_NARROWEST_FIRST, width * 2 // 5)))
     while len(least) > 1 and _total(least) > width:
         least.pop(max(list(least)[1:], key=lambda i: columns[i].rank))
     left = width - _total(least)
     # What is left goes to those who need least of it, until the rest shares alike.
-    hungry = sorted((i for i in least if columns[i].words), key=lambda i: wanted[i] - least[i])
+    hungry = sorted((i for i in least if columns[i].cuttable), key=lambda i: wanted[i] - least[i])
     for served, i in enumerate(hungry):
         more = min(wanted[i] - least[i], max(0, left) // (len(hungry) - served))
         least[i] += more
         left -= more
-    first = next(iter(least))
     least[first] = max(1, min(least[first], width))
     return least
 

@@ -371,7 +371,7 @@ def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Ch
         page.line("no row matches" if len(table) else "none")
         return
     first, *rest = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
-    page.table([cells(first, shown), *_columns(rest, shown)])
+    page.table([cells(first, shown), *_columns(rest, shown, table)])
     if left_out := len(choice.matching(table)) - len(shown):
         page.line(f"and {left_out} more: {more}")
 
@@ -386,8 +386,8 @@ def _write_counters(page: Page, rows: Sequence[Row]) -> None:
         page.line(f"and {len(rows) - len(shown)} more counters: --match narrows, --json has all")
 
 
-def _columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Cells]:
-    return [cells(column, rows) for column in columns if worth_showing(column, rows)]
+def _columns(columns: Sequence[Column], rows: Sequence[Row], every: Table | None = None) -> list[Cells]:
+    return [cells(column, rows) for column in columns if worth_showing(column, rows, every)]
 
 
 def range_labels(rows: Sequence[Row], tree: bool) -> list[str]:

@@ -64,7 +64,7 @@ def cut_apart(texts: Sequence[str], width: int) -> list[str]:
 
     Examples:
         >>> cut_apart(["model.layers.1.attention.weight", "model.layers.2.attention.weight"], 14)
-        ['mode..1..eight', 'mode..2..eight']
+        ['model..1..ight', 'model..2..ight']
     """
     short = {text: cut(text, width) for text in dict.fromkeys(texts)}
     same: dict[str, list[str]] = {}
@@ -85,7 +85,8 @@ def _around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
     if room < _NARROWEST_CORE:
         return {}
     found = {}
-    for text, core in zip(texts, cut_apart(cores, room), strict=True):
+    # A third is left for what they have in common, by which they are recognized.
+    for text, core in zip(texts, cut_apart(cores, max(_NARROWEST_CORE, room * 2 // 3)), strict=True):
         left = room - width_of(core)
         head, tail = _first(text[:begin], left - left // 2), _first(text[len(text) - end :][::-1], left // 2)[::-1]
         found[text] = f"{head}{_DOTS}{core}{_DOTS}{tail}"

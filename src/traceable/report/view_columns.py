@@ -303,8 +303,8 @@ SYNC_OTHERS = {
 }
 
 _WHOSE = (
-    Column("process", rank=9, only_if_several=True),
-    Column("pid", rank=9, only_if_several=True, unless="process"),
+    Column("process", rank=3, only_if_several=True),
+    Column("pid", rank=3, only_if_several=True, unless="process"),
 )
 """Of which of several processes: by its name (of a rank, say), and by its pid where names are missing or the same."""
 
@@ -370,14 +370,14 @@ STEPS_OTHERS = {
         "the slowest steps, against the median step",
         (
             Column("step"),
-            Column("index", rank=3, only_if_any=True),
+            Column("index", rank=4, only_if_any=True),
             *_WHOSE,
             Column("device", rank=8),
             Column("wall_ns", "wall", 0),
             Column("wall_more_ns", "more", 1),
-            Column("cause", rank=2),
-            Column("path", "most in", 4),
-            Column("path_more_ns", "more there", 3),
+            Column("cause", rank=2, whole=True),
+            Column("path", "most in", 5),
+            Column("path_more_ns", "more there", 6),
             Column("gpu_busy_more_ns", "GPU busy more", 5),
             Column("idle_more_ns", "idle more", 6),
             Column("kernels_more", "kernels more", 7),

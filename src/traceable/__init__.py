@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from traceable.annotation.contract import expect
     from traceable.annotation.counters import Counter, counter
+    from traceable.annotation.domain_counters import ExtCounter, Float64Counter, Int64Counter
     from traceable.annotation.domains import Domain, DummyDomain, get_domain
     from traceable.annotation.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
@@ -30,6 +31,9 @@ __all__ = [
     "Counter",
     "Domain",
     "DummyDomain",
+    "ExtCounter",
+    "Float64Counter",
+    "Int64Counter",
     "Profile",
     "Recording",
     "annotate",
@@ -59,6 +63,9 @@ _LATER = {
     "Counter": "traceable.annotation.counters",
     "Domain": "traceable.annotation.domains",
     "DummyDomain": "traceable.annotation.domains",
+    "ExtCounter": "traceable.annotation.domain_counters",
+    "Float64Counter": "traceable.annotation.domain_counters",
+    "Int64Counter": "traceable.annotation.domain_counters",
     "Profile": "traceable.annotation.profile",
     "Recording": "traceable.recording",
     "annotate_targets": "traceable.annotation.patching",
@@ -77,6 +84,24 @@ _LATER = {
     "window": "traceable.capture.steps",
 }
 
+_OF_NVTX = frozenset(
+    (
+        "BatchOrdering",
+        "CounterInterpolation",
+        "CounterNoValueReason",
+        "CounterSemantics",
+        "CounterValueType",
+        "EntryKind",
+        "EventKind",
+        "PayloadEntryType",
+        "PredefinedScope",
+        "TimestampType",
+        "colors",
+        "numpy_dtype",
+    )
+)
+"""Names that are the nvtx package's own, for `import traceable as nvtx`: they describe, and emit nothing."""
+
 
 def __getattr__(name: str) -> "Any":
     """Load the names that few programs use when they are first asked for."""
@@ -84,6 +109,12 @@ def __getattr__(name: str) -> "Any":
         from importlib.metadata import version
 
         return version("traceable")
+    if name in _OF_NVTX:
+        return _of_nvtx(name)
+    if name == "nvtx":
+        import sys
+
+        return sys.modules[__name__]
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
@@ -94,6 +125,17 @@ def __getattr__(name: str) -> "Any":
         if error.name != "torch":
             raise
         return _without_torch(name)
+    globals()[name] = value
+    return value
+
+
+def _of_nvtx(name: str) -> "Any":
+    try:
+        import nvtx  # type: ignore[import-untyped]
+
+        value = getattr(nvtx, name)
+    except (ImportError, AttributeError) as error:
+        raise AttributeError(f"traceable.{name} needs nvtx >= 0.2.17, which has it ({error})") from None
     globals()[name] = value
     return value
 

@@ -6,11 +6,11 @@ attributes, best practices, automatic annotation, and the API reference. What is
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
 
-import numpy
 import pytest
 
 import traceable as nvtx
@@ -297,15 +297,61 @@ with pickle.loads(pickle.dumps(nvtx.annotate("x", "red", "d", "c", 5))): pass
     assert (event.name, event.color, event.domain, event.payload) == ("x", 0xFF0000, "d", 5)
 
 
-ARRAYS = [[1, 2], (1, 2), range(3), b"bytes", numpy.arange(3)]
+def test_array_payloads_arrive_as_named_fields(listen: Listen) -> None:
+    heard = listen("""
+import numpy
+import traceable as nvtx
+record = numpy.array((1, 2.5), dtype=[("x", int), ("y", float)])
+for payload in ([1, 2], (1, 2), range(3), b"bytes", numpy.arange(3), record, numpy.arange(2000), [], ()):
+    nvtx.mark("m", payload=payload)
+""")
+    fields = [json.loads(event.name or "") for event in heard.events if event.domain == "traceable.payload"]
+    assert fields == [
+        {"payload": [1, 2]},
+        {"payload": [1, 2]},
+        {"payload": [0, 1, 2]},
+        {"payload": "bytes"},
+        {"payload": [0, 1, 2]},
+        {"x": 1, "y": 2.5},
+        {"payload": list(range(1024)), "payload_length": 2000},
+    ]
+    assert [event.payload for event in heard.named("m")][-2:] == [None, None]
 
 
-@pytest.mark.parametrize("payload", ARRAYS, ids=str)
-def test_array_payloads_are_refused_because_only_the_extension_could_carry_them(payload: Any) -> None:
-    with pytest.raises(TypeError, match=r"^payload must be an int, a float, a numpy scalar or a mapping"):
-        nvtx.annotate("x", payload=payload)
+def test_every_name_of_the_package_is_there() -> None:
+    import nvtx as package
+
+    names = [name for name in dir(package) if not name.startswith("_")]
+    assert len(names) > 20
+    assert [name for name in names if not hasattr(nvtx, name)] == []
+    with pytest.raises(AttributeError, match="no attribute 'PayloadSchema'"):
+        nvtx.PayloadSchema  # noqa: B018
 
 
-def test_the_extensions_are_not_there() -> None:
-    for name in ("PayloadSchema", "CounterSemantics", "EntryKind", "numpy_dtype"):
-        assert not hasattr(nvtx, name)
+def test_the_counters_of_a_domain_are_counters(listen: Listen) -> None:
+    heard = listen("""
+import copy, numpy, pickle
+import traceable as nvtx
+domain = nvtx.get_domain("d")
+depth = domain.get_counter("depth", int, semantics=nvtx.CounterSemantics(unit="requests", min=0))
+assert isinstance(depth, nvtx.Int64Counter) and isinstance(depth, nvtx.Counter)
+assert domain.get_counter("depth", int) is not depth and pickle.loads(pickle.dumps(depth)) is depth
+depth.sample(3)
+depth.sample_no_value(nvtx.CounterNoValueReason.UNCHANGED)
+depth.sample_no_value(nvtx.CounterNoValueReason.UNAVAILABLE)
+depth.sample_no_value(nvtx.CounterNoValueReason.ZERO)
+domain.get_counter("loss", float).sample(2)
+domain.get_counter("memory", [("used", int), ("free", "f8")]).sample((7, 0.5))
+domain.get_counter("small", numpy.int16).sample(numpy.int16(-4))
+try: depth.sample(1.5)
+except TypeError: pass
+else: raise AssertionError
+try: depth.batch_submit([1, 2], [domain.get_timestamp()])
+except ValueError: pass
+else: raise AssertionError
+""")
+    assert {event.domain for event in heard.events} == {"traceable.counter"}
+    assert [(event.name, event.payload) for event in heard.events] == [
+        ("depth", 3), ("depth", 3), ("depth", 0), ("loss", 2.0), ("memory.used", 7), ("memory.free", 0.5),
+        ("small", -4),
+    ]  # fmt: skip

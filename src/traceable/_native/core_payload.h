@@ -183,12 +183,34 @@ announce(const char *text, uint64_t identity)
     nvtxDomainMarkEx(domain, &mark);
 }
 
+/* Return the fields as JSON, a new reference. A list or an array is read anew at each use, as in the nvtx package; what
+ * is no payload any more leaves them as they were. */
+static PyObject *
+fields_now(Range *range)
+{
+    PyObject *given = range->arguments == NULL ? Py_None : PyTuple_GET_ITEM(range->arguments, 4);
+    if (PyDict_CheckExact(given) || (!PyList_Check(given) && !PyObject_HasAttrString(given, "tolist"))) {
+        Py_INCREF(range->fields);
+        return range->fields;
+    }
+    PyObject *made = call_arguments("checked_payload", "(O)", given);
+    if (made != NULL && PyUnicode_CheckExact(made) && PyUnicode_AsUTF8(made) != NULL) {
+        return made;
+    }
+    PyErr_Clear();
+    Py_XDECREF(made);
+    Py_INCREF(range->fields);
+    return range->fields;
+}
+
 /* Make `attributes` carry the identity; a range with fields says them first. */
 static void
 identify(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
 {
     if (range->kind == FIELDS) {
-        announce(PyUnicode_AsUTF8(range->fields), identity);
+        PyObject *fields = fields_now(range);
+        announce(PyUnicode_AsUTF8(fields), identity);
+        Py_DECREF(fields);
     }
     attributes->payloadType = NVTX_PAYLOAD_TYPE_INT64;
     attributes->payload.llValue = (int64_t)identity;

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _INT64 = 1 << 63
 _dumps: Any = None
 
+ARRAY_MAX = 1024
+"""How many numbers of an array are kept; of a longer one its length is kept too."""
+
 LEVEL_MAX = 9
 """The highest level of a range; 1 is the lowest."""
 
@@ -112,18 +115,62 @@ def _fields(payload: Any) -> str | None:
     return text
 
 
+def _is_array(value: object) -> bool:
+    if isinstance(value, list | tuple | range | bytes):
+        return True
+    return type(value).__module__ == "numpy" and (bool(getattr(value, "shape", ())) or _names(value) is not None)
+
+
+def _names(value: Any) -> Any:
+    return getattr(getattr(value, "dtype", None), "names", None)
+
+
+def _array(value: Any) -> dict[str, Any]:
+    """Return an array as named fields: those of its dtype, where it is one record, else `payload`."""
+    if isinstance(value, bytes):
+        return {"payload": _plain(value)}
+    if hasattr(value, "tolist"):
+        if value.shape == ():
+            return dict(zip(_names(value), map(_plain, value.item()), strict=True))
+        length = value.size
+        value = value.tolist() if length <= ARRAY_MAX else value.ravel()[:ARRAY_MAX].tolist()
+    else:
+        length = len(value)
+    if not length:
+        return {}
+    fields: dict[str, Any] = {"payload": [_plain(item) for item in value[:ARRAY_MAX]]}
+    return fields if length <= ARRAY_MAX else {**fields, "payload_length": length}
+
+
+def _plain(item: Any) -> Any:
+    """Return an array's item as a field takes it."""
+    if isinstance(item, bytes):
+        return item.decode("utf-8", "backslashreplace")
+    if hasattr(item, "tolist"):
+        item = item.tolist()
+    return [_plain(one) for one in item] if isinstance(item, list | tuple) else item
+
+
 def checked_payload(value: object) -> int | float | str | None:
     """Return `value` as the int (64 bits, signed) or float that NVTX has room for, named fields as JSON text.
 
     Raises:
-        TypeError: `value` is neither int, float, bool, a numpy scalar, nor a mapping of names to such values.
+        TypeError: `value` is neither int, float, bool, a numpy scalar, nor a mapping of names to such values, nor an
+            array of them.
         ValueError: an int that needs more than 64 bits.
     """
     if value is None or type(value) is float:
         return value
     if _is_mapping(value):
         return _fields(value)
-    return _number(value, "payload", "an int, a float, a numpy scalar or a mapping of named fields")
+    if _is_array(value):
+        return _fields(_array(value))
+    return _number(value, "payload", "an int, a float, a numpy scalar, an array or a mapping of named fields")
+
+
+def is_mutable(payload: object) -> bool:
+    """Whether a range with this payload reads it each time it is used: a list or an array, as in the nvtx package."""
+    return isinstance(payload, list) or hasattr(payload, "tolist")
 
 
 def checked_value(value: object) -> int | float:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200  # inspect.CO_*
 _RESUMABLE = _GENERATOR | _COROUTINE | _ASYNC_GENERATOR
 
+# From 3.14 on annotations are evaluated when they are asked for, and may name what is not defined yet.
+_ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
+_CARRIED = ("__module__", "__name__", "__qualname__", "__doc__", _ANNOTATIONS, "__type_params__")
+
 _function = type(lambda: None)
 _method = type((lambda _self: None).__get__(object()))
 
@@ -136,7 +140,7 @@ def _callable(range_: annotate, target: Any) -> Any:
 
 def carry(target: Any, wrapper: Any) -> Any:
     """Give the wrapper what `functools.wraps` gives; functools itself is not imported for it."""
-    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__type_params__"):
+    for name in _CARRIED:
         try:
             setattr(wrapper, name, getattr(target, name))
         except (AttributeError, TypeError):  # noqa: PERF203 - a partial has none of them, a mock odd ones

@@ -1,7 +1,7 @@
 """`Domain` and what it hands out: the object form of the verbs, as in the `nvtx` package.
 
 A range emitted through it is the same as one emitted through `annotate`: attributes here are ranges kept to hand.
-Of nvtx's extensions (counters, schemas, batches, timestamps) this holds none.
+Of nvtx's extensions the counters are here; the attributes and timestamps of their batches have nowhere to go in a mark.
 """
 
 from __future__ import annotations
@@ -111,6 +111,17 @@ class DummyDomain:
     def end_range(self, range_id: int) -> None:
         """Do nothing."""
 
+    def get_counter(self, name: str | bytes, dtype: Any, **_named: Any) -> Any:  # noqa: ARG002
+        """Return the counter that does nothing, as far as `dtype` is that of a counter."""
+        from traceable.annotation import domain_counters
+
+        domain_counters.checked_dtype(dtype)
+        return domain_counters.dummy_counter
+
+    def get_timestamp(self) -> int:
+        """Return 0."""
+        return 0
+
 
 class Domain:
     """One named domain. `Domain(name)` returns a `DummyDomain` where no one can listen, as the nvtx package does.
@@ -119,14 +130,16 @@ class Domain:
         name: the domain's name; None is NVTX's default domain.
     """
 
-    __slots__ = ("name",)
+    __slots__ = ("_counters", "name")
     name: str | None
+    _counters: dict[Any, Any]
 
     def __new__(cls, name: str | None = None) -> Any:
         if not engine.emits():
             return _dummy
         self = object.__new__(cls)
         self.name = name
+        self._counters = {}
         annotate(None, None, name)  # checks the name, and creates the domain now and not at its first event
         return self
 
@@ -189,6 +202,40 @@ class Domain:
     def end_range(self, range_id: int) -> None:
         """Close the range that `start_range` returned."""
         annotate(None, None, self.name)._end(range_id)
+
+    def get_counter(
+        self,
+        name: str | bytes,
+        dtype: Any,
+        *,
+        description: str | bytes | None = None,
+        scope: str | bytes | None = None,
+        semantics: Any = None,
+        time_domain: Any = None,
+    ) -> Any:
+        """Return the counter of these arguments, the same one each time: `domain_counters` tells what it emits.
+
+        Args:
+            name: its name.
+            dtype: `int`, `float` or a numpy dtype; one with fields makes a counter `name.field` of each.
+            description, scope, semantics, time_domain: kept, and not recorded.
+
+        Raises:
+            TypeError: `dtype` is no counter's.
+        """
+        from traceable.annotation import domain_counters
+
+        checked = domain_counters.checked_dtype(dtype)
+        key = (name, checked, description, scope, semantics, time_domain)
+        if key not in self._counters:
+            self._counters.setdefault(key, domain_counters.make(self, *key))
+        return self._counters[key]
+
+    def get_timestamp(self) -> int:
+        """Return a time for `batch_submit`, in ns."""
+        from time import monotonic_ns
+
+        return monotonic_ns()
 
 
 _dummy = DummyDomain()

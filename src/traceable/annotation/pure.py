@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from itertools import count
 
 from traceable.annotation import silent
-from traceable.annotation.arguments import checked_payload, checked_value
+from traceable.annotation.arguments import checked_payload, checked_value, is_mutable
 from traceable.annotation.emission import INSTANCE_BITS, PAYLOAD_DOMAIN, identity
 
 TYPE_CHECKING = False
@@ -36,6 +36,7 @@ _method = type((lambda _self: None).__get__(object()))
 _BINDS = 1 << 17  # Py_TPFLAGS_METHOD_DESCRIPTOR: functions, and what binds as they do
 
 _domains: dict[str | None, Any] = {}
+_package: Any = None  # nvtx, whatever the program has put under that name since
 _emit: Any = None  # nvtx._lib, once it is imported: its functions skip the keyword handling of Domain's methods
 _made: Callable[[str | None], Any]
 
@@ -56,10 +57,11 @@ _next = count().__next__
 
 def available() -> bool:
     """Import the nvtx package; say whether it is there with the names this module needs."""
-    global _emit
+    global _emit, _package
     try:
         import nvtx._lib.lib  # type: ignore[import-untyped]
 
+        _package = nvtx
         _emit = nvtx._lib
         return isinstance(nvtx.Domain, type) and isinstance(_emit.lib.DomainHandle, type) and callable(_emit.mark)
     except Exception:  # noqa: BLE001 - whatever is wrong with the package, the program goes on unheard
@@ -75,9 +77,7 @@ def emit_through(emitter: Any) -> None:
 
 def _nvtx_domain(name: str | None) -> Any:
     """Return a domain of nvtx's, whatever nvtxDomainIsEnabled says of it."""
-    import nvtx
-
-    domain = object.__new__(nvtx.Domain)
+    domain = object.__new__(_package.Domain)
     domain.handle = _emit.lib.DomainHandle(name)
     domain.__init__(name)
     return domain
@@ -131,10 +131,23 @@ class Range(silent.Range):
         text = own.message and own.message.string
         return self._domain.get_event_attributes(text, own.color, own.category, number)
 
+    def _fields_now(self) -> str:
+        """Return the fields as JSON. What is no payload any more leaves them as they were."""
+        assert self._fields is not None
+        payload = self._arguments[4]
+        if is_mutable(payload):
+            try:
+                made = checked_payload(payload)
+            except (TypeError, ValueError):
+                made = None
+            if isinstance(made, str):
+                return made
+        return self._fields
+
     def _identified(self, number: int) -> Any:
         """Return attributes that carry this identity; fields are said first."""
         if self._fields is not None:
-            _announce(self._fields, number)
+            _announce(self._fields_now(), number)
         return self._with_number(number)
 
     def _carrying(self, number: int) -> Any:

@@ -99,6 +99,13 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
         decorated: _Decorated = decorate(self, target)
         return decorated
 
+    @property
+    def domain(self) -> Any:
+        """What `get_domain` returns of the domain it stands in."""
+        from traceable.annotation.domains import get_domain
+
+        return get_domain(self._arguments[2])
+
     async def __aenter__(self) -> Self:
         if self._heard:
             blocks().open_block(self)

@@ -55,7 +55,7 @@ class Range:
         except TypeError:  # unhashable, so no argument NVTX can take: the check says which
             found = None
         if found is None:
-            if (color, domain, category, payload, level) == (None,) * 5 and _is_decorated(message):
+            if payload is None and _is_decorated(message) and (color, domain, category, level) == (None,) * 4:
                 return cls()(message)  # type: ignore[operator,no-any-return]  # annotate, the subclass, can be called
             text, argb, scope, kind, _payload, number = checked(message, color, domain, category, None, level)
             found = object.__new__(cls)

@@ -9,6 +9,9 @@ _DOTS = ".."
 _NARROWEST_CORE = 3
 """With less room between the dots than this nothing can be told apart."""
 
+_ROUNDS = 3
+"""How often names that are cut to the same are told apart anew, together with more of them each time."""
+
 
 def printable(name: str) -> str:
     """Return a name as one line that is safe to print, of more than 200 characters the first and last 100."""
@@ -67,12 +70,17 @@ def cut_apart(texts: Sequence[str], width: int) -> list[str]:
         ['model..1..ight', 'model..2..ight']
     """
     short = {text: cut(text, width) for text in dict.fromkeys(texts)}
-    same: dict[str, list[str]] = {}
-    for text, one in short.items():
-        same.setdefault(one, []).append(text)
-    for group in same.values():
-        if len(group) > 1:
-            short.update(_around_differences(group, width))
+    together = {text: [text] for text in short}
+    # What was told apart from its own kind may look like one of another kind: then those are taken together.
+    for _ in range(_ROUNDS):
+        same: dict[str, list[str]] = {}
+        for text, one in short.items():
+            same.setdefault(one, []).append(text)
+        for some in same.values():
+            if len(some) > 1:
+                group = list(dict.fromkeys(other for text in some for other in together[text]))
+                together.update(dict.fromkeys(group, group))
+                short.update(_around_differences(group, width))
     return [short[text] for text in texts]
 
 

@@ -23,6 +23,16 @@ MANIFEST_KEY = "window"
 """Where `run.json` keeps what was asked, and what was captured of it."""
 
 
+TIMED_KEY = "timed_window"
+"""Where it keeps the window of time that the collector opens itself, in a program that is no Python; null for none."""
+
+
+def timed_in_manifest(conditions: Conditions) -> str:
+    """Return what the manifest says of such a window: `for 0.5 s, after 1 s from the start of the process`."""
+    lasting = f"for {conditions.duration_s:g} s" if conditions.duration_s else ""
+    return ", ".join(filter(None, (lasting, str(conditions))))
+
+
 def in_manifest(
     text: str | None,
     windows: tuple[tuple[int, int], ...] | None,

@@ -91,7 +91,7 @@ WARMUP_STEPS = "TRACEABLE_WARMUP_STEPS"
 --warmup-steps`, as the four below by the options of their names."""
 
 DELAY = "TRACEABLE_DELAY"
-"""How old a process is at least when its windows may begin, in seconds."""
+"""How many seconds after its first range or step the windows of a process may begin; `start+10`: after its start."""
 
 AFTER_REQUEST = "TRACEABLE_AFTER_REQUEST"
 """How many requests are over before windows may begin. Read when traceable is imported: ranges of the name `request`

@@ -106,7 +106,7 @@ def test_a_program_that_takes_no_steps_is_recorded_by_time(program):
     code = """
 import os, time
 began = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-os.environ["TRACEABLE_DELAY"] = str(time.clock_gettime(time.CLOCK_BOOTTIME) - began + 2)
+os.environ["TRACEABLE_DELAY"] = f"start+{time.clock_gettime(time.CLOCK_BOOTTIME) - began + 2}"
 import traceable
 session = __import__("traceable.capture.control").capture.control.session
 with traceable.annotate("before"): pass
@@ -175,9 +175,9 @@ for n in traceable.steps(range(30)): pass
     assert ran.steps == [3, 4, 12, 13]
 
 
-@given(st.floats(0.001, 1e9), st.integers(0, 10**15))
-def test_what_is_said_to_a_process_is_what_it_reads(seconds, number):
-    asked = Conditions(number, float(f"{seconds:.15g}"), number, 0.0, float(f"{seconds:.15g}"))
+@given(st.floats(0.001, 1e9), st.integers(0, 10**15), st.booleans())
+def test_what_is_said_to_a_process_is_what_it_reads(seconds, number, from_start):
+    asked = Conditions(number, float(f"{seconds:.15g}"), number, 0.0, float(f"{seconds:.15g}"), from_start)
     names = {"warmup_steps": "WARMUP_STEPS", "delay_s": "DELAY", "requests": "AFTER_REQUEST", "duration_s": "DURATION"}
     said = asked.variables()
     assert read({name: said.get(f"TRACEABLE_{variable}") for name, variable in names.items()}) == asked

@@ -31,13 +31,47 @@ def test_a_window_of_time_of_a_program_that_knows_nothing_of_us(recording, ran):
     code = (
         "import time, sys\nend = time.monotonic() + 3\nwhile time.monotonic() < end: time.sleep(0.01)\nprint('ended')"
     )
-    run = ran(recording, "--delay", "1", "--duration", "0.5", "--strict", code=code)
+    run = ran(recording, "--delay", "start+1", "--duration", "0.5", "--strict", code=code)
     assert (run.done.returncode, run.done.stdout) == (0, "ended\n"), run.done.stderr
     (said,) = [line for line in run.said if line.startswith("asked")]
-    assert said.startswith("asked 0.5 s after 1 s, captured ")
+    assert said.startswith("asked 0.5 s after 1 s from the start of the process, captured ")
     (row,) = run.captured["windows"]
     assert row["closed_wall_ns"] - row["close_stall_ns"] - row["opened_wall_ns"] >= 500_000_000
     assert (row["steps"], row["outcome"]) == (0, "captured")
+
+
+SLOW_IMPORT = """
+import time, traceable
+from traceable.capture.conditions import age_s
+from traceable.capture.control import session
+while age_s() < 1.5: time.sleep(0.01)  # what a module does that takes long to import
+with traceable.annotate("first"): pass
+while not session.state["closed"]:
+    with traceable.annotate("work"): time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize("form", ["native", "pure"])
+def test_a_delay_is_counted_from_the_first_range(form, ran, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TRACEABLE_PURE", "1" if form == "pure" else "0")
+    run = ran("recorder", "--delay", "0.2", "--duration", "0.3", "--strict", code=SLOW_IMPORT)
+    assert run.done.returncode == 0, run.done.stderr
+    assert any(line.startswith("asked 0.3 s after 0.2 s from the first range or step, captured ") for line in run.said)
+    assert {row["name"] for row in run.report["names"]} == {"work"}
+
+
+def test_a_window_that_closed_before_the_first_range_is_said(ran):  # noqa: F811
+    run = ran("recorder", "--delay", "start+0.2", "--duration", "0.3", code=SLOW_IMPORT)
+    (said,) = [line for line in run.said if "before the first range" in line]
+    assert re.match(r"certain: the window closed \d+\.\d s before the first range \(process \d+ made its first", said)
+    assert not any(line.startswith("likely: ") for line in run.said)
+
+
+def test_a_delay_from_a_range_that_never_came_is_said(ran):  # noqa: F811
+    run = ran("recorder", "--delay", "0.2", "--strict", code="import traceable")
+    assert run.done.returncode == 3
+    (said,) = [line for line in run.said if "never reached" in line]
+    assert "no range and no step began, from which the delay is counted (--delay start+S" in said
 
 
 def test_after_requests_everything_is_recorded_to_the_end(recording, ran):  # noqa: F811
@@ -87,7 +121,7 @@ def test_each_process_has_its_own_window_of_time(ran):  # noqa: F811
         "with traceable.annotate('child' if child == 0 else 'parent'): pass\n"
         "if child: os.waitpid(child, 0)\n"
     )
-    run = ran("recorder", "--delay", "0.000001", code=code)
+    run = ran("recorder", "--delay", "start+0.000001", code=code)
     assert sorted(row["name"] for row in run.report["names"]) == ["child", "parent"]
     assert len(run.captured["windows"]) == 2
 

@@ -105,6 +105,7 @@ static PyMethodDef core_methods[] = {
     {"record_up_to", core_record_up_to, METH_O, "Make every range of a higher level that is built from now on a no-op."},
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
     {"kept", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
+    {"when_annotated", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
     {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };

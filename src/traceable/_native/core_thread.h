@@ -12,6 +12,8 @@
 
 static THREAD_LOCAL char thread_named;
 
+static PyObject *first_heard; /* called once, before the next first annotation of a thread; NULL for nothing */
+
 /* `threading.current_thread()` makes an object for a foreign thread, and `enumerate()` takes a lock that this very
  * thread may hold; the dictionary behind both does neither. */
 static PyObject *
@@ -31,10 +33,29 @@ threading_name(void)
     return name;
 }
 
+static void
+call_first_heard(void)
+{
+    PyObject *heard = first_heard;
+    PyObject *type, *value, *traceback;
+    first_heard = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *result = PyObject_CallNoArgs(heard);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(heard);
+    }
+    Py_XDECREF(result);
+    Py_DECREF(heard);
+    PyErr_Restore(type, value, traceback);
+}
+
 static __attribute__((cold, noinline)) void
 name_thread(void)
 {
     thread_named = 1;
+    if (first_heard != NULL) {
+        call_first_heard();
+    }
     long tid = syscall(SYS_gettid);
     const char *injection = getenv("NVTX_INJECTION64_PATH");
     if (injection == NULL || *injection == '\0' || tid == (long)getpid()) {
@@ -52,3 +73,14 @@ name_thread(void)
 }
 
 #define NAME_THREAD() do { if (__builtin_expect(!thread_named, 0)) { name_thread(); } } while (0)
+
+static PyObject *
+core_when_annotated(PyObject *Py_UNUSED(module), PyObject *heard)
+{
+    PyObject *before = first_heard;
+    Py_INCREF(heard);
+    first_heard = heard;
+    thread_named = 0; /* this thread may have annotated before, above all in a forked child */
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}

@@ -313,6 +313,8 @@ __attribute__((visibility("default"))) void traceable_recorder_gate(int open) {
         atomic_store(&recorder.window, window + 1);
 }
 
+#include "recorder_timer.h"
+
 /* ---- copies of the ring ---- */
 
 /* Write what the ring holds to `directory`/<pid>-<start>, as the recording of a process of its own. `by`: who asks.
@@ -398,6 +400,8 @@ static void start_recorder(void) {
         say("nothing is recorded: no room for the recorder's thread and fork hooks", "");
     if (!hooked || !read_root() || !open_process())
         atomic_store(&recorder.state, STATE_OFF);
+    else
+        start_timer();
     unlock_recorder(&saved);
 }
 

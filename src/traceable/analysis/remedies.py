@@ -17,7 +17,7 @@ def record_gpu(trace: Trace) -> str:
     if trace.source.product == _TORCH:
         return "record the program where torch sees a GPU: torch.profiler then records that too"
     if trace.source.product == _RECORDER:
-        return "run it again with --gpu (traceable help recorder-gpu), or where nsys is installed with --collector nsys"
+        return "on a machine with a GPU run it again with --gpu (traceable help recorder-gpu) or --collector nsys"
     if not trace.devices:
         return "record on a machine with a GPU: the report names none"
     return "see whether the program uses the GPU; with nsys cuda must be in --trace"

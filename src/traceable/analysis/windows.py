@@ -74,6 +74,7 @@ class Said:
         rank: which rank it is, or of which rank; None for none.
         counted_from: its step that counts as step 0 of those that were asked for; None while conditions hold them back.
         lacking: what these conditions lacked, a clause each.
+        first_range_wall_ns: when its first range began, recorded or not; None for none, or where nobody looked.
     """
 
     pid: int
@@ -86,6 +87,7 @@ class Said:
     rank: int | None = None
     counted_from: int | None = 0
     lacking: tuple[str, ...] = ()
+    first_range_wall_ns: int | None = None
 
 
 @dataclass(frozen=True)

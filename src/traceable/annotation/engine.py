@@ -114,6 +114,19 @@ def kept() -> list[tuple[Any, ...]]:
     return silent.kept()
 
 
+def when_annotated(heard: Callable[[], object]) -> None:
+    """Call `heard` once, on the thread that emits its first range or mark from now on, before that is emitted.
+
+    Where nothing is emitted it is never called. What was waited for before is not called any more.
+    """
+    if core is not None:
+        core.when_annotated(heard)
+    elif emits():
+        from traceable.annotation import pure
+
+        pure.when_annotated(heard)
+
+
 def emits() -> bool:
     """Whether a range of this process can be heard by anyone."""
     return not disabled and environment.listener_possible()

@@ -75,6 +75,53 @@ def emit_through(emitter: Any) -> None:
     _made = emitter.Domain
 
 
+class _Watched:
+    """What is emitted through, watched for the first that is: the names of `_emit` besides `push_range` and `mark`."""
+
+    def __init__(self, emitter: Any) -> None:
+        self._emitter = emitter
+        self.heard: Callable[[], object] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._emitter, name)
+
+    def note(self) -> None:
+        """Call what waits for this, once."""
+        heard, self.heard = self.heard, None
+        if heard is not None:
+            heard()
+
+    def push_range(self, attributes: Any, handle: Any) -> Any:
+        self.note()
+        return self._emitter.push_range(attributes, handle)
+
+    def mark(self, attributes: Any, handle: Any) -> Any:
+        self.note()
+        return self._emitter.mark(attributes, handle)
+
+
+def when_annotated(heard: Callable[[], object]) -> None:
+    """Call `heard` before the first range or mark that is emitted from now on (`engine.when_annotated`).
+
+    A range that is only started is noticed too; decorated functions that are made before this are not.
+    """
+    global _emit
+    if not isinstance(_emit, _Watched):
+        _emit = _Watched(_emit)
+        start, start_as = Range._start, Range._start_as
+
+        def noting_start(self: Range) -> int:
+            _emit.note()
+            return start(self)
+
+        def noting_start_as(self: Range, identity: int, announced: bool = True) -> int:
+            _emit.note()
+            return start_as(self, identity, announced)
+
+        Range._start, Range._start_as = noting_start, noting_start_as  # type: ignore[method-assign]
+    _emit.heard = heard
+
+
 def _nvtx_domain(name: str | None) -> Any:
     """Return a domain of nvtx's, whatever nvtxDomainIsEnabled says of it."""
     domain = object.__new__(_package.Domain)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from _thread import get_ident
 from typing import NamedTuple
 
 from traceable import environment
@@ -18,7 +19,7 @@ from traceable.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
 _LARGEST_COUNT = 10**15
@@ -31,10 +32,11 @@ class Conditions(NamedTuple):
 
     Attributes:
         warmup_steps: so many steps are over.
-        delay_s: the process is so old.
+        delay_s: so long ago its first range or step began.
         requests: so many requests are over (`annotation/requests.py`).
         idle_s: no step began for so long before the one with which windows may begin.
         duration_s: how long a window lasts at most. It is over at the end of the step that is open by then.
+        delay_from_start: the delay is counted from the start of the process (`start+10`).
     """
 
     warmup_steps: int = 0
@@ -42,6 +44,7 @@ class Conditions(NamedTuple):
     requests: int = 0
     idle_s: float = 0.0
     duration_s: float = 0.0
+    delay_from_start: bool = False
 
     @property
     def hold(self) -> bool:
@@ -55,17 +58,24 @@ class Conditions(NamedTuple):
 
     def variables(self) -> dict[str, str]:
         """Return them as the environment says them to a process."""
-        return {
-            variable: f"{value:.15g}" if isinstance(value, float) else str(value)
-            for (variable, _, _), value in zip(_READ.values(), self, strict=True)
-            if value
+        given = {variable: getattr(self, name) for name, (variable, _, _) in _READ.items()}
+        said = {
+            name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in given.items() if value
         }
+        if self.delay_from_start:
+            said[environment.DELAY] = _FROM_START + said[environment.DELAY]
+        return said
+
+    @property
+    def delay_since(self) -> str:
+        """What the delay is counted from."""
+        return "the start of the process" if self.delay_from_start else "the first range or step"
 
     def __str__(self) -> str:
         """Return what is waited for as the end of a sentence: `after 5 warm-up steps and 3 s`; empty for nothing."""
         words = [
             counted(self.warmup_steps, "warm-up step") if self.warmup_steps else "",
-            f"{self.delay_s:g} s" if self.delay_s else "",
+            f"{self.delay_s:g} s from {self.delay_since}" if self.delay_s else "",
             counted(self.requests, "request") if self.requests else "",
             f"{self.idle_s:g} s without a step" if self.idle_s else "",
         ]
@@ -109,6 +119,9 @@ def _above(name: str, text: str) -> float:
     return seconds(name, text, least="above 0")
 
 
+_FROM_START = "start+"
+"""What stands before a delay that is counted from the start of the process."""
+
 _READ: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "warmup_steps": (environment.WARMUP_STEPS, "--warmup-steps", number),
     "delay_s": (environment.DELAY, "--delay", seconds),
@@ -132,9 +145,26 @@ def read(texts: Mapping[str, str | None], *, by_option: bool = True) -> Conditio
     given = {}
     for name, (variable, option, parse) in _READ.items():
         text = texts.get(name)
+        if text and name == "delay_s":
+            given["delay_from_start"] = text.startswith(_FROM_START)
+            text = text.removeprefix(_FROM_START) or text
         if text:
             given[name] = parse(option if by_option else variable, text)
+    if not given.get("delay_s"):
+        given["delay_from_start"] = False
     return Conditions(**given)
+
+
+OPTIONS = tuple(_READ)
+"""The names of those conditions that have an option and a variable."""
+
+
+def merged(found: Conditions, more: Conditions, names: Iterable[str]) -> Conditions:
+    """Return `found` with the conditions of these names as in `more`."""
+    taken = {name: getattr(more, name) for name in names}
+    if "delay_s" in taken:
+        taken["delay_from_start"] = more.delay_from_start
+    return found._replace(**taken)
 
 
 def texts_of_environment() -> dict[str, str]:
@@ -147,7 +177,7 @@ def from_environment() -> Conditions:
     found = Conditions()
     for name, text in texts_of_environment().items():
         try:
-            found = found._replace(**{name: getattr(read({name: text}, by_option=False), name)})
+            found = merged(found, read({name: text}, by_option=False), (name,))
         except UsageError as error:  # noqa: PERF203 - five at most
             environment.warn_once(_READ[name][0], f"{_READ[name][0]} is ignored: {error}")
     return found
@@ -179,6 +209,52 @@ def begin_from_environment() -> None:
     session.begin_by_time()
 
 
+class First:
+    """When this process made its first range, or began its first step, which is a range too.
+
+    Attributes:
+        at_s: by the monotonic clock; None for not yet.
+        wall_ns: in ns since 1970; 0 for not yet.
+        aside: the thread that opens a window at this moment, whose ranges are none of the program's; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.at_s: float | None = None
+        self.wall_ns = 0
+        self.aside = 0
+        self._heard: Callable[[], None] | None = None
+
+    def watch(self, heard: Callable[[], None] | None = None) -> None:
+        """Note the next range or step as the first, and call `heard` then."""
+        self.at_s, self.wall_ns, self._heard = None, 0, heard
+        engine.when_annotated(self._annotated)
+
+    def _annotated(self) -> None:
+        if self.aside == get_ident():
+            engine.when_annotated(self._annotated)
+        else:
+            self.note()
+
+    def note(self) -> None:
+        """Note a range or a step, if none was before."""
+        if self.at_s is None:
+            self.at_s, self.wall_ns = time.monotonic(), time.time_ns()
+            heard, self._heard = self._heard, None
+            if heard is not None:
+                heard()
+
+
+first = First()
+"""That of this process. Watched for where there are windows of time."""
+
+
+def waited_s(conditions: Conditions) -> float | None:
+    """Return how much of the delay is over; None where it has not begun."""
+    if conditions.delay_from_start or not conditions.delay_s:
+        return age_s()
+    return None if first.at_s is None else time.monotonic() - first.at_s
+
+
 class Waiting:
     """How far this process has come with the conditions that hold its windows.
 
@@ -191,20 +267,24 @@ class Waiting:
         self._conditions = conditions
         self._begun_ns = 0
         self.longest_pause_s = 0.0
-        self.first_step = 0 if conditions.idle_s else conditions.warmup_steps
+        from_first = bool(conditions.delay_s) and not conditions.delay_from_start
+        self.first_step = 0 if conditions.idle_s or from_first else conditions.warmup_steps
         # To ask how old the process is takes 20 us, which no step is to wait for.
-        self._old_enough = time.monotonic() + conditions.delay_s - age_s() if conditions.delay_s else 0.0
+        self._began_s = time.monotonic() - age_s() if conditions.delay_from_start else None
 
     def met(self, index: int) -> bool:
         """Whether all are met now that step `index` begins. Called for each step from `first_step` on."""
         asked = self._conditions
+        if asked.delay_s and self._began_s is None:
+            first.note()
+            self._began_s = first.at_s
         if asked.idle_s and not self._paused(asked.idle_s):
             return False
         if index < asked.warmup_steps:
             return False
         if asked.requests and engine.requests.count.over < asked.requests:
             return False
-        return not asked.delay_s or time.monotonic() >= self._old_enough
+        return self._began_s is None or time.monotonic() >= self._began_s + asked.delay_s
 
     def _paused(self, least_s: float) -> bool:
         now = time.monotonic_ns()

@@ -18,7 +18,7 @@ from collections import deque
 from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import flight, gates, process, step_times
-from traceable.capture.conditions import age_s
+from traceable.capture.conditions import age_s, first, waited_s
 from traceable.capture.one_step import Step, Wait
 from traceable.capture.open_window import COMPLETE, DURATION, EXIT, MISSED, STOPPED, OpenWindow, moment, new_entry
 from traceable.capture.plan import NEVER, Plan
@@ -46,7 +46,7 @@ class Session:
         self.watch: Watch | None = None
         self.listener: Callable[[], None] | None = None
         self._timer = self._make_timer()
-        self._by_time = False
+        self._by_time = self._watching = False
         self._lacks_torch = os.environ.get(environment.GATE) == "torch"
         self._start()
         atexit.register(self._at_exit)
@@ -223,9 +223,11 @@ class Session:
             return
         assert self._gate is not None
         opening = OpenWindow(window, entry, self._gate, synchronise)
+        first.aside = get_ident()
         if opening.open(index):
             self._open = opening
             self._closes_at = window.stop
+        first.aside = 0
         if "by" in entry:
             self._requests.popleft()
         elif self._timer is not None and plan.conditions.duration_s and self._open is not None:
@@ -303,16 +305,24 @@ class Session:
     def begin_by_time(self) -> None:
         """Have a program that takes no steps recorded from the time on that the launcher asks for, if it does."""
         asked = self._plan.conditions
+        self._watching = True
         if not self._plan.whole or asked.need_steps:
+            first.watch()
             return
         self._by_time = True
         with self._lock:
             self._told()
         if asked.requests:
             engine.requests.count.when(asked.requests, self._look)
-        left_s = asked.delay_s - age_s() if asked.delay_s else 0.0
-        if self._timer is not None and left_s > 0:
-            self._timer.after(left_s, self._look)
+        if asked.delay_s and not asked.delay_from_start:
+            first.watch(lambda: self._look_after(asked.delay_s))
+            return
+        first.watch()
+        self._look_after(asked.delay_s - age_s() if asked.delay_s else 0.0)
+
+    def _look_after(self, seconds: float) -> None:
+        if self._timer is not None and seconds > 0:
+            self._timer.after(seconds, self._look)
         else:
             self._look()
 
@@ -324,7 +334,7 @@ class Session:
 
     def _look(self) -> None:
         """Open the window of time, where its time has come and no step has begun: else the next one opens it."""
-        if self._lacks_torch:
+        if self._lacks_torch or waited_s(self._plan.conditions) is None:
             return
         with self._lock:
             if not self._next and self._current is None and self._open is None and self._plan.pending is not None:
@@ -407,7 +417,7 @@ class Session:
         self._start()
         if self.watch is not None:
             self.watch.restart()
-        if self._by_time:
+        if self._watching:
             self.begin_by_time()
 
 

@@ -117,9 +117,14 @@ class Plan:
         return {
             "asked": str(self._asked) if self._asked else ",".join(str(window) for window, _ in self._planned) or None,
             "counted_from": self._counted_from,
-            "age_s": round(conditions.age_s(), 3) if self.conditions.delay_s else None,
+            "delay_waited_s": _rounded(conditions.waited_s(self.conditions)) if self.conditions.delay_s else None,
+            "first_range_wall_ns": conditions.first.wall_ns or None,
             "longest_pause_s": round(waiting.longest_pause_s, 3) if waiting and self.conditions.idle_s else None,
         }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _asked() -> Spec | None:

@@ -20,7 +20,12 @@ def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--warmup-steps", dest="warmup_steps", metavar="N", help="N steps are over; --steps counts from there"
     )
-    group.add_argument("--delay", dest="delay_s", metavar="S", help="the process is S seconds old")
+    group.add_argument(
+        "--delay",
+        dest="delay_s",
+        metavar="S",
+        help="S seconds since its first range or step; start+S: since the process began",
+    )
     group.add_argument("--after-request", dest="requests", metavar="N", help="N requests are over")
     group.add_argument("--idle", dest="idle_s", metavar="S", help="no step has begun for S seconds")
     group.add_argument(
@@ -44,15 +49,13 @@ def asked(arguments: argparse.Namespace, *, steps: bool, controlled: bool) -> Co
     """
     from traceable.capture import conditions
 
-    by_option = {name: getattr(arguments, name) for name in conditions.Conditions._fields}
+    by_option = {name: getattr(arguments, name) for name in conditions.OPTIONS}
     if any(text == "" for text in by_option.values()):
         raise UsageError("a condition has no value", "write one as in --delay 10")
     found = conditions.read(by_option)
     if not environment.flag(environment.DISABLE):
         by_variable = conditions.read(conditions.texts_of_environment(), by_option=False)
-        found = found._replace(
-            **{name: value for name, value in by_variable._asdict().items() if by_option[name] is None}
-        )
+        found = conditions.merged(found, by_variable, (name for name, text in by_option.items() if text is None))
     if any(found) and controlled and not steps:
         raise UsageError(
             f"{str(found) or f'a duration of {found.duration_s:g} s'}: --control alone has no windows for it",

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=[collect.AUTO, *collect.COLLECTORS],
         default=collect.AUTO,
-        help="auto (nsys where it is found and works, else the recorder; default), nsys, recorder, torch or none",
+        help="auto (nsys where it works and a GPU is, else the recorder; default), nsys, recorder, torch or none",
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="the run directory (default: traceable-runs/NAME-TIME)"

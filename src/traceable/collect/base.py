@@ -37,9 +37,17 @@ class Gating:
 
     Attributes:
         windows: how many there are; None for as many as come.
+        timed: the program is no Python, and the collector itself opens and closes its one window.
+        delay_s: how long after the start, or the first range, it opens then.
+        duration_s: how long it lasts then; 0 for until the program ends.
+        from_start: whether the delay is counted from the start of the program.
     """
 
     windows: int | None
+    timed: bool = False
+    delay_s: float = 0.0
+    duration_s: float = 0.0
+    from_start: bool = False
 
 
 @dataclass(frozen=True)

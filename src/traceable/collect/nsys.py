@@ -26,9 +26,11 @@ from traceable.collect import (
     nsys_tail,
 )
 from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, UsageError
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
+
+_TIMED = "the program is not Python: nsys counts --delay, from the start of the program and not from the first range"
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """What nsys calls its reports, and what it called them before 2021.4."""
@@ -70,10 +72,11 @@ class NsysCollector:
             UsageError: the user's own options for nsys can't be had.
         """
         given = self._given
-        if gating:
+        timed = self._timed(gating) if gating and gating.timed else None
+        if gating and not timed:
             nsys_given.check_gated(given)
         # `%` starts nsys's own substitutions in the name of the report.
-        ours = [*self._preset.options, *(self._gated(gating) if gating else ())]
+        ours = [*self._preset.options, *(timed or (self._gated(gating) if gating else ()))]
         ours += [*nsys_private.options(self.install.options)]
         ours += [("--force-overwrite", "true"), ("--output", str(run_dir / stem).replace("%", "%%"))]
         shell = [sys.executable, "-I", "-S", str(BYSTANDER)]
@@ -81,13 +84,17 @@ class NsysCollector:
         return Plan(
             argv=(str(self.install.executable), "profile", *nsys_given.merged(ours, given), *shell, *command),
             # Without it nsys's NVTX capture range hears registered strings only.
-            environment={"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", **({environment.GATE: "nvtx"} if gating else {})},
+            environment={
+                "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0",
+                **({environment.GATE: "nvtx"} if gating and not timed else {}),
+            },
             own_environment=own_environment,
             detached=True,
             log=NSYS_LOG,
             notes=(
                 *self._left_out(),
                 *own_notes,
+                *([_TIMED] if timed and gating and gating.delay_s and not gating.from_start else []),
                 *nsys_private.of_command((*self._asked.words, *command)),
                 *nsys_given.notes(given, self.install.hangs_with_samples),
             ),
@@ -112,6 +119,22 @@ class NsysCollector:
         missing, refused = self._preset.missing, self._preset.refused
         said = [f"{named}nsys {self.install.short_version} has no {', '.join(missing)}: left out"] if missing else []
         return said + ([f"{named}without {', and '.join(refused)}"] if refused else [])
+
+    @staticmethod
+    def _timed(gating: Gating) -> list[tuple[str, str]]:
+        """Return the options that make nsys record one window of time, which it opens and closes itself.
+
+        Raises:
+            UsageError: it is not of whole seconds, which is all that nsys takes.
+        """
+        asked = {"--delay": gating.delay_s, "--duration": gating.duration_s}
+        for name, value in asked.items():
+            if value != int(value):
+                raise UsageError(
+                    f"{name} {value:g}: of a program that is not Python nsys counts the time, in whole seconds",
+                    f"write {name} {max(1, round(value))}, or use --collector recorder",
+                )
+        return [(name, str(int(value))) for name, value in asked.items() if value]
 
     def _gated(self, gating: Gating) -> list[tuple[str, str]]:
         """Return the options that make nsys record the windows only, each into a report of its own.

@@ -35,6 +35,7 @@ _CONSEQUENCES = {
     "program_failed": ("nothing_annotated", "nothing_entered", "process_not_recorded", "no_cuda_context"),
     "level_too_low": ("nothing_annotated", "nothing_entered", "process_not_recorded"),
     "tail_lost": ("nothing_annotated", "nothing_entered", "process_not_recorded", "counts_differ", "program_failed"),
+    "closed_before_first_range": ("nothing_annotated", "nothing_entered", "process_not_recorded", "no_cuda_context"),
     "cupti_taken": ("no_cuda_context",),
     "driver_too_old": ("no_cuda_context",),
     "driver_too_new": ("no_cuda_context",),

@@ -147,7 +147,8 @@ class Case:
     def whole(self) -> bool:
         """Whether everything was to be recorded, and not windows or the last seconds."""
         manifest = self.manifest or {}
-        return manifest.get(windows.MANIFEST_KEY) is None and manifest.get("flight_recorder") is None
+        keys = (windows.MANIFEST_KEY, windows.TIMED_KEY, "flight_recorder")
+        return all(manifest.get(key) is None for key in keys)
 
     @cached_property
     def recorded_pids(self) -> dict[int, int]:

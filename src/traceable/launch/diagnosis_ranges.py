@@ -26,6 +26,7 @@ from traceable.launch.diagnosis_rules import (
     RuledOut,
     listed,
 )
+from traceable.launch.windows import TIMED_KEY
 
 _NVTX_SILENT = r"NVTX binary payload extension is incompatible"
 _NVTX_HEARD = r"NVTX injection initialized"
@@ -308,6 +309,15 @@ def nothing_annotated(case: Case) -> Judged:
         return RuledOut(f"{_processes(case.lives)} imported traceable")
     if case.said(_NVTX_HEARD):
         return RuledOut("NVTX was used: nsys's injection was initialised")
+    if timed := (case.manifest or {}).get(TIMED_KEY):
+        return Finding(
+            "empty_window",
+            LIKELY,
+            f"no range lies in the window that was recorded ({timed})",
+            ("the program is no Python, so nobody in it knows when its first range began",),
+            "begin earlier or record longer (--delay, --duration), or leave both out to see when its ranges come",
+            EVERYTHING,
+        )
     client = profiled_the_client(case)
     if isinstance(client, Finding) and client.certainty == LIKELY:
         return RuledOut("the program is a client, and its server is not part of the run")

@@ -75,6 +75,26 @@ def windows(case: Case) -> Judged:
     return Finding(cause, CERTAIN, found, evidence, fix, PART if any(held) else EVERYTHING)
 
 
+def closed_before_first(case: Case) -> Judged:
+    """A window of time was over before the program made anything that could be recorded."""
+    if case.windows is None or case.ranges:
+        return None
+    for one in case.steps:
+        closed = [window.closed_wall_ns for window in one.windows if window.closed_wall_ns is not None]
+        if one.first_range_wall_ns is None or not closed or max(closed) >= one.first_range_wall_ns:
+            continue
+        gap_s = (one.first_range_wall_ns - max(closed)) / 1e9
+        return Finding(
+            "closed_before_first_range",
+            CERTAIN,
+            f"the window closed {gap_s:.1f} s before the first range",
+            (f"process {one.pid} made its first range {gap_s:.1f} s after its window had closed",),
+            "count from the first range or step, as in --delay 1, or let the window last longer (--duration)",
+            EVERYTHING,
+        )
+    return RuledOut("no window closed before the first range")
+
+
 def capture_never_began(case: Case) -> Judged:
     """By the user's own options nsys waited for a range or for cudaProfilerStart, and that never came."""
     waits = _waited_for(case.argv)
@@ -428,6 +448,7 @@ def _cut_ranges(case: Case) -> dict[int, int]:
 RULES = (
     Rule("not_recorded", not_recorded),
     Rule("window", windows),
+    Rule("closed_before_first_range", closed_before_first),
     Rule("capture_range_never_came", capture_never_began),
     Rule("importer_missing", importer_missing),
     Rule("collector_killed", collector_killed),

@@ -92,6 +92,13 @@ class Request:
         """The name of the run's files."""
         return self.name or self.target.name
 
+    @property
+    def timed(self) -> bool:
+        """Whether the collector itself opens the one window of time, since no Python runs in the program to do it."""
+        asked = self.conditions
+        by_time = any(asked) and not asked.need_steps and not asked.requests
+        return by_time and self.steps is None and not self.control and target.is_no_python(self.target)
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -283,7 +290,8 @@ def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan
     elif request.steps is not None:
         gating = Gating(None if request.windows is None else len(request.windows))
     elif any(request.conditions):
-        gating = Gating(1)
+        held = request.conditions
+        gating = Gating(1, request.timed, held.delay_s, held.duration_s, held.delay_from_start)
     command = request.target.command(target.interpreter_flags())
     plan = collector.plan(command, directory, request.stem, gating)
     ours = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
@@ -314,8 +322,12 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
         ranks.SELECTION_KEY: None,
         contract.MANIFEST_KEY: list(request.expect),
         windows.MANIFEST_KEY: windows.in_manifest(
-            request.steps, request.windows, on_request=request.control, conditions=request.conditions
+            request.steps,
+            request.windows,
+            on_request=request.control,
+            conditions=NO_CONDITIONS if request.timed else request.conditions,
         ),
+        windows.TIMED_KEY: windows.timed_in_manifest(request.conditions) if request.timed else None,
         flight.MANIFEST_KEY: flight.in_manifest(request.variables),
         **facts.gather(),
         "profilers": sorted({name for _, name in doctor_facts.running().profilers}),

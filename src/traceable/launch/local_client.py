@@ -64,11 +64,12 @@ class Sockets:
 
     def server(self, command: Sequence[str]) -> dict[str, Any] | None:
         """Return `port`, `pid` and `name` of the server that listens still; the last two are None where not known."""
-        if self._serves:
-            return None
+        ports = list(_named(command)) if self._port is None else [self._port]
+        if self._serves or not ports:
+            return None  # to read the sockets of a busy machine takes a while
         there = {one.port: one.inode for one in _sockets(None) if one.state == _LISTEN}
-        port = self._port if self._port is not None else next((one for one in _named(command) if one in there), None)
-        if port is None or port not in there:
+        port = next((one for one in ports if one in there), None)
+        if port is None:
             return None
         pid = _holder(there[port])
         return {"port": port, "pid": pid, "name": _read(_PROC / str(pid) / "comm").strip() or None if pid else None}

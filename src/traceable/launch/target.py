@@ -60,6 +60,36 @@ class Target:
         return [sys.executable, *flags, *words, self.program, *self.arguments]
 
 
+_STARTERS = frozenset(
+    (
+        *("sh", "bash", "dash", "zsh", "fish", "busybox", "env", "sudo", "nice", "time", "timeout", "setsid", "stdbuf"),
+        *("taskset", "numactl", "xargs", "parallel", "make", "uv", "uvx", "pixi", "conda", "docker", "podman"),
+        *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "strace", "gdb"),
+    )
+)
+"""Executables that start other programs, which may be Python."""
+
+
+def is_no_python(target: Target) -> bool:
+    """Return whether no Python runs in the program, as far as its file and its command line show.
+
+    It is an executable file and no script, not an interpreter of Python, and nothing that starts other programs.
+    """
+    if target.kind != COMMAND:
+        return False
+    found = Path(shutil.which(target.program) or target.program).resolve()
+    names = [found.name, Path(target.program).name]
+    if any(name in _STARTERS or name.startswith(("python", "pypy")) for name in names):
+        return False
+    if any(Path(word).name.startswith("python") or word.endswith(".py") for word in target.arguments):
+        return False
+    try:
+        with found.open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
 def parse(words: Sequence[str]) -> Target:
     """Read `app.py args`, `-m module args`, `-c code args` or `-- command args`, as Python reads its own.
 

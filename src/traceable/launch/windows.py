@@ -23,6 +23,16 @@ MANIFEST_KEY = "window"
 """Where `run.json` keeps what was asked, and what was captured of it."""
 
 
+TIMED_KEY = "timed_window"
+"""Where it keeps the window of time that the collector opens itself, in a program that is no Python; null for none."""
+
+
+def timed_in_manifest(conditions: Conditions) -> str:
+    """Return what the manifest says of such a window: `for 0.5 s, after 1 s from the start of the process`."""
+    lasting = f"for {conditions.duration_s:g} s" if conditions.duration_s else ""
+    return ", ".join(filter(None, (lasting, str(conditions))))
+
+
 def in_manifest(
     text: str | None,
     windows: tuple[tuple[int, int], ...] | None,
@@ -95,14 +105,18 @@ def _lacking(conditions: Conditions, content: dict[str, Any], ended: int, reques
     """Return how far a process came with each condition that was not met."""
     if content.get("counted_from", 0) is not None:
         return ()
-    age_s = content.get("age_s") or 0.0
+    waited_s = content.get("delay_waited_s")
+    so_far = f"{waited_s or 0.0:.3g} of " if content["end"] else "fewer than "
     pause_s = content.get("longest_pause_s") or 0.0
     told = [
         (ended < conditions.warmup_steps, f"{ended} of {counted(conditions.warmup_steps, 'warm-up step')} were over"),
         # Without Python's own end nobody noted how old it became.
         (
-            age_s < conditions.delay_s,
-            f"{f'{age_s:.3g} of ' if content['end'] else 'fewer than '}{conditions.delay_s:g} s were over",
+            (waited_s or 0.0) < conditions.delay_s,
+            "no range and no step began, from which the delay is counted (--delay start+S counts from the start of the "
+            "process)"
+            if waited_s is None and content["end"]
+            else f"{so_far}{conditions.delay_s:g} s from {conditions.delay_since} were over",
         ),
         (requests < conditions.requests, f"{requests} of {counted(conditions.requests, 'request')} were over"),
         (
@@ -164,6 +178,7 @@ def _said(path: Path, conditions: Conditions) -> Said | None:
             windows=tuple(_window(window, int(begun)) for window in content["windows"]),
             counted_from=content.get("counted_from", 0),
             lacking=_lacking(conditions, content, int(ended), requests),
+            first_range_wall_ns=content.get("first_range_wall_ns"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -160,14 +160,14 @@ def test_a_forked_child_records_its_own_windows_only(program):
     code = """
 import os, sys, traceable
 for number in traceable.steps(range(10)):
-    if number == 4:
+    if number == 2:
         child = os.fork()
         if not child: break
+        os.waitpid(child, 0)
 if not child:
     with traceable.annotate("child outside"): pass
     for _ in traceable.steps(range(4)): pass
     sys.exit()
-os.waitpid(child, 0)
 """
     ran = program(code, gated=True, TRACEABLE_STEPS="3:6")
     assert sorted(ran.steps) == [3, 3, 4, 5]

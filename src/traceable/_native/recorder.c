@@ -31,7 +31,7 @@
 static bool cut(struct thread *thread, uint32_t window);
 
 static __attribute__((noinline)) struct thread *enter_slowly(struct thread *thread) {
-    uint32_t window = atomic_load_explicit(&recorder.window, memory_order_relaxed);
+    uint32_t window = current_window();
     if (window % 2) /* outside of all windows: neither recorded nor lost */
         return NULL;
     if (thread && thread->busy) { /* this is a signal handler inside another event of the same thread */
@@ -57,7 +57,7 @@ static __attribute__((noinline)) struct thread *enter_slowly(struct thread *thre
 
 static inline struct thread *enter(void) {
     struct thread *thread = self;
-    uint32_t window = atomic_load_explicit(&recorder.window, memory_order_relaxed);
+    uint32_t window = current_window();
     /* A thread never holds an odd number, so that a closed window is seen by the same comparison as a new one. */
     if (UNLIKELY(!thread || thread->busy || thread->window != window)) {
         thread = enter_slowly(thread);
@@ -301,16 +301,31 @@ static const NvtxFunctionPointer core2[NVTX_CBID_CORE2_SIZE] = {
 
 /* ---- windows ---- */
 
+static pthread_once_t lock_made = PTHREAD_ONCE_INIT;
+
 /* Record everything from here on (open), or nothing until the next opening. Called by `traceable.capture` at the
- * boundaries of steps; names are recorded in any case. */
+ * boundaries of steps; names are recorded in any case. A process that calls this follows no other from here on. */
 __attribute__((visibility("default"))) void traceable_recorder_gate(int open) {
-    uint32_t window = atomic_load(&recorder.window);
+    struct surroundings saved;
     if (has_ring()) /* a flight recorder records all the time */
         return;
-    if ((window % 2 == 1 || window == 0) && open)
-        atomic_store(&recorder.window, window % 2 ? window + 1 : 2);
-    else if (!open && window % 2 == 0)
-        atomic_store(&recorder.window, window + 1);
+    pthread_once(&lock_made, make_lock);
+    lock_recorder(&saved);
+    set_window(open);
+    unlock_recorder(&saved);
+}
+
+/* Record while the nearest ancestor that gates itself records, until this process does. Returns 0 where there is none,
+ * or where this process does already. */
+__attribute__((visibility("default"))) int traceable_recorder_follow(void) {
+    struct surroundings saved;
+    if (has_ring())
+        return 0;
+    pthread_once(&lock_made, make_lock);
+    lock_recorder(&saved);
+    bool follows = follow_window();
+    unlock_recorder(&saved);
+    return follows;
 }
 
 #include "recorder_timer.h"
@@ -384,16 +399,15 @@ static void start_recorder(void) {
     struct surroundings saved;
     stay_loaded();
     recorder.page = (size_t)sysconf(_SC_PAGESIZE);
-    make_lock();
+    pthread_once(&lock_made, make_lock);
     lock_recorder(&saved);
     recorder.max_bytes = read_max_bytes();
     if (!read_ring())
         say("TRACEABLE_FLIGHT_RECORDER is not like 5000000000ns,64000000B, and everything is kept",
             getenv("TRACEABLE_FLIGHT_RECORDER"));
     const char *gated = getenv("TRACEABLE_RECORDING_GATED");
-    uint32_t never = 0;
-    if (gated && gated[0] == '1' && !has_ring())
-        atomic_compare_exchange_strong(&recorder.window, &never, 1);
+    if (gated && gated[0] == '1' && !has_ring() && !recorder.window_owner && !follow_window())
+        atomic_store(&recorder.unshared_window, 1);
     bool hooked = pthread_key_create(&recorder.thread_end, end_thread) == 0 &&
                   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     if (!hooked)

@@ -40,6 +40,15 @@ static char *extend(const char *path, uint64_t size, uint64_t length) {
     return map == MAP_FAILED ? NULL : map;
 }
 
+static size_t read_file(const char *path, char *into, size_t room) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    ssize_t got = read(file, into, room);
+    close(file);
+    return got > 0 ? (size_t)got : 0;
+}
+
 static void unmap(struct growing *file) {
     if (file->map)
         munmap(file->map, file->mapped);

@@ -8,6 +8,8 @@
  *   ring              with a flight recorder instead of both: segments of `process_header.segment_bytes`, each a
  *                     `segment_header`, records upwards, texts downwards from its end
  *
+ * Beside them `.window.<pid>`, a page with the counter of recorder_window.h, which nobody reads afterwards.
+ *
  * Files are preallocated, so they end in zeros. A writer stores the word that says what an entry is last: whatever
  * moment the process dies at, an entry is either whole or reads as empty. A segment that is used again is emptied first:
  * while that lasts its ordinal is 0. All integers are little-endian, times are

@@ -74,7 +74,7 @@ struct thread {
     uint64_t attributes; /* what the last KIND_ATTRIBUTES record said: its data and its word's bits */
     uint64_t attributes_set;
     uint32_t tid;
-    uint32_t window; /* what `recorder.window` was at the thread's last event */
+    uint32_t window; /* what `*recorder.window` was at the thread's last event */
     struct growing text;
     struct thread *next;
     struct cached_text cache[CACHED_TEXTS];
@@ -117,8 +117,11 @@ struct ring {
 
 static struct {
     _Atomic int state;
-    /* 0: everything is recorded. Else counted up at every opening and closing: odd is closed, even is open. */
-    _Atomic uint32_t window;
+    /* Whose window it is, recorder_window.h. 0: everything is recorded. Else counted up at every opening and closing:
+     * odd is closed, even is open. */
+    _Atomic(_Atomic uint32_t *) window;
+    _Atomic uint32_t unshared_window; /* before there is a page for it */
+    pid_t window_owner;               /* the process that `window` is of; another one follows it. 0: of none yet */
     pthread_mutex_t lock;
     pthread_mutex_t dump_lock; /* one dump at a time */
     pthread_key_t thread_end;
@@ -133,7 +136,7 @@ static struct {
     uint64_t next_sequence; /* never restarts, not in a forked child either: range ids stay unique */
     char root[PATH_MAX];
     char directory[PATH_MAX + PATH_ROOM];
-} recorder;
+} recorder = {.window = &recorder.unshared_window};
 
 /* glibc keeps room in the static TLS block for libraries like this one; there a thread's state is one load away. */
 #if defined(__GLIBC__)

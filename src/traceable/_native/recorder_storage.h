@@ -5,17 +5,9 @@
 
 #include "recorder_ring.h"
 #include "recorder_secrets.h"
+#include "recorder_window.h"
 
 /* ---- the process ---- */
-
-static size_t read_file(const char *path, char *into, size_t room) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return 0;
-    ssize_t got = read(file, into, room);
-    close(file);
-    return got > 0 ? (size_t)got : 0;
-}
 
 /* Read both clocks at one moment: of several tries the one that was interrupted least. */
 static void read_clocks(struct process_header *header) {
@@ -137,7 +129,7 @@ static struct thread *open_thread(void) {
     memset(thread, 0, offsetof(struct thread, cache));
     thread->sequence = ++recorder.next_sequence;
     thread->tid = (uint32_t)syscall(SYS_gettid);
-    thread->window = atomic_load_explicit(&recorder.window, memory_order_relaxed);
+    thread->window = current_window();
     thread->events.next = FIRST_EVENTS_SEGMENT;
     thread->text.next = FIRST_SMALL_SEGMENT;
     if (grow_events(thread) && !has_ring()) {
@@ -209,16 +201,9 @@ static void make_lock(void) {
     pthread_mutex_init(&recorder.dump_lock, NULL);
 }
 
-/* Close the window for a process that has not opened it: a forked child counts steps of its own. */
-static void close_window(void) {
-    uint32_t window = atomic_load(&recorder.window);
-    if (window && window % 2 == 0)
-        atomic_store(&recorder.window, window + 1);
-}
-
 static void after_fork_in_child(void) {
     make_lock(); /* the owner that the inherited lock remembers is the parent's thread */
-    close_window();
+    window_after_fork();
     if (atomic_load(&recorder.state) == STATE_ACTIVE) {
         munmap(recorder.header, round_up(sizeof(struct process_header), recorder.page));
         recorder.header = NULL;

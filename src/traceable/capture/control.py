@@ -1,8 +1,9 @@
 """Counts the steps of this process, and opens and closes the window at their boundaries.
 
 One step is open at a time in a process: an epoch's loop inside a training loop, or a second thread that steps too, is
-not counted, and said once. A forked child counts from 0 again and has all windows before it. Whatever fails here is
-said once on stderr; the program runs on.
+not counted, and said once. A forked child counts from 0 again and has all windows before it. A process that has taken
+no step, such as a worker that loads data, follows the windows of the one that started it, where the gate can. Whatever
+fails here is said once on stderr; the program runs on.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class Session:
         self._requests: deque[Request] = deque()
         self._stopping: str | None = None
         self._closes_at = NEVER
+        # Windows of time are each process's own, and so are all from its first step on.
+        self._leads = self._plan.whole
+        self._follows = False
         if self._plan.pending:
             self._arm()
 
@@ -107,6 +111,8 @@ class Session:
                 )
                 return None
             index = self._next
+            if not self._leads:
+                self._lead()
             if self.watch is not None and self._open is None:
                 self.watch.begins(index, payload)
             if index >= self._plan.opens_at or self._requests:
@@ -193,10 +199,16 @@ class Session:
             return
         try:
             self._gate = gates.from_environment()
-            self._gate.arm()
+            self._follows = self._gate.arm(not self._leads)
         except gates.GateError as error:
             environment.warn_once("gate", f"no window can be opened: {error}")
             self._gate = gates.NoGate()
+
+    def _lead(self) -> None:
+        """Follow no other process from the first step on."""
+        self._leads = True
+        if self._follows and self._gate is not None:
+            self._follows = self._gate.arm(False)
 
     def _open_window(self, index: int) -> None:
         """Open the window that step `index` lies in, if it does; those that are over by now are noted as missed."""
@@ -412,9 +424,12 @@ class Session:
 
     def _in_child(self) -> None:
         self._lock = RLock()
+        armed = self._gate is not None
         self._gate = None
         self._plan.restart()
         self._start()
+        if armed:
+            self._arm()
         if self.watch is not None:
             self.watch.restart()
         if self._watching:

@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 
         name: str
 
-        def arm(self) -> None:
-            """Record nothing from here on, as far as this process decides it. Called once, before the first step."""
+        def arm(self, follow: bool) -> bool:
+            """Record nothing from here on, as far as this process decides it. Called once, before a window is opened.
+
+            Args:
+                follow: the process has taken no step: where its starter opens windows, record while it does.
+
+            Returns:
+                Whether it follows. Then this is called again, with `follow` False, when the first step begins.
+            """
 
         def open(self) -> None:
             """Have the profiler record; return when it does."""
@@ -57,8 +64,9 @@ class NvtxGate:
         self._range = annotate(environment.CAPTURE_RANGE, None, environment.WINDOW_DOMAIN)
         self._id: int | None = None
 
-    def arm(self) -> None:
-        """Do nothing: nsys waits for the first range."""
+    def arm(self, follow: bool) -> bool:  # noqa: ARG002
+        """Do nothing: nsys waits for the first range, of whichever process, and records all that it hears."""
+        return False
 
     def open(self) -> None:
         """Start the range. nsys 2022.4 returns from it when the collection has started (0.1-0.3 s)."""
@@ -81,8 +89,9 @@ class CudaGate:
     def __init__(self) -> None:
         self._runtime: Runtime | None = None
 
-    def arm(self) -> None:
+    def arm(self, follow: bool) -> bool:  # noqa: ARG002
         """Do nothing: the profiler waits for the first start."""
+        return False
 
     def open(self) -> None:
         """Call cudaProfilerStart."""
@@ -109,13 +118,17 @@ class RecorderGate:
         path = os.environ.get(environment.NVTX_INJECTION, "")
         try:
             # NVTX has loaded it, or will: the same file is the same library.
-            self._gate = ctypes.CDLL(path).traceable_recorder_gate
+            library = ctypes.CDLL(path)
+            self._gate, self._follow = library.traceable_recorder_gate, library.traceable_recorder_follow
         except (OSError, AttributeError):
             raise GateError(f"{path or 'the recorder'} is not traceable's recorder") from None
 
-    def arm(self) -> None:
-        """Record nothing until the first window."""
-        self._gate(0)
+    def arm(self, follow: bool) -> bool:
+        """Record nothing until the first window, or while the process records that started this one."""
+        follows = follow and bool(self._follow())
+        if not follows:
+            self._gate(0)
+        return follows
 
     def open(self) -> None:
         """Record."""
@@ -131,8 +144,9 @@ class NoGate:
 
     name = "none"
 
-    def arm(self) -> None:
+    def arm(self, follow: bool) -> bool:  # noqa: ARG002
         """Do nothing."""
+        return False
 
     def open(self) -> None:
         """Do nothing."""

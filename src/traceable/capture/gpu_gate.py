@@ -242,12 +242,13 @@ class GpuGate:
     def __init__(self) -> None:
         self._recorder = RecorderGate()
 
-    def arm(self) -> None:
-        """Record nothing until the first window."""
-        self._recorder.arm()
+    def arm(self, follow: bool) -> bool:
+        """Record nothing until the first window. While another process is followed, ranges alone are recorded."""
+        follows = self._recorder.arm(follow)
         profiler.gated = True
         profiler.discard()
         profiler.await_cuda()
+        return follows
 
     def open(self) -> None:
         """Start Kineto, where the process uses CUDA, and then the recorder."""

@@ -79,12 +79,13 @@ class TorchGate:
 
     name = "torch"
 
-    def arm(self) -> None:
+    def arm(self, follow: bool) -> bool:  # noqa: ARG002
         """Record nothing until the first window."""
         profiler.gated = True
         profiler.discard()
         if "torch" in sys.modules:
             profiler.watch()
+        return False
 
     def open(self) -> None:
         """Start the profiler."""

@@ -158,7 +158,7 @@ def test_a_real_capture_with_ids_in_names_is_answered_by_name(captures: Path) ->
     shown = report(captures / "nsys" / "h100x2-torchrun-before.sqlite")
     assert shown.returncode == 0
     lines = shown.stdout.splitlines()
-    table = lines[lines.index("") + 2 : next(i for i, line in enumerate(lines) if line.startswith("and "))]
+    table = lines[lines.index("") + 2 : next(i for i, line in enumerate(lines) if line.startswith("~ "))]
     assert len(table) == 50
     assert "op_id" not in shown.stdout
     opened = report(

@@ -8,7 +8,7 @@ from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold,
 from traceable.analysis.finding_words import named
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
-from traceable.trace.model import NULL, Float64, Int64
+from traceable.trace.model import NULL, Bool, Float64, Int64
 
 
 def bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
@@ -54,10 +54,10 @@ def split(wall_ns: Int64, fewest: float, spread: float) -> int | None:
     """
     ordered = np.sort(wall_ns)
     best: tuple[float, int] | None = None
-    for i in range(1, len(ordered)):
+    for i in (1 + np.flatnonzero(np.diff(ordered) > spread * ordered[:-1])).tolist():
         low, high = ordered[:i], ordered[i:]
         gap = int(high[0] - low[-1])
-        if min(len(low), len(high)) < max(1, fewest) or gap <= spread * low[-1]:
+        if min(len(low), len(high)) < fewest:
             continue
         if gap < max(np.subtract(*np.quantile(part, [0.75, 0.25])) for part in (low, high)):
             continue
@@ -73,9 +73,7 @@ def _rhythm(slow: Int64) -> str:
     return f", one every {count(int(apart[0]), 'step')}" if len(slow) > 2 and len(apart) == 1 and apart[0] > 3 else ""
 
 
-def _where(
-    evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> str:
+def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
     """Write in which range the slow steps take most longer on average, what lies inside of it left out."""
     context = evidence.context
     found, labels = context.found, evidence.labels

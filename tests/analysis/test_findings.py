@@ -711,7 +711,7 @@ def test_what_would_win_too_little_is_not_said() -> None:
     answer = findings(Context(made.trace()), thresholds={"device_imbalance.share": 0.051})
     assert len(answer) == 0
     assert state(answer, "device_imbalance")["state"] == "nothing"
-    assert answer.notes[0] == "5 rules looked, and found nothing; the recording does not support 9 more"
+    assert answer.notes[0] == "5 rules looked, and found nothing; the recording does not support 14 more"
     assert answer.columns == findings(Context(made.trace())).columns
 
 

@@ -109,7 +109,8 @@ def test_after_a_death_the_step_is_known_and_the_cut_step_is_marked(program, num
     assert (window["opened"]["step"], window["closed"], ran.status["end"]) == (10, None, None)
     trace = ran.trace
     assert steps_of(trace) == list(range(10, 18))
-    assert trace.ranges.clipped.tolist() == [False] * 7 + [True]
+    # The eighth step is cut; between the others lie their waits.
+    assert trace.ranges.clipped.tolist() == [False] * 14 + [True]
     assert trace.windows.clipped.all()
 
 

@@ -73,15 +73,20 @@ def test_the_numbers_of_each_are_those_of_its_own_report(report):
             its = rows.get(tuple(row["path"]), {})
             for name in ("count", "cpu_mean_ns", "cpu_p50_ns", "gpu_busy_mean_ns"):
                 assert row[f"{letter}_{name}"] == its.get(name)
-    assert [row["path"] for row in document["rows"]] == [["step"], ["step", "forward"], ["step", "only here"]]
+    assert [row["path"] for row in document["rows"]] == [
+        ["step"],
+        ["step", "forward"],
+        ["step", "only here"],
+        ["step.wait"],
+    ]
     for row in document["rows"][:2]:
         assert (row["a_count"], row["b_count"], row["c_count"]) == (6, 6, 6)
         assert row["c_cpu_p50_ratio"] == row["c_cpu_p50_ns"] / row["a_cpu_p50_ns"]
 
 
 def test_what_one_lacks_is_absent_and_never_0(report):
-    row = json.loads(report(*LISTENERS, "--json").stdout)["rows"][-1]
-    assert (row["name"], row["domain"], row["c_count"]) == ("only here", "lib", 6)
+    (row,) = (row for row in json.loads(report(*LISTENERS, "--json").stdout)["rows"] if row["name"] == "only here")
+    assert (row["domain"], row["c_count"]) == ("lib", 6)
     assert {row[f"{letter}_{name}"] for letter in "ab" for name in ("count", "cpu_mean_ns", "cpu_p50_ns")} == {None}
     assert row["c_cpu_p50_ratio"] is None
 
@@ -115,9 +120,13 @@ def test_a_recording_without_steps_says_so_and_has_its_ranges(report):
     (note,) = document["notes"]
     assert note.startswith("B has no steps to show: ")
     # Not inside of a step, so it is another path.
-    assert [row["path"] for row in document["rows"]] == [["step"], ["step", "forward"], ["forward"]]
+    assert [row["path"] for row in document["rows"]] == [["step"], ["step", "forward"], ["step.wait"], ["forward"]]
     by_name = json.loads(report("recorder", "stepless", "--json", "--by", "name").stdout)["rows"]
-    assert {row["name"]: (row["a_count"], row["b_count"]) for row in by_name} == {"step": (6, None), "forward": (6, 1)}
+    assert {row["name"]: (row["a_count"], row["b_count"]) for row in by_name} == {
+        "step": (6, None),
+        "forward": (6, 1),
+        "step.wait": (5, None),
+    }
 
 
 def test_rows_are_chosen_as_in_any_report(report):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,74 @@ def test_the_coroutine_that_blocks_a_server_is_named_under_every_loop(loop: str,
         assert pause["count"] >= 10  # what else took 20 ms on a busy machine is there too
     else:
         assert "uvicorn: --loop asyncio" in printed.stderr
+
+
+LOOP = """
+import gc, queue, threading, time
+import traceable
+
+kept = [[i] for i in range(300_000)]
+gc.freeze()
+batches = queue.Queue()
+
+def feed():
+    for i in range(24):
+        wanted.acquire()
+        time.sleep(0.005)
+        batches.put(i)
+
+def loader():
+    for i in range(24):
+        time.sleep(0.02)
+        yield i
+
+wanted = threading.Semaphore(0)
+threading.Thread(target=feed).start()
+for i in traceable.steps(loader()):
+    with traceable.annotate("train"):
+        wanted.release()
+        with traceable.annotate("queue.get"):
+            batches.get()
+        gc.unfreeze()
+        gc.collect()
+    if i % 8 == 7:
+        with traceable.annotate("log_metrics"):
+            time.sleep(1)
+"""
+
+
+def test_a_loop_without_a_gpu_is_told_what_it_waits_for(tmp_path: Path) -> None:
+    printed = run(tmp_path, LOOP, options=("--record-gc",)).stderr
+    assert "steps/s; from one to the next" in printed
+    assert "% of the time waiting for the next item" in printed
+    rows = document(tmp_path)["ranges"]
+    assert {("step.wait",): 25, ("step",): 24}.items() <= {tuple(row["path"]): row["count"] for row in rows}.items()
+    silent = [f"{rule}.share=0" for rule in ("loader_wait", "bimodal_steps", "gc_in_hot_range", "lock_wait")]
+    low = [*silent, "bimodal_steps.steps=3", "loader_wait.wait=0.01", "lock_wait.wait=0.01", "gc_in_hot_range.hot=0.01"]
+    options = [word for one in low for word in ("--threshold", one)]
+    found = {row["rule"]: row for row in document(tmp_path, "--view", "findings", *options)["findings"]["rows"]}
+    assert found["loader_wait"]["won_ns"] >= 20 * 20_000_000
+    assert "steps take 1." in found["bimodal_steps"]["sentence"]
+    assert "one every 8 steps; most of it in log_metrics: 1." in found["bimodal_steps"]["sentence"]
+    assert found["gc_in_hot_range"]["range"] == "train"
+    assert "train: queue.get, a wait by its name" in found["lock_wait"]["sentence"]
+
+
+UNSEEN = """
+import time, traceable
+for i in range(8):
+    time.sleep(0.05)
+    with traceable.step():
+        time.sleep(0.005)
+"""
+
+
+def test_a_loop_whose_loader_nobody_sees_is_in_no_range(tmp_path: Path) -> None:
+    printed = run(tmp_path, UNSEEN).stderr
+    (thread,) = document(tmp_path)["outside_ranges"]
+    assert thread["outside_ns"] >= 7 * 50_000_000
+    assert thread["wall_ns"] >= thread["outside_ns"] + 8 * 5_000_000
+    assert re.search(r"^thread +wall +in no range +share$", printed, re.MULTILINE)
+    text = report(tmp_path, "--view", "findings")
+    assert re.search(r"most of it after step, before step: \d gaps of 5\d", text)
+    assert "13 unsupported  no GPU operation in the trace" in text

@@ -52,7 +52,7 @@ def ours(run: subprocess.CompletedProcess[str]) -> list[str]:
 def test_every_preset_ends_well_and_has_the_ranges(nsys, traceable, tmp_path, preset):
     run = traceable("--collector", "nsys", "--trace-preset", preset, "-o", "out", "-c", PROGRAM + "raise SystemExit(5)")
     assert run.returncode == 5, run.stderr
-    assert recorded(tmp_path) == {"step": 10, "work": 10}
+    assert recorded(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert "--kill=none" in manifest["plan"]["argv"]
     for note in manifest["plan"]["notes"]:
@@ -63,7 +63,7 @@ def test_the_users_options_win_and_the_windows_hold(nsys, traceable, tmp_path):
     words = ("--steps", "3:6", "--nsys-args", "-t nvtx,osrt --wait all", "--nsys-args=--stats=true")
     run = traceable("--collector", "nsys", *words, "-o", "out", "-c", PROGRAM)
     assert "asked steps 3-6, captured 3 of 3" in run.stderr
-    assert recorded(tmp_path) == {"step": 3, "work": 3}
+    assert recorded(tmp_path) == {"step": 3, "step.wait": 2, "work": 3}
     argv = json.loads((tmp_path / "out" / "run.json").read_text())["plan"]["argv"]
     assert [argv[argv.index(word) + 1] for word in ("-t", "--wait")] == ["nvtx,osrt", "all"]
     assert not [word for word in argv if word.startswith(("--trace=", "--wait="))]
@@ -128,7 +128,7 @@ def test_where_there_is_no_nsys_they_have_no_effect(traceable, tmp_path):
     run = traceable("--trace-preset", "full", "-o", "out", "-c", PROGRAM, TRACEABLE_NSYS=str(tmp_path / "absent"))
     assert run.returncode == 0, run.stderr
     assert "traceable: --trace-preset full: of no effect without nsys" in run.stderr.splitlines()
-    assert recorded(tmp_path) == {"step": 10, "work": 10}
+    assert recorded(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}
 
 
 def test_what_is_asked_can_be_handed_on():

@@ -158,6 +158,9 @@ def step_indices(trace: Trace) -> list[int]:
     return sorted(trace.ranges.payload[trace.ranges.name == name].tolist())
 
 
+STRETCHES = ("traceable.active", "traceable.generator")
+
+
 def described(trace: Trace) -> dict[str, Counter[tuple[Any, ...]]]:
     """All that a trace says of its ranges, marks and samples but for times, threads and numbers of instances."""
 
@@ -172,7 +175,7 @@ def described(trace: Trace) -> dict[str, Counter[tuple[Any, ...]]]:
                 int(ranges.style[row]),
                 bool(ranges.clipped[row]),
                 int(ranges.payload[row])
-                if ranges.has_payload[row] and name(ranges.domain[row]) != "traceable.active"
+                if ranges.has_payload[row] and name(ranges.domain[row]) not in STRETCHES
                 else None,
                 ranges.identity[row] != NULL,
                 ranges.end_thread[row] >= 0,
@@ -198,10 +201,10 @@ def test_a_window_of_the_example_holds_exactly_its_steps_with_what_is_in_them(ru
     trace = ran.trace
     assert step_indices(trace) == list(range(10, 30))
     names = ("step", "data", "forward", "backward", "optimizer")
-    assert ran.counts == dict.fromkeys(names, 20)
+    assert ran.counts == {**dict.fromkeys(names, 20), "step.wait": 19}
     document = json.loads((ran.directory / "report.json").read_bytes())
     assert sorted(tuple(row["path"]) for row in document["ranges"]) == sorted(
-        [("step",), *(("step", name) for name in names[1:])]
+        [("step",), ("step.wait",), *(("step", name) for name in names[1:])]
     )
     assert (len(ran.files), ran.files[0].endswith("-1.pt.trace.json.gz")) == (1, True)
 
@@ -246,7 +249,7 @@ for index in traceable.steps(range(10)):
     trace = ran.trace
     assert step_indices(trace) == [1, 2, 3, 6, 7]
     assert len(ran.files) == 2
-    assert ran.counts == {"step": 5, "across": 1, "afterwards": 1}
+    assert ran.counts == {"step": 5, "step.wait": 3, "across": 1, "afterwards": 1}
     cut = trace.ranges.clipped
     assert [trace.names[index] for index in trace.ranges.name[cut]] == ["across"]
 
@@ -266,7 +269,7 @@ for index in traceable.steps(range(10)):
 def test_whatever_python_ends_with_the_trace_is_whole(run: Runner, ending: str, code: int) -> None:
     ran = run(STEPPING + ending)
     assert ran.done.returncode == code, ran.done.stderr
-    assert ran.counts == {"step": 4, "work": 4}
+    assert ran.counts == {"step": 4, "step.wait": 5, "work": 4}
 
 
 def test_what_ends_without_python_leaves_nothing_and_that_is_said(run: Runner) -> None:
@@ -342,7 +345,7 @@ for index in traceable.steps(range(9)):
     torch.ones(2)
 """
     ran = run(program)
-    assert ran.counts == {"step": 2}
+    assert ran.counts == {"step": 2, "step.wait": 1}
     assert step_indices(ran.trace) == [2, 3]
 
 

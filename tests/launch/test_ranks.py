@@ -231,7 +231,7 @@ def test_workers_of_multiprocessing_are_chosen_by_name(launch: Launch, tmp_path:
     assert done.returncode == 0, done.stderr
     assert names(tmp_path / "out") == ["worker-1", "worker-2"]
     found = {str(row["name"]) for row in traceable.load(tmp_path / "out").ranges(by="name").rows()}
-    assert found == {"step", "work"}  # and not what the parent had open
+    assert found == {"step", "step.wait", "work"}  # and not what the parent had open
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

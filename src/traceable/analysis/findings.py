@@ -15,10 +15,15 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
+from traceable.analysis.finding_bimodal import BIMODAL_STEPS
 from traceable.analysis.finding_copies import PAGEABLE_COPIES, SMALL_H2D_COPIES
+from traceable.analysis.finding_gc import GC_IN_HOT_RANGE
 from traceable.analysis.finding_idle import DEVICE_IMBALANCE, LAUNCH_BOUND, LOW_UTILISATION
+from traceable.analysis.finding_loader import LOADER_WAIT
 from traceable.analysis.finding_loading import MODULE_LOADING
+from traceable.analysis.finding_locks import LOCK_WAIT
 from traceable.analysis.finding_loop import BLOCKED_EVENT_LOOP
+from traceable.analysis.finding_outside import TIME_OUTSIDE_RANGES
 from traceable.analysis.finding_queue import LAUNCH_QUEUE_FULL, QUEUED_GAPS, SHARED_GPU
 from traceable.analysis.finding_rules import Evidence, Finding, Rule
 from traceable.analysis.finding_uneven import UNEVEN_EQUAL_STEPS
@@ -33,7 +38,7 @@ RULES: tuple[Rule, ...] = (
     *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),
     *(LAUNCH_BOUND, LOW_UTILISATION, DEVICE_IMBALANCE),
     *(MODULE_LOADING, QUEUED_GAPS, SHARED_GPU, LAUNCH_QUEUE_FULL, UNIFIED_MEMORY_MIGRATION, UNEVEN_EQUAL_STEPS),
-    BLOCKED_EVENT_LOOP,
+    *(BLOCKED_EVENT_LOOP, LOADER_WAIT, TIME_OUTSIDE_RANGES, BIMODAL_STEPS, GC_IN_HOT_RANGE, LOCK_WAIT),
 )
 """The rules, in the order of the documentation."""
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import spread
-from traceable.analysis.instances import Instances
 from traceable.analysis.nesting import parents
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.shared import once
@@ -171,13 +170,8 @@ def waiting(context: Context, some: Blocks) -> Waiting:
     they became ready is in no trace, so that this is an inference. Of coroutines that await one another only the
     innermost counts.
     """
-    ran, every, found = segments(context), blocks(context), context.found
-    resumed = np.flatnonzero(found.task[ran.owner])
-    by_owner = resumed[np.lexsort((ran.start_ns[resumed], ran.owner[resumed]))]
-    suspended_at = np.full(len(ran.owner), -1, np.int64)
-    same = ran.owner[by_owner[1:]] == ran.owner[by_owner[:-1]]
-    suspended_at[by_owner[1:][same]] = ran.end_ns[by_owner[:-1][same]]
-    awaited = _await(found, ran, suspended_at)
+    ran, every = segments(context), blocks(context)
+    suspended_at, awaited = _suspensions(context)
     nothing = np.empty(0, np.int64)
     pairs = [(nothing, nothing, nothing)]
     for thread in np.unique(some.thread).tolist():
@@ -196,10 +190,20 @@ def waiting(context: Context, some: Blocks) -> Waiting:
     return Waiting(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
 
 
-def _await(found: Instances, ran: Segments, suspended_at: Int64) -> Bool:
-    """Return which segments begin with that of a coroutine which they have awaited."""
+@once
+def _suspensions(context: Context) -> tuple[Int64, Bool]:
+    """Return of each segment when its coroutine was suspended before, -1 for never; and which only went on to await.
+
+    These begin with the segment of a coroutine inside their own, which was suspended as well.
+    """
+    ran, found = segments(context), context.found
+    resumed = np.flatnonzero(found.task[ran.owner])
+    by_owner = resumed[np.lexsort((ran.start_ns[resumed], ran.owner[resumed]))]
+    suspended_at = np.full(len(ran.owner), -1, np.int64)
+    same = ran.owner[by_owner[1:]] == ran.owner[by_owner[:-1]]
+    suspended_at[by_owner[1:][same]] = ran.end_ns[by_owner[:-1][same]]
     awaited = np.zeros(len(ran.owner), np.bool_)
     if len(awaited) > 1:
         inner = (ran.thread[1:] == ran.thread[:-1]) & (ran.end_ns[1:] <= ran.end_ns[:-1]) & (suspended_at[1:] >= 0)
         awaited[:-1] = inner & (found.parent[ran.owner[1:]] == ran.owner[:-1])
-    return awaited
+    return suspended_at, awaited

@@ -20,7 +20,7 @@ from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import flight, gates, process, step_times
 from traceable.capture.conditions import age_s, first, waited_s
-from traceable.capture.one_step import Step, Wait
+from traceable.capture.one_step import Step, Wait, heard
 from traceable.capture.open_window import COMPLETE, DURATION, EXIT, MISSED, STOPPED, OpenWindow, moment, new_entry
 from traceable.capture.plan import NEVER, Plan
 from traceable.capture.request import Request
@@ -76,8 +76,8 @@ class Session:
     # ---- steps
 
     def begin_wait(self, *, as_block: bool = False) -> Wait | None:
-        """Begin to wait for what the next step is about; None in a step, and where someone waits already."""
-        if engine.disabled:
+        """Begin to wait for the next item; None in a step, where someone waits already, and where nobody listens."""
+        if engine.disabled or not heard:
             return None
         with self._lock:
             if self._current is not None or self._waiting is not None:

@@ -14,10 +14,10 @@ STEP = "step"
 WAIT = "step.wait"
 """The name of the range in which `steps` waits for the next item."""
 
-_heard = engine.emits()
+heard = engine.emits()
 """NVTX asks for its listener once, so whether anyone hears a step is known from the start."""
 
-_wait = annotate(WAIT) if _heard else None
+_wait = annotate(WAIT)
 
 
 class Step:
@@ -31,7 +31,7 @@ class Step:
         self.as_block = as_block
         self.bare = bare
         self.thread = get_ident()
-        self.range = annotate(STEP, None, None, None, index) if _heard else None
+        self.range = annotate(STEP, None, None, None, index) if heard else None
 
     def open(self) -> None:
         """Open its range."""
@@ -58,16 +58,14 @@ class Step:
 
 
 class Wait:
-    """A wait for the next item, whose range is open; it is closed once."""
+    """A wait for the next item, whose range is open; it is closed once. Made only where it can be heard."""
 
     __slots__ = ("_open", "as_block", "thread")
 
     def __init__(self, as_block: bool) -> None:
         self.as_block = as_block
         self.thread = get_ident()
-        self._open = _wait is not None
-        if _wait is None:
-            return
+        self._open = True
         if as_block:
             blocks().open_block(_wait)
         else:
@@ -75,7 +73,7 @@ class Wait:
 
     def close(self) -> None:
         """Close its range, on the thread that opened it."""
-        if not self._open or _wait is None:
+        if not self._open:
             return
         self._open = False
         if self.as_block:

@@ -1,0 +1,107 @@
+"""A finding about steps of two kinds, fast and slow ones. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
+from traceable.analysis.finding_words import named
+from traceable.analysis.statistics import totals
+from traceable.analysis.units import count, time
+from traceable.trace.model import NULL, Bool, Float64, Int64
+
+
+def bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which processes have steady steps of two kinds, and the range in which they differ most.
+
+    won_ns: what the slow steps take longer than the median fast one.
+    """
+    table = evidence.steps.values
+    lane = np.stack([table["pid"].astype(np.int64), table["device"].astype(np.int64)])
+    found = []
+    for pid, device in np.unique(lane, axis=1).T.tolist():
+        rows = np.flatnonzero((lane[0] == pid) & (lane[1] == device) & table["steady"])
+        wall = table["wall_ns"][rows]
+        if (edge := split(wall, values["steps"], values["spread"])) is None:
+            continue
+        slow = wall >= edge
+        fast_ns = int(np.median(wall[~slow]))
+        start, end = table["start_ns"][rows], table["end_ns"][rows]
+        found.append(
+            Finding(
+                sentence=(
+                    f"process {pid}: {count(int(slow.sum()))} of {count(len(rows), 'step')} take "
+                    f"{time(float(np.median(wall[slow])))}, the others {time(fast_ns)} (p50 each)"
+                    f"{_rhythm(np.flatnonzero(slow))}{_where(evidence, pid, start, end, slow)}"
+                ),
+                advice="move what only some steps do out of the loop (to a thread), or do a part of it in each step",
+                won_ns=int((wall[slow] - fast_ns).sum()),
+                device=device if device >= 0 else None,
+                pid=pid,
+                count=int(slow.sum()),
+                start_ns=int(start[slow][0]),
+                end_ns=int(end[slow][-1]),
+            )
+        )
+    return found
+
+
+def split(wall_ns: Int64, fewest: float, spread: float) -> int | None:
+    """Return the shortest slow step of two kinds; None where there are not two.
+
+    Between the two lies more than `spread` of the longest fast one, and no less than the middle half of either kind
+    extends over; each kind has `fewest` steps or more. Of several such places the one with the largest ratio counts.
+    """
+    ordered = np.sort(wall_ns)
+    best: tuple[float, int] | None = None
+    for i in (1 + np.flatnonzero(np.diff(ordered) > spread * ordered[:-1])).tolist():
+        low, high = ordered[:i], ordered[i:]
+        gap = int(high[0] - low[-1])
+        if min(len(low), len(high)) < fewest:
+            continue
+        if gap < max(np.subtract(*np.quantile(part, [0.75, 0.25])) for part in (low, high)):
+            continue
+        ratio = float(high[0] / max(1, low[-1]))
+        if best is None or ratio > best[0]:
+            best = ratio, int(high[0])
+    return None if best is None else best[1]
+
+
+def _rhythm(slow: Int64) -> str:
+    """Write whether the slow steps come at equal distances."""
+    apart = np.unique(np.diff(slow))
+    return f", one every {count(int(apart[0]), 'step')}" if len(slow) > 2 and len(apart) == 1 and apart[0] > 3 else ""
+
+
+def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
+    """Write in which range the slow steps take most longer on average, what lies inside of it left out."""
+    context = evidence.context
+    found, labels = context.found, evidence.labels
+    pids = np.array([context.trace.processes[thread.process].pid for thread in context.trace.threads], np.int64)
+    order = np.argsort(start_ns, kind="stable")
+    at = np.searchsorted(start_ns[order], found.start_ns, "right") - 1
+    step = order[np.maximum(at, 0)]
+    inside = (at >= 0) & (found.end_ns <= end_ns[step]) & (pids[found.thread] == pid) & found.entered
+    rows = np.flatnonzero(inside & (found.self_ns != NULL))
+    if not len(rows):
+        return ""
+    label, of_slow = labels.of_instance[rows], slow[step[rows]]
+    more: Float64 = np.zeros(len(labels.names))
+    for kind, sign in ((of_slow, 1), (~of_slow, -1)):
+        number = int(slow.sum()) if sign > 0 else int((~slow).sum())
+        more += sign * totals(label[kind], found.self_ns[rows[kind]], len(labels.names)) / max(1, number)
+    most = int(np.argmax(more))
+    return f"; most of it in {named(labels.names[most][0])}: {time(float(more[most]))} more" if more[most] > 0 else ""
+
+
+BIMODAL_STEPS = Rule(
+    "bimodal_steps",
+    "steps of two kinds, fast and slow ones",
+    (
+        Threshold("steps", 5, "count", "fewest steps of each kind"),
+        Threshold("spread", 0.25, "share", "how much longer than any fast step the slow ones take, at least"),
+        share_of(0.005),
+    ),
+    bimodal_steps,
+    needs_gpu=False,
+)

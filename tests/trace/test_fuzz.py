@@ -1,4 +1,4 @@
-"""10 000 damaged files: each is refused in one line, or read as SQLite reads it. Never a crash, a hang, or a traceback.
+"""4 000 damaged files: each is refused in one line, or read as SQLite reads it. Never a crash, a hang, or a traceback.
 
 Most are damaged copies of small made exports, in which a change meets structure; some are of the real captures. Which
 damage there is stands in mutations.py, what is tried in fuzz_worker.py.
@@ -19,7 +19,7 @@ from tests.trace.conftest import fill
 
 from traceable.trace import load
 
-NUMBER = 10_000
+NUMBER = 4_000
 PROCESSES = 2
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROCESS = 7 << 24

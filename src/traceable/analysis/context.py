@@ -24,6 +24,7 @@ from traceable.analysis.replays import Replayed
 from traceable.analysis.select import inside
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace
+from traceable.trace.rows import distinct
 
 
 class Context:
@@ -263,7 +264,7 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
     kept[replayed.instance[replays]] = True
     above = found.parent[kept]
     while len(above := above[above >= 0]):
-        above = np.unique(above[~kept[above]])
+        above = distinct(above[~kept[above]])
         kept[above] = True
         above = found.parent[above]
     numbers = np.flatnonzero(kept)

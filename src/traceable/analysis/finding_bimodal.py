@@ -9,6 +9,7 @@ from traceable.analysis.finding_words import named
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
 from traceable.trace.model import NULL, Bool, Float64, Int64
+from traceable.trace.rows import distinct
 
 
 def bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
@@ -69,7 +70,7 @@ def split(wall_ns: Int64, fewest: float, spread: float) -> int | None:
 
 def _rhythm(slow: Int64) -> str:
     """Write whether the slow steps come at equal distances."""
-    apart = np.unique(np.diff(slow))
+    apart = distinct(np.diff(slow))
     return f", one every {count(int(apart[0]), 'step')}" if len(slow) > 2 and len(apart) == 1 and apart[0] > 3 else ""
 
 

@@ -24,6 +24,7 @@ from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, rate, size, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Float64, Int64
+from traceable.trace.rows import distinct
 
 _H2D, _D2H = DIRECTIONS.index("h2d"), DIRECTIONS.index("d2h")
 _WORDS = {_H2D: "host-to-device", _D2H: "device-to-host"}
@@ -66,7 +67,7 @@ def _batchable(evidence: Evidence, group: _Place, copies: _Copies, row: Int64, r
     took = evidence.any_ns(start, end)
     part, some = _part_of(evidence, copies, row)
     size_bytes, least = _bytes_and_least(copies, row, part)
-    runs, number = len(np.unique(run[some])), int(some.sum())
+    runs, number = len(distinct(run[some])), int(some.sum())
     copied = count(number, "host-to-device copy", "host-to-device copies")
     return Finding(
         sentence=(
@@ -154,7 +155,7 @@ def _with_known_peak(evidence: Evidence, copies: _Copies, row: Int64) -> Bool:
     """
     known: Bool = ~np.isnan(copies.peak[row])
     if len(row) and not known.any():
-        used = {int(gpu) for gpu in np.unique(copies.moves.gpu[row]).tolist()}
+        used = {int(gpu) for gpu in distinct(copies.moves.gpu[row]).tolist()}
         names = [device.name or "without a name" for device in evidence.context.trace.devices if device.number in used]
         of = f" ({listed(names)})" if names else ""
         raise UnanswerableError(
@@ -240,7 +241,7 @@ class _Copies:
     def longest_call(self, row: Int64) -> str | None:
         """Return the copying call that took most time to make these copies."""
         calls = self.context.trace.calls
-        call = np.unique(self._copying_call(row))
+        call = distinct(self._copying_call(row))
         call = call[call >= 0]
         if not len(call):
             return None

@@ -20,6 +20,7 @@ from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64
+from traceable.trace.rows import distinct
 
 _LAUNCHING = (CAUSES.index("host_late"), CAUSES.index("launch_latency"))
 _FLUSH = CAUSES.index("profiler_flush")
@@ -69,7 +70,7 @@ def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
     late[late] = np.isin(evidence.causes(late), _LAUNCHING)
     return [
         finding
-        for lane in np.unique(gaps.lane[late]).tolist()
+        for lane in distinct(gaps.lane[late]).tolist()
         for finding in _launch_bound(evidence, values, lane, late & (gaps.lane == lane), least)
     ]
 
@@ -220,7 +221,7 @@ def _step_bounds(evidence: Evidence) -> Int64:
     pid, first = numbered(steps["pid"][steps["steady"]])
     mine = starts[pid == int(np.bincount(pid, minlength=len(first)).argmax())]
     inside = mine[(mine > part.start_ns) & (mine < part.end_ns)]
-    return np.unique(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
+    return distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
 
 
 def _work_between(evidence: Evidence, bounds_ns: Int64) -> Int64:

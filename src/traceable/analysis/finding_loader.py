@@ -11,6 +11,7 @@ from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold,
 from traceable.analysis.step_rhythm import loader_waits
 from traceable.analysis.units import often, share, time
 from traceable.errors import UnanswerableError
+from traceable.trace.rows import distinct
 
 
 def loader_wait(evidence: Evidence, values: Values) -> list[Finding]:
@@ -28,7 +29,7 @@ def loader_wait(evidence: Evidence, values: Values) -> list[Finding]:
         )
     process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread[waits]]
     found = []
-    for one in np.unique(process).tolist():
+    for one in distinct(process).tolist():
         start, end = instances.start_ns[waits[process == one]], instances.end_ns[waits[process == one]]
         begin, until = evidence.clipped(start, end)
         inside = until > begin

@@ -16,6 +16,7 @@ from traceable.analysis.shared import calls_like, overheads_like
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
 from traceable.trace.model import Int64
+from traceable.trace.rows import distinct
 
 _CAUSE = CAUSES.index("module_loading")
 
@@ -37,7 +38,7 @@ def module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     end = np.append(trace.overheads.end_ns[overhead], trace.calls.end_ns[call])
     of_thread = np.array([thread.process for thread in trace.threads], np.int64)
     process = np.append(trace.overheads.process[overhead], of_thread[trace.calls.thread[call]])
-    users = np.unique(context.gpu.process).tolist()
+    users = distinct(context.gpu.process).tolist()
     waiting = _waiting_ns(evidence, start, end)
     found = []
     for one in users:

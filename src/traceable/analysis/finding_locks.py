@@ -11,6 +11,7 @@ from traceable.analysis.finding_words import named
 from traceable.analysis.step_rhythm import loader_waits
 from traceable.analysis.units import often, share, time
 from traceable.errors import UnanswerableError
+from traceable.trace.rows import distinct
 
 _WAIT = re.compile(
     r"(?<![a-z])(waits?|waiting|acquire|lock|mutex|semaphore|enqueue|dequeue|queue[\s._]*(get|put|wait)|(get|put)[\s._]*queue)(?![a-z])"
@@ -36,7 +37,7 @@ def lock_wait(evidence: Evidence, values: Values) -> list[Finding]:
     context = evidence.context
     instances, labels, names = context.found, evidence.labels, context.trace.names
     called = np.zeros(len(names), np.bool_)
-    for index in np.unique(instances.name).tolist():
+    for index in distinct(instances.name).tolist():
         called[index] = is_wait(names[index])
     waits = called[instances.name] & instances.entered
     waits[loader_waits(context)] = False

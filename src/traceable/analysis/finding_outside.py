@@ -13,6 +13,7 @@ from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, share, time
 from traceable.analysis.unrecorded import unrecorded
+from traceable.trace.rows import distinct
 
 
 def time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
@@ -25,14 +26,14 @@ def time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     trace, instances = context.trace, context.found
     process = np.array([thread.process for thread in trace.threads], np.int64)
     # An event loop, or a thread whose GPU works meanwhile, may have nothing to do.
-    others = np.isin(process, np.unique(context.gpu.process))
+    others = np.isin(process, distinct(context.gpu.process))
     others[blocks(context).thread] = True
     start, end = evidence.clipped(instances.start_ns, instances.end_ns)
     of_thread = instances.thread
     some = instances.entered & (end > start) & ~others[of_thread]
     some &= instances.domain != trace.name_index(LOOP_DOMAIN)
     best: dict[int, tuple[int, Finding | None]] = {}
-    for thread in np.unique(of_thread[some]).tolist():
+    for thread in distinct(of_thread[some]).tolist():
         rows = np.flatnonzero(some & (of_thread == thread))
         rows = rows[np.argsort(start[rows], kind="stable")]
         gaps = between(start, end, Lanes(rows, np.array([0, len(rows)])))

@@ -17,6 +17,7 @@ from traceable.analysis.named import range_labels
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.shared import once
 from traceable.trace.model import Int64
+from traceable.trace.rows import distinct
 
 DEEPER = 0.8
 """A range inside another is the better place if it has this share of the other's sum."""
@@ -121,6 +122,6 @@ class Places:
         if place == self.outside:
             return None, None
         names, found = self._context.trace.names, self._context.found
-        domains = np.unique(found.domain[self._of_instance[:-1] == place]).tolist()
+        domains = distinct(found.domain[self._of_instance[:-1] == place]).tolist()
         domain = names[domains[0]] if len(domains) == 1 and domains[0] >= 0 else None
         return self._paths[place][-1], domain

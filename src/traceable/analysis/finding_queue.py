@@ -19,6 +19,7 @@ from traceable.analysis.shared import overheads_like
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64
+from traceable.trace.rows import distinct
 
 _QUEUED = CAUSES.index("queued")
 
@@ -31,7 +32,7 @@ def queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
     """
     gaps = _queued(evidence)
     found = []
-    for lane in np.unique(gaps.lane).tolist():
+    for lane in distinct(gaps.lane).tolist():
         mine = gaps.take(gaps.lane == lane)
         length = evidence.inside_ns(mine.start_ns, mine.end_ns)
         before = int(evidence.before_ns(mine.start_ns, mine.end_ns).sum())
@@ -75,7 +76,7 @@ def shared_gpu(evidence: Evidence, values: Values) -> list[Finding]:
     found = []
     queued = _queued(evidence)
     queued = queued.take(evidence.inside_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
-    for lane in np.unique(queued.lane).tolist():
+    for lane in distinct(queued.lane).tolist():
         mine = queued.take(queued.lane == lane)
         mine = mine.take(_by_chance(evidence, lane, mine, values["recurs"]))
         length = np.sort(mine.end_ns - mine.start_ns)
@@ -118,7 +119,7 @@ def launch_queue_full(evidence: Evidence, values: Values) -> list[Finding]:
             "the recording does not tell whether the launch queue was full", "record with a current version of nsys"
         )
     found = []
-    for process in np.unique(overheads.process[which]).tolist():
+    for process in distinct(overheads.process[which]).tolist():
         mine = which[overheads.process[which] == process]
         start, end = evidence.clipped(overheads.start_ns[mine], overheads.end_ns[mine])
         start, end = start[end > start], end[end > start]

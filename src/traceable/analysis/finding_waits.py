@@ -26,6 +26,7 @@ from traceable.analysis.units import count, share, time
 from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64, NDArray
+from traceable.trace.rows import distinct
 
 
 def sync_in_hot_range(evidence: Evidence, values: Values) -> list[Finding]:
@@ -47,7 +48,7 @@ def sync_in_hot_range(evidence: Evidence, values: Values) -> list[Finding]:
     label = evidence.labels.of_instance[context.innermost_around_calls(waits.call)]
     loads = Loads(evidence)
     found = []
-    for one in np.unique(label[label >= 0]).tolist():
+    for one in distinct(label[label >= 0]).tolist():
         mine = np.flatnonzero(label == one)
         mine = mine[~loads.one_off(waits.own[mine])]
         waited = int(evidence.inside_ns(waits.start_ns[mine], waits.end_ns[mine]).sum())
@@ -153,7 +154,7 @@ def winnable_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64
     process = np.array([one.process for one in trace.threads], np.int64)[thread]
     until = _next_wait_ns(evidence.context, thread, start_ns)
     starts, ends = [start_ns[:0]], [start_ns[:0]]
-    processes = np.unique(process).tolist()
+    processes = distinct(process).tolist()
     for one in processes:
         mine = process == one
         period = merged(start_ns[mine], until[mine])
@@ -213,7 +214,7 @@ def _next_wait_ns(context: Context, thread: NDArray[np.integer], start_ns: Int64
     waits = waiting_calls(context)
     of_wait = context.trace.calls.thread[waits.call]
     until = np.full(len(thread), np.iinfo(np.int64).max)
-    for one in np.unique(thread).tolist():
+    for one in distinct(thread).tolist():
         # The waits of a thread come by start.
         mine = of_wait == one
         rows = thread == one
@@ -263,7 +264,7 @@ def allocation_in_steady_state(evidence: Evidence, values: Values) -> list[Findi
     pid = np.array([trace.processes[thread.process].pid for thread in trace.threads], np.int64)
     of_call = pid[calls.thread[allocating]]
     found = []
-    for one in np.unique(steps["pid"][steady]).tolist():
+    for one in distinct(steps["pid"][steady]).tolist():
         mine = steady & (steps["pid"] == one)
         inside = _contains(merged(steps["start_ns"][mine], steps["end_ns"][mine]), calls.start_ns[allocating])
         call, number = allocating[inside & (of_call == one)], int(mine.sum())

@@ -34,6 +34,7 @@ from traceable.analysis.intervals import Between, Blocks, covered_ns, lanes_of, 
 from traceable.analysis.naming import ALLOCATING, COPYING, LOADING, LOADING_OVERHEAD, PROFILING_OVERHEAD, SYNCHRONISING
 from traceable.analysis.shared import calls_like, nccl_kernels, overheads_like
 from traceable.trace.model import Bool, Int8, Int64
+from traceable.trace.rows import distinct
 
 CAUSES = (
     *("profiler_flush", "module_loading", "allocation", "synchronisation", "waiting_copy", "launch_latency"),
@@ -157,7 +158,7 @@ _OTHER = "waiting_other_device"
 def _another_ended(context: Context, gaps: Between, which: Int64, gpu: Int64, within_ns: int) -> Bool:
     """Return where an operation of another GPU ended at most `within_ns` before the gap's end, and in the gap."""
     found = np.zeros(len(which), np.bool_)
-    lanes = np.unique(gaps.lane[which])
+    lanes = distinct(gaps.lane[which])
     if not len(lanes) or (gpu == lanes[0]).all():
         return found
     ends, until = context.gpu.end_ns, gaps.end_ns[which]

@@ -24,6 +24,7 @@ from traceable.analysis.table import objects
 from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
+from traceable.trace.rows import distinct
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def gpus(context: Context) -> Gpus:
             raise UnanswerableError("no GPU operation lies in the selected time", "select more of the recording")
         raise _no_operations(trace)
     streams = streams_of(context)
-    used = np.unique(streams.number).tolist()
+    used = distinct(streams.number).tolist()
     pair = numbered(streams.process, streams.device)[1]
     return Gpus(
         number=tuple(used),

@@ -17,6 +17,7 @@ from traceable.analysis.naming import NCCL
 from traceable.analysis.rules import INHERITED
 from traceable.errors import UnanswerableError
 from traceable.trace.model import START_END, Bool, Int64
+from traceable.trace.rows import distinct
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def heaviest(
     chosen = sorted(wanted, key=lambda place: (-int(total[place]), names[int(named[place])]))[:top]
     ours = np.isin(of_kernel, chosen)
     visible = inside & ours & _visible(context, instances)
-    seen = len(np.unique(of_kernel[visible])) == len(chosen)
+    seen = len(distinct(of_kernel[visible])) == len(chosen)
     eligible = visible if seen else ours
     return Heaviest(
         tuple(Heavy(names[int(named[place])], short[place], int(count[place]), int(total[place])) for place in chosen),
@@ -171,7 +172,7 @@ def _needed(kernel: Int64, start_ns: Int64, launches: int, skip: int) -> int:
     """Return how many launches, in order of their start, hold `launches` of each kernel, or all it has."""
     last = 0
     ordered = kernel[np.argsort(start_ns, kind="stable")][skip:]
-    for one in np.unique(ordered).tolist():
+    for one in distinct(ordered).tolist():
         at = np.flatnonzero(ordered == one)[:launches]
         last = max(last, int(at[-1]) + 1)
     return max(last, 1)

@@ -17,6 +17,7 @@ from traceable.analysis.nesting import parents
 from traceable.analysis.parentage import parents_of
 from traceable.trace.emitted import in_stretch_domain
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
+from traceable.trace.rows import distinct
 
 
 @dataclass(frozen=True)
@@ -246,8 +247,8 @@ def _wholes(ranges: Ranges, stretch: Int64, group: Int64) -> Int64:
         return whole
     # Threads and names are indices, so that one number holds both; rank stands for the start.
     kind = ranges.thread.astype(np.int64) << 32 | ranges.name
-    kinds = np.unique(kind[candidates])
-    starts = np.unique(np.concatenate([ranges.start_ns[candidates], ranges.start_ns[first]]))
+    kinds = distinct(kind[candidates])
+    starts = distinct(np.concatenate([ranges.start_ns[candidates], ranges.start_ns[first]]))
     key = np.searchsorted(kinds, kind) * len(starts) + np.searchsorted(starts, ranges.start_ns)
     sorted_candidates = candidates[np.argsort(key[candidates], kind="stable")]
     at = np.searchsorted(key[sorted_candidates], key[first], "right") - 1
@@ -333,9 +334,9 @@ def paths_of(
         if not len(here):
             break
         waiting = waiting[~ready]
-        distinct, number = np.unique((above[ready] + 1) << 32 | name[here], return_inverse=True)
+        pairs, number = np.unique((above[ready] + 1) << 32 | name[here], return_inverse=True)
         numbers = []
-        for pair in distinct.tolist():
+        for pair in pairs.tolist():
             outer = (pair >> 32) - 1
             one = (*(all_paths[outer] if outer >= 0 else ()), pair & 0xFFFFFFFF)
             if one not in number_of:

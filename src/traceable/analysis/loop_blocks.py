@@ -19,6 +19,7 @@ from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.shared import once
 from traceable.trace.emitted import ACTIVE_DOMAIN
 from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64
+from traceable.trace.rows import distinct
 
 TURN_NS = 1_000_000
 """Between what a loop runs without a pause lies less than this: more, and it had nothing to do in between."""
@@ -140,7 +141,7 @@ def callback_culprits(context: Context) -> Int64:
 def _inside(some: Blocks, ran: Segments) -> tuple[Int64, Int64]:
     """Return for each block the first segment that begins in it, and how many do."""
     first, number = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
-    for thread in np.unique(some.thread).tolist():
+    for thread in distinct(some.thread).tolist():
         here = np.flatnonzero(some.thread == thread)
         low, high = np.searchsorted(ran.thread, [thread, thread + 1])
         first[here] = low + np.searchsorted(ran.start_ns[low:high], some.start_ns[here], "left")
@@ -174,7 +175,7 @@ def waiting(context: Context, some: Blocks) -> Waiting:
     suspended_at, awaited = _suspensions(context)
     nothing = np.empty(0, np.int64)
     pairs = [(nothing, nothing, nothing)]
-    for thread in np.unique(some.thread).tolist():
+    for thread in distinct(some.thread).tolist():
         low, high = np.searchsorted(ran.thread, [thread, thread + 1])
         a, b = np.searchsorted(every.thread, [thread, thread + 1])
         starts, ends = every.start_ns[a:b], every.end_ns[a:b]

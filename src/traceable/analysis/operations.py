@@ -10,7 +10,7 @@ import numpy as np
 from traceable.analysis.enclosure import spread
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int8, Int32, Int64, NDArray, Trace
-from traceable.trace.rows import end_to_end
+from traceable.trace.rows import distinct, end_to_end
 
 KERNEL, COPY, MEMSET, GRAPH = range(4)
 """Kinds of operation: a kernel, a memory copy, a memory set, a CUDA graph that was traced as a whole."""
@@ -182,7 +182,7 @@ def _by_lookup(
     """Return call_of and the links (call, operation) by a table of ids; None where ids are far apart or come twice."""
     call_of = np.full(len(gpu), -1, np.int64)
     process_of_call = process_of_thread[calls.thread]
-    for process in np.unique(gpu.process).tolist():
+    for process in distinct(gpu.process).tolist():
         here = np.flatnonzero((process_of_call == process) & (calls.correlation != NULL))
         if not len(here):
             continue
@@ -247,7 +247,7 @@ def _keys(
     The ids are replaced by their rank, so that one int64 holds both however large the ids of a damaged file are.
     """
     known = np.flatnonzero(correlation != NULL)
-    ids = np.unique(np.concatenate([correlation, call_correlation]))
+    ids = distinct(np.concatenate([correlation, call_correlation]))
     operation_key = gpu.process.astype(np.int64) * len(ids) + np.searchsorted(ids, correlation)
     return known, operation_key, call_process * len(ids) + np.searchsorted(ids, call_correlation)
 

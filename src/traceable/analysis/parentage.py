@@ -10,6 +10,7 @@ import numpy as np
 
 from traceable.trace.emitted import number_of, parent_number_of
 from traceable.trace.model import NULL, Bool, Int64
+from traceable.trace.rows import distinct
 
 DEEPEST = 128
 """How many identities are followed from an instance to its outermost; there the path begins anew.
@@ -59,7 +60,7 @@ def _named(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, process: I
     processes = int(process.max()) + 1
     who = number_of(identity[known]) * processes + process[known]
     whose = parent_number_of(identity[children]) * processes + process[children]
-    kinds = np.unique(who)
+    kinds = distinct(who)
     keys = np.sort(np.searchsorted(kinds, who) * len(rank) + rank[known])
     kind = np.minimum(np.searchsorted(kinds, whose), len(kinds) - 1)
     at = np.searchsorted(keys, kind * len(rank) + rank[children], "left") - 1

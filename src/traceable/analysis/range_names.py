@@ -21,6 +21,7 @@ import numpy as np
 
 from traceable.errors import TraceableError, UnanswerableError
 from traceable.trace.model import Int32, Int64, Trace
+from traceable.trace.rows import distinct
 
 FOLDED = "*"
 """What stands in a name in place of a folded number."""
@@ -124,7 +125,7 @@ class RangeNames:
     def matching(self, glob: str) -> list[str]:
         """Return the normalized names that match a glob; where none does, those that do before numbers are folded."""
         for column in (self.of_name, self.stripped):
-            names = [self.names[index] for index in np.unique(column[self.used]).tolist()]
+            names = [self.names[index] for index in distinct(column[self.used]).tolist()]
             matches = [name for name in names if name == glob or fnmatchcase(name, glob)]
             if matches:
                 return matches

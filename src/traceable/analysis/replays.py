@@ -17,6 +17,7 @@ from traceable.analysis.instances import Instances, Stretches, paths_of
 from traceable.analysis.operations import GpuOperations, Launches
 from traceable.analysis.rules import Links
 from traceable.trace.model import NULL, GraphNodes, Int64, Trace
+from traceable.trace.rows import distinct
 
 DEEPEST = 128
 """How many ranges are followed from a node's capture outwards, and how many copies from a node to its first."""
@@ -78,7 +79,7 @@ def _levels(found: Instances, events: Events, nodes: Int64, origin: Int64) -> tu
         found_at.append((captured, operation, np.full(len(operation), level)))
     ranges, operations, levels = (np.concatenate(column) for column in zip(*found_at, strict=True))
     stretches = found.stretches
-    mine = np.isin(stretches.owner, np.unique(ranges))
+    mine = np.isin(stretches.owner, distinct(ranges))
     of_ranges = Stretches(*(getattr(stretches, f.name)[mine] for f in fields(Stretches)))
     which = np.isin(events.item, nodes)
     places = replace(
@@ -129,13 +130,13 @@ def _origins(trace: Trace, found: Instances, gpu: GpuOperations, nodes: Int64) -
     """Return the innermost instance that was open when the node of each operation was captured; -1 for none."""
     created = trace.graph_nodes
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
-    ids = np.unique(np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]]))
+    ids = distinct(np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]]))
     key = process_of_thread[created.thread] * len(ids) + np.searchsorted(ids, created.node)
     first = _first_originals(created, ids, key, process_of_thread)
     wanted = gpu.process[nodes].astype(np.int64) * len(ids) + np.searchsorted(ids, gpu.graph_node[nodes])
-    distinct, inverse = np.unique(wanted, return_inverse=True)
-    capture = _capture_of(distinct, key, first)
-    inner = np.full(len(distinct), -1, np.int64)
+    nodes_wanted, inverse = np.unique(wanted, return_inverse=True)
+    capture = _capture_of(nodes_wanted, key, first)
+    inner = np.full(len(nodes_wanted), -1, np.int64)
     known = capture >= 0
     thread, at_ns = created.thread[capture[known]], created.start_ns[capture[known]]
     every = np.arange(len(thread))

@@ -40,6 +40,7 @@ from traceable.analysis.enclosure import (
 from traceable.analysis.instances import Instances, Stretches, stretches_of
 from traceable.analysis.operations import GpuOperations, Launches
 from traceable.trace.model import Bool, Calls, Int8, Int32, Int64, NDArray, Operations, Trace
+from traceable.trace.rows import distinct
 
 THREAD, TASK, GRAPH_NODE, INHERITED, ORDER = range(5)
 BEFORE_RECORDING, NO_LAUNCH_CALL, OUTSIDE_RANGES, SEVERAL_THREADS = range(5, 9)
@@ -163,7 +164,7 @@ def _ordered(trace: Trace, cover: _Cover, gpu: GpuOperations, missing: Int64, ru
     correlation, process = _correlations(trace)[missing], gpu.process[missing]
     first = np.full(len(missing), _LIMITS.max)
     process_of_call = _process_of_thread(whole)[whole.calls.thread]
-    for one in np.unique(process).tolist():
+    for one in distinct(process).tolist():
         ids = whole.calls.correlation[process_of_call == one]
         first[process == one] = ids[ids > 0].min(initial=_LIMITS.max)
     # Without any recorded call nothing shows when the recording began.
@@ -177,7 +178,7 @@ def _ordered(trace: Trace, cover: _Cover, gpu: GpuOperations, missing: Int64, ru
     start, end = whole.calls.start_ns[lone.before[row]], whole.calls.end_ns[lone.after[row]]
     # An operation that began before its launch can't have followed that call: here ids are not in order.
     inside = gpu.start_ns[missing] >= start
-    for one in np.unique(thread).tolist():
+    for one in distinct(thread).tolist():
         here = np.flatnonzero(thread == one)
         inside[here] &= cover.on_thread(one, start[here], end[here])
     rule[missing[inside]] = ORDER
@@ -203,7 +204,7 @@ class _LoneLaunches:
     def rows_of(self, process: Int32, correlation: Int64) -> Int64:
         """Return the row of each operation, given its process and correlation; -1 for none."""
         row = np.full(len(process), -1, np.int64)
-        for one in np.unique(self.process).tolist():
+        for one in distinct(self.process).tolist():
             here = np.flatnonzero(process == one)
             low, high = np.searchsorted(self.process, np.array([one, one + 1], np.int32)).tolist()
             at = np.minimum(low + np.searchsorted(self.correlation[low:high], correlation[here]), high - 1)
@@ -219,12 +220,12 @@ def __lone_launches(whole: Trace) -> _LoneLaunches:
     process_of_call = _process_of_thread(whole)[whole.calls.thread]
     nothing = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
     lone = [nothing]
-    for one in np.unique(process).tolist():
+    for one in distinct(process).tolist():
         here = np.flatnonzero((process_of_call == one) & (whole.calls.correlation > 0))
         ids, earliest = np.unique(whole.calls.correlation[here], return_index=True)
         call = here[earliest]
         missing = correlation[process == one]
-        missing = np.unique(missing[~np.isin(missing, ids)])
+        missing = distinct(missing[~np.isin(missing, ids)])
         after = np.searchsorted(ids, missing)
         alone = np.bincount(after, minlength=len(ids) + 1)[after] == 1
         alone &= (after > 0) & (after < len(ids))
@@ -279,7 +280,7 @@ def _merged(places: Events, more: Events) -> Events:
 def _between(places: Events, kept: Int64, more: Events) -> Int64:
     """Return before how many of the kept places each further one comes, by thread and start."""
     at = np.zeros(len(more.item), np.int64)
-    for thread in np.unique(more.thread).tolist():
+    for thread in distinct(more.thread).tolist():
         low, high = np.searchsorted(places.thread, [thread, thread + 1])
         ours = slice(*np.searchsorted(kept, [low, high]).tolist())
         theirs = slice(*np.searchsorted(more.thread, [thread, thread + 1]).tolist())
@@ -334,7 +335,7 @@ class _Silence:
         ever made a call.
         """
         stretches = np.empty((4, len(thread)), np.int64)
-        for one in np.unique(thread).tolist():
+        for one in distinct(thread).tolist():
             here = np.flatnonzero(thread == one)
             starts, latest = self._times(one)
             begins = np.append(0, np.flatnonzero(starts[1:] > latest[:-1]) + 1)

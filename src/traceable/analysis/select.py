@@ -19,6 +19,7 @@ import numpy as np
 
 from traceable.errors import UnanswerableError, UsageError
 from traceable.trace.model import Bool, Copies, Cut, Events, Int32, Int64, Intervals, Memsets, Ranges, Trace
+from traceable.trace.rows import distinct
 
 _OPERATIONS = ("kernels", "copies", "memsets", "graph_launches")
 _WITH_DEVICE = (*_OPERATIONS, "synchronisations", "allocations")
@@ -145,7 +146,7 @@ def _of_devices(trace: Trace, devices: Sequence[int]) -> Trace:
     for name in _WITH_DEVICE:
         events = getattr(trace, name)
         number = gpu_number(trace, events.process, events.device)
-        seen.update(np.unique(number[number >= 0]).tolist())
+        seen.update(distinct(number[number >= 0]).tolist())
         kept = np.isin(number, np.array(devices, np.int64))
         tables[name] = _taken(events, kept | (number < 0) if name == "synchronisations" else kept)
     for device in devices:

@@ -28,6 +28,7 @@ from traceable.analysis.naming import (
     which_like,
 )
 from traceable.trace.model import Bool, Int64
+from traceable.trace.rows import distinct
 
 T = TypeVar("T")
 
@@ -97,13 +98,13 @@ def _in_first_launch(context: Context, overhead: Int64) -> Bool:
     whole = context.whole or context
     calls, kernels = whole.trace.calls, whole.trace.kernels
     inside = np.zeros(len(overhead), np.bool_)
-    for process in np.unique(overheads.process[overhead]).tolist():
+    for process in distinct(overheads.process[overhead]).tolist():
         call_of = whole.launched.call_of[: len(kernels)]
         launched = np.flatnonzero((kernels.process == process) & (call_of >= 0))
         earliest = np.full(len(context.trace.names) + 1, len(calls), np.int64)
         # Calls come by start, so that the earliest has the least index.
         np.minimum.at(earliest, kernels.name[launched], call_of[launched])
-        first = np.unique(earliest[earliest < len(calls)])
+        first = distinct(earliest[earliest < len(calls)])
         if len(first):
             rows = np.flatnonzero(overheads.process[overhead] == process)
             begun = np.searchsorted(calls.start_ns[first], overheads.start_ns[overhead[rows]], "right")

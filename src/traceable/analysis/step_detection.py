@@ -39,6 +39,7 @@ from traceable.analysis.statistics import totals
 from traceable.analysis.step_period import FEWEST, approximate_period, exact_period, first_kept
 from traceable.errors import UnanswerableError, UsageError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace
+from traceable.trace.rows import distinct
 
 RANGE, SEQUENCE, BOUNDARY = range(3)
 
@@ -143,7 +144,7 @@ def launched_within(context: Context, process: Int64, start_ns: Int64, end_ns: I
     called = np.flatnonzero(launched.call_of >= 0)
     at[called] = launched.calls.start_ns[launched.call_of[called]]
     inside = np.zeros(len(gpu), np.bool_)
-    for one in np.unique(process).tolist():
+    for one in distinct(process).tolist():
         rows = np.flatnonzero(gpu.process == one)
         inside[rows] = begins_within(at[rows], start_ns[process == one], end_ns[process == one])
     return inside
@@ -179,7 +180,7 @@ def _matching_kernels(trace: Trace, pattern: str) -> Bool:
         raise UnanswerableError(
             "no kernel in the trace", "record with --trace=cuda, and CUDA graphs with --cuda-graph-trace=node"
         )
-    used = np.unique(np.concatenate([np.unique(kernels.name), np.unique(kernels.short_name)]))
+    used = distinct(np.concatenate([distinct(kernels.name), distinct(kernels.short_name)]))
     matches = np.zeros(len(trace.names) + 1, np.bool_)
     for index in used[used >= 0].tolist():
         matches[index] = trace.names[index] == pattern or fnmatchcase(trace.names[index], pattern)
@@ -337,7 +338,7 @@ def _folded_paths(trace: Trace, found: Instances) -> _Paths:
     number_of = np.zeros(len(trace.names) + 1, np.int64)
     part = np.zeros(len(trace.names) + 1, np.bool_)
     texts: dict[str, int] = {}
-    for index in np.unique(found.name).tolist():
+    for index in distinct(found.name).tolist():
         own = trace.names[index]
         text = fold_numbers(own)
         if _OF_A_LIBRARY.match(text):
@@ -370,7 +371,7 @@ def _by_ranges(context: Context) -> Steps | None:
     duration = np.where(top, found.end_ns - found.start_ns, 0)
     busy = totals(found.thread.astype(np.int64), duration, len(trace.threads))
     sequences = []
-    for process in np.unique(process_of_thread[found.thread[top]]).tolist():
+    for process in distinct(process_of_thread[found.thread[top]]).tolist():
         thread = int(np.argmax(np.where(process_of_thread == process, busy, -1)))
         sequence = _sequence(found, paths, np.flatnonzero(top & (found.thread == thread)))
         if sequence is not None:

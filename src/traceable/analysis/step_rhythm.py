@@ -13,6 +13,7 @@ from traceable.analysis.step_detection import Steps
 from traceable.analysis.table import integers, ratios
 from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.trace.model import Bool, Int64, NDArray
+from traceable.trace.rows import distinct
 
 WAIT = "step.wait"
 """The range in which `traceable.steps` waits for the next item."""
@@ -25,7 +26,7 @@ def loader_waits(context: Context) -> Int64:
     """
     found, names = context.found, context.trace.names
     named = np.zeros(len(names), np.bool_)
-    for index in np.unique(found.name).tolist():
+    for index in distinct(found.name).tolist():
         name = names[index]
         named[index] = name == WAIT or (name.startswith("enumerate(DataLoader)#") and name.endswith(".__next__"))
     waits: Bool = named[found.name] & found.entered

@@ -22,6 +22,7 @@ from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, 
 from traceable.analysis.table import integers, ratios
 from traceable.analysis.waits import waits_by_thread
 from traceable.trace.model import NULL, Int64, NDArray
+from traceable.trace.rows import distinct
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def _waiting(context: Context, found: Steps) -> Int64:
     waiting = calls_like(context, SYNCHRONISING)
     process = _process_of_call(context, waiting)
     waits = np.zeros(len(found), np.int64)
-    for one in np.unique(process).tolist():
+    for one in distinct(process).tolist():
         call = waiting[process == one]
         busy = merged(calls.start_ns[call], calls.end_ns[call])
         rows = np.flatnonzero(found.process[found.lane] == one)
@@ -259,7 +260,7 @@ def _allocating(context: Context, found: Steps) -> Int64:
     allocating = calls_like(context, ALLOCATING)
     process = _process_of_call(context, allocating)
     number = np.full(len(found), NULL if not len(calls) else 0, np.int64)
-    for one in np.unique(process).tolist():
+    for one in distinct(process).tolist():
         times = calls.start_ns[allocating[process == one]]
         rows = np.flatnonzero(found.process[found.lane] == one)
         before = np.searchsorted(times, found.start_ns[rows], "left")

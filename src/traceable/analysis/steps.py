@@ -33,6 +33,7 @@ from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.analysis.windows import STEP
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Bool, Int64, NDArray
+from traceable.trace.rows import distinct
 
 WARM_UP_FACTOR = 1.5
 """A leading step is warm-up if it lasts longer than so many times the median of the later half."""
@@ -179,7 +180,7 @@ def _in_warm_up(context: Context, found: Steps, work: Work, process: Int64, star
     if len(process) and found.kind == BOUNDARY:
         inside[work.step[launched_within(context, process, start_ns, end_ns)[work.operation]]] = True
         return inside
-    for one in np.unique(process).tolist():
+    for one in distinct(process).tolist():
         rows, here = np.flatnonzero(found.process[found.lane] == one), process == one
         inside[rows] = begins_within(found.start_ns[rows], start_ns[here], end_ns[here])
         if found.kind == SEQUENCE:
@@ -196,7 +197,7 @@ def warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
     """
     trace, found = context.trace, context.found
     named = np.zeros(len(trace.names), np.bool_)
-    for index in np.unique(found.name).tolist():
+    for index in distinct(found.name).tolist():
         if "arm" in trace.names[index] or "ARM" in trace.names[index]:
             named[index] = is_warm_up(trace.names[index])
     rows = np.flatnonzero(named[found.name] & found.entered)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.trace.model import NULL, Bool, Int32, Int64
+from traceable.trace.rows import distinct
 
 ACTIVE_DOMAIN = "traceable.active"
 """The domain of the stretches in which coroutines and async generators ran."""
@@ -132,8 +133,8 @@ def _next(kind: Int32 | Int64, time_ns: Int64, of_kind: Int32 | Int64, start_ns:
     if not len(start_ns) or not len(time_ns):
         return np.full(len(time_ns), -1, np.int64)
     order = np.lexsort((start_ns, of_kind))
-    kinds = np.unique(of_kind)
-    starts = np.unique(start_ns)
+    kinds = distinct(of_kind)
+    starts = distinct(start_ns)
     keys = np.searchsorted(kinds, of_kind[order]) * (len(starts) + 1) + np.searchsorted(starts, start_ns[order])
     wanted = np.searchsorted(kinds, kind) * (len(starts) + 1) + np.searchsorted(starts, time_ns)
     at = np.searchsorted(keys, wanted, "left")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from traceable.trace.model import NULL, Int32, Int64, Process, Thread
-from traceable.trace.rows import Coded
+from traceable.trace.rows import Coded, distinct
 
 _PROCESS_MASK = ~0xFFFFFF
 """nsys's globalTid is `<hardware 8><VM 8><process 24><thread 24>`; a globalPid has the thread bits 0."""
@@ -92,8 +92,8 @@ class Threads:
     def close(self) -> None:
         """End the taking of notes: from here on numbers are given."""
         nothing = np.empty(0, np.int64)
-        self._ids = np.unique(np.concatenate([nothing, *self._seen]))
-        self._process_ids = np.unique(np.concatenate([process_of(self._ids), *self._seen_processes]))
+        self._ids = distinct(np.concatenate([nothing, *self._seen]))
+        self._process_ids = distinct(np.concatenate([process_of(self._ids), *self._seen_processes]))
 
     @property
     def ids(self) -> Int64:

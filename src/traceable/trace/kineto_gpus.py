@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from traceable.trace import model
 from traceable.trace.kineto_columns import OPERATIONS
 from traceable.trace.kineto_file import File, readable
 from traceable.trace.model import Int32
+from traceable.trace.rows import distinct
 
 
 def gpu_numbers(files: Sequence[File]) -> dict[Path, dict[int, int]]:
@@ -26,7 +25,7 @@ def gpu_numbers(files: Sequence[File]) -> dict[Path, dict[int, int]]:
     for file in files:
         used: set[int] = set()
         for kind in OPERATIONS:
-            used.update(np.unique(getattr(file.events, kind).column("device")).tolist())
+            used.update(distinct(getattr(file.events, kind).column("device")).tolist())
         found[file.path] = {}
         for device in sorted(used - {-1}):
             number = own.get((file.rank, device))

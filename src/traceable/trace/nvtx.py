@@ -19,7 +19,7 @@ from traceable.trace.emitted import (
 )
 from traceable.trace.intern import Names, Strings, Threads, process_of
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Counters, Int32, Int64, Marks, Ranges, Windows
-from traceable.trace.rows import Coded, Column, Rows, Wanted, chosen, folded, is_same, taken
+from traceable.trace.rows import Coded, Column, Rows, Wanted, chosen, distinct, folded, is_same, taken
 
 NVTX = Wanted(
     ("start", "end", "uint64Value", "int64Value"),
@@ -203,7 +203,7 @@ def _windows(ranges: Ranges, names: Names) -> Windows:
     texts = names.all()
     ids = {
         name: names.index(texts[name].removeprefix(WINDOW))
-        for name in np.unique(ranges.name).tolist()
+        for name in distinct(ranges.name).tolist()
         if texts[name].startswith(WINDOW)
     }
     which = np.isin(ranges.name, np.array(list(ids), np.int32))

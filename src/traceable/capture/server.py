@@ -98,6 +98,9 @@ class Server:
         self._begin_thread()
         self._serving = True
         session.listener = self.wake
+        if os.environ.get(environment.RECORDING_GATED):
+            # Before a request, so that workers that are forked by then find whose windows they follow.
+            session.arm()
 
     def _begin_thread(self) -> None:
         self._pausing, self._leaving = False, threading.Lock()

@@ -52,6 +52,41 @@ except StopIteration: pass
 """)
 
 
+def test_a_wrong_call_of_a_coroutine_function_raises_where_it_is_made(listen: Listen) -> None:
+    """uvicorn calls an application without arguments to learn whether it is a factory of one."""
+    heard = listen("""
+import asyncio, traceable
+
+def same(function):
+    annotated = traceable.annotate(function)
+    calls = [((), {}), ((1,), {}), ((1, 2), {}), ((1, 2, 3), {}), ((1, 2), {"c": 4}), ((), {"a": 1, "b": 2}),
+             ((1,), {"b": 2, "c": 5, "z": 6}), ((1, 2, 3, 4), {"c": 7, "annotated": 8})]
+    for args, kwargs in calls:
+        results = []
+        for one in (function, annotated):
+            try: made = one(*args, **kwargs)
+            except TypeError as error: results.append(str(error).replace("<locals>.", ""))
+            else: results.append(asyncio.run(made))
+        assert results[0] == results[1], results
+    assert annotated.__globals__ is function.__globals__
+
+async def application(scope, receive, send): return scope, receive, send
+async def positional(a, /, b=9, *, c=3): return a, b, c
+async def keywords(a, b, *, c): return a, b, c
+async def everything(a, b=2, *args, c=3, **annotated): return a, b, args, c, annotated
+async def nothing(): return None
+for function in (application, positional, keywords, everything, nothing): same(function)
+
+class Engine:
+    @traceable.annotate
+    async def step(self, batch): return batch
+assert asyncio.run(Engine().step(3)) == 3
+try: Engine().step()
+except TypeError as error: print(error)
+""")
+    assert heard.stdout == "Engine.step() missing 1 required positional argument: 'batch'\n"
+
+
 def test_interleaved_tasks_keep_their_own_ranges(listen: Listen) -> None:
     heard = listen("""
 from traceable import annotate, mark

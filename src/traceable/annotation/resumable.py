@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from traceable.annotation.ranges import annotate
 
 _current = engine.current()
+_VARARGS, _VARKEYWORDS = 0x04, 0x08  # inspect.CO_*
 _carries = False
 """Whether the threads of executors are given what a coroutine or block that submits to them is."""
 
@@ -90,7 +91,47 @@ def coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., A
         finally:
             run.end()
 
-    return annotated
+    return _with_parameters_of(function, annotated) if type(function) is types.FunctionType else annotated
+
+
+def _with_parameters_of(function: types.FunctionType, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an `async def` wrapper that takes what the function takes, so that a wrong call raises when it is made.
+
+    That is how servers tell an application from what makes one: uvicorn calls it without arguments. The body of an
+    `async def` function runs too late for that; only its own parameters refuse a call.
+    """
+    code, defaults = function.__code__, len(function.__defaults__ or ())
+    names = iter(code.co_varnames)
+    takes, passes = [], []
+    for place in range(code.co_argcount):
+        name = next(names)
+        takes.append(name if place < code.co_argcount - defaults else f"{name}=None")
+        passes.append(name)
+        if place + 1 == code.co_posonlyargcount:
+            takes.append("/")
+    keywords = [next(names) for _ in range(code.co_kwonlyargcount)]
+    rest = f"*{next(names)}" if code.co_flags & _VARARGS else ""
+    if rest or keywords:
+        takes.append(rest or "*")
+    takes += [f"{name}=None" if name in (function.__kwdefaults__ or ()) else name for name in keywords]
+    passes += [rest] * bool(rest) + [f"{name}={name}" for name in keywords]
+    if code.co_flags & _VARKEYWORDS:
+        takes.append(f"**{next(names)}")
+        passes.append(takes[-1])
+    ours = "annotated"
+    while ours in code.co_varnames:
+        ours += "_"
+    made: dict[str, Any] = {}
+    source = (
+        f"def make({ours}):\n"
+        f"    async def wrapper({', '.join(takes)}):\n"
+        f"        return await {ours}({', '.join(passes)})\n"
+        f"    return wrapper\n"
+    )
+    exec(compile(source, __file__, "exec"), function.__globals__, made)
+    taking: Any = made["make"](wrapper)
+    taking.__defaults__, taking.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return taking  # type: ignore[no-any-return]
 
 
 def generator(function: Callable[..., Any], range_: annotate, awaitable: bool = False) -> Callable[..., Any]:

@@ -299,7 +299,8 @@ for index in traceable.steps(range(6)):
     assert line.endswith("starts a torch profiler of its own, so ours ended there: only one can record at a time")
     trace = ran.trace
     assert step_indices(trace) == [0, 1, 2, 3]
-    assert trace.ranges.clipped.tolist() == [False, False, False, True]
+    is_step = trace.ranges.name == trace.names.index("step")
+    assert trace.ranges.clipped[is_step].tolist() == [False, False, False, True]
 
 
 def test_a_window_is_not_opened_over_a_profiler_of_the_programs_own_in_whatever_thread(run: Runner) -> None:
@@ -436,7 +437,8 @@ for index in traceable.steps(range(3)):
     ran = run(program, "--steps", "0:2,3:5")
     trace = ran.trace
     of_process = [trace.processes[trace.threads[thread].process].pid for thread in trace.ranges.thread]
-    steps = Counter(zip(of_process, trace.ranges.payload.tolist(), strict=True))
+    recorded = zip(of_process, trace.ranges.payload.tolist(), trace.ranges.name.tolist(), strict=True)
+    steps = Counter((pid, index) for pid, index, name in recorded if trace.names[name] == "step")
     parent, worker = sorted(set(of_process), key=lambda pid: (pid, 4) in steps)
     assert steps == dict.fromkeys([(parent, 0), (parent, 1), *((worker, at) for at in (0, 1, 3, 4))], 1)
 

@@ -18,7 +18,7 @@ from tests.lacking import lacking
 from traceable import confidential
 from traceable._native import discreet_library
 from traceable.collect import nsys_environments, nsys_private, nsys_seen
-from traceable.collect.nsys import NsysCollector, _scrubbed
+from traceable.collect.nsys import NsysCollector, _prepared
 from traceable.launch import handover, secrets
 
 VALUE = "hunter2-hunter2"
@@ -332,7 +332,7 @@ def test_without_room_to_write_it_anew_the_export_stays_and_that_is_said(older, 
         connection.close()
         stored: list[nsys_environments.Stored] = []
         notes: list[str] = []
-        _scrubbed(stored, notes, database)
+        _prepared(stored, notes, {}, database)
         assert [entry.name for entry in small.iterdir()] == ["older.sqlite"]
         assert "API_KEY" in {name for one in stored for name in one.variables}
         assert len(notes) == 1

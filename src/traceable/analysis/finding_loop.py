@@ -69,7 +69,7 @@ def blocked_event_loop(evidence: Evidence, values: Values) -> list[Finding]:
             Finding(
                 sentence=(
                     f"{what} blocks the event loop {each}{most}"
-                    f"{_where(evidence, culprit[lasting])}{_what_waits(evidence, some, lasting)}"
+                    f"{_where(evidence, culprit[lasting], one[2])}{_what_waits(evidence, some, lasting)}"
                 ),
                 advice=(
                     "move the work off the loop (`await asyncio.to_thread(...)`, a process pool), "
@@ -91,14 +91,15 @@ def blocked_event_loop(evidence: Evidence, values: Values) -> list[Finding]:
     return found
 
 
-def _where(evidence: Evidence, culprit: Int64) -> str:
-    """Write in how many of which outermost ranges the blocks lie, where these are not the culprits themselves."""
-    parent = evidence.context.found.parent
+def _where(evidence: Evidence, culprit: Int64, process: int) -> str:
+    """Write in how many of which outermost ranges of the process blocks lie that are not the culprits themselves."""
+    found, parent = evidence.context.found, evidence.context.found.parent
     roots = culprit[culprit >= 0]
     while len(deeper := np.flatnonzero(parent[roots] >= 0)):
         roots[deeper] = parent[roots[deeper]]
     labels, own = evidence.labels, set(culprit.tolist())
-    every = Counter(labels.of_instance[np.flatnonzero(parent < 0)].tolist())
+    of_process = np.array([thread.process == process for thread in evidence.context.trace.threads])[found.thread]
+    every = Counter(labels.of_instance[np.flatnonzero((parent < 0) & of_process)].tolist())
     counts = Counter(int(labels.of_instance[root]) for root in set(roots.tolist()) - own)
     words = [
         f"{count(number)} of {count(every[label])} {named(labels.names[label][0])}"

@@ -114,11 +114,11 @@ def signed(more: float) -> str:
 
     Examples:
         >>> signed(0.0614), signed(0.184), signed(-0.0004), signed(12.5)
-        ('+6.1 %', '+18 %', '-0.0 %', '+1 250 %')
+        ('+6.1 %', '+18 %', '+0.0 %', '+1 250 %')
     """
     percent = more * 100
     if abs(percent) < 9.95:
-        return f"{percent:+.1f} %"
+        return f"{round(percent, 1) + 0.0:+.1f} %"  # adding 0.0 makes -0.0 positive
     return f"{'-' if percent < 0 else '+'}{count(round(abs(percent)))} %"
 
 

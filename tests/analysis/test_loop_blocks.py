@@ -158,6 +158,15 @@ def test_the_finding_names_the_culprit_and_what_waited() -> None:
     assert not found_in(shifted(audited()), block=41_001)
 
 
+def test_a_block_is_counted_among_the_ranges_of_its_own_process() -> None:
+    trace = shifted(audited())
+    elsewhere = [{**row, "thread": 2} for row in rows_of(trace.ranges) if row["name"] == A and row["domain"] < 0]
+    both = replace(trace, ranges=table(model.Ranges, [*rows_of(trace.ranges), *elsewhere]))
+    assert len({both.threads[thread].process for thread in both.ranges.thread}) == 2
+    (row,) = found_in(both)
+    assert "in 1 of 3 a;" in row["sentence"]
+
+
 def test_plain_generators_hold_no_loop() -> None:
     with pytest.raises(UnanswerableError, match="no active segment of a coroutine"):
         evidence = Evidence(Context(shifted(audited(GENERATOR))), lambda _: pytest.fail("asked"))

@@ -6,7 +6,9 @@ starting a program must not cost numpy.
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -93,6 +95,7 @@ class RecorderCollector:
             from traceable.collect.nsys_schema import write_database
             from traceable.collect.recording import read_recording
 
+            remove_unfinished(database)
             recording = read_recording(source)
             complete = not _alive(process.pid for process in recording.processes)
             gpu = recorder_gpu.find(run_dir, recording, asked=self._gpu)
@@ -105,6 +108,14 @@ class RecorderCollector:
                 database.unlink(missing_ok=True)
                 return Recorded(None, sources, tuple(dict.fromkeys((NOTHING, *notes))))
         return Recorded(database, (database, *sources), notes)
+
+
+def remove_unfinished(database: Path) -> None:
+    """Remove what processes left that died while they wrote `database`."""
+    for folder in database.parent.glob(f".{glob.escape(database.name)}.*"):
+        pid = folder.name.removeprefix(f".{database.name}.").partition(".")[0]
+        if pid.isdigit() and not _alive([int(pid)]):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[str, ...] | None:

@@ -9,12 +9,13 @@ another version wrote, is an error.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,6 @@ DOMAIN, STRING, CATEGORY, THREAD = 1, 2, 3, 4
 TEXT_BIT = 1 << 39
 """Set in a message that is the place of a text in the thread's text file, and not the id of a registered string."""
 
-_SKIP_NAME = 255
 _PROCESS_HEADER = struct.Struct("<8sIIIIqqQQQQ16sII")
 _RING_HEADER = struct.Struct("<QQqq64s")
 _FILE_HEADER = struct.Struct("<8sII")
@@ -85,7 +85,8 @@ class ThreadRecording:
 class ProcessRecording:
     """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`.
 
-    `window` is the part that a flight recorder shows; None where everything was kept.
+    `names` has no strings: `read_strings` yields those. `window` is the part that a flight recorder shows; None where
+    everything was kept.
     """
 
     directory: Path
@@ -114,14 +115,14 @@ class Recording:
 class Columns:
     """A table: each field is an array, all of one length."""
 
-    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> Self:
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Self:
         """Return the rows that `index` selects, in its order."""
         return type(self)(*(getattr(self, column.name)[index] for column in fields(self)))
 
-    def join(self, later: Self) -> Self:
+    def join(self, *later: Self) -> Self:
         """Return these rows and then those of `later`."""
-        pairs = ((getattr(self, column.name), getattr(later, column.name)) for column in fields(self))
-        return type(self)(*(np.concatenate(pair) for pair in pairs))
+        tables = (self, *later)
+        return type(self)(*(np.concatenate([getattr(table, c.name) for table in tables]) for c in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
         realtime_ns=realtime,
         dropped=dropped,
         lost_names=lost,
-        names=tuple(_read_names(directory / "names", notes)),
+        names=tuple(_read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
         threads=threads,
         window=_window(content, threads) if segment_bytes else None,
     )
@@ -246,22 +247,45 @@ def _has_header(path: Path, content: bytes, magic: bytes, notes: list[str]) -> b
     return True
 
 
-def _read_names(path: Path, notes: list[str]) -> Iterator[Name]:
-    content = _read(path, notes)
-    if content is None or not _has_header(path, content, NAMES_MAGIC, notes):
+def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each registered string, which may be as many as there are ranges."""
+    path = process.directory / "names"
+    for name in _read_names(path, [], (STRING,)):
+        yield name.id, name.text
+
+
+def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterator[Name]:
+    """Yield the names that are of one of these kinds."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if _has_header(path, file.read(_FILE_HEADER.size), NAMES_MAGIC, notes):
+                file.seek(_NAME_ENTRY.size)
+                yield from _names_in(path, file, size, notes, kinds)
+    except FileNotFoundError:
         return
+    except OSError as error:
+        notes.append(f"{path} can't be read ({error.strerror}) and was left out")
+
+
+def _names_in(path: Path, file: IO[bytes], size: int, notes: list[str], kinds: tuple[int, ...]) -> Iterator[Name]:
     place = _NAME_ENTRY.size
-    while place + _NAME_ENTRY.size <= len(content):
-        kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack_from(content, place)
+    # A number is given to each domain and string by counting: one that is larger than the file allows is none.
+    most = size // _NAME_ENTRY.size
+    while place + _NAME_ENTRY.size <= size:
+        kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack(file.read(_NAME_ENTRY.size))
         place += _NAME_ENTRY.size
         if kind == 0:
             return
-        if place + length > len(content):
+        if place + length > size:
             notes.append(f"{path} is cut off at byte {place}; the names after it are lost")
             return
-        if kind != _SKIP_NAME:
-            yield Name(kind, identity, domain, tid, time_ns, decode(content[place : place + length]))
-        place += -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
+        room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
+        place += room
+        if kind in kinds and (identity <= most or kind not in (DOMAIN, STRING)):
+            yield Name(kind, identity, domain, tid, time_ns, decode(file.read(room)[:length]))
+        else:
+            file.seek(room, os.SEEK_CUR)
 
 
 def _read_threads(directory: Path, notes: list[str]) -> Iterator[ThreadRecording]:

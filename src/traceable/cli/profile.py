@@ -90,7 +90,7 @@ def show(
     # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
     from traceable.cli.progress import Progress
     from traceable.recording import load
-    from traceable.report.document import document, save
+    from traceable.report.document import bounded_document, save
 
     keep_freed_memory()
     with Progress() as progress:
@@ -99,7 +99,7 @@ def show(
         judged = recording.verdicts(expected)
         if save_to is not None:
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
-            save({**document(recording, Choice(), judged), **why}, save_to)
+            save({**bounded_document(recording, judged), **why}, save_to)
     print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
     return judged, recording.windows
 

@@ -27,11 +27,13 @@ from traceable.cli import again, annotate, conditions, contract, diagnosis, flig
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
+from traceable.launch.worker import DiedError, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
+    from traceable.annotation.patterns import Target
     from traceable.capture.spec import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
@@ -250,17 +252,37 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(launcher.describe(request, say))
         return 0
-    try:
-        profile.remove_output_file(arguments)
-        finished = launcher.launch(request, say)
-    except NotComparableError as error:
-        say(str(error))
-        return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
+    with Worker() as worker:
+        try:
+            profile.remove_output_file(arguments)
+            finished = launcher.launch(request, say, worker)
+        except NotComparableError as error:
+            say(str(error))
+            return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
+        directory = launcher.short(finished.run_dir)
+        outcome = Outcome()
+        try:
+            outcome = worker.call(_conclude, finished, arguments, (*targets, *stepping))
+        except DiedError as error:
+            say(
+                f"making the profile {error}; the recording is kept: read it where there is more memory, with "
+                f"`python -m traceable report {directory}`"
+            )
+        except KeyboardInterrupt:
+            say(f"the profile is not shown; the recording is kept in {directory}")
+        except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
+            say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
+    strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
+    return end_like(finished.status) or strict
+
+
+def _conclude(finished: launcher.Finished, arguments: argparse.Namespace, targets: Sequence[Target]) -> Outcome:
+    """Print what there is to see and to say after the program's end, and return what was asked for came to."""
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
             overhead.measure(finished.run_dir, say)
-        for note in annotate.unmatched((*targets, *stepping), finished.run_dir):
+        for note in annotate.unmatched(targets, finished.run_dir):
             say(note)
         if arguments.part_of is None:
             outcome = _show(finished, arguments)
@@ -274,12 +296,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(str(error))
     except BrokenPipeError:
         sys.stdout = None
-    except KeyboardInterrupt:
-        say(f"the profile is not shown; the recording is kept in {launcher.short(finished.run_dir)}")
-    except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
-        say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
-    strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
-    return end_like(finished.status) or strict
+    return outcome
 
 
 def _take_up(arguments: argparse.Namespace) -> None:

@@ -132,10 +132,11 @@ class OpenStarts:
 
     def add(self, starts: Rows, ends: Ends) -> None:
         """Add what was left of a piece."""
-        for table, tables in ((starts, self._starts), (ends, self._ends)):
-            if count := len(table.range_id):
-                tables.append(table)  # type: ignore[attr-defined]
-                self._held += count
+        if len(starts.range_id):
+            self._starts.append(starts)
+        if len(ends.range_id):
+            self._ends.append(ends)
+        self._held += len(starts.range_id) + len(ends.range_id)
         if self._held > MOST_HELD:
             self._put()
 
@@ -154,12 +155,12 @@ class OpenStarts:
         self._spilled.append((self._put_parts(self._starts), self._put_parts(self._ends)))
         self._held = 0
 
-    def _put_parts(self, tables: list[_Table]) -> list[int]:
+    def _put_parts(self, tables: list[Rows] | list[Ends]) -> list[int]:
         if not tables:
             return []
-        table = tables[0].join(*tables[1:])
+        table: Rows | Ends = tables[0].join(*tables[1:])
         tables.clear()
-        part = table.range_id % _PARTS  # type: ignore[attr-defined]
+        part = table.range_id % _PARTS
         order = np.argsort(part, kind="stable")
         edges = np.searchsorted(part[order], np.arange(_PARTS + 1))
         return [self._spill.put(table.take(order[edges[n] : edges[n + 1]])) for n in range(_PARTS)]

@@ -83,7 +83,7 @@ class TableWriter:
         waiting = self._waiting.get(layout)
         if waiting is not None:
             columns = [
-                None if later is None else np.concatenate((earlier, later))
+                None if earlier is None or later is None else np.concatenate((earlier, later))
                 for earlier, later in zip(waiting, columns, strict=True)
             ]
         self._waiting[layout] = self._write_rows(layout, columns, all_of_them=False)
@@ -150,7 +150,7 @@ class TableWriter:
 
     def _write_interior(self, level: int, children: list[tuple[int, int]]) -> None:
         content = np.frombuffer(_interior(children), np.uint8).reshape(1, PAGE_BYTES)
-        self._add_children(level + 1, [(*self._append(content), children[-1][1])])
+        self._add_children(level + 1, [(self._append(content)[0], children[-1][1])])
 
     def _finish(self) -> None:
         for layout, columns in self._waiting.items():
@@ -185,7 +185,7 @@ class TableWriter:
             before = lock - self._next_page
             numbers = [*numbers[:before], *(number + 1 for number in numbers[before:])]
             pages = np.concatenate((pages[:before], np.zeros((1, PAGE_BYTES), np.uint8), pages[before:]))
-        _write_at(self._descriptor, memoryview(pages).cast("B"), (self._next_page - 1) * PAGE_BYTES)
+        _write_at(self._descriptor, memoryview(pages.data).cast("B"), (self._next_page - 1) * PAGE_BYTES)
         self._next_page += len(pages)
         return numbers
 
@@ -240,7 +240,8 @@ def _interior(children: Sequence[tuple[int, int]]) -> bytes:
     sizes = np.concatenate([np.full(len(cells), cells.dtype.itemsize) for cells in parts])
     pointers = (begin + np.cumsum(sizes) - sizes).astype(">u2").tobytes()
     header = bytes((_INTERIOR, 0, 0)) + len(sizes).to_bytes(2, "big") + begin.to_bytes(2, "big") + b"\0"
-    return (header + children[-1][0].to_bytes(4, "big") + pointers).ljust(begin, b"\0") + body
+    page: bytes = (header + children[-1][0].to_bytes(4, "big") + pointers).ljust(begin, b"\0") + body
+    return page
 
 
 _VARINTS: dict[int, tuple[tuple[str, int], ...]] = {

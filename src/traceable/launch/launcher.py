@@ -17,7 +17,7 @@ from typing import Any
 from traceable import collect, confidential, environment
 from traceable.capture.conditions import NONE as NO_CONDITIONS
 from traceable.capture.conditions import Conditions
-from traceable.collect import bystander
+from traceable.collect import bystander, recorder
 from traceable.collect.base import Collector, Gating, Plan, Recorded
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import (
@@ -38,6 +38,7 @@ from traceable.launch import (
     target,
     windows,
 )
+from traceable.launch.worker import DiedError, Worker
 from traceable.selection import Rank
 
 
@@ -181,12 +182,13 @@ def describe(request: Request, say: Callable[[str], None]) -> str:
     return " ".join([*words, shlex.join(plan.argv)])
 
 
-def launch(request: Request, say: Callable[[str], None]) -> Finished:
+def launch(request: Request, say: Callable[[str], None], worker: Worker) -> Finished:
     """Run the program, and return when its recording is on disk and exported.
 
     Args:
         request: what to run.
         say: prints one line to the user.
+        worker: reads the recording back.
 
     Raises:
         UsageError: the program can't run, or the directory can't be used.
@@ -202,7 +204,7 @@ def launch(request: Request, say: Callable[[str], None]) -> Finished:
         _run_plain(request, run)
     with patience.Finishing(say) as finishing:
         choice, ended = _started(request, choice, run, finishing)
-        return _finish(run, choice, request, ended, finishing)
+        return _finish(run, choice, request, ended, finishing, worker)
 
 
 def _started(
@@ -343,7 +345,12 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
 
 
 def _finish(
-    run: _Run, choice: collect.Choice, request: Request, ended: supervisor.Ended, finishing: patience.Finishing
+    run: _Run,
+    choice: collect.Choice,
+    request: Request,
+    ended: supervisor.Ended,
+    finishing: patience.Finishing,
+    worker: Worker,
 ) -> Finished:
     code = os.waitstatus_to_exitcode(ended.status)
     run.manifest["end"] = {
@@ -364,17 +371,26 @@ def _finish(
     elif not run.directory.is_dir():
         problem = f"{short(run.directory)} is gone, and with it what was recorded: the program deleted it"
     else:
+        in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
-            in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
-            finalise = choice.collector.finalise
             with finishing.stage("the recording is being read back"):
-                recorded = processes.recorded(run.directory) if in_parts else finalise(run.directory, request.stem)
+                if in_parts:
+                    recorded = processes.recorded(run.directory)
+                else:
+                    recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
         except patience.LeftAlone:
             problem = "the recording was not read back, as you asked; nothing of it is lost"
+        except DiedError as error:
+            problem = (
+                f"reading the recording back {error}; nothing of it is lost: read it where there is more memory, with "
+                f"`python -m traceable report {short(run.directory)}`"
+            )
         except TraceableError as error:
-            problem = str(remains.named(error, run.directory, run.manifest))
+            problem = str(error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
             problem = f"the recording could not be read ({type(error).__name__}: {error}); it is kept"
+        if recorded is None:
+            recorder.remove_unfinished(run.directory / f"{request.stem}.sqlite")
     run.manifest["notes"] = [*(recorded.notes if recorded else ()), *([problem] if problem else [])]
     flight.note(run.manifest, recorded.database if recorded else None)
     control.sweep(run.directory)
@@ -385,6 +401,14 @@ def _finish(
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
     return Finished(run.directory, ended.status, recorded, problem, contract.expected(run.directory, run.manifest))
+
+
+def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Recorded | None, str | None]:
+    """Return what the collector left, or why that is not known."""
+    try:
+        return collector.finalise(directory, stem), None
+    except TraceableError as error:
+        return None, str(remains.named(error, directory, run_dir.read(directory)))
 
 
 def files(directory: Path) -> list[str]:

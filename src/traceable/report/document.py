@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SCHEMA = "traceable.report/1"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
 
+MOST_ROWS = 1000
+"""How many rows a list of the document that `run` saves has at most: a program may have a name for each range."""
+
 
 def head(recording: Recording) -> dict[str, Any]:
     """Return what stands before every answer: what was read, over which time, and how much of the GPU is explained."""
@@ -86,18 +89,39 @@ def document(
     profile, counters = recording.profile, recording.counters()
     places = choice.places(profile.ranges, LARGEST)
     fields = [profile.fields[place] for place in places]
+    names = choice.places(profile.names, LARGEST)
+    left_out = {
+        "ranges": len(choice.matching(profile.ranges)) - len(places),
+        "names": len(choice.matching(profile.names)) - len(names),
+    }
     return {
         **head(recording),
         "ranges": [
             row if carried is None else {**row, "fields": carried}
             for row, carried in zip(profile.ranges.take(places).rows(), fields, strict=True)
         ],
-        "names": choice.rows(profile.names, LARGEST),
+        "names": list(profile.names.take(names).rows()),
         "counters": list(counters.take(choice.matching(counters)).rows()),
         "outside_ranges": list(recording.outside_ranges().rows()),
         **_findings(recording, thresholds),
         "expectations": expectation_rows(verdicts),
+        "left_out": {key: count for key, count in left_out.items() if count},
     }
+
+
+def bounded_document(recording: Recording, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the report of all ranges with at most MOST_ROWS rows in each list, of the ranges the largest.
+
+    Arguments as of `document`.
+    """
+    report = document(recording, Choice(top=MOST_ROWS), verdicts)
+    lists = [(report, key) for key in ("folded_names", "counters", "outside_ranges", "findings", "expectations")]
+    lists += [(report, "flight_recorder"), (report["source"], "processes"), (report["source"], "notes")]
+    for holder, key in lists:
+        if (count := len(holder[key])) > MOST_ROWS:
+            holder[key] = holder[key][:MOST_ROWS]
+            report["left_out"][key] = count - MOST_ROWS
+    return report
 
 
 def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -315,6 +316,22 @@ def test_stopped_and_continued(collector, command, start, fifos):
     assert process.wait() == 6
 
 
+def test_a_launcher_that_is_paused_goes_on_where_it_was(nsys, command, start, fifos):
+    """As `docker pause`, a debugger or a suspend pauses it: for longer than it waits for one signal."""
+    process = start(command("nsys", "app.py"), stderr=subprocess.PIPE, text=True)
+    assert (fifos / "ready").read_text() == ""
+    for _ in range(2):
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        time.sleep(1.2 * supervisor.WAKE_SECONDS)
+        process.send_signal(signal.SIGCONT)
+    (fifos / "go").write_text("")
+    _, said = process.communicate()
+    assert process.returncode == 6, said
+    assert "Traceback" not in said
+    assert names(fifos / "out") == {"before", "after"}
+
+
 def test_a_program_that_somebody_else_stops_does_not_stop_the_launcher(command, start, fifos):
     process = start(command("recorder", "app.py"))
     assert (fifos / "ready").read_text() == ""
@@ -377,6 +394,7 @@ def test_a_full_disk_is_said_and_the_exit_code_is_the_programs(nsys, small, tmp_
     assert ended.returncode == 4, ended.stderr
     assert "Traceback" not in ended.stderr
     assert re.search(r"nsys left no report|can't be written|can't export|No space left", ended.stderr), ended.stderr
+    assert "how the program ended is not known" not in ended.stderr
 
 
 def test_a_program_that_deletes_the_run_directory_ends_as_it_ends(collector, command, environ, tmp_path):
@@ -385,3 +403,4 @@ def test_a_program_that_deletes_the_run_directory_ends_as_it_ends(collector, com
     assert ended.returncode == 4, ended.stderr
     assert "out is gone, and with it what was recorded: the program deleted it" in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.splitlines()) == 2, ended.stderr  # the collector's, and this

@@ -375,6 +375,8 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
         if not arguments.quiet:
             say(f"next: python -m traceable report {directory}")
         return Outcome(judged, found)
+    if not finished.run_dir.is_dir():
+        return Outcome()
     if arguments.collector != NOTHING_RECORDED:
         why(None, finished.problem)
     if finished.problem:

@@ -134,7 +134,7 @@ class _Run:
         try:
             run_dir.write(self.directory / run_dir.MANIFEST, self.manifest)
         except OSError as error:
-            if not self.failed:
+            if not self.failed and self.directory.is_dir():  # that the whole directory is gone is said once, at the end
                 self.say(f"the manifest {self.directory / run_dir.MANIFEST} can't be written: {error.strerror}")
             self.failed = True
 

@@ -8,7 +8,7 @@ it is recorded (`TRACEABLE_CHOSEN`), and this module sets them, or takes them aw
   So it has them, with the recorder's gate closed. A forked child opens it, or closes it, before its own code runs.
 - nsys records whole trees of processes, so under it a chosen process becomes `traceable run` of itself.
 
-`annotation/bootstrap/sitecustomize.py` loads this file before traceable is imported, because what a process loads
+`annotation/bootstrap/hook.py` loads this file before traceable is imported, because what a process loads
 depends on what is decided here. It imports nothing that is not imported already.
 """
 
@@ -345,7 +345,8 @@ def _after(loader: "Any", done: "Callable[[Any], None]") -> None:
 def say(message: str) -> None:
     """Print one line of ours, where there is a stderr."""
     try:
-        sys.stderr.write(f"traceable: {message}\n")
+        line = "".join(c if c.isprintable() else "?" for c in f"traceable: {message}")
+        sys.stderr.write(f"{line}\n")
     except Exception:  # noqa: BLE001
         return
 

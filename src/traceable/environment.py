@@ -191,12 +191,24 @@ def torch_records() -> bool:
     return os.environ.get(COLLECTOR) == "torch"
 
 
+def escaped(text: str) -> str:
+    r"""Return a text with control characters and other invisible ones as escapes: what it holds steers no terminal.
+
+    Examples:
+        >>> escaped("a\x1b[31mb")
+        'a\\x1b[31mb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def warn_once(key: str, message: str) -> None:
     """Say `message` on stderr, prefixed, the first time that `key` is seen in this process."""
     if key in _warned:
         return
     _warned.add(key)
     try:
-        sys.stderr.write(f"traceable: {message}\n")
+        sys.stderr.write(f"traceable: {escaped(message)}\n")
     except Exception:  # noqa: BLE001 - stderr may be closed or replaced; the program goes on
         return

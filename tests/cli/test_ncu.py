@@ -91,7 +91,7 @@ def test_json_and_csv_go_to_stdout_whole(ncu: Ncu, stand_in: StandIn, tmp_path: 
     shown = ncu("--read", file, "--csv")
     header, first, second = shown.stdout.splitlines()
     assert header.startswith("name,grid,block,device,launches,duration_total_ns,")
-    assert (first.partition(",")[0], second.partition(",")[0]) == ("rms_norm_kernel(float *)", "gemm")
+    assert (first.partition(",")[0], second.partition(",")[0]) == ('"rms_norm_kernel(float *)"', '"gemm"')
     shown = ncu("--json", "-c", "pass", env=stand_in())
     assert len(json.loads(shown.stdout)["rows"]) == 2
 

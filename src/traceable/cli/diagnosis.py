@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from traceable.cli.lines import answer
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -85,10 +87,8 @@ def report(path: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**diagnosis.plain(found), "path": str(path), "leaks": list(map(str, leaked))}, indent=2))
     else:
-        from traceable.report.text import escaped
-
         for line in (*_lines(found), *(f"leaks     {one}" for one in leaked)):
-            print(escaped(line))
+            answer(line)
     return 1 if found.wrong else 0
 
 

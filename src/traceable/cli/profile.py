@@ -48,6 +48,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     output.add_argument(
         "--csv", metavar="=FILE", nargs="?", const=STDOUT, help="print the table as CSV, every column; =FILE as above"
     )
+    add_raw_argument(group)
     group.add_argument(
         "--quiet", action="store_true", help="print what went wrong, and what --json and --csv ask for; nothing else"
     )
@@ -127,7 +128,7 @@ def print_ranges(
         write_output(arguments.json, to_json(document(recording, choice, verdicts, thresholds)) + "\n", stream)
     elif arguments.csv:
         table = recording.profile.names if by == "name" else recording.profile.ranges
-        write_output(arguments.csv, to_csv(choice.rows(table, LARGEST), table.columns), stream)
+        write_output(arguments.csv, to_csv(choice.rows(table, LARGEST), table.columns, arguments.raw), stream)
     if prints_tables(arguments):
         from traceable.report.terminal import (
             Page,
@@ -179,8 +180,9 @@ def check_output_files(arguments: argparse.Namespace) -> None:
     """Make the files of --json and --csv absolute, and refuse those that can't be written.
 
     Raises:
-        UsageError: such a file.
+        UsageError: such a file, or --raw without --csv.
     """
+    check_raw(arguments)
     for option in ("json", "csv"):
         name = getattr(arguments, option)
         if name in (None, STDOUT):
@@ -190,6 +192,21 @@ def check_output_files(arguments: argparse.Namespace) -> None:
             why = f"{path} is a directory" if name and path.is_dir() else f"there is no directory {path.parent}"
             raise UsageError(f"--{option}={name} names no file: {why}", f"write --{option}=FILE")
         setattr(arguments, option, str(path))
+
+
+def add_raw_argument(group: argparse._ArgumentGroup) -> None:
+    """Add --raw."""
+    group.add_argument("--raw", action="store_true", help="with --csv: texts as recorded, whatever they do to a reader")
+
+
+def check_raw(arguments: argparse.Namespace) -> None:
+    """Refuse --raw where it says nothing.
+
+    Raises:
+        UsageError: there is no --csv.
+    """
+    if arguments.raw and not arguments.csv:
+        raise UsageError("--raw says how --csv prints texts", "add --csv")
 
 
 def remove_output_file(arguments: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, Union
 
 from traceable.cli import asked, windows
 from traceable.cli.contract import UNMET, add_contract_arguments, nothing_expected, strict_code, tell
+from traceable.cli.lines import say
 from traceable.cli.profile import (
     add_output_arguments,
     check_output_files,
@@ -129,28 +130,24 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     met = whole.windows is None or whole.windows.met
     if not met if arguments.quiet else on_stdout(arguments):
-        windows.tell(whole.windows, _say)
+        windows.tell(whole.windows, say)
     if on_stdout(arguments) and not arguments.quiet:
         for line in overhead_lines(whole.overhead):
-            _say(line)
-    tell(judged, _say, quiet=arguments.quiet)
+            say(line)
+    tell(judged, say, quiet=arguments.quiet)
     if path.is_dir():
         from traceable.cli import flight, ranks
 
-        ranks.tell(path, _say)
+        ranks.tell(path, say)
         if not arguments.quiet:
-            flight.tell_dumps(path, _say)
+            flight.tell_dumps(path, say)
     return (strict_code(judged) if met else UNMET) if arguments.strict else 0
-
-
-def _say(line: str) -> None:
-    print(f"traceable: {line}", file=sys.stderr)
 
 
 def _tell_unread(path: Path) -> bool:
     """Say what became of the windows of a run that left nothing to read; whether it was asked for any."""
     found = windows.without_recording(path) if path.is_dir() and (path / "run.json").exists() else None
-    windows.tell(found, _say)
+    windows.tell(found, say)
     return found is not None
 
 
@@ -215,7 +212,9 @@ def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
             there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
             raise UsageError(f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = found.others[arguments.table]
-    write_output(arguments.csv, to_csv(choice_for(arguments, table).rows(table), table.columns), sys.stdout)
+    write_output(
+        arguments.csv, to_csv(choice_for(arguments, table).rows(table), table.columns, arguments.raw), sys.stdout
+    )
 
 
 def _print_tables(

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from traceable import collect, environment
 from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, profile, ranks
+from traceable.cli.lines import answer_command, say
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
@@ -250,7 +251,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("without a recording no expectation can be judged", "use another --collector than none")
     annotate.check((*targets, *stepping), request.target.command(target.interpreter_flags()))
     if arguments.dry_run:
-        print(launcher.describe(request, say))
+        answer_command(launcher.describe(request, say))
         return 0
     with Worker() as worker:
         try:
@@ -331,15 +332,6 @@ def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | No
     if outcome.windows is not None and not outcome.windows.met:
         return contract.UNMET
     return contract.strict_code(outcome.judged or ())
-
-
-def say(message: str) -> None:
-    """Print one line of ours to the user, where there is a stderr."""
-    try:
-        if sys.stderr is not None:
-            print(f"traceable: {message}", file=sys.stderr, flush=True)
-    except OSError:
-        return
 
 
 def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable import untrusted
 from traceable.collect import nsys_origin
 from traceable.collect import recording as rec
 from traceable.collect.flight import METADATA
@@ -64,25 +64,27 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
         source: has more events for it.
 
     Raises:
-        CollectorError: the file can't be written, or a file of the recording can't be read.
+        CollectorError: the file can't be written, something else is in its place, or a file of the recording can't be
+            read.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    nsys_origin.check_replaceable(path)
     try:
-        with _database(temporary) as database:
-            written = _Export(database, recording).write(complete, source)
-        temporary.replace(path)
+        temporary = untrusted.new_beside(path)
+        try:
+            with _database(temporary) as database:
+                written = _Export(database, recording).write(complete, source)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except (OSError, sqlite3.Error) as error:
         raise CollectorError(
             f"{path} can't be written ({error})", "make room or choose another place; the recording is kept"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return written
 
 
 @contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
-    path.unlink(missing_ok=True)
     database = sqlite3.connect(path, isolation_level=None)
     try:
         # A half-written file is thrown away, so SQLite need not be able to recover one.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable import collect, confidential, environment
+from traceable import collect, confidential, environment, untrusted
 from traceable.capture.conditions import NONE as NO_CONDITIONS
 from traceable.capture.conditions import Conditions
 from traceable.collect import bystander
@@ -197,6 +197,8 @@ def launch(request: Request, say: Callable[[str], None]) -> Finished:
     choice = _chosen(request)
     _plan(choice.collector, request, Path("/"))  # refuses what it can't do, before anything is created
     directory = run_dir.create(request.directory, request.stem, force=request.force)
+    if others := run_dir.exposed(directory):
+        say(f"{others}, who can replace what this run writes: name a directory of your own with -o")
     run = _Run(directory, _manifest(request, directory), say)
     if request.measure_overhead:
         _run_plain(request, run)
@@ -365,12 +367,15 @@ def _finish(
         problem = f"{short(run.directory)} is gone, and with it what was recorded: the program deleted it"
     else:
         try:
+            run_dir.check_held(run.directory)
             in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
             finalise = choice.collector.finalise
             with finishing.stage("the recording is being read back"):
                 recorded = processes.recorded(run.directory) if in_parts else finalise(run.directory, request.stem)
         except patience.LeftAlone:
             problem = "the recording was not read back, as you asked; nothing of it is lost"
+        except untrusted.RefusedError as error:
+            problem = f"{short(run.directory)} is not read: {error.strerror}"
         except TraceableError as error:
             problem = str(remains.named(error, run.directory, run.manifest))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended

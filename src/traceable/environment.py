@@ -46,6 +46,9 @@ START_SECONDS = "TRACEABLE_START_SECONDS"
 FINISH_SECONDS = "TRACEABLE_FINISH_SECONDS"
 """How long after the program's end nsys may write nothing before the launcher waits no longer, in seconds (600)."""
 
+READ_LIMIT = "TRACEABLE_READ_LIMIT"
+"""How many times the limits are raised that keep a damaged or malicious file from being read without end (1)."""
+
 HANDOVER = "TRACEABLE_HANDOVER"
 """JSON: the descriptors by which the launcher hands the program's own stdio and environment past nsys. Read and
 removed by `collect/bystander.py`, so the program never sees it."""

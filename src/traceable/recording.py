@@ -129,7 +129,7 @@ def _load_raw(
         if manifest is not None:
             from traceable.launch.windows import databases
 
-            files = databases(directory, manifest, found)
+            files = databases(manifest, found)
         traces = []
         for file in files:
             tell(f"reading {path if len(files) == 1 else file}")

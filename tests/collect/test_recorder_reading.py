@@ -96,7 +96,7 @@ def test_a_recording_becomes_a_database_once(run_dir: Path) -> None:
     assert sorted(path.name for path in run_dir.iterdir()) == ["app.sqlite", "recording"]
 
 
-def test_a_newer_recording_or_a_missing_or_broken_database_is_written_again(run_dir: Path) -> None:
+def test_a_newer_recording_or_a_missing_or_empty_database_is_written_again(run_dir: Path) -> None:
     collector = RecorderCollector()
     database = collector.finalise(run_dir, "app").database
     assert database is not None
@@ -104,8 +104,34 @@ def test_a_newer_recording_or_a_missing_or_broken_database_is_written_again(run_
     assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
     database.unlink()
     assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
-    database.write_bytes(b"not a database" * 100)
+    database.write_bytes(b"")
     assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
+
+
+@pytest.mark.parametrize("what", ["text", "database", "link", "directory"])
+def test_what_is_no_export_is_never_overwritten_or_deleted(run_dir: Path, tmp_path: Path, what: str) -> None:
+    """Neither where it would be replaced, nor where the recording holds nothing and there is to be no database."""
+    mine = tmp_path / "mine"
+    database = run_dir / "app.sqlite"
+    if what == "database":
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("CREATE TABLE mine (value)")
+    elif what == "link":
+        mine.write_text("mine")
+        database.symlink_to(mine)
+    elif what == "directory":
+        (database / "mine").mkdir(parents=True)
+    else:
+        database.write_text("mine")
+    before = database.lstat()
+    for _ in range(2):
+        with pytest.raises(CollectorError, match="no export of one; move it away"):
+            RecorderCollector().finalise(run_dir, "app")
+        after = database.lstat()
+        assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+        for events in run_dir.glob("recording/*/*.events"):
+            events.unlink()
+    assert what != "link" or mine.read_text() == "mine"
 
 
 def test_nothing_recorded_is_said_and_is_no_database(tmp_path: Path) -> None:
@@ -202,10 +228,9 @@ def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, n
 
 
 def test_an_unwritable_place_is_an_error_and_leaves_no_half_file(run_dir: Path) -> None:
-    (run_dir / "app.sqlite").mkdir()
     with pytest.raises(CollectorError, match=r"app\.sqlite can't be written"):
-        RecorderCollector().finalise(run_dir, "app")
-    assert sorted(path.name for path in run_dir.iterdir()) == ["app.sqlite", "recording"]
+        RecorderCollector().finalise(run_dir, "app", run_dir / "gone")
+    assert sorted(path.name for path in run_dir.iterdir()) == ["recording"]
 
 
 def test_times_are_wall_clock_times(tmp_path: Path) -> None:

@@ -70,9 +70,11 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
         source: has more events for it.
 
     Raises:
-        CollectorError: the file can't be written, or a file of the recording can't be read.
+        CollectorError: the file can't be written, something else is in its place, or a file of the recording can't be
+            read.
     """
     folder = None
+    nsys_origin.check_replaceable(path)
     try:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}."))
         written = _Export(folder, recording).write(complete, source)

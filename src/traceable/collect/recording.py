@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collect.ring import Piece, Window, read_threads
+from traceable import untrusted
+from traceable.collect.ring import RECORD, Piece, Window, read_threads
 from traceable.errors import CollectorError
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ _EVENTS_HEADER = struct.Struct("<8sIIQII16sQ8x")
 EVENTS_HEADER_BYTES = _EVENTS_HEADER.size
 _NAME_ENTRY = struct.Struct("<IIIIqQ")
 _CLOCK_MONOTONIC = 1
+_HEADER_BYTES = 1 << 16
+
+_SEGMENT_BYTES_MIN = 1 << 12
 _PROCESS_DIRECTORY = re.compile(r"\d+-\d+")
 
 
@@ -160,13 +164,15 @@ def read_recording(directory: Path) -> Recording:
         CollectorError: another version of traceable wrote it, or nothing in it can be read.
     """
     notes: list[str] = []
-    if not directory.is_dir():
+    if not untrusted.is_directory(directory):
+        if untrusted.exists(directory):
+            raise CollectorError(f"{directory} is not a directory but a link or file", "remove it")
         return Recording((), ())
     processes = []
     for entry in sorted(directory.iterdir()):
         if entry.name.startswith("."):
             continue  # A copy of a flight recorder that was not finished.
-        if not (entry.is_dir() and _PROCESS_DIRECTORY.fullmatch(entry.name)):
+        if not (untrusted.is_directory(entry) and _PROCESS_DIRECTORY.fullmatch(entry.name)):
             notes.append(f"{entry} is no recording of a process and was left out")
             continue
         process = _read_process(entry, notes)
@@ -180,7 +186,7 @@ def read_recording(directory: Path) -> Recording:
 
 def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
     path = directory / "process"
-    content = _read(path, notes)
+    content = _read(path, notes, _HEADER_BYTES)
     if content is None:
         return None
     if not content.strip(b"\0"):
@@ -195,9 +201,17 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
     _check_version(path, version)
     if clock != _CLOCK_MONOTONIC:
         raise CollectorError(f"{path} was recorded with an unknown clock ({clock})", _OTHER_VERSION)
+    if wrong := _wrong(pid, monotonic, realtime, segment_bytes):
+        notes.append(f"{path} is damaged ({wrong}); the process was left out")
+        return None
     begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _BEFORE_RINGS else 0)
     if len(content) < begin:
         notes.append(f"{path} is cut off; the process was left out")
+        return None
+    if segment_bytes and not all(
+        0 <= value < untrusted.LATEST_NS for value in _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)[:4]
+    ):
+        notes.append(f"{path} is damaged (limits of its flight recorder); the process was left out")
         return None
     command = content[begin : begin + length].rstrip(b"\0")
     threads = tuple(_read_ring(directory, segment_bytes, notes) if segment_bytes else _read_threads(directory, notes))
@@ -217,6 +231,18 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
     )
 
 
+def _wrong(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) -> str:
+    """Return what in a header no recorder writes; empty where nothing is."""
+    if not 0 < pid < untrusted.PID_MAX:
+        return f"process id {pid}"
+    for name, value in (("monotonic clock", monotonic_ns), ("wall clock", realtime_ns)):
+        if not 0 <= value < untrusted.LATEST_NS:
+            return f"{name} of {value} ns"
+    if segment_bytes and (segment_bytes < _SEGMENT_BYTES_MIN or segment_bytes % RECORD.itemsize):
+        return f"segments of {segment_bytes} bytes"
+    return ""
+
+
 _OTHER_VERSION = "read it with the version of traceable that recorded it"
 
 
@@ -226,9 +252,9 @@ def _check_version(path: Path, version: int) -> None:
         raise CollectorError(f"{path} is in recording format {version}, this traceable reads {known}", _OTHER_VERSION)
 
 
-def _read(path: Path, notes: list[str]) -> bytes | None:
+def _read(path: Path, notes: list[str], most: int) -> bytes | None:
     try:
-        return path.read_bytes()
+        return untrusted.read(path, most)
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -257,7 +283,7 @@ def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
 def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterator[Name]:
     """Yield the names that are of one of these kinds."""
     try:
-        with path.open("rb") as file:
+        with untrusted.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if _has_header(path, file.read(_FILE_HEADER.size), NAMES_MAGIC, notes):
                 file.seek(_NAME_ENTRY.size)
@@ -280,9 +306,13 @@ def _names_in(path: Path, file: IO[bytes], size: int, notes: list[str], kinds: t
         if place + length > size:
             notes.append(f"{path} is cut off at byte {place}; the names after it are lost")
             return
+        numbered = max(identity if kind in (DOMAIN, STRING) else 0, domain)
+        if kind in kinds and (numbered > most or abs(time_ns) >= untrusted.LATEST_NS):
+            notes.append(f"{path} is damaged at byte {place}; the names after it are lost")
+            return
         room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
         place += room
-        if kind in kinds and (identity <= most or kind not in (DOMAIN, STRING)):
+        if kind in kinds:
             yield Name(kind, identity, domain, tid, time_ns, decode(file.read(room)[:length]))
         else:
             file.seek(room, os.SEEK_CUR)
@@ -291,7 +321,7 @@ def _names_in(path: Path, file: IO[bytes], size: int, notes: list[str], kinds: t
 def _read_threads(directory: Path, notes: list[str]) -> Iterator[ThreadRecording]:
     for path in sorted(directory.glob("*.events")):
         try:
-            with path.open("rb") as file:
+            with untrusted.open_regular(path) as file:
                 content = file.read(_EVENTS_HEADER.size)
         except OSError as error:
             notes.append(f"{path} can't be read ({error.strerror}) and was left out")

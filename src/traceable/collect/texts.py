@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable import untrusted
 from traceable.collect.nsys_tables import TABLES
 from traceable.collect.recording import FILE_HEADER_BYTES, TEXT_BIT, TEXT_MAGIC, ThreadRecording, decode
 from traceable.collect.sqlite_pages import LONGEST_TEXT
@@ -90,8 +91,8 @@ class Texts:
         self._content: mmap.mmap | bytes = b""
 
     def __enter__(self) -> Texts:
-        if self._path.is_file() and self._path.stat().st_size >= FILE_HEADER_BYTES:
-            with self._path.open("rb") as file:
+        if untrusted.is_regular(self._path) and self._path.stat().st_size >= FILE_HEADER_BYTES:
+            with untrusted.open_regular(self._path) as file:
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if self._content[:8] != TEXT_MAGIC and not self._in_ring:
                 self._close()

@@ -7,12 +7,11 @@ whose collector was killed has no trace.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable import untrusted
 from traceable.analysis.windows import Said, Windows
 from traceable.collect import nsys_install
 from traceable.collect.base import NSYS_LOG
@@ -270,7 +270,7 @@ def _unrecorded(directory: Path, manifest: dict[str, Any]) -> Windows | None:
 def _database_of(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
     stem = manifest.get("stem")
     found = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
-    return next((path for path in found if path.is_file()), None)
+    return next((path for path in found if untrusted.is_regular(path)), None)
 
 
 @dataclass(frozen=True)
@@ -284,15 +284,15 @@ class _About:
 
 def _of_database(path: Path | None) -> _About:
     """Return the messages of the collector, how it was asked to record and where, as far as a file holds them."""
-    if path is None or not path.is_file():
+    if path is None:
         return _About()
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as file:
+        with contextlib.closing(untrusted.connect(path)) as file:
             file.text_factory = lambda text: text.decode("utf-8", "replace")
             there = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             messages = tuple(" ".join(message.split()) for message in _messages(file, there))
             return _About(messages, _options(file, there), _system(file, there))
-    except sqlite3.Error:
+    except (OSError, sqlite3.Error):
         return _About()
 
 
@@ -330,22 +330,21 @@ def _system(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
 def _lives(directory: Path) -> Iterator[Life]:
     for path in sorted(directory.glob("status.*.lives")):
         lives: list[Life] = []
-        for content in _objects(path):
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                if "began_wall_ns" in content:
-                    lives.append(_begun(content, len(lives)))
-                elif lives:
-                    lives[-1] = _ended(lives[-1], content)
+        for content in untrusted.lines(path, {}):
+            if untrusted.fits(content, untrusted.BEGUN):
+                lives.append(_begun(content, len(lives)))
+            elif lives and untrusted.fits(content, untrusted.ENDED):
+                lives[-1] = _ended(lives[-1], content)
         yield from lives
 
 
 def _begun(content: Mapping[str, Any], number: int) -> Life:
     return Life(
-        pid=int(content["pid"]),
+        pid=content["pid"],
         number=number,
-        disabled=bool(content["disabled"]),
-        level=int(content["level"]),
-        listener=bool(content["listener"]),
+        disabled=content["disabled"],
+        level=content["level"],
+        listener=content["listener"],
         forked=bool(content.get("forked")),
     )
 
@@ -353,25 +352,17 @@ def _begun(content: Mapping[str, Any], number: int) -> Life:
 def _ended(life: Life, content: Mapping[str, Any]) -> Life:
     return replace(
         life,
-        end=str(content["end"]),
-        names=tuple(map(str, content["names"])),
-        distinct=int(content["distinct"]),
+        end=content["end"],
+        names=tuple(content["names"]),
+        distinct=content["distinct"],
         nvtx=content["nvtx"],
-        torch_profiler=bool(content["torch_profiler"]),
+        torch_profiler=content["torch_profiler"],
     )
-
-
-def _objects(path: Path) -> Iterable[dict[str, Any]]:
-    for line in _lines(path):
-        with contextlib.suppress(ValueError):
-            content = json.loads(line)
-            if isinstance(content, dict):
-                yield content
 
 
 def _lines(path: Path) -> tuple[str, ...]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = untrusted.read(path).decode("utf-8", "replace")
     except OSError:
         return ()
     return tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable import collect, confidential, environment
+from traceable import collect, confidential, environment, untrusted
 from traceable.capture.conditions import NONE as NO_CONDITIONS
 from traceable.capture.conditions import Conditions
 from traceable.collect import bystander, recorder
@@ -199,6 +199,8 @@ def launch(request: Request, say: Callable[[str], None], worker: Worker) -> Fini
     choice = _chosen(request)
     _plan(choice.collector, request, Path("/"))  # refuses what it can't do, before anything is created
     directory = run_dir.create(request.directory, request.stem, force=request.force)
+    if others := run_dir.exposed(directory):
+        say(f"{others}, who can replace what this run writes: name a directory of your own with -o")
     run = _Run(directory, _manifest(request, directory), say)
     if request.measure_overhead:
         _run_plain(request, run)
@@ -373,6 +375,7 @@ def _finish(
     else:
         in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
+            run_dir.check_held(run.directory)
             with finishing.stage("the recording is being read back"):
                 if in_parts:
                     recorded = processes.recorded(run.directory)
@@ -385,6 +388,8 @@ def _finish(
                 f"reading the recording back {error}; nothing of it is lost: read it where there is more memory, with "
                 f"`python -m traceable report {short(run.directory)}`"
             )
+        except untrusted.RefusedError as error:
+            problem = f"{short(run.directory)} is not read: {error.strerror}"
         except TraceableError as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended

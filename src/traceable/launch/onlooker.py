@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.launch import local_client
 
 SEEN = "status.unaware"
@@ -88,12 +88,7 @@ class Onlooker:
 
 def seen(run_dir: Path) -> list[tuple[int, str]]:
     """Return pid and name of each process that was seen."""
-    found = []
-    for line in _read(run_dir / SEEN).splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            one = json.loads(line)
-            found.append((int(one["pid"]), str(one["name"])))
-    return found
+    return [(one["pid"], one["name"]) for one in untrusted.lines(run_dir / SEEN, untrusted.UNAWARE)]
 
 
 def _below(pid: int) -> Iterator[int]:

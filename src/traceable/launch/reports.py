@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from traceable import untrusted
 from traceable.errors import CollectorError, TraceError
 from traceable.launch import flight, run_dir
 
@@ -37,9 +38,18 @@ def opened(path: Path) -> Iterator[Path]:
         CollectorError: nsys is missing or can't read the report.
     """
     if path.is_dir():
-        yield path if _holds_torch_traces(path) else finalised(path)
+        if _holds_torch_traces(path):
+            yield path
+        elif run_dir.is_ours(path):
+            yield finalised(path)
+        else:
+            # Another user's: it is only read.
+            with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
+                yield finalised(path, Path(folder))
     elif not path.exists():
         raise TraceError(f"there is no {path}", f"give {_READABLE}")
+    elif not path.is_file():
+        raise TraceError(f"{path} is not a regular file", f"give {_READABLE}")
     elif path.suffix in REPORT_SUFFIXES:
         from traceable.collect import nsys_install
 
@@ -53,8 +63,12 @@ def opened(path: Path) -> Iterator[Path]:
         yield path
 
 
-def finalised(directory: Path) -> Path:
+def finalised(directory: Path, into: Path | None = None) -> Path:
     """Return the SQLite file of a run directory, making it where the run was cut short.
+
+    Args:
+        directory: the run directory.
+        into: where to make it; None for there.
 
     Raises:
         TraceError: not a run directory, a run that is not over, or one that recorded nothing.
@@ -65,12 +79,11 @@ def finalised(directory: Path) -> Path:
 
     directory = directory.absolute()
     if flight.run_of(directory):
-        return flight.finalised(directory)
+        return flight.finalised(directory, into)
     manifest = run_dir.read(directory)
-    try:
-        name, stem = str(manifest["collector"]["name"]), str(manifest["stem"])
-    except (KeyError, TypeError):
-        raise TraceError(f"the run in {directory} ended before it started its program", "run it again") from None
+    name, stem = (manifest.get("collector") or {}).get("name"), manifest.get("stem")
+    if name is None or stem is None:
+        raise TraceError(f"the run in {directory} ended before it started its program", "run it again")
     if not run_dir.is_over(manifest, directory):
         remedy = "wait for it to end, or stop it"
         if isinstance(manifest.get(flight.MANIFEST_KEY), dict):
@@ -79,7 +92,7 @@ def finalised(directory: Path) -> Path:
     if not (manifest.get("end") or {}).get("collector_ended"):
         _wait_for_collector(directory)
     try:
-        recorded = collect.named(name).finalise(directory, stem)
+        recorded = collect.named(name).finalise(directory, stem, into)
     except CollectorError as error:
         raise remains.named(error, directory, manifest) from None
     if recorded.database is None:
@@ -128,7 +141,7 @@ def _check_file(path: Path) -> None:
     """
     _refuse_empty(path)
     try:
-        with path.open("rb") as file:
+        with untrusted.open_regular(path, follow=True) as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise TraceError(f"{path} can't be read: {error.strerror}", "check its permissions") from None

@@ -12,6 +12,10 @@
 
 static THREAD_LOCAL char thread_named;
 
+/* Whether this process ever had an instance that others can begin in, or has greenlets. Until then no context is worth
+ * a look. */
+static _Atomic int any_instance;
+
 static PyObject *first_heard; /* called once, before the next first annotation of a thread; NULL for nothing */
 
 /* `threading.current_thread()` makes an object for a foreign thread, and `enumerate()` takes a lock that this very

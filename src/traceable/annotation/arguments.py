@@ -40,9 +40,14 @@ def _text(value: object, argument: str) -> str | None:
     return str(value)
 
 
+def thread_name(name: object) -> str | None:
+    """Return the name of a thread as NVTX can carry it; None for none."""
+    return _text(name, "name") or None
+
+
 def _category(value: object) -> str | int | None:
     if value is None or isinstance(value, str):
-        return _text(value, "category")
+        return _text(value, "category") or None
     if not isinstance(value, int):
         raise TypeError(f"category must be a string or an int, not {type(value).__name__}")
     if not 0 <= value <= 0xFFFFFFFF:
@@ -198,13 +203,15 @@ def checked(
 ) -> tuple[str | None, int, str | None, str | int | None, int | float | str | None, int]:
     """Return the arguments of a range as NVTX takes them, the colour as an ARGB number.
 
+    An empty domain or category is none: nsys 2022.4 can't import a report that holds one.
+
     Raises:
         TypeError, ValueError: one of them can't be taken; the message begins with the argument's name.
     """
     return (
         _text(message, "message"),
         argb(color),
-        _text(domain, "domain"),
+        _text(domain, "domain") or None,
         _category(category),
         checked_payload(payload),
         _level(level),

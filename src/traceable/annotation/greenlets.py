@@ -131,9 +131,9 @@ def pop(range_: annotate) -> bool:
     try:
         current = getcurrent()
         _thread_of(current)
-        ranges, domain = _ranges(current), range_._arguments[2]
+        ranges, domain = _ranges(current), range_._arguments[2] or None
         for place in range(len(ranges) - 1, -1, -1):
-            if ranges[place][0]._arguments[2] == domain:
+            if (ranges[place][0]._arguments[2] or None) == domain:
                 break
         else:
             return False

@@ -256,7 +256,7 @@ def json_of(value: "Any") -> str:
     for: with patterns from outside, what it would do there is annotated.
 
     Args:
-        value: mappings and lists of strings, whole numbers, bool and None.
+        value: mappings and lists of strings, numbers, bool and None. nan and infinity become null.
     """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json_of(key)}: {json_of(one)}" for key, one in value.items()) + "}"
@@ -264,6 +264,8 @@ def json_of(value: "Any") -> str:
         return "[" + ", ".join(map(json_of, value)) + "]"
     if value is None or isinstance(value, int):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, float):
+        return repr(value) if value - value == 0 else "null"
     units = value.encode("utf-16-be", "surrogatepass")
     numbers = [units[at] << 8 | units[at + 1] for at in range(0, len(units), 2)]
     return '"' + "".join(chr(n) if 31 < n < 127 and n not in b'"\\' else f"\\u{n:04x}" for n in numbers) + '"'

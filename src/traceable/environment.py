@@ -208,10 +208,10 @@ def escaped(text: str) -> str:
 
 def warn_once(key: str, message: str) -> None:
     """Say `message` on stderr, prefixed, the first time that `key` is seen in this process."""
-    if key in _warned:
-        return
-    _warned.add(key)
     try:
+        if key in _warned:
+            return
+        _warned.add(key)
         sys.stderr.write(f"traceable: {escaped(message)}\n")
-    except Exception:  # noqa: BLE001 - stderr may be closed or replaced; the program goes on
+    except Exception:  # noqa: BLE001 - stderr may be closed or replaced, the interpreter may be ending
         return

@@ -16,6 +16,7 @@
 #include "core_state.h"
 #include "core_domain.h"
 #include "core_thread.h"
+#include "core_greenlet.h"
 #include "core_payload.h"
 #include "core_make.h"
 #include "core_range.h"
@@ -60,6 +61,11 @@ core_publish(PyObject *module, PyObject *type)
         PyErr_SetString(PyExc_TypeError, "publish needs a subclass of Range");
         return NULL;
     }
+    PyObject *spare = silent_range((PyTypeObject *)type);
+    if (spare == NULL) {
+        return NULL;
+    }
+    Py_XSETREF(state->spare, spare);
     Py_INCREF(type);
     Py_XSETREF(state->public_type, (PyTypeObject *)type);
     PyDict_Clear(state->by_message);
@@ -106,6 +112,8 @@ static PyMethodDef core_methods[] = {
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
     {"kept", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
     {"when_annotated", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
+    {"watch_greenlets", core_watch_greenlets, METH_O, "Call what is given once on each thread that pushes a range."},
+    {"follow_greenlets", core_follow_greenlets, METH_VARARGS, "Ask two functions before each push and each pop."},
     {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };
@@ -174,6 +182,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->interned);
     Py_VISIT(state->by_message);
     Py_VISIT(state->public_type);
+    Py_VISIT(state->spare);
     return 0;
 }
 
@@ -192,6 +201,7 @@ core_clear(PyObject *module)
     Py_CLEAR(state->interned);
     Py_CLEAR(state->by_message);
     Py_CLEAR(state->public_type);
+    Py_CLEAR(state->spare);
     for (int i = 0; i <= LEVEL; i++) {
         Py_CLEAR(state->names[i]);
     }

@@ -55,7 +55,7 @@ static PyObject *
 range_pop(Range *self, PyObject *Py_UNUSED(ignored))
 {
     if (!self->silent) {
-        nvtxDomainRangePop(self->domain);
+        pop(self);
     }
     Py_RETURN_NONE;
 }

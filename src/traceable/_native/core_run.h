@@ -50,12 +50,11 @@ exchange(PyObject *variable, PyObject *value)
     return before;
 }
 
+/* Open a stretch in a context that is the code's own: of a greenlet. */
 static PyObject *
-run_resume(Run *self, PyObject *Py_UNUSED(ignored))
+run_show(Run *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->open) {
-        PyObject *outside = exchange(self->current, self->inside);
-        Py_XSETREF(self->outside, outside);
         self->around = stretched;
         stretched = (uint32_t)(self->stretch.payload.llValue & INSTANCE_BITS);
         NAME_THREAD();
@@ -65,11 +64,30 @@ run_resume(Run *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
-run_suspend(Run *self, PyObject *Py_UNUSED(ignored))
+run_hide(Run *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->open) {
         nvtxDomainRangePop(self->domain);
         stretched = self->around;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+run_resume(Run *self, PyObject *ignored)
+{
+    if (self->open) {
+        PyObject *outside = exchange(self->current, self->inside);
+        Py_XSETREF(self->outside, outside);
+    }
+    return run_show(self, ignored);
+}
+
+static PyObject *
+run_suspend(Run *self, PyObject *ignored)
+{
+    if (self->open) {
+        Py_DECREF(run_hide(self, ignored));
         if (self->outside != NULL) { /* what an `async with` inside has set stays the code's own */
             PyObject *inside = exchange(self->current, self->outside);
             if (inside != NULL) {
@@ -106,6 +124,8 @@ run_dealloc(Run *self)
 static PyMethodDef run_methods[] = {
     {"resume", (PyCFunction)run_resume, METH_NOARGS, "Open a stretch: the code runs from here on."},
     {"suspend", (PyCFunction)run_suspend, METH_NOARGS, "Close the stretch: the code is suspended, or over."},
+    {"show", (PyCFunction)run_show, METH_NOARGS, "Open a stretch in a context of the code's own."},
+    {"hide", (PyCFunction)run_hide, METH_NOARGS, "Close it."},
     {"end", (PyCFunction)run_end, METH_NOARGS, "End the whole."},
     {NULL, NULL, 0, NULL},
 };

@@ -95,6 +95,7 @@ typedef struct {
     PyObject *interned; /* {(type, message, color, domain, category, level): Range} */
     PyObject *by_message; /* {message: Range} of the public type with nothing but a message */
     PyTypeObject *public_type;
+    PyObject *spare; /* a silent range of the public type */
     PyObject *names[ARGUMENTS + 1];
     int silent;
     int level; /* ranges of a higher one are silent */

@@ -12,6 +12,10 @@
 
 static THREAD_LOCAL char thread_named;
 
+/* Whether this process ever had an instance that others can begin in, or has greenlets. Until then no context is worth
+ * a look. */
+static _Atomic int any_instance;
+
 static PyObject *first_heard; /* called once, before the next first annotation of a thread; NULL for nothing */
 
 /* `threading.current_thread()` makes an object for a foreign thread, and `enumerate()` takes a lock that this very
@@ -64,10 +68,12 @@ name_thread(void)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyObject *name = threading_name();
-    const char *text = name == NULL || !PyUnicode_Check(name) ? NULL : PyUnicode_AsUTF8(name);
+    PyObject *checked = name == NULL ? NULL : call_arguments("thread_name", "(O)", name);
+    const char *text = checked == NULL || !PyUnicode_Check(checked) ? NULL : PyUnicode_AsUTF8(checked);
     if (text != NULL) {
         nvtxNameOsThreadA((uint32_t)tid, text);
     }
+    Py_XDECREF(checked);
     Py_XDECREF(name);
     PyErr_Restore(type, value, traceback);
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from traceable.annotation import engine
+from traceable.annotation import engine, resumable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,8 +129,6 @@ def _callable(range_: annotate, target: Any) -> Any:
     kind = _kind(target)
     if not kind & _RESUMABLE:
         return carry(target, engine.wrap(target, range_))
-    from traceable.annotation import resumable
-
     if kind & _COROUTINE:
         return carry(target, resumable.coroutine(target, range_))
     if kind & _ASYNC_GENERATOR:

@@ -127,6 +127,33 @@ def when_annotated(heard: Callable[[], object]) -> None:
         pure.when_annotated(heard)
 
 
+def plain_run() -> Any:
+    """Return `Run` as it is where no requests are counted."""
+    if core is not None:
+        return core.Run
+    from traceable.annotation import pure
+
+    return pure.Run
+
+
+def watch_greenlets(watch: Callable[[], None], push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
+    """Call `watch` once on each thread that pushes a range; the pure form asks `push` and `pop` from here on."""
+    if core is not None:
+        core.watch_greenlets(watch)
+    else:
+        follow_greenlets(push, pop)
+
+
+def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
+    """Ask `push` and `pop` with each range that is pushed and popped, and do nothing where they return True."""
+    if core is not None:
+        core.follow_greenlets(push, pop)
+    else:
+        from traceable.annotation import pure
+
+        pure.follow_greenlets(push, pop)
+
+
 def emits() -> bool:
     """Whether a range of this process can be heard by anyone."""
     return not disabled and environment.listener_possible()

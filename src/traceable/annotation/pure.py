@@ -49,6 +49,10 @@ current: ContextVar[int] = ContextVar("traceable_instance", default=0)
 _any_instance = False
 """Whether there ever was an instance that others can begin in. Until then no context is worth a look."""
 
+_greenlet_push: Callable[[Any], bool] | None = None
+_greenlet_pop: Callable[[Any], bool] | None = None
+"""What opens and closes the ranges of greenlets (`greenlets`); None where there are none."""
+
 _thread = _local()
 """`stretched`: the instance whose stretch the thread is in; what is pushed there lies inside it."""
 
@@ -73,6 +77,12 @@ def emit_through(emitter: Any) -> None:
     global _emit, _made
     _emit = emitter
     _made = emitter.Domain
+
+
+def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
+    """Ask these with each range that is pushed and popped, and do nothing where they return True."""
+    global _any_instance, _greenlet_push, _greenlet_pop
+    _any_instance, _greenlet_push, _greenlet_pop = True, push, pop
 
 
 class _Watched:
@@ -214,14 +224,16 @@ class Range(silent.Range):
 
     def __enter__(self) -> Self:
         if not self._silent:
-            plain = self._fields is None and not _any_instance
-            _emit.push_range(self._attributes if plain else self._pushed(), self._handle)
+            if self._fields is None and not _any_instance:
+                _emit.push_range(self._attributes, self._handle)
+            else:
+                Range._push(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._silent:
+        if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
             _emit.pop_range(self._handle)
 
     def _numbered(self, payload: Any) -> Self:
@@ -233,11 +245,11 @@ class Range(silent.Range):
         return copy
 
     def _push(self) -> None:
-        if not self._silent:
+        if not self._silent and (_greenlet_push is None or not _greenlet_push(self)):
             _emit.push_range(self._pushed(), self._handle)
 
     def _pop(self) -> None:
-        if not self._silent:
+        if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
             _emit.pop_range(self._handle)
 
     def _start(self) -> int:
@@ -288,16 +300,24 @@ class Run:
         """Open a stretch: the code runs from here on."""
         self._outside = current.get()
         current.set(self._inside)
+        self.show()
+
+    def show(self) -> None:
+        """Open a stretch in a context that is the code's own: of a greenlet."""
         self._around = getattr(_thread, "stretched", 0)
         _thread.stretched = self._number
         _emit.push_range(self._attributes, self._handle)
 
     def suspend(self) -> None:
         """Close the stretch: the code is suspended, or over. What an `async with` inside has set stays its own."""
-        _emit.pop_range(self._handle)
-        _thread.stretched = self._around
+        self.hide()
         self._inside = current.get()
         current.set(self._outside)
+
+    def hide(self) -> None:
+        """Close what `show` opened."""
+        _emit.pop_range(self._handle)
+        _thread.stretched = self._around
 
     def end(self) -> None:
         """End the whole."""
@@ -339,11 +359,15 @@ def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
     attributes, handle, plain = range_._attributes, range_._handle, range_._fields is None
 
     def annotated(*args: Any, **kwargs: Any) -> _R:
-        push(attributes if plain and not _any_instance else pushed(), handle)
+        if plain and not _any_instance:
+            push(attributes, handle)
+        elif _greenlet_push is None or not _greenlet_push(range_):
+            push(pushed(), handle)
         try:
             return function(*args, **kwargs)
         finally:
-            pop(handle)
+            if _greenlet_pop is None or not _greenlet_pop(range_):
+                pop(handle)
 
     return annotated
 

@@ -12,6 +12,7 @@ import os
 
 from traceable import environment
 from traceable.capture import process
+from traceable.decision import json_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,11 +56,9 @@ class Status:
         if not self._path:
             return
         try:
-            import json
-
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
             with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-                json.dump({"schema": SCHEMA, "process": process.identity(), **content}, file)
+                file.write(json_of({"schema": SCHEMA, "process": process.identity(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             environment.warn_once("status", f"the launcher is not told of steps and windows: {error}")

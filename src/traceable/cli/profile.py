@@ -85,15 +85,11 @@ def show(
         TraceError: the file can't be read as a trace.
         TraceableError: the report can't be written.
     """
-    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
-
-    use_one_blas_thread()
     # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
     from traceable.cli.progress import Progress
     from traceable.recording import load
     from traceable.report.document import bounded_document, save
 
-    keep_freed_memory()
     with Progress() as progress:
         recording = load(path, progress=progress, run_directory=run_directory)
         recording.answers([("ranges", {}), ("findings", {})])

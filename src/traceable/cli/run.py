@@ -253,7 +253,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         answer_command(launcher.describe(request, say))
         return 0
-    with Worker() as worker:
+    with Worker(_prepare) as worker:
         try:
             profile.remove_output_file(arguments)
             finished = launcher.launch(request, say, worker)
@@ -275,6 +275,14 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
     strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
     return end_like(finished.status) or strict
+
+
+def _prepare() -> None:
+    """Set what holds for a process with large arrays, before numpy is loaded there."""
+    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+
+    use_one_blas_thread()
+    keep_freed_memory()
 
 
 def _conclude(finished: launcher.Finished, arguments: argparse.Namespace, targets: Sequence[Target]) -> Outcome:

@@ -45,6 +45,7 @@ _PLACES = {column: place for place, column in enumerate(_COLUMNS)}
 class Rows(rec.Columns):
     """Rows of NVTX_EVENTS to be. NO_TIME in `end`, None in `text` (of bytes) and else -1 stand for NULL.
 
+    `text_length`: how many bytes `text` has; 0 for None.
     `clipped`: the range began before what a flight recorder shows, or was open at its end.
     """
 
@@ -55,6 +56,7 @@ class Rows(rec.Columns):
     category: NDArray[np.int64]
     color: NDArray[np.int64]
     text: NDArray[np.object_]
+    text_length: NDArray[np.int16]
     global_tid: NDArray[np.int64]
     end_global_tid: NDArray[np.int64]
     text_id: NDArray[np.int32]
@@ -92,7 +94,7 @@ def by_columns(rows: Rows) -> Iterator[list[Column]]:
         ("endGlobalTid", rows.end_global_tid, rows.end_global_tid >= 0),
         ("textId", rows.text_id, rows.text_id >= 0),
         (CLIPPED, rows.clipped.view(np.int8), rows.clipped),
-        ("text", rows.text, rows.text.astype(np.bool_)),
+        ("text", rows.text, rows.text_length > 0),
     ]
     signature = rows.payload_type.astype(np.int16) << np.int16(len(optional))
     for bit, (_, _, present) in enumerate(optional):
@@ -112,17 +114,16 @@ def by_columns(rows: Rows) -> Iterator[list[Column]]:
             column, kind, stored = _PAYLOADS[payload_type - 1]
             narrow = np.uint64 if np.dtype(kind).itemsize == 8 else np.uint32
             columns[_PLACES[column]] = rows.payload[chosen].astype(narrow).view(kind).astype(stored)
-        yield from _by_length(columns)
+        yield from _by_length(columns, rows.text_length[chosen])
 
 
-def _by_length(columns: list[Column]) -> Iterator[list[Column]]:
+def _by_length(columns: list[Column], lengths: NDArray[np.int16]) -> Iterator[list[Column]]:
     """Split rows by the length of their text, if they have one."""
     place = _PLACES["text"]
     texts = columns[place]
     if texts is None:
         yield columns
         return
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     for length in np.flatnonzero(np.bincount(lengths)).tolist():
         chosen = np.flatnonzero(lengths == length)
         part = [None if column is None else column[chosen] for column in columns]

@@ -419,13 +419,13 @@ class _Process:
         """Return the rows of the pushes, starts and marks at `places`."""
         count = len(places)
         message = events.message[places]
-        text, text_id = texts.lookup(message)
+        text, text_length, text_id = texts.lookup(message)
         registered = np.flatnonzero((message != 0) & (message & np.uint64(rec.TEXT_BIT) == 0))
         known = registered[message[registered] < len(self._registered)]
         text_id[known] = self._registered[message[known].astype(np.intp)]
         lost = registered[text_id[registered] < 0]
         if len(lost):
-            text[lost] = LOST_TEXT.encode()
+            text[lost], text_length[lost] = LOST_TEXT.encode(), len(LOST_TEXT)
         domain = events.domain[places].astype(np.int32)
         return Rows(
             kind=events.kind[places],
@@ -435,6 +435,7 @@ class _Process:
             category=events.category[places],
             color=events.color[places],
             text=text,
+            text_length=text_length,
             global_tid=np.full(count, tid, np.int64),
             end_global_tid=np.full(count, -1, np.int64),
             text_id=text_id,

@@ -23,11 +23,16 @@ def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) 
     what programs do. What is nested deeper is paired by depth.
     """
     partner = np.full(len(is_push), -1, np.intp)
-    order = _sorted(domain) if len(domain) and (domain != domain[0]).any() else np.arange(len(domain))
+    if not len(domain):
+        return partner
+    several = bool((domain != domain[0]).any())
+    order = _sorted(domain) if several else np.arange(len(domain))
+    push = is_push[order] if several else is_push
     for _ in range(_ROUNDS):
-        push, place = is_push[order], domain[order]
-        inner = push[:-1] & ~push[1:]
-        inner &= place[:-1] == place[1:]
+        inner = push[:-1] > push[1:]
+        if several:
+            ordered = domain[order]
+            inner &= ordered[:-1] == ordered[1:]
         first = np.flatnonzero(inner)
         if not len(first):
             return partner
@@ -35,8 +40,8 @@ def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) 
         partner[pushes], partner[pops] = pops, pushes
         left = np.ones(len(order), np.bool_)
         left[first] = left[first + 1] = False
-        order = order[left]
-    _pair_by_depth(order, domain[order], is_push[order], partner)
+        order, push = order[left], push[left]
+    _pair_by_depth(order, domain[order], push, partner)
     return partner
 
 

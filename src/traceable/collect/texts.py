@@ -106,27 +106,29 @@ class Texts:
             self._content.close()
         self._content = b""
 
-    def lookup(self, messages: NDArray[np.uint64]) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
-        """Return the text (UTF-8) of each message that has TEXT_BIT set, or of a long one its id in StringIds.
+    def lookup(self, messages: NDArray[np.uint64]) -> tuple[NDArray[np.object_], NDArray[np.int16], NDArray[np.int32]]:
+        """Return text (UTF-8) and length of each message that has TEXT_BIT set, or of a long one its id in StringIds.
 
-        Of the other messages and of empty texts they are None and -1.
+        Of the other messages and of empty texts they are None, 0 and -1.
         """
         texts, ids = np.full(len(messages), None, object), np.full(len(messages), -1, np.int32)
+        lengths = np.zeros(len(messages), np.int16)
         chosen = np.flatnonzero(messages & np.uint64(TEXT_BIT))
         if len(chosen):
             unique, inverse = np.unique(messages[chosen], return_inverse=True)
             found, numbers = np.full(len(unique), None, object), np.full(len(unique), -1, np.int32)
+            sizes = np.zeros(len(unique), np.int16)
             for place, message in enumerate(unique.tolist()):
                 text = self._text((message ^ TEXT_BIT) * 8)
                 if len(text) > LONGEST_TEXT:
                     numbers[place] = self._strings.id(text.decode())
                 elif text:
-                    found[place] = text
-            texts[chosen], ids[chosen] = found[inverse], numbers[inverse]
+                    found[place], sizes[place] = text, len(text)
+            texts[chosen], lengths[chosen], ids[chosen] = found[inverse], sizes[inverse], numbers[inverse]
             if isinstance(self._content, mmap.mmap):
                 # They stay in the system's cache; they need not count as this process's memory.
                 self._content.madvise(mmap.MADV_DONTNEED)
-        return texts, ids
+        return texts, lengths, ids
 
     def _text(self, place: int) -> bytes:
         lost = LOST_TEXT.encode()

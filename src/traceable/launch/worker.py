@@ -35,9 +35,13 @@ class Worker:
     """A process forked from this one when there is something to do. A context manager, which ends it.
 
     What is loaded for one piece of work is there for the next one.
+
+    Args:
+        prepare: called in that process first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prepare: Callable[[], object] | None = None) -> None:
+        self._prepare = prepare
         self._pid: int | None = None
         self._requests = self._replies = -1
 
@@ -98,7 +102,7 @@ class Worker:
         if self._pid == 0:
             os.close(self._requests)
             os.close(self._replies)
-            _work(theirs, ours, parent)
+            _work(theirs, ours, parent, self._prepare)
         os.close(theirs)
         os.close(ours)
 
@@ -122,7 +126,7 @@ class Worker:
         return f"ended with exit code {code}"
 
 
-def _work(requests: int, replies: int, parent: int) -> NoReturn:
+def _work(requests: int, replies: int, parent: int, prepare: Callable[[], object] | None) -> NoReturn:
     """Do what is asked for until nobody is there any more."""
     try:
         # What the terminal sends is for the launcher, which ends this process if it is to end.
@@ -131,6 +135,8 @@ def _work(requests: int, replies: int, parent: int) -> NoReturn:
                 signal.signal(number, _ignore)
         _die_with(parent)
         _be_killed_first()
+        if prepare is not None:
+            prepare()
         while (request := _receive(requests)) is not None:
             function, args, options = request
             result, problem = None, ""

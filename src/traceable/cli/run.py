@@ -24,7 +24,7 @@ from pathlib import Path
 
 from traceable import collect, environment
 from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, profile, ranks
-from traceable.errors import TraceableError, UsageError
+from traceable.errors import TraceableError, UsageError, one_line
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
 
@@ -257,6 +257,9 @@ def run(arguments: argparse.Namespace) -> int:
         say(str(error))
         return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
     outcome = Outcome()
+    if not finished.readable:
+        say(str(finished.problem))
+        return end_like(finished.status) or (contract.UNMET if arguments.strict else 0)
     try:
         if arguments.measure_overhead:
             overhead.measure(finished.run_dir, say)
@@ -277,7 +280,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         say(f"the profile is not shown; the recording is kept in {launcher.short(finished.run_dir)}")
     except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
-        say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
+        say(f"the profile could not be made ({one_line(error)}); the recording is kept")
     strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
     return end_like(finished.status) or strict
 

@@ -26,6 +26,7 @@ from traceable.cli.profile import (
     write_output,
 )
 from traceable.errors import TraceError, UnanswerableError, UsageError
+from traceable.launch import memory
 from traceable.report.choice import Choice, column_meant
 from traceable.report.views import FINDINGS, RANGES, View
 
@@ -72,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.launch.run_dir import latest
 
         arguments.paths = [latest()]
+    memory.check(arguments.paths[0])
     if len(arguments.paths) > 1:
         from traceable.cli import beside
 

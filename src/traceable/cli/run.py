@@ -25,7 +25,7 @@ from pathlib import Path
 from traceable import collect, environment
 from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, profile, ranks
 from traceable.cli.lines import answer_command, say
-from traceable.errors import TraceableError, UsageError
+from traceable.errors import TraceableError, UsageError, one_line
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
 from traceable.launch.worker import DiedError, Worker
@@ -263,7 +263,10 @@ def run(arguments: argparse.Namespace) -> int:
         directory = launcher.short(finished.run_dir)
         outcome = Outcome()
         try:
-            outcome = worker.call(_conclude, finished, arguments, (*targets, *stepping))
+            if finished.readable:
+                outcome = worker.call(_conclude, finished, arguments, (*targets, *stepping))
+            else:
+                say(str(finished.problem))
         except DiedError as error:
             say(
                 f"making the profile {error}; the recording is kept: read it where there is more memory, with "
@@ -272,7 +275,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say(f"the profile is not shown; the recording is kept in {directory}")
         except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
-            say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
+            say(f"the profile could not be made ({one_line(error)}); the recording is kept")
     strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
     return end_like(finished.status) or strict
 

@@ -19,7 +19,7 @@ from traceable.capture.conditions import NONE as NO_CONDITIONS
 from traceable.capture.conditions import Conditions
 from traceable.collect import bystander, recorder
 from traceable.collect.base import Collector, Gating, Plan, Recorded
-from traceable.errors import TraceableError, UsageError
+from traceable.errors import TraceableError, UsageError, one_line
 from traceable.launch import (
     contract,
     control,
@@ -27,6 +27,7 @@ from traceable.launch import (
     facts,
     flight,
     local_client,
+    memory,
     onlooker,
     overhead,
     patience,
@@ -38,6 +39,7 @@ from traceable.launch import (
     target,
     windows,
 )
+from traceable.launch.release import Release
 from traceable.launch.worker import DiedError, Worker
 from traceable.selection import Rank
 
@@ -111,6 +113,7 @@ class Finished:
         recorded: what the collector left; None where it is not known (see `problem`).
         problem: why there is nothing to read.
         expected: names of ranges that the command line or the program said it is to have.
+        readable: there is memory to load what reads a recording.
     """
 
     run_dir: Path
@@ -118,6 +121,7 @@ class Finished:
     recorded: Recorded | None = None
     problem: str | None = None
     expected: tuple[str, ...] = ()
+    readable: bool = True
 
 
 @dataclass
@@ -128,6 +132,7 @@ class _Run:
     manifest: dict[str, Any]
     say: Callable[[str], None]
     failed: bool = field(default=False)
+    release: Release | None = None
 
     def save(self) -> None:
         """Write the manifest. A disk that fills up during the run must not end it."""
@@ -268,7 +273,8 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
-    looking = onlooker.Onlooker(run.directory)
+    run.release = Release(run.say) if plan.detached else None
+    looking = onlooker.Onlooker(run.directory, run.release)
 
     def started(pid: int) -> None:
         finishing.started()
@@ -365,7 +371,7 @@ def _finish(
     }
     # Whoever gave the launcher ten seconds may kill it in what follows, and how the program ended is known now.
     run.save()
-    recorded, problem = None, None
+    recorded, problem, readable = None, None, True
     if ended.pid is None:
         problem = "the run was cancelled before the program started"
     elif not ended.complete:
@@ -376,6 +382,7 @@ def _finish(
         in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
             run_dir.check_held(run.directory)
+            memory.check(run.directory)
             with finishing.stage("the recording is being read back"):
                 if in_parts:
                     recorded = processes.recorded(run.directory)
@@ -390,13 +397,16 @@ def _finish(
             )
         except untrusted.RefusedError as error:
             problem = f"{short(run.directory)} is not read: {error.strerror}"
+        except memory.LimitedError as error:
+            problem, readable = str(error), False
         except TraceableError as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
-            problem = f"the recording could not be read ({type(error).__name__}: {error}); it is kept"
+            problem = f"the recording could not be read ({one_line(error)}); it is kept"
         if recorded is None:
             recorder.remove_unfinished(run.directory / f"{request.stem}.sqlite")
-    run.manifest["notes"] = [*(recorded.notes if recorded else ()), *([problem] if problem else [])]
+    released = run.release.notes if run.release is not None else []
+    run.manifest["notes"] = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     flight.note(run.manifest, recorded.database if recorded else None)
     control.sweep(run.directory)
     run.manifest["files"] = files(run.directory)
@@ -405,7 +415,8 @@ def _finish(
         if not run.failed:
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
-    return Finished(run.directory, ended.status, recorded, problem, contract.expected(run.directory, run.manifest))
+    expected = contract.expected(run.directory, run.manifest)
+    return Finished(run.directory, ended.status, recorded, problem, expected, readable)
 
 
 def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Recorded | None, str | None]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import traceable
+from traceable._native import recorder_library
 
 EVERYTHING = r"""
 import gc, os, sys
@@ -71,6 +72,8 @@ def counters():
     traceable.counter("depth", 1)
     traceable.Counter("depth").sample(2.5)
 
+WINDOWS = [1]
+
 def stepping():
     assert [item for item in traceable.steps([1, 2], payload=lambda item: item)] == [1, 2]
     with traceable.step(payload=1): pass
@@ -78,7 +81,7 @@ def stepping():
     async def block():
         async with traceable.step(): pass
     once(block())
-    traceable.window(1, 2)
+    traceable.window(10 * len(WINDOWS), 10 * len(WINDOWS) + 2); WINDOWS.append(1)
     traceable.capture_when(slower_than_ms=200, steps=2)
     traceable.capture_when(lambda step: True, dump=True)
 
@@ -104,6 +107,11 @@ def call_all(write=os.write):
             except BaseException as error:
                 write(1, f"{call.__name__}: {type(error).__name__}: {error}\n".encode())
     write(1, b"done\n")
+"""
+
+LOADED = """
+for name in traceable.__all__:
+    if name not in ("instrument", "instrument_copies", "load", "Recording"): getattr(traceable, name)
 """
 
 DESCRIPTORS = """
@@ -151,7 +159,12 @@ def environment(request: pytest.FixtureRequest) -> dict[str, str]:
 
 def check(code: str, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", EVERYTHING + code], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", EVERYTHING + code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.stdout == "done\n", done.stderr
     assert done.returncode == 0
@@ -161,7 +174,26 @@ def check(code: str, environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [DESCRIPTORS, MODULES, MEMORY, ENDING], ids=["descriptors", "modules", "memory", "ending"]
+    "code",
+    [DESCRIPTORS, MODULES, MEMORY, ENDING, LOADED + DESCRIPTORS, LOADED + ENDING],
+    ids=["descriptors", "modules", "memory", "ending", "loaded before descriptors", "loaded before ending"],
 )
 def test_nothing_is_raised_where_nothing_can_be_loaded(code: str, environment: dict[str, str]) -> None:
     check(code, environment)
+
+
+def test_a_program_that_ends_waits_for_no_window_of_time(environment: dict[str, str], tmp_path: Path) -> None:
+    """Its first range is emitted when no thread can be started any more, and that is when the delay would begin."""
+    library = recorder_library()
+    if library is None:
+        pytest.skip("the recorder is not built")
+    (tmp_path / "recording").mkdir()
+    asked = {
+        "NVTX_INJECTION64_PATH": str(library),
+        "TRACEABLE_COLLECTOR": "recorder",
+        "TRACEABLE_DELAY": "0.01",
+        "TRACEABLE_GATE": "recorder",
+        "TRACEABLE_RECORDING_DIR": str(tmp_path / "recording"),
+        "TRACEABLE_RUN_DIR": str(tmp_path),
+    }
+    check(ENDING, {**environment, **asked})

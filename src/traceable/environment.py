@@ -207,11 +207,17 @@ def escaped(text: str) -> str:
 
 
 def warn_once(key: str, message: str) -> None:
-    """Say `message` on stderr, prefixed, the first time that `key` is seen in this process."""
+    """Say `message` on stderr, prefixed, the first time that `key` is seen in this process.
+
+    Of one of several lines, such as that of an import of numpy that fails, the first and the last are said.
+    """
     try:
         if key in _warned:
             return
         _warned.add(key)
+        if "\n" in message:
+            lines = message.strip().split("\n")
+            message = f"{lines[0].rstrip()} ... {lines[-1].strip()}"
         sys.stderr.write(f"traceable: {escaped(message)}\n")
     except Exception:  # noqa: BLE001 - stderr may be closed or replaced, the interpreter may be ending
         return

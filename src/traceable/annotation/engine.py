@@ -154,6 +154,10 @@ def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) ->
         pure.follow_greenlets(push, pop)
 
 
+tracked: Callable[[Any], tuple[Callable[[], object], Callable[[], object]]] | None = None
+"""Returns what resumes and suspends a run, where greenlets switch in between; None where there are none."""
+
+
 def emits() -> bool:
     """Whether a range of this process can be heard by anyone."""
     return not disabled and environment.listener_possible()

@@ -18,10 +18,14 @@ from traceable.annotation import engine, resumable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from traceable._native._core import Run
     from traceable.annotation.ranges import annotate
+
+    _Open = tuple[annotate | None, Run]
+    """A range of a greenlet and its run; None for the stretch of a generator or coroutine that runs in it."""
 
 _RANGES = "_traceable_ranges"
 """The attribute of a greenlet with the ranges that are open in it, the outermost first."""
@@ -65,6 +69,7 @@ class _Thread:
             if not self.switched:
                 self.switched = True
                 engine.follow_greenlets(push, pop)
+                engine.tracked = tracked
             origin, self.running = self.running, target
             for _, run in reversed(_ranges(origin)):
                 run.hide()
@@ -87,8 +92,8 @@ class _Thread:
             )
 
 
-def _ranges(one: Any) -> list[tuple[annotate, Run]]:
-    found: list[tuple[annotate, Run]] = one.__dict__.get(_RANGES) or []
+def _ranges(one: Any) -> list[_Open]:
+    found: list[_Open] = one.__dict__.get(_RANGES) or []
     return found
 
 
@@ -133,7 +138,8 @@ def pop(range_: annotate) -> bool:
         _thread_of(current)
         ranges, domain = _ranges(current), range_._arguments[2] or None
         for place in range(len(ranges) - 1, -1, -1):
-            if (ranges[place][0]._arguments[2] or None) == domain:
+            one = ranges[place][0]
+            if one is not None and (one._arguments[2] or None) == domain:
                 break
         else:
             return False
@@ -141,15 +147,40 @@ def pop(range_: annotate) -> bool:
         if not above:
             run.suspend()
         else:  # of other domains, and crossed
-            for one in reversed([run, *above]):
-                one.hide()
-            for one in above:
-                one.show()
+            for other in reversed([run, *above]):
+                other.hide()
+            for other in above:
+                other.show()
         run.end()
         return True
     except Exception as error:  # noqa: BLE001 - as above
         environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
         return False
+
+
+def tracked(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return what resumes and suspends a generator or coroutine, whose stretch ends too where its greenlet waits."""
+    own: _Open = (None, run)
+
+    def resume() -> None:
+        ranges: list[_Open] | None = None
+        try:
+            current = getcurrent()
+            _thread_of(current)
+            ranges = current.__dict__.setdefault(_RANGES, [])
+        except Exception as error:  # noqa: BLE001 - the stretch is one of its thread then
+            environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+        run.resume()
+        if ranges is not None:
+            ranges.append(own)
+
+    def suspend() -> None:
+        ranges = _ranges(getcurrent())
+        if own in ranges:
+            ranges.remove(own)
+        run.suspend()
+
+    return resume, suspend
 
 
 def begin() -> None:

@@ -191,6 +191,8 @@ def _start(patching: Patching) -> None:
 def _watch() -> None:
     """Have the finder look for what the live patterns name; without any, take it away."""
     global _packages
+    if sys.meta_path is None:  # type: ignore[comparison-overlap, redundant-expr, unused-ignore]
+        return  # type: ignore[unreachable, unused-ignore]  # the interpreter is ending and imports nothing more
     _packages = frozenset(target.package for patching in _live for target in patching.targets)
     if not _live and finder in sys.meta_path:
         sys.meta_path.remove(finder)

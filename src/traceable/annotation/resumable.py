@@ -48,7 +48,8 @@ def _drive(inner: Any, run: Run) -> Generator[Any, Any, Any]:
 
     What is yielded leaves this frame before it suspends: a wrapper must not keep a batch alive that its maker let go.
     """
-    resume, suspend, send, throw = run.resume, run.suspend, inner.send, inner.throw
+    send, throw = inner.send, inner.throw
+    resume, suspend = (run.resume, run.suspend) if engine.tracked is None else engine.tracked(run)
     step: Any = send
     value: Any = None
     hand: list[Any] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -51,6 +52,9 @@ class Timer:
             self._changed.notify()
 
     def _begin(self) -> None:
+        if sys.is_finalizing():  # a thread that is begun now never runs, and to start it would wait for that
+            self._deadline = None
+            return
         self._leaving = False
         before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:

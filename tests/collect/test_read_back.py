@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import struct
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,11 +16,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lacking import lacking
 
+from traceable import environment
+from traceable._native import recorder_library
 from traceable.collect import open_ranges, recording_events, sqlite_pages
 from traceable.collect import recording as rec
 from traceable.collect.nsys_rows import PUSH_POP_RANGE, START_END_RANGE
 from traceable.collect.nsys_schema import global_tid, write_database
+from traceable.collect.recorder import RecorderCollector
 
 ATTRIBUTES, PAYLOAD, RANGE_ID = 16, 17, 18
 Row = tuple[Any, ...]
@@ -133,7 +140,13 @@ pop = st.builds(lambda domain: [("pop", domain)], st.integers(0, 2))
 start = st.just([("start",)])
 end = st.builds(lambda which: [("end", which)], st.integers(0, 12))
 other = st.sampled_from([[("mark",)], [("cut",)]])
-events_of_thread = st.lists(st.one_of(push, push, pop, pop, start, end, other), max_size=60)
+nest = st.builds(
+    lambda domain, pushes, pops: [*[("push", domain, 0)] * pushes, *[("pop", domain)] * pops],
+    st.integers(0, 1),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+events_of_thread = st.lists(st.one_of(push, pop, nest, start, end, other), max_size=40)
 process_of_threads = st.lists(events_of_thread, min_size=1, max_size=3)
 
 
@@ -213,7 +226,7 @@ def in_order(rows: list[Row]) -> list[str]:
     return sorted(map(repr, rows))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(process_of_threads, min_size=1, max_size=3),
     st.sampled_from([4, 5, 7, 16, 1 << 17]),
@@ -240,17 +253,67 @@ def unique_ends(processes: list[list[list[list[Any]]]]) -> list[list[list[list[A
     """Leave out the second end of an id: no recorder writes one."""
     kept = []
     for threads in processes:
-        seen: set[int] = set()
-        process = []
+        seen: set[Any] = set()
+        process: list[list[list[Any]]] = []
         for events in threads:
-            thread = []
+            process.append([])
             for event in events:
-                kind, *rest = event[-1]
-                if kind == "end" and rest[0] in seen:
-                    continue
-                if kind == "end":
-                    seen.add(rest[0])
-                thread.append(event)
-            process.append(thread)
+                process[-1].append([one for one in event if one[0] != "end" or one not in seen])
+                seen.update(event)
         kept.append(process)
     return kept
+
+
+# ---- a recording of a real program
+
+PROGRAM = """
+import os, threading
+import traceable
+
+def work(number, ended):
+    for turn in range(2000):
+        with traceable.annotate("outer"), traceable.annotate(f"text {turn % 7}", domain="d", payload=turn, color=turn):
+            traceable.mark("mark")
+        ended.append(traceable.start_range("crossing"))
+    for _ in range(9):
+        traceable.push_range("never popped")
+
+def run():
+    opened, threads = [], []
+    for number in range(2):
+        threads.append(threading.Thread(target=work, args=(number, opened)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    for one in opened[:-3]:
+        traceable.end_range(one)
+
+run()
+if os.fork() == 0:
+    run()
+    os._exit(0)
+os.wait()
+run()
+"""
+
+
+@pytest.mark.parametrize("limit", [None, "300000B"], ids=["everything", "the last part"])
+def test_a_real_recording_is_what_it_is_event_by_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None
+) -> None:
+    """Threads, a fork, ranges that another thread ends, some that nobody does; a ring that was overwritten."""
+    if recorder_library() is None:
+        lacking("the embedded recorder is missing")
+    plan = RecorderCollector().plan((sys.executable, "-c", PROGRAM), tmp_path, "app")
+    variables = {} if limit is None else {environment.FLIGHT_RECORDER: limit}
+    subprocess.run(plan.argv, env={**os.environ, **plan.environment, **variables}, check=True, timeout=60)
+    recording = rec.read_recording(tmp_path / "recording")
+    monkeypatch.setattr(recording_events, "CHUNK_RECORDS", 700)
+    monkeypatch.setattr(open_ranges, "MOST_HELD", 500)
+    write_database(recording, tmp_path / "app.sqlite", complete=True)
+    found, expected = read(tmp_path / "app.sqlite"), slowly(recording)
+    assert in_order(found) == in_order(expected)
+    names = {row[5] for row in found}
+    assert {"outer", "text 1", "mark", "never popped"} <= names
+    assert ("crossing" in names) and (limit or len(found) == 3 * (2 * (2000 * 4 + 9)))
+    assert (limit is None) or any(row[-1] for row in found)

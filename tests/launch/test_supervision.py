@@ -310,6 +310,7 @@ def test_ctrl_c_twice_while_nsys_writes_leaves_it_alone(stand_in, nsys, command,
 
 def test_an_orchestrator_that_kills_in_the_export_loses_nothing(exporting, nsys, fifos):
     """Its SIGTERM is answered, its SIGKILL leaves a manifest that says how the program ended, and the report."""
+    exporting.send_signal(signal.SIGUSR2)  # for the program, and too late: it ends nothing
     exporting.send_signal(signal.SIGTERM)
     assert exporting.stderr is not None
     for line in exporting.stderr:

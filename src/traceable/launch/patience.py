@@ -22,6 +22,8 @@ HEARTBEAT_SECONDS = 10.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a program to end."""
 
+_FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
+
 COUNTED_SECONDS = 2.0
 """What of the time between two looks at a deadline is counted at most: twice the longest between two turns."""
 
@@ -126,8 +128,8 @@ def _written_bytes(pids: list[int], directory: Path) -> int:
 class Finishing:
     """What a signal to the launcher does from the program's end until its recording is read back.
 
-    The first is answered with a line, the next raises `LeftAlone` where that loses nothing. As long as the program has
-    not been started, a signal does what it did before.
+    The first is answered with a line, the next raises `LeftAlone` where that loses nothing. One that the program alone
+    could have understood does nothing. As long as the program has not been started, a signal does what it did before.
 
     Args:
         say: prints one line to the user.
@@ -143,7 +145,7 @@ class Finishing:
 
     def __enter__(self) -> Finishing:
         # What is ignored stays so, in the program too.
-        found = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGALRM)}
+        found = {number: signal.getsignal(number) for number in (*ENDING, *_FOR_THE_PROGRAM, signal.SIGALRM)}
         self._before = {n: done for n, done in found.items() if done not in (signal.SIG_IGN, None)}
         for number in self._before:
             signal.signal(number, self._tick if number == signal.SIGALRM else self._heard)
@@ -176,6 +178,8 @@ class Finishing:
         if not self._started:
             signal.signal(number, self._before[signal.Signals(number)])
             os.kill(os.getpid(), number)
+        elif number in _FOR_THE_PROGRAM:
+            return  # which is over
         elif not self._told:
             self._told = True
             self._say(f"{self._stage or 'the recording is being read back'}; once more, and that is left for later")

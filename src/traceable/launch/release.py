@@ -19,6 +19,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 STOP_SECONDS = 1.0
 """How long all threads of a process may take to stop."""
@@ -35,6 +36,12 @@ _NOTE = (
 _LIBRARY = re.compile(r"libToolsInjection[^/]*\.so[^/]*$")
 _LOADER = re.compile(r"/ld[-0-9.a-z_]*\.so[^/]*$|/ld-[^/]*$")
 _STACK_BYTES = 1 << 14
+_DESCRIPTORS = 1 << 20
+"""An argument of a system call from here on is an address."""
+
+_Code: TypeAlias = "tuple[list[tuple[int, int]], list[tuple[int, int]]]"
+_known: dict[tuple[int, str], _Code] = {}
+
 _NEAR_WORDS = 256
 """How far from the top of the stack the innermost function of nsys's library has its return address at most."""
 
@@ -62,9 +69,9 @@ class Release:
             since_s = before[pid][1] if pid in before and before[pid][0] == point else now
             if now - since_s < (HELD_SECONDS if _closed(pid) else SURELY_HELD_SECONDS):
                 self._held[pid] = point, since_s
-            elif _interrupt(pid):
-                self.notes.append(_NOTE.format(pid=pid))
-                self._say(self.notes[-1])
+            elif _interrupt(pid) and (note := _NOTE.format(pid=pid)) not in self.notes:
+                self.notes.append(note)
+                self._say(note)
 
 
 def held_at_exit(pid: int) -> tuple[int, int] | None:
@@ -76,14 +83,14 @@ def held_at_exit(pid: int) -> tuple[int, int] | None:
         if len(words) < 3:  # it runs
             return None
         top = int(words[-2], 16)
-        # The library waits for a condition that lies on the stack; most that sleep elsewhere are told by that alone.
-        if not 0 <= int(words[1], 16) - top < _STACK_BYTES:
+        # The library waits for threads; most servers sleep at a descriptor.
+        if int(words[1], 16) < _DESCRIPTORS:
             return None
-        library, loader = _code(pid)
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        library, loader = _code(pid, stat[25])
         if not library:
             return None
         stack = _read(pid, top)
-        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (OSError, ValueError, IndexError):
         return None
     inner = next((place for place, word in enumerate(stack[:_NEAR_WORDS]) if _within(word, library)), None)
@@ -98,14 +105,18 @@ def _closed(pid: int) -> bool:
         for task in (_PROC / str(pid) / "task").iterdir():
             if (task / "comm").read_bytes().startswith(b"[NSys"):
                 first = int((task / "syscall").read_text(encoding="ascii").split()[1], 16)
-                # An address, where it waits at no descriptor.
-                if first < 1 << 20 and not os.path.lexists(_PROC / str(pid) / "fd" / str(first)):
+                if first < _DESCRIPTORS and not os.path.lexists(_PROC / str(pid) / "fd" / str(first)):
                     return True
     return False
 
 
-def _code(pid: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return where a process has the code of nsys's library, and that of the dynamic loader."""
+def _code(pid: int, stack: str) -> _Code:
+    """Return where a process has the code of nsys's library, and that of the dynamic loader.
+
+    What was found is kept: `stack`, where its stack begins, is another one after an exec.
+    """
+    if (pid, stack) in _known:
+        return _known[pid, stack]
     library: list[tuple[int, int]] = []
     loader: list[tuple[int, int]] = []
     for line in (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -116,6 +127,8 @@ def _code(pid: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         if places is not None:
             begin, _, end = fields[0].partition("-")
             places.append((int(begin, 16), int(end, 16)))
+    if library:
+        _known[pid, stack] = library, loader
     return library, loader
 
 

@@ -12,18 +12,16 @@ import json
 import math
 import os
 import re
+import sqlite3
 import stat
 import time
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from traceable import environment
 from traceable.errors import TraceError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import sqlite3
 
 RECORD_BYTES = 32 << 20
 """How large a file of JSON, a log or a table of times in a run directory may be."""
@@ -170,20 +168,21 @@ def new_beside(path: Path) -> Path:
 
 # ---- SQLite
 
+SQLITE_ERRORS = (sqlite3.Error, UnicodeError, OverflowError)
+"""What a damaged file makes the sqlite3 module raise: its own errors, and these two while it converts a value or the
+text of an error, which quotes the file."""
+
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a SQLite file to be read, and read tables alone: a view may be endless, a virtual table runs code.
 
-    A statement that uses a view, or takes more instructions than a file of this size can need, fails with an
-    `sqlite3.Error`, of which `why` says what it means. Nothing is created beside the file.
+    A statement that uses a view, or takes more instructions than a file of this size can need, fails with one of
+    `SQLITE_ERRORS`, of which `why` says what it means. Nothing is created beside the file.
 
     Raises:
         OSError: there is no such file, or it is not a regular one.
-        sqlite3.Error: it can't be opened.
+        SQLITE_ERRORS: it can't be opened.
     """
-    import sqlite3
-    import urllib.parse
-
     with open_regular(path, follow=True) as file:
         size = os.fstat(file.fileno()).st_size
     quoted = urllib.parse.quote(os.fsencode(path.absolute()))
@@ -216,7 +215,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def why(error: Exception) -> str:
-    """Return what an `sqlite3.Error` of a connection of `connect` means, as the end of a sentence."""
+    """Return what one of `SQLITE_ERRORS` means, of a connection of `connect`, as the end of a sentence."""
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
     if text == "interrupted":
         return f"it takes more steps to read than a file of its size can need; {raised()}"

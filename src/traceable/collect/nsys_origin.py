@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
@@ -59,7 +58,7 @@ def _maker(database: Path) -> str:
                 return ""
             row = connection.execute(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_NAME'").fetchone()
             return str(row[0]) if row else ""
-    except (OSError, sqlite3.Error):
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return ""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -136,8 +135,8 @@ def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[str, ...] 
             if complete != ("true",):
                 return None
             said = connection.execute("SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = ? ORDER BY rowid", (WARNING,))
-            return tuple(text for (text,) in said)
-    except (OSError, sqlite3.Error):
+            return tuple(str(text) for (text,) in said)
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return None
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -292,18 +292,23 @@ def _of_database(path: Path | None) -> _About:
             there = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             messages = tuple(" ".join(message.split()) for message in _messages(file, there))
             return _About(messages, _options(file, there), _system(file, there))
-    except (OSError, sqlite3.Error):
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return _About()
 
 
 def _messages(file: sqlite3.Connection, there: set[str]) -> list[str]:
     if "DIAGNOSTIC_EVENT" in there:
-        return [text for (text,) in file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT") if text]
+        return _texts(file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT"))
     if "StringIds" not in there:
         return []
     found = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
     # Whole environments of processes stand among them, with a null between two variables.
-    return [text for (text,) in found if "\0" not in text and _OF_NSYS.search(text)]
+    return [text for text in _texts(found) if "\0" not in text and _OF_NSYS.search(text)]
+
+
+def _texts(rows: Iterable[tuple[object]]) -> list[str]:
+    """Return what is text, and not empty: a column may hold anything."""
+    return [text for (text,) in rows if isinstance(text, str) and text]
 
 
 def _options(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
@@ -313,16 +318,16 @@ def _options(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
     rows = file.execute(
         "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
     )
-    return {name: value for name, value in rows if value is not None}
+    return {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
 
 
 def _system(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     if "TARGET_INFO_SYSTEM_ENV" in there:
         rows = file.execute("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'")
-        found["kernel"] = next((value for (value,) in rows if value), "")
+        found["kernel"] = next(iter(_texts(rows)), "")
     if "PROCESSES" in there:
-        names = [name for (name,) in file.execute("SELECT DISTINCT name FROM PROCESSES") if name]
+        names = _texts(file.execute("SELECT DISTINCT name FROM PROCESSES"))
         found["wsl"] = next((name for name in names if _OF_WSL.match(name)), "")
     return found
 

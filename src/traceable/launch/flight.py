@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def shown(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, 
         with closing(untrusted.connect(database)) as connection:
             values = [value for (value,) in connection.execute(_ROWS, (METADATA,))]
             rows = [untrusted.checked(untrusted.parse(value), untrusted.FLIGHT) for value in values]
-    except (OSError, sqlite3.Error, ValueError, TypeError):
+    except (OSError, *untrusted.SQLITE_ERRORS, ValueError, TypeError):
         return []
     ended = {manifest.get("pid"): _end(manifest)} if manifest else {}
     return [{**row, "end": ended.get(row["pid"]) if row["dumped_by"] is None else None} for row in rows]

@@ -89,7 +89,7 @@ def _of_file(path: Path) -> Iterator[Leak]:
             with closing(untrusted.connect(database)) as connection:
                 found = nsys_environments.stored(connection)
                 printed = _printed(connection)
-        except sqlite3.Error as error:
+        except untrusted.SQLITE_ERRORS as error:
             raise TraceError(f"{path} can't be read ({untrusted.why(error)})", "give a report of nsys's") from None
     strangers = [one for one in found if not one.planned]
     if leak := _leak(path, f"the environment of {_counted(len(strangers))}", strangers):

@@ -6,7 +6,6 @@ mangled one is the symbol itself.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
                 found.setdefault(demangled, []).append(mangled)
         finally:
             connection.close()
-    except (OSError, sqlite3.Error):
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return None
     wanted = list(names)
     if any(name not in found for name in wanted):

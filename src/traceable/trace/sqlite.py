@@ -36,9 +36,6 @@ _WORTH_A_THREAD_BYTES = 4 << 20
 _COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "table_info"
 """Only the first tells of generated columns, which came with that version."""
 
-_UNREADABLE = (sqlite3.Error, UnicodeError, OverflowError)
-"""What a damaged file makes the sqlite3 module raise: its own errors, and these two while it converts a value."""
-
 
 def _as_read(_: str, rows: Rows) -> Rows:
     return rows
@@ -74,7 +71,7 @@ class Database:
                 # Names in real exports are not always UTF-8 (a Windows capture in a Cyrillic locale): decode by hand.
                 self._connection.text_factory = bytes
                 self._tables = self._layouts()
-            except _UNREADABLE as error:
+            except untrusted.SQLITE_ERRORS as error:
                 raise self._damaged(error) from error
             except OSError as error:
                 raise _unreadable(path, error) from error
@@ -97,7 +94,13 @@ class Database:
         return frozenset(self._tables)
 
     def columns(self, table: str) -> frozenset[str]:
-        """The names of the columns of `table`; empty where the file has no such table."""
+        """The names of the columns of `table`; empty where the file has no such table.
+
+        Raises:
+            TraceError: there is something else of that name.
+        """
+        if table in self._others:
+            raise TraceError(f"{self.path}: {table} is a view or virtual table, which no export has", RE_EXPORT)
         return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
     def read(
@@ -113,11 +116,7 @@ class Database:
         Raises:
             TraceError: a table can't be read, or a column of numbers holds something else.
         """
-        if strange := next((name for name in tables if name in self._others), None):
-            raise TraceError(f"{self.path}: {strange} is a view or virtual table, which no export has", RE_EXPORT)
-        present = [
-            name for name in tables if name in self._tables and not self.columns(name).isdisjoint(tables[name].names())
-        ]
+        present = [name for name in tables if not self.columns(name).isdisjoint(tables[name].names())]
         found: dict[str, Rows] = {}
         if self._decode and self._pages.readable:
             found = self._decoded({name: tables[name] for name in present}, prepare, begun)
@@ -166,7 +165,7 @@ class Database:
                     zip(known, codes, strict=True), start=len(integers) + len(reals)
                 ):
                     parts.append(_text_codes(rows, offset, seen))
-        except _UNREADABLE as error:
+        except untrusted.SQLITE_ERRORS as error:
             raise self._damaged(error, table) from error
         numbers = np.concatenate(chunks)
         return _assembled(

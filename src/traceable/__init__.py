@@ -15,6 +15,7 @@ from traceable.annotation.domain_counters import ExtCounter, Float64Counter, Int
 from traceable.annotation.domains import Domain, DummyDomain, get_domain
 from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
+from traceable.annotation.ranges import watch_imports as _watch_imports
 from traceable.capture.flight import dump
 
 TYPE_CHECKING = False
@@ -164,6 +165,7 @@ def _is_set(*names: str) -> bool:
     return any(_os.environ.get(name) for name in names)
 
 
+_watch_imports()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
 if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):

@@ -245,9 +245,6 @@ def _torch_compiles() -> None:
             environment.warn_once("torch.compile", f"torch.compile breaks its graphs at ranges: {error}")
 
 
-imports.after("torch._dynamo", _torch_compiles)
-
-
 def _greenlets_switch() -> None:
     try:
         from traceable.annotation import greenlets
@@ -257,8 +254,12 @@ def _greenlets_switch() -> None:
         environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
 
 
-if engine.emits():
-    imports.after("greenlet", _greenlets_switch)
+def watch_imports() -> None:
+    """Take part in what torch.compile and greenlet do, from when they are imported. Called once all of ours is."""
+    imports.after("torch._dynamo", _torch_compiles)
+    if engine.emits():
+        imports.after("greenlet", _greenlets_switch)
+
 
 # `annotate.domain` needs what is made of the above; imported when it is asked for, it might not be had any more.
 from traceable.annotation import domains  # noqa: E402

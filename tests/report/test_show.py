@@ -79,6 +79,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "capture",
         "flight_recorder",
         "overhead",
+        "completeness",
     }
     assert all(tuple(row) == RANGE_COLUMNS for row in report["ranges"])
     assert all(tuple(row) == NAME_COLUMNS for row in report["names"])

@@ -16,6 +16,7 @@
 #include "core_state.h"
 #include "core_domain.h"
 #include "core_thread.h"
+#include "core_count.h"
 #include "core_payload.h"
 #include "core_make.h"
 #include "core_range.h"
@@ -106,6 +107,8 @@ static PyMethodDef core_methods[] = {
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
     {"kept", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
     {"when_annotated", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
+    {"count_by", core_count_by, METH_O, "Have ranges counted; the callable returns the slot of each new one."},
+    {"count_in", core_count_in, METH_VARARGS, "Count in this table from here on; whether the collector records."},
     {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };
@@ -174,6 +177,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->interned);
     Py_VISIT(state->by_message);
     Py_VISIT(state->public_type);
+    Py_VISIT(state->slot_of);
     return 0;
 }
 
@@ -192,6 +196,7 @@ core_clear(PyObject *module)
     Py_CLEAR(state->interned);
     Py_CLEAR(state->by_message);
     Py_CLEAR(state->public_type);
+    Py_CLEAR(state->slot_of);
     for (int i = 0; i <= LEVEL; i++) {
         Py_CLEAR(state->names[i]);
     }

@@ -24,6 +24,7 @@ from traceable.launch import (
     contract,
     control,
     doctor_facts,
+    emitted,
     facts,
     flight,
     local_client,
@@ -375,6 +376,7 @@ def _finish(
             problem = str(remains.named(error, run.directory, run.manifest))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
             problem = f"the recording could not be read ({type(error).__name__}: {error}); it is kept"
+    emitted.keep(run.directory, run.manifest, recorded)
     run.manifest["notes"] = [*(recorded.notes if recorded else ()), *([problem] if problem else [])]
     flight.note(run.manifest, recorded.database if recorded else None)
     control.sweep(run.directory)

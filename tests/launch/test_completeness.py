@@ -188,3 +188,25 @@ def test_torch_has_what_was_emitted_and_the_loss_of_a_forked_child_is_reported(r
         (101, 101, 0),
     ]
     assert done.returncode == 3
+
+
+FORKS = """
+import os, traceable
+with traceable.annotate("parent"): pass
+for number in range(3):
+    if not os.fork():
+        if number:
+            for _ in range(5):
+                with traceable.annotate(f"child {number}"), traceable.annotate("parent"): pass
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("pure", ["", "1"], ids=["native", "pure"])
+def test_a_forked_child_counts_its_own_from_its_first_range_on(pure: str, run, tmp_path: Path) -> None:
+    assert run("recorder", FORKS, "--strict", TRACEABLE_PURE=pure).returncode == 0
+    found = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
+    counted = sorted((one["emitted"], one["recorded"], one["missing"]) for one in found["processes"])
+    assert counted == [(1, 1, 0), (10, 10, 0), (10, 10, 0)]
+    assert len(list((tmp_path / "out").glob("status.*.emitted"))) == 3

@@ -107,7 +107,7 @@ static PyMethodDef core_methods[] = {
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
     {"kept", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
     {"when_annotated", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
-    {"count_by", core_count_by, METH_O, "Have ranges counted; the callable returns the slot of each new one."},
+    {"count_by", core_count_by, METH_VARARGS, "Have ranges counted: what returns the slot of one, what opens a table."},
     {"count_in", core_count_in, METH_VARARGS, "Count in this table from here on; whether the collector records."},
     {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},

@@ -57,10 +57,13 @@ set_counted(uint64_t *table, int certain)
 }
 #endif
 
+/* In a forked child: a table of its own is made when it opens its first range. Most children never do. */
 static void
 count_nowhere(void)
 {
     set_counted(nowhere, 0);
+    count_pending = count_opener != NULL;
+    thread_named = 0;
 }
 
 /* Return the slot of a new range, 0 for one that is not counted. No error comes of it. */
@@ -81,13 +84,19 @@ slot_of(State *state, PyObject *domain, PyObject *message)
 }
 
 static PyObject *
-core_count_by(PyObject *module, PyObject *callable)
+core_count_by(PyObject *module, PyObject *args)
 {
     State *state = (State *)PyModule_GetState(module);
+    PyObject *callable, *opener;
+    if (!PyArg_ParseTuple(args, "OO:count_by", &callable, &opener)) {
+        return NULL;
+    }
     if (!watches_forks && pthread_atfork(NULL, NULL, count_nowhere) != 0) {
         return PyErr_NoMemory();
     }
     watches_forks = 1;
+    Py_INCREF(opener);
+    Py_XSETREF(count_opener, opener);
     Py_INCREF(callable);
     Py_XSETREF(state->slot_of, callable);
     Py_RETURN_NONE;

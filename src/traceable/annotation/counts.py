@@ -1,8 +1,8 @@
 """How many ranges this process has opened, by name: the number that a recording is compared with after the run.
 
 `status.<pid>.<ns>.emitted` in the run directory holds it, in a memory map, so it is right whatever ends the process. It
-is made when traceable is imported and anew in each forked child; a program that another one replaced (exec) has one of
-its own. Entries of 128 bytes follow each other, integers little-endian:
+is made when traceable is imported, and in a forked child with its first range; a program that another one replaced
+(exec) has one of its own. Entries of 128 bytes follow each other, integers little-endian:
 
     int64 certain     ranges of this name opened while the collector was certain to record
     int64 other       all others: outside of windows, and while one was being opened or closed
@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from traceable import decision, environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence
     from typing import Any
 
 MAGIC = b"TRCBLEMT"
@@ -56,6 +56,20 @@ def key(domain: str | None, name: str | None) -> bytes | None:
     return text if plain and len(text) <= _TEXT_MAX else None
 
 
+class _Unopened:
+    """Stands in the place of `Counts.counter` in a forked child that has opened no range yet."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def __getitem__(self, slot: int) -> int:
+        return 0
+
+    def __setitem__(self, slot: int, number: int) -> None:
+        self._counts.open()
+        self._counts.counter[slot] += number
+
+
 class Counts:
     """The table of this process.
 
@@ -74,15 +88,15 @@ class Counts:
         self._gated, self._recording = _state_of_environment()
         self._map: Any = None
         self._path = ""
-        self._room = 0
-        self.counter: MutableSequence[int] = [0] * (ENTRIES_MAX * _WORDS)
+        self._owner = self._room = 0
+        self.counter: Any = [0] * (ENTRIES_MAX * _WORDS)
         # Imported here, so that nothing has to be when the disk or the descriptors are used up.
         import mmap
 
         self._make_map = mmap.mmap
         if core is not None:
-            core.count_by(self.slot)
-        self._open()
+            core.count_by(self.slot, self.open)
+        self.open()
         os.register_at_fork(after_in_child=self._in_child)
         if decision.current is not None:
             decision.current.changed.append(self._selection_changed)
@@ -94,6 +108,7 @@ class Counts:
         text = key(domain, name)
         found = self._slots.get(text) if text is not None else REST
         if found is None:
+            self.open()  # a forked child makes a range that its parent did not have
             number = len(self._slots) + 2
             found = number if number < ENTRIES_MAX and self._has_room(number) else REST
             if found != REST:
@@ -102,7 +117,7 @@ class Counts:
                 self._slots[text] = number
         return found * _WORDS
 
-    def add(self, counter: MutableSequence[int], slot: int) -> None:
+    def add(self, counter: Any, slot: int) -> None:
         """Count a range of the pure form.
 
         Args:
@@ -136,11 +151,12 @@ class Counts:
 
     # ---- the file
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """Make the table of this process, with the names that are known by now. Where that fails nobody counts."""
-        import time
-
-        self._map, self._room = None, 0
+        if self._owner == os.getpid():
+            return
+        self._owner = os.getpid()
+        self._map, self._room, self.counter = None, 0, None
         path = f"{self._run_dir}/status.{os.getpid()}.{time.time_ns()}.emitted"
         texts = [b"", *self._slots]
         try:
@@ -191,7 +207,8 @@ class Counts:
 
     def _count_in(self) -> None:
         if self._map is None:
-            self.counter = [0] * (ENTRIES_MAX * _WORDS)
+            if not isinstance(self.counter, _Unopened):
+                self.counter = [0] * (ENTRIES_MAX * _WORDS)
             return
         if self._core is not None:
             self._core.count_in(self._map, self._recording)
@@ -202,14 +219,16 @@ class Counts:
     # ---- what changes it
 
     def _in_child(self) -> None:
-        """Begin anew in a forked child; not in one that is about to become another program."""
+        """Begin anew in a forked child, with the first range that it opens: most open none, and a fork is to be cheap."""
         try:
             if sys._getframe(1).f_globals.get("__name__") == "subprocess":
                 return
             self._recording = self._recording and not self._gated
             if decision.current is not None:
                 self._recording = not self._gated and decision.current.chosen
-            self._open()
+            self._map, self._room = None, 0
+            if self._core is None:
+                self.counter = _Unopened(self)
         except Exception as error:  # noqa: BLE001 - the child is the user's
             environment.warn_once("emitted", f"the launcher is not told how many ranges there are: {error}")
 

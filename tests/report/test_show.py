@@ -80,6 +80,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "flight_recorder",
         "overhead",
         "left_out",
+        "completeness",
     }
     assert report["left_out"] == {}
     assert all(tuple(row) == RANGE_COLUMNS for row in report["ranges"])

@@ -17,6 +17,7 @@
 #include "core_domain.h"
 #include "core_thread.h"
 #include "core_greenlet.h"
+#include "core_count.h"
 #include "core_payload.h"
 #include "core_make.h"
 #include "core_range.h"
@@ -114,6 +115,8 @@ static PyMethodDef core_methods[] = {
     {"when_annotated", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
     {"watch_greenlets", core_watch_greenlets, METH_O, "Call what is given once on each thread that pushes a range."},
     {"follow_greenlets", core_follow_greenlets, METH_VARARGS, "Ask two functions before each push and each pop."},
+    {"count_by", core_count_by, METH_VARARGS, "Have ranges counted: what returns the slot of one, what opens a table."},
+    {"count_in", core_count_in, METH_VARARGS, "Count in this table from here on; whether the collector records."},
     {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };
@@ -183,6 +186,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->by_message);
     Py_VISIT(state->public_type);
     Py_VISIT(state->spare);
+    Py_VISIT(state->slot_of);
     return 0;
 }
 
@@ -202,6 +206,7 @@ core_clear(PyObject *module)
     Py_CLEAR(state->by_message);
     Py_CLEAR(state->public_type);
     Py_CLEAR(state->spare);
+    Py_CLEAR(state->slot_of);
     for (int i = 0; i <= LEVEL; i++) {
         Py_CLEAR(state->names[i]);
     }

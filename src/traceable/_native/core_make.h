@@ -81,6 +81,7 @@ range_build(State *state, PyTypeObject *type, PyObject *arguments, PyObject *che
     self->silent = state->silent || level > state->level;
     self->kind = self->silent ? SILENT : PLAIN;
     self->domain = domain->handle;
+    self->slot = self->silent ? 0 : slot_of(state, domain_name, message);
     self->attributes.version = NVTX_VERSION;
     self->attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
     self->attributes.colorType = NVTX_COLOR_ARGB;
@@ -111,6 +112,7 @@ range_with_payload(PyTypeObject *type, Range *base, PyObject *arguments, PyObjec
     self->kind = base->silent ? SILENT : PLAIN;
     self->level = base->level;
     self->domain = base->domain;
+    self->slot = base->slot;
     self->attributes = base->attributes;
     Py_INCREF(base->message);
     self->message = base->message;

@@ -234,7 +234,7 @@ push_with_fields(Range *range)
     nvtxEventAttributes_t attributes = range->attributes;
     NAME_THREAD();
     identify(range, &attributes, new_identity(innermost(range->current)));
-    nvtxDomainRangePushEx(range->domain, &attributes);
+    emit_push(range->domain, &attributes, range->slot);
 }
 
 /* Push a range that has no fields, where this context may be that of an instance. */
@@ -246,12 +246,12 @@ push_in_context(Range *range)
     }
     uint32_t parent = innermost(range->current);
     if (parent == 0 || parent == stretched) {
-        nvtxDomainRangePushEx(range->domain, &range->attributes);
+        emit_push(range->domain, &range->attributes, range->slot);
         return;
     }
     nvtxEventAttributes_t attributes = range->attributes;
     carry(range, &attributes, new_identity(parent));
-    nvtxDomainRangePushEx(range->domain, &attributes);
+    emit_push(range->domain, &attributes, range->slot);
 }
 
 static inline void
@@ -262,7 +262,7 @@ push(Range *range)
         push_in_context(range);
     }
     else {
-        nvtxDomainRangePushEx(range->domain, &range->attributes);
+        emit_push(range->domain, &range->attributes, range->slot);
     }
 }
 
@@ -275,5 +275,5 @@ start_as(Range *range, uint64_t identity, int told)
     if (told || attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
         carry(range, &attributes, identity);
     }
-    return nvtxDomainRangeStartEx(range->domain, &attributes);
+    return emit_start(range->domain, &attributes, range->slot);
 }

@@ -27,6 +27,7 @@ run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_XINCREF(self->message);
     self->domain = ((Range *)stretch)->domain;
     self->stretch = ((Range *)stretch)->attributes;
+    self->slot = ((Range *)stretch)->slot;
     self->stretch.payloadType = NVTX_PAYLOAD_TYPE_INT64;
     self->stretch.payload.llValue = (int64_t)identity;
     self->whole_domain = ((Range *)whole)->domain;
@@ -58,7 +59,7 @@ run_show(Run *self, PyObject *Py_UNUSED(ignored))
         self->around = stretched;
         stretched = (uint32_t)(self->stretch.payload.llValue & INSTANCE_BITS);
         NAME_THREAD();
-        nvtxDomainRangePushEx(self->domain, &self->stretch);
+        emit_push(self->domain, &self->stretch, self->slot);
     }
     Py_RETURN_NONE;
 }

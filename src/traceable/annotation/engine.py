@@ -69,6 +69,19 @@ else:
         identify = silent.identify
 
 
+counts: Any = None
+"""Counts the ranges that are emitted (`annotation/counts.py`), or None where no launcher wants to know."""
+
+if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.silent":
+    from traceable.annotation import counts as _counts
+
+    if _counts.wanted():
+        counts = _counts.Counts(os.environ[environment.RUN_DIR], core)
+        if core is None:
+            pure.counts = counts
+        if _into_torch:
+            torch_records.counts = counts
+
 if debug:
     from traceable.annotation import balance, pure
 

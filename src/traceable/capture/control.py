@@ -217,6 +217,8 @@ class Session:
     def _arm(self) -> None:
         if self._gate is not None:
             return
+        if engine.counts is not None:
+            engine.counts.gate()
         try:
             self._gate = gates.from_environment()
             self._follows = self._gate.arm(not self._leads)

@@ -15,6 +15,7 @@ from traceable.report.text import encodable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.completeness import Completeness
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
     from traceable.recording import Recording
@@ -68,8 +69,8 @@ def show(
     expected: Sequence[str] = (),
     run_directory: Path | None = None,
     diagnose: Callable[[Recording], Mapping[str, Any]] | None = None,
-) -> tuple[tuple[Verdict, ...], Windows | None]:
-    """Load a recording, save its report, print its ranges; return what it says of ranges and steps asked for.
+) -> tuple[tuple[Verdict, ...], Windows | None, Completeness]:
+    """Load a recording, save its report, print its ranges; return what became of what was asked for and was emitted.
 
     Args:
         path: what `traceable.load` reads.
@@ -98,7 +99,7 @@ def show(
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
             save({**bounded_document(recording, judged), **why}, save_to)
     print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
-    return judged, recording.windows
+    return judged, recording.windows, recording.completeness
 
 
 def print_ranges(

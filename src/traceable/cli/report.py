@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, TypeAlias, Union
 
 from traceable.cli import asked, windows
-from traceable.cli.contract import UNMET, add_contract_arguments, nothing_expected, strict_code, tell
+from traceable.cli.contract import (
+    UNMET,
+    add_contract_arguments,
+    nothing_expected,
+    strict_code,
+    tell,
+    tell_lost,
+    unrecorded,
+)
 from traceable.cli.lines import say
 from traceable.cli.profile import (
     add_output_arguments,
@@ -88,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     rules = asked.names_requested(arguments)
+    from traceable.analysis.completeness import UNKNOWN
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
     from traceable.report.document import document, head
@@ -99,7 +108,10 @@ def run(arguments: argparse.Namespace) -> int:
             whole = load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
         except TraceError:
             # A window that was never reached leaves nothing to read, and that is the answer.
+            lost = _tell_lost(path)
             if not _tell_unread(path):
+                if lost and arguments.strict:
+                    return UNMET
                 raise
             if arguments.strict:
                 return UNMET
@@ -143,7 +155,13 @@ def run(arguments: argparse.Namespace) -> int:
         ranks.tell(path, say)
         if not arguments.quiet:
             flight.tell_dumps(path, say)
-    return (strict_code(judged) if met else UNMET) if arguments.strict else 0
+    if not prints_tables(arguments):
+        tell_lost(whole.completeness, say)
+    if not arguments.strict:
+        return 0
+    if not expected and whole.windows is None and whole.completeness.state == UNKNOWN:
+        raise nothing_expected(whole.completeness)
+    return strict_code(judged, whole.completeness) if met else UNMET
 
 
 def _tell_unread(path: Path) -> bool:
@@ -153,19 +171,23 @@ def _tell_unread(path: Path) -> bool:
     return found is not None
 
 
+def _tell_lost(path: Path) -> bool:
+    """Say what was emitted of a run that left nothing to read; whether anything was."""
+    if not (path.is_dir() and (path / "run.json").exists()):
+        return False
+    lost = unrecorded(path)
+    tell_lost(lost, say)
+    return bool(lost.incomplete)
+
+
 def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
-    expected, steps = list(arguments.expect), False
+    expected = list(arguments.expect)
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
         from traceable.launch import contract
         from traceable.launch.reports import manifest_of
-        from traceable.launch.windows import asked as asked_steps
 
-        manifest = manifest_of(path)
-        expected = [*contract.expected(path, manifest), *expected]
-        steps = asked_steps(path, manifest or {}) is not None
-    if arguments.strict and not expected and not steps:
-        raise nothing_expected()
+        expected = [*contract.expected(path, manifest_of(path)), *expected]
     return tuple(dict.fromkeys(expected))
 
 

@@ -32,6 +32,7 @@ from traceable.launch.worker import DiedError, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.completeness import Completeness
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
     from traceable.annotation.patterns import Target
@@ -322,10 +323,11 @@ def _take_up(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of what was asked: of the ranges that were expected, and of the steps; None for not known."""
+    """What became of the ranges that were expected, the steps, and all that was emitted; None for not known."""
 
     judged: tuple[Verdict, ...] | None = None
     windows: Windows | None = None
+    completeness: Completeness | None = None
 
 
 def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
@@ -333,8 +335,12 @@ def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | No
     if with_gpu and not gpu.operations(finished.recorded):
         say("no GPU operation was recorded, and --gpu asks for them")
         return contract.UNMET
-    if not finished.expected and steps is None and outcome.windows is None and not with_gpu:
-        error = contract.nothing_expected()
+    if finished.problem:
+        say("what was emitted could not be compared with what was recorded")
+        return contract.UNMET
+    counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
+    if not finished.expected and steps is None and outcome.windows is None and not with_gpu and not counted:
+        error = contract.nothing_expected(outcome.completeness)
         say(str(error))
         return error.exit_code
     if (finished.expected and outcome.judged is None) or (steps is not None and outcome.windows is None):
@@ -342,7 +348,7 @@ def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | No
         return contract.UNMET
     if outcome.windows is not None and not outcome.windows.met:
         return contract.UNMET
-    return contract.strict_code(outcome.judged or ())
+    return contract.strict_code(outcome.judged or (), outcome.completeness)
 
 
 def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome:
@@ -360,7 +366,7 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
         overhead.tell(finished.run_dir, say)
     why = diagnosis.Why(finished.run_dir, say)
     if database is not None:
-        judged, found = profile.show(
+        judged, found, complete = profile.show(
             database,
             arguments,
             title=f"profile of {directory}",
@@ -374,10 +380,12 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
             windows.tell(found, say)
         windows.note(found, finished.run_dir)
         contract.tell(judged, say, quiet=arguments.quiet)
+        if not shown:
+            contract.tell_lost(complete, say)
         why.tell()
         if not arguments.quiet:
             say(f"next: python -m traceable report {directory}")
-        return Outcome(judged, found)
+        return Outcome(judged, found, complete)
     if not finished.run_dir.is_dir():
         return Outcome()
     if arguments.collector != NOTHING_RECORDED:
@@ -395,8 +403,10 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
 
     judged = verdicts(finished.expected, None)
     contract.tell(judged, say, quiet=arguments.quiet)
+    complete = contract.unrecorded(finished.run_dir)
+    contract.tell_lost(complete, say)
     why.tell()
-    return Outcome(judged, found)
+    return Outcome(judged, found, complete)
 
 
 def end_like(status: int) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collect import nsys_origin
+from traceable.collect import loss_table, nsys_origin
 from traceable.collect import recording as rec
 from traceable.collect.flight import METADATA
 from traceable.collect.nsys_rows import NO_TIME, Rows, by_columns
@@ -138,6 +138,7 @@ class _Export:
         with _database(path) as self._database:
             for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
                 self._database.execute(statement)
+            self._database.execute(loss_table.CREATE)
             found = self._database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'NVTX_EVENTS'")
             ((root,),) = found.fetchall()
         with self._strings:
@@ -259,14 +260,10 @@ class _Export:
             self._write_rows(rows, placed)
         for note in notes:
             self._note(note, pid)
-        called = f"process {process.pid} ({process.name})"
-        if process.dropped:
-            why = "the size cap was reached or the disk full"
-            if process.window:
-                why = "more threads recorded than its flight recorder has room for"
-            self._note(f"{process.dropped} events of {called} dropped: {why}", pid)
-        if process.lost_names:
-            self._note(f"{process.lost_names} names of {called} lost: the size cap was reached or the disk full", pid)
+        if lost := loss_table.lost_of(process):
+            self._note(lost["text"], pid)
+            row = loss_table.row(loss_table.LOST, process.pid, lost)
+            self._insert(loss_table.TABLE, loss_table.COLUMNS, [row])
 
     def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
         """Return the StringIds id of each registered string, by the recorder's id; -1 where none is."""

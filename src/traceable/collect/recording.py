@@ -27,8 +27,8 @@ from traceable.errors import CollectorError
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11
 
-VERSION = 4
-_BEFORE_RINGS = 3
+VERSION = 5
+_BEFORE_RINGS, _BEFORE_REASONS = 3, 4
 PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
 
 PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
@@ -45,13 +45,15 @@ TEXT_BIT = 1 << 39
 
 _PROCESS_HEADER = struct.Struct("<8sIIIIqqQQQQ16sII")
 _RING_HEADER = struct.Struct("<QQqq64s")
+_HEADER_BYTES = 4096
+_DROP_REASON = struct.Struct("<Q")
+"""Stands at the end of the header."""
 _FILE_HEADER = struct.Struct("<8sII")
 FILE_HEADER_BYTES = _FILE_HEADER.size
 _EVENTS_HEADER = struct.Struct("<8sIIQII16sQ8x")
 EVENTS_HEADER_BYTES = _EVENTS_HEADER.size
 _NAME_ENTRY = struct.Struct("<IIIIqQ")
 _CLOCK_MONOTONIC = 1
-_HEADER_BYTES = 1 << 16
 
 _SEGMENT_BYTES_MIN = 1 << 12
 _PROCESS_DIRECTORY = re.compile(r"\d+-\d+")
@@ -90,7 +92,9 @@ class ProcessRecording:
     """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`.
 
     `names` has no strings: `read_strings` yields those. `window` is the part that a flight recorder shows; None where
-    everything was kept.
+    everything was kept. `drop_reason` is the errno for which something was dropped or lost first (`loss_table.SIZE_CAP`
+    for the recorder's own cap), 0 for not known; `missing_bytes` is how much shorter the files are than the process
+    left them.
     """
 
     directory: Path
@@ -105,6 +109,8 @@ class ProcessRecording:
     names: tuple[Name, ...]
     threads: tuple[ThreadRecording, ...]
     window: Window | None = None
+    drop_reason: int = 0
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,7 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
     if len(content) < _PROCESS_HEADER.size or content[:8] != PROCESS_MAGIC:
         notes.append(f"{path} is not a recording's header; the process was left out")
         return None
-    (_, version, clock, pid, parent, monotonic, realtime, _max, _bytes, dropped, lost, name, length, segment_bytes) = (
+    (_, version, clock, pid, parent, monotonic, realtime, _max, size, dropped, lost, name, length, segment_bytes) = (
         _PROCESS_HEADER.unpack_from(content)
     )
     _check_version(path, version)
@@ -228,6 +234,8 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
         names=tuple(_read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
         threads=threads,
         window=_window(content, threads) if segment_bytes else None,
+        drop_reason=_drop_reason(content, version),
+        missing_bytes=0 if segment_bytes else _missing_bytes(directory, size),
     )
 
 
@@ -243,12 +251,28 @@ def _wrong(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) ->
     return ""
 
 
+def _drop_reason(content: bytes, version: int) -> int:
+    if version <= _BEFORE_REASONS or len(content) < _HEADER_BYTES:
+        return 0
+    reason: int = _DROP_REASON.unpack_from(content, _HEADER_BYTES - _DROP_REASON.size)[0]
+    return reason if reason < 1 << 32 else 0
+
+
+def _missing_bytes(directory: Path, size: int) -> int:
+    """Return how many of the bytes that the header counts are in no file: of a copy that was cut short."""
+    try:
+        files = [entry for entry in directory.iterdir() if entry.name != "process" and entry.is_file()]
+        return max(0, size - sum(entry.stat().st_size for entry in files)) if size < 1 << 62 else 0
+    except OSError:
+        return 0
+
+
 _OTHER_VERSION = "read it with the version of traceable that recorded it"
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version not in (_BEFORE_RINGS, VERSION):
-        known = f"{_BEFORE_RINGS} and {VERSION}"
+    if version not in (_BEFORE_RINGS, _BEFORE_REASONS, VERSION):
+        known = f"{_BEFORE_RINGS} to {VERSION}"
         raise CollectorError(f"{path} is in recording format {version}, this traceable reads {known}", _OTHER_VERSION)
 
 

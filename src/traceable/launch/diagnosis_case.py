@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from traceable import untrusted
+from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import Said, Windows
 from traceable.collect import nsys_install
 from traceable.collect.base import NSYS_LOG
 from traceable.errors import TraceableError
-from traceable.launch import doctor_facts, onlooker, processes, reports, run_dir, windows
+from traceable.launch import doctor_facts, emitted, onlooker, processes, reports, run_dir, windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Case:
         machine: this system, where the run was of it; else None.
         cut_bytes: how many bytes an SQLite file lacks of what its header says.
         importer: an importer of nsys's is there.
+        completeness: what became of the ranges that processes counted.
     """
 
     path: Path
@@ -119,6 +121,7 @@ class Case:
     machine: doctor_facts.Machine | None = None
     cut_bytes: int = 0
     importer: bool = True
+    completeness: Completeness = field(default_factory=Completeness)
 
     @property
     def ranges(self) -> int | None:
@@ -207,6 +210,7 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_machine(manifest),
         importer=_importer(),
+        completeness=emitted.judge(directory, manifest, None) if recording is None else recording.completeness,
     )
 
 
@@ -241,6 +245,7 @@ def opened(path: Path) -> Iterator[Case]:
                 messages=about.messages,
                 options=about.options,
                 system=about.system,
+                completeness=recording.completeness,
             )
     except TraceableError as error:
         if path.is_dir():  # of no run: there is nothing to find out

@@ -24,6 +24,7 @@ from traceable.launch import (
     contract,
     control,
     doctor_facts,
+    emitted,
     facts,
     flight,
     local_client,
@@ -405,6 +406,7 @@ def _finish(
             problem = f"the recording could not be read ({one_line(error)}); it is kept"
         if recorded is None:
             recorder.remove_unfinished(run.directory / f"{request.stem}.sqlite")
+    emitted.keep(run.directory, run.manifest, recorded)
     released = run.release.notes if run.release is not None else []
     run.manifest["notes"] = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     flight.note(run.manifest, recorded.database if recorded else None)

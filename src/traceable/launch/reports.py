@@ -75,7 +75,7 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
         CollectorError: what was recorded can't be read.
     """
     from traceable import collect
-    from traceable.launch import remains
+    from traceable.launch import emitted, remains
 
     directory = directory.absolute()
     if flight.run_of(directory):
@@ -97,6 +97,7 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
         raise remains.named(error, directory, manifest) from None
     if recorded.database is None:
         raise TraceError(f"{directory} holds no recording (collector {name})", "run it again with another --collector")
+    emitted.keep(directory, manifest, recorded)
     return recorded.database
 
 

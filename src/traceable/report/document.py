@@ -22,6 +22,7 @@ from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.completeness import Completeness
     from traceable.analysis.contract import Verdict
     from traceable.recording import Recording
 
@@ -68,6 +69,7 @@ def head(recording: Recording) -> dict[str, Any]:
         "capture": windows.plain(recording.windows),
         "flight_recorder": recording.flight,
         "overhead": recording.overhead,
+        "completeness": completeness(recording.completeness),
     }
 
 
@@ -180,6 +182,26 @@ def write_file(text: str, path: Path) -> None:
             raise
     except OSError as error:
         raise TraceableError(f"{path} can't be written ({error.strerror})", "check the directory") from error
+
+
+def completeness(found: Completeness) -> dict[str, Any]:
+    """Return whether a recording holds what was emitted, as docs/report.md describes it."""
+    return {
+        "state": found.state,
+        "not_compared": found.not_compared,
+        "processes": [
+            {
+                "pid": one.pid,
+                "name": one.name or None,
+                "emitted": one.emitted,
+                "recorded": one.recorded,
+                "missing": one.missing,
+                "losses": dict(one.losses),
+                "reason": one.reason,
+            }
+            for one in found.processes
+        ],
+    }
 
 
 def _umask() -> int:

@@ -24,6 +24,7 @@
 #include "core_hook.h"
 #include "core_function.h"
 #include "core_run.h"
+#include "core_exit.h"
 
 static State *
 module_state(PyObject *module)
@@ -124,6 +125,7 @@ static PyMethodDef core_methods[] = {
 static int
 core_exec(PyObject *module)
 {
+    watch_exit();
     State *state = module_state(module);
     struct {
         PyTypeObject **type;

@@ -362,13 +362,14 @@ def _finish(
     worker: Worker,
 ) -> Finished:
     code = os.waitstatus_to_exitcode(ended.status)
+    own = run.release is None or run.release.look_back(run.directory, ended.pid, code)
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
         "program_wall_ns": overhead.ended_ns(run.directory),
         # Some of nsys's processes live as long as a daemon that the program left behind.
         "collector_ended": ended.complete,
         "exit_code": code if code >= 0 else None,
-        "signal": -code if code < 0 else None,
+        "signal": -code if code < 0 and own else None,
     }
     # Whoever gave the launcher ten seconds may kill it in what follows, and how the program ended is known now.
     run.save()

@@ -3,10 +3,12 @@
 A program that closes descriptors which it has not opened (`os.closerange(3, ...)`, as daemons do) closes those of
 nsys's library too (2022.4.2). The threads of the library wait at them on; at the exit of the program its destructor
 tells them to end, which they don't hear, and waits for that without end. Stopped and continued, they are interrupted in
-their wait, see that there is nothing to wait for, and the program ends with the exit code that it had.
+their wait, see that there is nothing to wait for, and the program ends with the exit code that it had; or the library
+dies of a fault there, which is said.
 
-So this looks for a process whose main thread sleeps in nsys's library below the dynamic loader's calls of destructors,
-and used no time since the last look. Then none of its own code is to come that could notice it being stopped.
+A program that annotates leaves by itself before that (`_native/core_exit.h`) and makes a file. For others, this looks
+for a process whose main thread sleeps in nsys's library, below the dynamic loader's calls of destructors, and which has
+used no time since the last look. None of its own code is to come then that could notice that it was stopped.
 """
 
 from __future__ import annotations
@@ -33,6 +35,15 @@ _NOTE = (
     "process {pid} hung at its exit in nsys's library, as it does where a program closes all descriptors "
     "(os.closerange), and was released; ranges of it may be missing: --collector recorder records them all"
 )
+_NOTE_LEFT = (
+    "process {pid} has closed the descriptors of nsys's library (os.closerange), which would have held it at its exit "
+    "for ever and was left out; ranges of it may be missing: --collector recorder records them all"
+)
+_NOTE_DIED = (
+    "process {pid} had come to its exit, and died of signal {number} in nsys's library when it was released: its own "
+    "exit code is not known; use --collector recorder"
+)
+_LEFT = re.compile(r"status\.(\d+)\.closed")
 _LIBRARY = re.compile(r"libToolsInjection[^/]*\.so[^/]*$")
 _LOADER = re.compile(r"/ld[-0-9.a-z_]*\.so[^/]*$|/ld-[^/]*$")
 _STACK_BYTES = 1 << 14
@@ -56,7 +67,32 @@ class Release:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._held: dict[int, tuple[tuple[int, int], float]] = {}
+        self._released: set[int] = set()
         self.notes: list[str] = []
+
+    def look_back(self, run_dir: Path, pid: int | None, code: int) -> bool:
+        """Say which processes left by themselves, and whether the program died of being let go.
+
+        Args:
+            run_dir: the run directory.
+            pid: the program's.
+            code: its exit code, or the signal that it died of as a negative number.
+
+        Returns:
+            Whether `code` is the program's own.
+        """
+        with contextlib.suppress(OSError):
+            for match in filter(None, map(_LEFT.fullmatch, sorted(entry.name for entry in run_dir.iterdir()))):
+                self._note(_NOTE_LEFT.format(pid=match[1]))
+        if code >= 0 or pid not in self._released:
+            return True
+        self._note(_NOTE_DIED.format(pid=pid, number=-code))
+        return False
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+            self._say(note)
 
     def look(self, pids: Iterable[int]) -> None:
         """Let those of `pids` go that have been held at one point for too long. To be called every second or so."""
@@ -69,9 +105,9 @@ class Release:
             since_s = before[pid][1] if pid in before and before[pid][0] == point else now
             if now - since_s < (HELD_SECONDS if _closed(pid) else SURELY_HELD_SECONDS):
                 self._held[pid] = point, since_s
-            elif _interrupt(pid) and (note := _NOTE.format(pid=pid)) not in self.notes:
-                self.notes.append(note)
-                self._say(note)
+            elif _interrupt(pid):
+                self._released.add(pid)
+                self._note(_NOTE.format(pid=pid))
 
 
 def held_at_exit(pid: int) -> tuple[int, int] | None:

@@ -66,7 +66,11 @@ def record() -> None:
 
 
 def read_back() -> dict[str, float]:
-    """Read the recording in BENCH_PLACE back."""
+    """Read the recording in BENCH_PLACE back, as the process does that `run` has for it."""
+    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+
+    use_one_blas_thread()
+    keep_freed_memory()
     # What is loaded is not what is measured.
     import traceable.collect.nsys_schema  # noqa: F401
 

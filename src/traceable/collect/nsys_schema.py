@@ -179,6 +179,8 @@ class _Export:
                 row = (global_tid(pid, 0), pid, process.recording.name)
                 self._insert("PROCESSES", ("globalPid", "pid", "name"), [row])
             self._write_names(process)
+            if lost := loss_table.lost_of(process.recording):
+                self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.row(loss_table.LOST, pid, lost)])
             if process.recording.window:
                 self._write_window(process, process.recording.window)
         if source is not None:
@@ -262,8 +264,6 @@ class _Export:
             self._note(note, pid)
         if lost := loss_table.lost_of(process):
             self._note(lost["text"], pid)
-            row = loss_table.row(loss_table.LOST, process.pid, lost)
-            self._insert(loss_table.TABLE, loss_table.COLUMNS, [row])
 
     def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
         """Return the StringIds id of each registered string, by the recorder's id; -1 where none is."""

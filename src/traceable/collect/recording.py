@@ -231,7 +231,7 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
         realtime_ns=realtime,
         dropped=dropped,
         lost_names=lost,
-        names=tuple(_read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
+        names=tuple(Name(*name) for name in _read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
         threads=threads,
         window=_window(content, threads) if segment_bytes else None,
         drop_reason=_drop_reason(content, version),
@@ -300,12 +300,12 @@ def _has_header(path: Path, content: bytes, magic: bytes, notes: list[str]) -> b
 def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
     """Yield number and text of each registered string, which may be as many as there are ranges."""
     path = process.directory / "names"
-    for name in _read_names(path, [], (STRING,)):
-        yield name.id, name.text
+    for _, identity, _, _, _, text in _read_names(path, [], (STRING,)):
+        yield identity, text
 
 
-def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterator[Name]:
-    """Yield the names that are of one of these kinds."""
+def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterator[tuple[int, int, int, int, int, str]]:
+    """Yield what a `Name` has, of each that is of one of these kinds."""
     try:
         with untrusted.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -318,7 +318,9 @@ def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterato
         notes.append(f"{path} can't be read ({error.strerror}) and was left out")
 
 
-def _names_in(path: Path, file: IO[bytes], size: int, notes: list[str], kinds: tuple[int, ...]) -> Iterator[Name]:
+def _names_in(
+    path: Path, file: IO[bytes], size: int, notes: list[str], kinds: tuple[int, ...]
+) -> Iterator[tuple[int, int, int, int, int, str]]:
     place = _NAME_ENTRY.size
     # A number is given to each domain and string by counting: one that is larger than the file allows is none.
     most = size // _NAME_ENTRY.size
@@ -337,7 +339,7 @@ def _names_in(path: Path, file: IO[bytes], size: int, notes: list[str], kinds: t
         room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
         place += room
         if kind in kinds:
-            yield Name(kind, identity, domain, tid, time_ns, decode(file.read(room)[:length]))
+            yield kind, identity, domain, tid, time_ns, decode(file.read(room)[:length])
         else:
             file.seek(room, os.SEEK_CUR)
 

@@ -545,6 +545,15 @@ GPU_STATE = {"state!": TEXT, "detail!": TEXT}
 """`gpu/.<pid>.json`."""
 
 
+GPU_CLOCK = {
+    "monotonic_ns!": COUNT,
+    "realtime_ns!": COUNT,
+    "markers!": [(COUNT, COUNT, COUNT)],
+    "gpus!": {"*": TEXT},
+}
+"""What a process says in its trace in `gpu/` of its clocks and GPUs."""
+
+
 def manifest(path: Path) -> dict[str, Any]:
     """Return the manifest `run.json`.
 

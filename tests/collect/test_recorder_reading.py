@@ -6,6 +6,7 @@ import csv
 import os
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 from contextlib import closing
@@ -225,6 +226,33 @@ def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, n
     path.write_bytes(content)
     with pytest.raises(CollectorError, match=f"{path} is in recording format 99"):
         RecorderCollector().finalise(run_dir, "app")
+
+
+@pytest.mark.parametrize(
+    ("place", "layout", "value", "why"),
+    [
+        (16, "<I", 1 << 31, "process id 2147483648"),
+        (16, "<I", 0, "process id 0"),
+        (24, "<q", -(1 << 63), "monotonic clock of -9223372036854775808 ns"),
+        (24, "<q", (1 << 63) - 1, "monotonic clock of"),
+        (32, "<q", (1 << 63) - 1, "wall clock of 9223372036854775807 ns"),
+        (32, "<q", -1, "wall clock of -1 ns"),
+        (92, "<I", 1, "segments of 1 bytes"),
+    ],
+)
+def test_a_header_that_no_recorder_writes_is_left_out_by_name(
+    run_dir: Path, place: int, layout: str, value: int, why: str
+) -> None:
+    """Of two processes, the one with the sound header is read."""
+    record(run_dir)
+    path = sorted((run_dir / "recording").glob("*/process"))[-1]
+    content = bytearray(path.read_bytes())
+    struct.pack_into(layout, content, place, value)
+    path.write_bytes(content)
+    recorded = RecorderCollector().finalise(run_dir, "app")
+    assert query(recorded.database, RANGES) == WHOLE
+    assert len(recorded.notes) == 1
+    assert f"{path} is damaged ({why}" in recorded.notes[0]
 
 
 def test_an_unwritable_place_is_an_error_and_leaves_no_half_file(run_dir: Path) -> None:

@@ -24,6 +24,10 @@ SCHEMA = "traceable.status/1"
 _COUNTER_BYTES = 24
 
 
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 class Status:
     """The files of this process.
 
@@ -57,7 +61,7 @@ class Status:
             return
         try:
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
-            with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
+            with open(part, "w", encoding="ascii", opener=_unlinked) as file:
                 file.write(json_of({"schema": SCHEMA, "process": process.identity(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
@@ -67,7 +71,9 @@ class Status:
         try:
             import mmap
 
-            descriptor = os.open(f"{self._path}.steps", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC, 0o666)
+            # No link is followed: in a directory that others may write it could lead to anything of this user's.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
+            descriptor = os.open(f"{self._path}.steps", flags, 0o666)
             try:
                 # Written and not only lengthened: a store into a hole on a full disk is a SIGBUS.
                 os.write(descriptor, bytes(_COUNTER_BYTES))

@@ -165,8 +165,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tell_unread(path: Path) -> bool:
-    """Say what became of the windows of a run that left nothing to read; whether it was asked for any."""
-    found = windows.without_recording(path) if path.is_dir() and (path / "run.json").exists() else None
+    """Say what became of the windows of a run that is over and left nothing to read; whether it was asked for any."""
+    from traceable.launch import run_dir
+
+    if not path.is_dir() or not (path / run_dir.MANIFEST).exists() or not run_dir.is_over(run_dir.read(path), path):
+        return False
+    found = windows.without_recording(path)
     windows.tell(found, say)
     return found is not None
 

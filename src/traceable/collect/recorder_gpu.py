@@ -100,7 +100,9 @@ def _traces(directory: Path) -> list[tuple[Path, int]]:
     """Return the files of Kineto's, each with the pid of its process, in the order in which they were made."""
     found = [(path, _TRACE.fullmatch(path.name)) for path in _entries(directory)]
     traces = [(int(words[1]), int(words[2]), path) for path, words in found if words]
-    return [(path, pid) for pid, _, path in sorted(traces)]
+    return [
+        (path, pid) for pid, _, path in sorted(traces) if 0 < pid < untrusted.PID_MAX and untrusted.is_regular(path)
+    ]
 
 
 def _states(directory: Path) -> Iterator[tuple[int, _State]]:

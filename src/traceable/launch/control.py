@@ -135,8 +135,9 @@ def sweep(directory: Path) -> None:
     """Remove the sockets that processes left which were killed."""
     with contextlib.suppress(OSError):
         for pid in _named(directory):
-            if not Path(f"/proc/{pid}").exists():
-                (directory / f"control.{pid}.sock").unlink(missing_ok=True)
+            socket = directory / f"control.{pid}.sock"
+            if not Path(f"/proc/{pid}").exists() and socket.is_socket() and not socket.is_symlink():
+                socket.unlink(missing_ok=True)
 
 
 def _named(directory: Path) -> list[int]:

@@ -219,7 +219,7 @@ class Counts:
     # ---- what changes it
 
     def _in_child(self) -> None:
-        """Begin anew in a forked child with its first range: most open none, and a fork is to be cheap."""
+        """Begin anew in a forked child, with its first range: most open none, and a fork is to be cheap."""
         try:
             if sys._getframe(1).f_globals.get("__name__") == "subprocess":
                 return

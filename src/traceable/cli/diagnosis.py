@@ -65,6 +65,9 @@ class Why:
         """Say what is wrong, in a few lines, or in none."""
         wrong = self._found.wrong if self._found else ()
         fresh = [one for one in wrong if not one.cause.startswith(_SAID_BY_OTHERS)]
+        # How much is missing is said with the profile; the fix is worth a line where nothing else knows why.
+        if len(fresh) > 1:
+            fresh = [one for one in fresh if one.cause != "ranges_missing"]
         for one in fresh[:MOST]:
             self._say(f"{one.certainty}: {one.found} ({one.evidence[0]})")
             self._say(f"  fix: {one.fix}")

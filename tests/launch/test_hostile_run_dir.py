@@ -103,6 +103,15 @@ def test_a_link_in_it_leads_nowhere(run_dir: Path, name: str) -> None:
     assert (code, "link" in err) == ((0 if name == "status" else 2), True), err
 
 
+def test_why_nothing_is_read_is_said(run_dir: Path) -> None:
+    (path,) = run_dir.glob("recording/*/*.events")
+    path.unlink()
+    os.mkfifo(path)
+    code, _, err = said("report", str(run_dir))
+    assert code == 2
+    assert f"{path} can't be read (it is a device, pipe or socket and not a regular file)" in err.splitlines()[-1]
+
+
 def test_a_file_with_a_hole_is_not_read(run_dir: Path) -> None:
     (path,) = run_dir.glob("recording/*/names")
     os.truncate(path, 1 << 40)

@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         try:
             whole = load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
-        except TraceError:
+        except TraceError as error:
             # A window that was never reached leaves nothing to read, and that is the answer.
             lost = _tell_lost(path)
             if not _tell_unread(path):
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             if arguments.strict:
                 return UNMET
-            raise TraceError(f"{path} holds no recording", "ask for steps that the program reaches") from None
+            raise TraceError(error.found, "ask for steps that the program reaches") from None
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
         judged = whole.verdicts(expected) if expected else ()

@@ -21,6 +21,7 @@ from traceable.launch import flight, run_dir
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 _READABLE = "a run directory, a .nsys-rep, the .sqlite that nsys exported or the .json that torch.profiler exported"
+_NOTES_SAID = 3
 WRITING_SECONDS = 120.0
 """How long to wait for an nsys that outlived its launcher to finish the report."""
 
@@ -96,7 +97,8 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
     except CollectorError as error:
         raise remains.named(error, directory, manifest) from None
     if recorded.database is None:
-        raise TraceError(f"{directory} holds no recording (collector {name})", "run it again with another --collector")
+        found = "; ".join((f"{directory} holds no recording (collector {name})", *recorded.notes[:_NOTES_SAID]))
+        raise TraceError(found, "run it again with another --collector")
     emitted.keep(directory, manifest, recorded)
     return recorded.database
 

@@ -213,7 +213,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines += [
         "",
         f"{found['forks']} forks beside {FORKING_THREADS} busy threads: {fork['ring_ns'] / 1e6:.1f} ms each with a "
-        f"ring of 64 MB, {fork['plain_ns'] / 1e6:.1f} ms with the plain recorder, {fork['of_plain']:.2f} times as long.",
+        f"ring of 64 MB, {fork['plain_ns'] / 1e6:.1f} ms with the plain recorder; {fork['of_plain']:.2f} times.",
     ]
     return "\n".join(lines)
 

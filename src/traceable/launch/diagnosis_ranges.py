@@ -142,7 +142,8 @@ def forked(case: Case) -> Judged:
         return RuledOut(why)
     made = {one.pid: one.names for one in case.lives if one.names}
     evidence = [f"process {one['pid']} made {listed(made[one['pid']])}" for one in lost if one["pid"] in made]
-    evidence += [f"process {pid} counted {one.emitted} ranges" for pid, one in counts.items() if pid not in made]
+    of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in made]
+    evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
     who = listed([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
     # Of workers that only load data nothing is missing, and only one that imported traceable itself tells its ranges.
     idle = case.ranges and not evidence

@@ -48,6 +48,7 @@ def decorate(range_: annotate, target: Any) -> Any:
     # NVTX asks for its listener once, at its first call. Without one the function itself is the cheapest wrapper.
     # Below the level nothing is emitted either.
     if (range_._silent or not engine.emits()) and not (engine.requests and engine.requests.is_counted(range_)):
+        engine.unheard = engine.unheard or not engine.emits()
         return target
     return _callable(_named(range_, target), target)
 

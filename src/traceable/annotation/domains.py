@@ -171,6 +171,7 @@ class Domain:
 
     def __new__(cls, name: str | None = None) -> Any:
         if not engine.emits():
+            engine.unheard = True
             return _dummy
         self = object.__new__(cls)
         self.name = name

@@ -167,6 +167,9 @@ def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) ->
         pure.follow_greenlets(push, pop)
 
 
+unheard = False
+"""Whether a function was decorated, or a domain made, while no one could listen: it stays silent."""
+
 tracked: Callable[[Any], tuple[Callable[[], object], Callable[[], object]]] | None = None
 """Returns what resumes and suspends a run, where greenlets switch in between; None where there are none."""
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traceable import untrusted
+
 if TYPE_CHECKING:
     from traceable.collect.recording import ProcessRecording
 
@@ -99,10 +101,10 @@ def replace_rows(database: Path, kind: str, rows: Iterable[tuple[int, dict[str, 
 def read(database: Path) -> list[tuple[str, int, dict[str, Any]]]:
     """Return the rows of a database: kind, pid and content. What is not ours is passed over."""
     try:
-        with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as file:
+        with contextlib.closing(untrusted.connect(database)) as file:
             there = file.execute(_IS_TABLE).fetchone()[0]
             rows = file.execute(_ROWS).fetchall() if there else []
-    except sqlite3.Error:
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return []
     found = []
     for kind, pid, value in rows:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.annotation.counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, REST, key
 from traceable.collect import loss_table
 
@@ -58,10 +58,7 @@ def read(directory: Path) -> list[Emitted]:
 
 def _content(path: Path) -> bytes | None:
     try:
-        if not path.is_file() or path.is_symlink():
-            return None
-        with path.open("rb") as file:
-            content = file.read(ENTRIES_MAX * ENTRY_BYTES)
+        content = untrusted.read(path, ENTRIES_MAX * ENTRY_BYTES)
     except OSError:
         return None
     whole = content[: len(MAGIC)] == MAGIC and int.from_bytes(content[8:16], "little") < 1 << 31

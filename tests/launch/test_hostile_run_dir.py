@@ -112,12 +112,21 @@ def test_why_nothing_is_read_is_said(run_dir: Path) -> None:
     assert f"{path} can't be read (it is a device, pipe or socket and not a regular file)" in err.splitlines()[-1]
 
 
-def test_a_file_with_a_hole_is_not_read(run_dir: Path) -> None:
+def test_a_file_with_a_hole_is_read_as_far_as_it_was_written(run_dir: Path) -> None:
     (path,) = run_dir.glob("recording/*/names")
     os.truncate(path, 1 << 40)
-    (note, *_) = RecorderCollector().finalise(run_dir, "app").notes
-    assert f"{path} can't be read (it is larger than" in note
-    assert "set TRACEABLE_READ_LIMIT=10" in note
+    recorded = RecorderCollector().finalise(run_dir, "app")
+    assert recorded.notes == ()
+    assert recorded.database is not None
+
+
+def test_a_file_that_is_too_large_is_not_read(run_dir: Path) -> None:
+    (path,) = run_dir.glob("recording/*/process")
+    os.truncate(path, 1 << 40)
+    code, _, err = said("report", str(run_dir))
+    assert code == 2
+    assert f"{path} can't be read (it is larger than" in err.splitlines()[-1]
+    assert "set TRACEABLE_READ_LIMIT=10" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("seeds", [range(at, NUMBER, 4) for at in range(4)])

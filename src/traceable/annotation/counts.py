@@ -131,7 +131,11 @@ class Counts:
             memoryview(self._map).cast("q")[slot + 1] += 1
 
     def recording(self, certain: bool) -> None:
-        """Note that the collector records, or that from here on it is not certain to."""
+        """Note that the collector records, or that from here on it is not certain to.
+
+        Of a process that is not chosen nothing is recorded, in windows neither.
+        """
+        certain = certain and (decision.current is None or decision.current.chosen)
         if certain != self._recording:
             self._recording = certain
             self._count_in()
@@ -175,7 +179,7 @@ class Counts:
                 self._write(number, text or b"\0")
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             self._map = None
-            environment.warn_once("emitted", f"the launcher is not told how many ranges there are: {error}")
+            environment.warn_once("status", f"the launcher is not told what this process does: {error}")
         self._count_in()
 
     def _allocate(self, descriptor: int, least: int) -> None:
@@ -230,11 +234,11 @@ class Counts:
             if self._core is None:
                 self.counter = _Unopened(self)
         except Exception as error:  # noqa: BLE001 - the child is the user's
-            environment.warn_once("emitted", f"the launcher is not told how many ranges there are: {error}")
+            environment.warn_once("status", f"the launcher is not told what this process does: {error}")
 
     def _selection_changed(self) -> None:
         assert decision.current is not None
-        if not self._gated:
+        if not (self._gated and decision.current.chosen):
             self.recording(decision.current.chosen)
 
 

@@ -31,6 +31,7 @@ from traceable.collect.recorder import RecorderCollector
 
 LIMITS = {"plain recorder": None, "last 5 s": "5000000000ns", "last 64 MB": "64000000B", "last 1 MB": "1000000B"}
 MOST_BYTES = "3000000000"
+FORKING_THREADS = 4
 
 
 def run(code: str, folder: Path, limit: str | None, **more: str) -> tuple[dict[str, Any], int]:
@@ -97,6 +98,38 @@ def dumps() -> dict[str, Any]:
     return {"took_ns": median(took), "bytes": ring, "tails": tails}
 
 
+def forks() -> dict[str, float]:
+    """Return ns from a fork to the child's end, beside threads that enter ranges; the child enters one."""
+    import traceable
+
+    state = {"over": False}
+
+    def enter_ranges() -> None:
+        while not state["over"]:
+            with traceable.annotate("entered"):
+                pass
+
+    with traceable.annotate("entered"):  # what the first range imports is not to be forked amidst
+        pass
+    threads = [threading.Thread(target=enter_ranges) for _ in range(FORKING_THREADS)]
+    for thread in threads:
+        thread.start()
+    count = int(os.environ["BENCH_FORKS"])
+    begun = time.perf_counter_ns()
+    for _ in range(count):
+        child = os.fork()
+        if not child:
+            with traceable.annotate("entered"):
+                pass
+            os._exit(0)
+        os.waitpid(child, 0)
+    took = time.perf_counter_ns() - begun
+    state["over"] = True
+    for thread in threads:
+        thread.join()
+    return {"ns": took / count}
+
+
 def _tail(values: list[int]) -> dict[str, float]:
     values.sort()
     return {"p50": values[len(values) // 2], "p99": values[len(values) * 99 // 100], "count": len(values)}
@@ -125,6 +158,14 @@ def measure(options: argparse.Namespace, floor: Path) -> dict[str, Any]:
         }
         for (name, place), values in found.items()
     ]
+    forked: dict[str, list[float]] = {"plain recorder": [], "last 64 MB": []}
+    for _ in range(options.processes):
+        for name, values in forked.items():
+            # The control socket, and its thread, are there as `traceable run --flight-recorder` has them.
+            control = {environment.CONTROL: "1"} if LIMITS[name] is not None else {}
+            work, _ = run("forks", places["disk"], LIMITS[name], BENCH_FORKS=str(options.forks), **control)
+            values.append(work["ns"])
+    plain, ring = forked.values()
     dump, _ = run("dumps", places["disk"], "64000000B", BENCH_DUMPS=str(options.dumps))
     return {
         "python": platform.python_version(),
@@ -135,6 +176,12 @@ def measure(options: argparse.Namespace, floor: Path) -> dict[str, Any]:
         "rows": rows,
         "dumps": options.dumps,
         "dump": dump,
+        "forks": options.forks,
+        "fork": {
+            "plain_ns": median(plain),
+            "ring_ns": median(ring),
+            "of_plain": median(b / a for a, b in zip(plain, ring, strict=True)),
+        },
     }
 
 
@@ -162,6 +209,12 @@ def markdown(found: dict[str, Any]) -> str:
     for key, name in (("False", "without a dump"), ("True", "during dumps")):
         tail = dump["tails"][key]
         lines.append(f"| {name} | {tail['p50']:,.0f} | {tail['p99']:,.0f} | {tail['count']:,} |")
+    fork = found["fork"]
+    lines += [
+        "",
+        f"{found['forks']} forks beside {FORKING_THREADS} busy threads: {fork['ring_ns'] / 1e6:.1f} ms each with a "
+        f"ring of 64 MB, {fork['plain_ns'] / 1e6:.1f} ms with the plain recorder; {fork['of_plain']:.2f} times.",
+    ]
     return "\n".join(lines)
 
 
@@ -170,16 +223,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=7, help="for each row (default: 7)")
     parser.add_argument("--ranges", type=int, default=5_000_000, help="in each process (default: 5 million)")
     parser.add_argument("--dumps", type=int, default=10)
+    parser.add_argument("--forks", type=int, default=50, help="in each process (default: 50)")
     parser.add_argument("--memory", type=Path, help="a folder in memory, to compare with")
     parser.add_argument("--quick", action="store_true", help="few and short: for a look, not for a record")
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
-    parser.add_argument("--work", choices=["ranges", "dumps"], help=argparse.SUPPRESS)
+    parser.add_argument("--work", choices=["ranges", "dumps", "forks"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        print(json.dumps({"ranges": ranges, "dumps": dumps}[options.work]()))
+        print(json.dumps({"ranges": ranges, "dumps": dumps, "forks": forks}[options.work]()))
         return
     if options.quick:
-        options.processes, options.ranges, options.dumps = 2, 500_000, 3
+        options.processes, options.ranges, options.dumps, options.forks = 2, 500_000, 3, 10
     with tempfile.TemporaryDirectory(prefix="traceable-bench-") as folder:
         _floor.build(Path(folder))
         found = measure(options, Path(folder))

@@ -304,7 +304,7 @@ IT = "def test_it(nvtx_events): pass\n"
 EARLY = {
     "decorated": "import traceable\n@traceable.annotate\ndef work(): pass\n",
     "entered": "import traceable\nwith traceable.annotate('early'): pass\n",
-    "domain": "from traceable import get_domain\n",
+    "domain": "from traceable import get_domain\nget_domain('early')\n",
 }
 
 

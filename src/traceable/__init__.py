@@ -1,28 +1,31 @@
 """Name the parts of a program, run it under a profiler, and read the profile by those names.
 
-The public names, and nothing else. Importing this loads no numpy, torch, rich or nvtx: a server can afford it.
+The public names, and nothing else. Importing this loads no numpy, torch, rich or nvtx: a server can afford it. What
+costs next to nothing is loaded at once, because a program may be unable to import anything when it first needs it.
 """
 
 import os as _os
+import sys as _sys
 
 from traceable import environment as _environment
+from traceable import unloaded as _unloaded
+from traceable.annotation.contract import expect
+from traceable.annotation.counters import Counter, counter
+from traceable.annotation.domain_counters import ExtCounter, Float64Counter, Int64Counter
+from traceable.annotation.domains import Domain, DummyDomain, get_domain
+from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
-from traceable.capture import witness as _witness
+from traceable.annotation.ranges import watch_imports as _watch_imports
+from traceable.capture.flight import dump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from traceable.annotation.contract import expect
-    from traceable.annotation.counters import Counter, counter
-    from traceable.annotation.domain_counters import ExtCounter, Float64Counter, Int64Counter
-    from traceable.annotation.domains import Domain, DummyDomain, get_domain
     from traceable.annotation.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
-    from traceable.annotation.profile import Profile
     from traceable.annotation.torch_copies import instrument_copies
     from traceable.annotation.torch_modules import instrument
-    from traceable.capture.flight import dump
     from traceable.capture.steps import step, steps, window
     from traceable.capture.triggers import capture_when
     from traceable.recording import Recording, load
@@ -60,20 +63,9 @@ __all__ = [
 ]
 
 _LATER = {
-    "Counter": "traceable.annotation.counters",
-    "Domain": "traceable.annotation.domains",
-    "DummyDomain": "traceable.annotation.domains",
-    "ExtCounter": "traceable.annotation.domain_counters",
-    "Float64Counter": "traceable.annotation.domain_counters",
-    "Int64Counter": "traceable.annotation.domain_counters",
-    "Profile": "traceable.annotation.profile",
     "Recording": "traceable.recording",
     "annotate_targets": "traceable.annotation.patching",
     "capture_when": "traceable.capture.triggers",
-    "counter": "traceable.annotation.counters",
-    "dump": "traceable.capture.flight",
-    "expect": "traceable.annotation.contract",
-    "get_domain": "traceable.annotation.domains",
     "instrument": "traceable.annotation.torch_modules",
     "instrument_copies": "traceable.annotation.torch_copies",
     "load": "traceable.recording",
@@ -83,6 +75,9 @@ _LATER = {
     "steps": "traceable.capture.steps",
     "window": "traceable.capture.steps",
 }
+
+_READERS = ("Recording", "load")
+"""Names that read a recording back: what can't be loaded there is an error, for there is no answer without it."""
 
 _OF_NVTX = frozenset(
     (
@@ -106,27 +101,37 @@ _OF_NVTX = frozenset(
 def __getattr__(name: str) -> "Any":
     """Load the names that few programs use when they are first asked for."""
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("traceable")
+        return _version()
     if name in _OF_NVTX:
         return _of_nvtx(name)
     if name == "nvtx":
-        import sys
-
-        return sys.modules[__name__]
+        return _sys.modules[__name__]
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
+    if _unloaded.waits(name):
+        return _unloaded.stand_in(name)
     try:
-        value = getattr(importlib.import_module(_LATER[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
+        __import__(_LATER[name])
+        value = getattr(_sys.modules[_LATER[name]], name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return _without_torch(name)
+        if name in _READERS:
             raise
-        return _without_torch(name)
+        _unloaded.failed(name, error)
+        return _unloaded.stand_in(name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    try:
+        from importlib.metadata import version
+
+        return version("traceable")
+    except Exception as error:  # noqa: BLE001 - an install without metadata, no descriptor left: the program goes on
+        _environment.warn_once("version", f"traceable.__version__ is unknown: {type(error).__name__}: {error}")
+        return "unknown"
 
 
 def _of_nvtx(name: str) -> "Any":
@@ -134,7 +139,7 @@ def _of_nvtx(name: str) -> "Any":
         import nvtx  # type: ignore[import-untyped]
 
         value = getattr(nvtx, name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with nvtx, the name is not there
         raise AttributeError(f"traceable.{name} needs nvtx >= 0.2.17, which has it ({error})") from None
     globals()[name] = value
     return value
@@ -147,24 +152,26 @@ def _without_torch(name: str) -> "Any":
     return refuse
 
 
-if _os.environ.get(_environment.GC) or _os.environ.get(_environment.LOOP_PAUSES):
-    from traceable.annotation import pauses as _pauses
+def _begin(module: str, function: str) -> None:
+    """Call a function of a module for what the environment asks. The program imports traceable whatever comes of it."""
+    try:
+        __import__(module)
+        getattr(_sys.modules[module], function)()
+    except Exception as error:  # noqa: BLE001 - no descriptor is left, the run directory is gone
+        _environment.warn_once(module, f"{module} is not loaded: {type(error).__name__}: {error}")
 
-    _pauses.record_from_environment()
 
-if _os.environ.get(_environment.COLLECTOR) == "nsys" and _os.environ.get(_environment.RUN_DIR):
-    from traceable.capture import process as _process
+def _is_set(*names: str) -> bool:
+    return any(_os.environ.get(name) for name in names)
 
-    _process.tell_of_forks()
 
-_witness.testify()
-
-if any(_os.environ.get(name) for name in _environment.CONDITIONS):
-    from traceable.capture import conditions as _conditions
-
-    _conditions.begin_from_environment()
-
-if _os.environ.get(_environment.CONTROL) or _os.environ.get(_environment.CONTROL_SIGNAL):
-    from traceable.capture import triggers as _triggers
-
-    _triggers.listen_from_environment()
+_watch_imports()
+if _is_set(_environment.GC, _environment.LOOP_PAUSES):
+    _begin("traceable.annotation.pauses", "record_from_environment")
+if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):
+    _begin("traceable.capture.process", "tell_of_forks")
+_begin("traceable.capture.witness", "testify")
+if _is_set(*_environment.CONDITIONS):
+    _begin("traceable.capture.conditions", "begin_from_environment")
+if _is_set(_environment.CONTROL, _environment.CONTROL_SIGNAL):
+    _begin("traceable.capture.triggers", "listen_from_environment")

@@ -8,7 +8,7 @@ it is recorded (`TRACEABLE_CHOSEN`), and this module sets them, or takes them aw
   So it has them, with the recorder's gate closed. A forked child opens it, or closes it, before its own code runs.
 - nsys records whole trees of processes, so under it a chosen process becomes `traceable run` of itself.
 
-`annotation/bootstrap/sitecustomize.py` loads this file before traceable is imported, because what a process loads
+`annotation/bootstrap/hook.py` loads this file before traceable is imported, because what a process loads
 depends on what is decided here. It imports nothing that is not imported already.
 """
 
@@ -256,7 +256,7 @@ def json_of(value: "Any") -> str:
     for: with patterns from outside, what it would do there is annotated.
 
     Args:
-        value: mappings and lists of strings, whole numbers, bool and None.
+        value: mappings and lists of strings, numbers, bool and None. nan and infinity become null.
     """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json_of(key)}: {json_of(one)}" for key, one in value.items()) + "}"
@@ -264,6 +264,8 @@ def json_of(value: "Any") -> str:
         return "[" + ", ".join(map(json_of, value)) + "]"
     if value is None or isinstance(value, int):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, float):
+        return repr(value) if value - value == 0 else "null"
     units = value.encode("utf-16-be", "surrogatepass")
     numbers = [units[at] << 8 | units[at + 1] for at in range(0, len(units), 2)]
     return '"' + "".join(chr(n) if 31 < n < 127 and n not in b'"\\' else f"\\u{n:04x}" for n in numbers) + '"'
@@ -345,7 +347,8 @@ def _after(loader: "Any", done: "Callable[[Any], None]") -> None:
 def say(message: str) -> None:
     """Print one line of ours, where there is a stderr."""
     try:
-        sys.stderr.write(f"traceable: {message}\n")
+        line = "".join(c if c.isprintable() else "?" for c in f"traceable: {message}")
+        sys.stderr.write(f"{line}\n")
     except Exception:  # noqa: BLE001
         return
 

@@ -46,6 +46,9 @@ START_SECONDS = "TRACEABLE_START_SECONDS"
 FINISH_SECONDS = "TRACEABLE_FINISH_SECONDS"
 """How long after the program's end nsys may write nothing before the launcher waits no longer, in seconds (600)."""
 
+READ_LIMIT = "TRACEABLE_READ_LIMIT"
+"""How many times the limits are raised that keep a damaged or malicious file from being read without end (1)."""
+
 HANDOVER = "TRACEABLE_HANDOVER"
 """JSON: the descriptors by which the launcher hands the program's own stdio and environment past nsys. Read and
 removed by `collect/bystander.py`, so the program never sees it."""
@@ -191,12 +194,30 @@ def torch_records() -> bool:
     return os.environ.get(COLLECTOR) == "torch"
 
 
+def escaped(text: str) -> str:
+    r"""Return a text with control characters and other invisible ones as escapes: what it holds steers no terminal.
+
+    Examples:
+        >>> escaped("a\x1b[31mb")
+        'a\\x1b[31mb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def warn_once(key: str, message: str) -> None:
-    """Say `message` on stderr, prefixed, the first time that `key` is seen in this process."""
-    if key in _warned:
-        return
-    _warned.add(key)
+    """Say `message` on stderr, prefixed, the first time that `key` is seen in this process.
+
+    Of one of several lines, such as that of an import of numpy that fails, the first and the last are said.
+    """
     try:
-        sys.stderr.write(f"traceable: {message}\n")
-    except Exception:  # noqa: BLE001 - stderr may be closed or replaced; the program goes on
+        if key in _warned:
+            return
+        _warned.add(key)
+        if "\n" in message:
+            lines = message.strip().split("\n")
+            message = f"{lines[0].rstrip()} ... {lines[-1].strip()}"
+        sys.stderr.write(f"traceable: {escaped(message)}\n")
+    except Exception:  # noqa: BLE001 - stderr may be closed or replaced, the interpreter may be ending
         return

@@ -26,6 +26,12 @@ class TraceableError(Exception):
         return f"{self.found}; {self.remedy}"
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error of others, whose text may have many lines, by its class and the first line of its text."""
+    words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
 class UsageError(TraceableError):
     """The command line asks for something that can't be done as it stands."""
 

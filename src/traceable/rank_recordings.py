@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from traceable.analysis.completeness import Completeness, all_of
 from traceable.analysis.windows import Windows, judged, of_all
 from traceable.errors import TraceableError, TraceError
-from traceable.launch import processes, run_dir, windows
+from traceable.launch import emitted, processes, run_dir, windows
 from traceable.trace.joined import joined
 from traceable.trace.model import Trace
 
@@ -31,8 +32,8 @@ def named(trace: Trace, directory: Path) -> Trace:
 
 def load_ranks(
     directory: Path, parts: Sequence[Path], load: Callable[[Path], Recording]
-) -> tuple[Trace, Windows | None]:
-    """Return the trace of all ranks, and what became of the steps that they were asked for; None for none.
+) -> tuple[Trace, Windows | None, Completeness]:
+    """Return the trace of all ranks, what became of the steps asked for (None for none), and whether it is complete.
 
     Args:
         directory: that holds them.
@@ -44,6 +45,7 @@ def load_ranks(
     """
     traces: list[tuple[str, Trace]] = []
     found: list[Windows] = []
+    complete: list[Completeness] = []
     notes: list[str] = []
     errors: list[TraceableError] = []
     for part in parts:
@@ -55,7 +57,9 @@ def load_ranks(
             # A window that was never reached leaves nothing to read, and that is the answer.
             asked = windows.asked(part, run_dir.read(part))
             found += [judged(asked, ())] if asked is not None else []
+            complete.append(emitted.judge(part, run_dir.read(part), None))
             continue
+        complete.append(recording.completeness)
         traces.append((str((run_dir.read(part).get("host") or {}).get("name")), recording.trace))
         found += [recording.windows] if recording.windows is not None else []
     if not traces:
@@ -63,7 +67,7 @@ def load_ranks(
     _check_hosts(directory, traces)
     whole = joined([trace for _, trace in traces])
     source = replace(whole.source, path=str(directory), notes=(*whole.source.notes, *notes))
-    return replace(whole, source=source), of_all(found) if found else None
+    return replace(whole, source=source), of_all(found) if found else None, all_of(complete)
 
 
 def _check_hosts(directory: Path, traces: Sequence[tuple[str, Trace]]) -> None:

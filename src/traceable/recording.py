@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.analysis.attribution import Coverage
+from traceable.analysis.completeness import Completeness
 from traceable.analysis.context import Context
 from traceable.analysis.pauses import without_short_callbacks
 from traceable.analysis.profile import Profile, profile_of
@@ -119,9 +120,12 @@ def _load_raw(
         if parts := processes.parts(path):
             from traceable.rank_recordings import load_ranks
 
-            trace, windows = load_ranks(path, parts, lambda part: load(part, progress=progress, raw_names=True))
+            trace, windows, complete = load_ranks(
+                path, parts, lambda part: load(part, progress=progress, raw_names=True)
+            )
             of_all = Recording(trace, tell)
             of_all.windows = windows
+            of_all.completeness = complete
             return of_all
     with opened(path) as found:
         manifest = manifest_of(directory)
@@ -129,7 +133,7 @@ def _load_raw(
         if manifest is not None:
             from traceable.launch.windows import databases
 
-            files = databases(directory, manifest, found)
+            files = databases(manifest, found)
         traces = []
         for file in files:
             tell(f"reading {path if len(files) == 1 else file}")
@@ -138,6 +142,10 @@ def _load_raw(
             traces.append(load_trace(file, progress=tell, allow_unrelated=unrelated))
         shown = [one for file in files for one in flight.shown(file, manifest)]
     trace = joined(traces)
+    from traceable.launch import emitted
+
+    of_run = directory if manifest is not None else None
+    complete = emitted.judge(of_run, manifest, trace, files)
     if manifest is not None:
         from traceable.rank_recordings import named
 
@@ -147,6 +155,7 @@ def _load_raw(
         trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, path=str(path)))
     recording = Recording(trace, tell)
     recording.flight = shown
+    recording.completeness = complete
     if manifest is not None:
         from traceable.launch.overhead import MANIFEST_KEY
         from traceable.launch.windows import asked
@@ -184,6 +193,7 @@ class Recording:
         windows: what became of the steps that the run was asked for; None where it was asked for none.
         flight: which time of which process a flight recorder shows, as `report.json` says it; else empty.
         overhead: what recording cost, as `report.json` says it; None where that was not measured.
+        completeness: whether all that the processes emitted is in it (docs/report.md); of a part, that of the whole.
     """
 
     def __init__(self, trace: Trace, progress: Progress | None = None, names: RangeNames | None = None) -> None:
@@ -193,6 +203,7 @@ class Recording:
         self.windows: Windows | None = None
         self.flight: list[dict[str, Any]] = []
         self.overhead: dict[str, Any] | None = None
+        self.completeness = Completeness()
         self._tell = progress or _tell_nobody
         self._kept: dict[tuple[str, str], Table] = {}
         self._wholes: tuple[Recording, ...] = ()
@@ -475,7 +486,7 @@ class Recording:
 
         short = self._told[1]
         left_out = (f"{short} callbacks of the event loop under the threshold left out",) if short else ()
-        return (*self.trace.source.notes, *left_out, *contradictions(self.context))
+        return (*self.completeness.notes, *self.trace.source.notes, *left_out, *contradictions(self.context))
 
     def _steady(self, step_range: str | None, step_kernel: str | None) -> Recording:
         from traceable.analysis.select import selected
@@ -501,6 +512,7 @@ class Recording:
         """Return a recording of the same run."""
         other = Recording(trace, self._tell, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
+        other.completeness = self.completeness
         return other
 
     @cached_property

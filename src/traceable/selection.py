@@ -1,6 +1,6 @@
 """Which processes of a run are recorded: the words that ask for it, and what a process is told by whoever started it.
 
-Pure functions over an environment, a command line and a stack. `annotation/bootstrap/sitecustomize.py` loads this file
+Pure functions over an environment, a command line and a stack. `annotation/bootstrap/hook.py` loads this file
 and `decision.py`, which decides with it, before traceable is imported; the launcher reads the same words with it. It
 imports nothing that the interpreter has not imported already, but `fnmatch` where names are asked for.
 """

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import traceable
-from traceable.annotation import domain_counters, domains
+from traceable.annotation import domains
 
 WITH_TOOL = bool(os.environ.get("NVTX_INJECTION64_PATH"))
 DUMMY = domains._dummy
@@ -38,7 +38,7 @@ _reasons = importlib.import_module("nvtx").CounterNoValueReason
 sys.modules["nvtx"] = traceable
 _module("nvtx.nvtx", dummy_domain=DUMMY)
 _module("nvtx._lib")
-_module("nvtx._lib.counters", dummy_counter=domain_counters.dummy_counter)
+_module("nvtx._lib.counters", dummy_counter=domains._dummy_counter)
 _module("nvtx._lib.profiler", Profile=traceable.Profile)
 _module("nvtx.writer", PredefinedScope=traceable.PredefinedScope)
 

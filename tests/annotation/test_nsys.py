@@ -53,3 +53,34 @@ def check_durations(listen: Listen, name: str) -> None:
     assert durations == sorted(durations)
     assert all(duration >= sleep for duration, sleep in zip(durations, (50e6, 100e6, 150e6), strict=True))
     assert sorted(event.end_ns or 0 for event in ranges) == [event.end_ns for event in ranges]
+
+
+HOSTILE = """
+import threading
+from traceable import annotate, counter, get_domain, mark
+texts = ["", "\\0", "a\\0b", "\\ud800", "x" * 65536, "\\U0010ffff", "\\x1b[31m", "%s%n"]
+def named():
+    with annotate("in a thread"): pass
+for text in texts:
+    with annotate(text, domain=text, category=text, payload={text: text}): pass
+    with annotate("own domain", domain="d", category=text): pass
+    mark(text)
+    counter(text, 1, domain=text)
+    get_domain(text)
+    thread = threading.Thread(target=named)
+    thread.name = text
+    thread.start()
+    thread.join()
+mark("last", payload=len(texts))
+"""
+
+
+def test_no_text_makes_nsys_refuse_the_report(listen_nsys: Listen) -> None:
+    """An empty domain, category or thread name is one that the importer of 2022.4 stops at: all would be lost."""
+    heard = listen_nsys(HOSTILE)
+    (last,) = heard.named("last")
+    assert len(heard.named("own domain")) == len(heard.named("in a thread")) == last.payload
+    (empty,) = (event for event in heard.named("") if event.kind == "push")
+    assert empty.domain is None
+    assert not empty.category
+    assert {"\N{SYMBOL FOR NULL}", "a\N{SYMBOL FOR NULL}b", "?"} <= {event.domain for event in heard.events}

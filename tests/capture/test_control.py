@@ -370,6 +370,47 @@ def test_a_forked_child_has_a_socket_of_its_own_and_the_parent_keeps_its(running
     assert not program.path.exists()
 
 
+FORKING_BESIDE = """
+import os, threading, time
+at_fork = []
+def look():
+    at_fork.append({one.native_id for one in threading.enumerate() if one.name.startswith("traceable ")})
+os.register_at_fork(before=look)  # what is registered first is called last
+import traceable
+from traceable.capture.timer import Timer
+from traceable.capture.server import _server as server
+timer = Timer()
+if timed:
+    timer.after(1e6, print)
+while not (server._idle and timer._idle == timed):
+    time.sleep(0)
+def ours():
+    return {one.native_id for one in threading.enumerate() if one.name.startswith("traceable ")}
+print("ready", flush=True)
+before = ours()
+over = threading.Event()
+others = [threading.Thread(target=over.wait) for _ in range(beside)]
+for other in others:
+    other.start()
+child = os.fork()
+if not child:
+    os._exit(len(ours()))
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(at_fork == [before], at_fork == [set()], len(before), len(ours()), status)
+over.set()
+"""
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("beside", [0, 2])
+def test_our_threads_end_for_a_fork_only_where_there_are_no_others(running, beside, timed):
+    """Python warns of a fork beside threads. To end one and begin it anew takes long among busy ones."""
+    program = running(f"beside, timed = {beside}, {timed}\n{FORKING_BESIDE}")
+    threads = 1 + timed
+    # In the child there is the one of its own socket.
+    assert program.line() == f"{beside > 0} {beside == 0} {threads} {threads} 1"
+
+
 def test_the_thread_of_the_socket_takes_no_signal_of_the_programs(running):
     code = "import signal, threading, traceable\nprint('ready')\nprint(threading.enumerate()[1].native_id)\n"
     code += "print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)\ninput()\n"

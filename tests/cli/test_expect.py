@@ -150,15 +150,27 @@ def test_a_run_that_recorded_nothing_entered_nothing(traceable):
     assert said(ended) == ["expected pack: never entered", "1 of 1 expectation not met"]
 
 
-def test_strict_without_any_expectation_is_one_clear_error(traceable):
+def test_strict_without_any_expectation_holds_that_all_that_was_emitted_is_there(traceable, tmp_path):
     ended = traceable(*recorded("--strict"), "-c", RANGES)
+    assert (ended.returncode, said(ended)) == (0, [])
+    again = traceable("report", "out", "--strict", "--json")
+    assert again.returncode == 0
+    (process,) = json.loads(again.stdout)["completeness"]["processes"]
+    assert (process["emitted"], process["recorded"], process["missing"]) == (3, 3, 0)
+    # The database has the counts too, for whoever has nothing else.
+    (database,) = (tmp_path / "out").glob("*.sqlite")
+    assert traceable("report", database, "--strict").returncode == 0
+
+
+def test_strict_where_nobody_counts_and_nothing_is_expected_is_one_clear_error(traceable):
+    ended = traceable(*recorded("--strict"), "-c", "import nvtx\nwith nvtx.annotate('x'): pass")
     assert ended.returncode == 2
     assert said(ended) == [
-        "--strict has nothing to judge: no range was expected and no steps were asked for; "
-        "add --expect NAME or --steps, or call traceable.expect(...)"
+        "--strict has nothing to judge: no range was expected, no steps were asked for, and no process counted its "
+        "ranges; add --expect NAME or --steps, or call traceable.expect(...)"
     ]
     again = traceable("report", "out", "--strict")
-    assert (again.returncode, again.stdout) == (2, "")
+    assert again.returncode == 2
     assert said(again) == said(ended)
 
 

@@ -91,7 +91,7 @@ def test_json_and_csv_go_to_stdout_whole(ncu: Ncu, stand_in: StandIn, tmp_path: 
     shown = ncu("--read", file, "--csv")
     header, first, second = shown.stdout.splitlines()
     assert header.startswith("name,grid,block,device,launches,duration_total_ns,")
-    assert (first.partition(",")[0], second.partition(",")[0]) == ("rms_norm_kernel(float *)", "gemm")
+    assert (first.partition(",")[0], second.partition(",")[0]) == ('"rms_norm_kernel(float *)"', '"gemm"')
     shown = ncu("--json", "-c", "pass", env=stand_in())
     assert len(json.loads(shown.stdout)["rows"]) == 2
 
@@ -105,8 +105,10 @@ def test_the_exit_code_is_the_programs_own(ncu: Ncu, stand_in: StandIn) -> None:
 
 
 def test_a_signal_reaches_the_program_and_not_ncu(stand_in: StandIn, tmp_path: Path) -> None:
+    # Blocked, so that it can't come between the line and the wait.
     program = (
-        "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(7))\nprint('ready', flush=True)\nsignal.pause()"
+        "import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [15])\nprint('ready', flush=True)\n"
+        "signal.sigwait([15])\nsys.exit(7)"
     )
     command = [sys.executable, "-m", "traceable", "ncu", "-c", program]
     with subprocess.Popen(

@@ -279,8 +279,9 @@ def test_what_ends_without_python_leaves_nothing_and_that_is_said(run: Runner) -
         "torch.profiler left nothing: the program did not import torch, recorded no window, or ended without Python's "
         "own end (a signal without a handler, os._exit)"
     )
-    assert ran.said[1].startswith("likely: torch.profiler left no trace")
-    assert len(ran.said) == 3  # with its fix
+    assert ran.said[1].startswith("ranges_missing: process ")
+    assert ran.said[2].startswith("likely: torch.profiler left no trace")
+    assert len(ran.said) == 4  # with its fix
 
 
 def test_ours_stands_back_for_a_profiler_of_the_programs_own(run: Runner) -> None:

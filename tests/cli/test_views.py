@@ -75,6 +75,7 @@ def test_json_has_the_head_and_the_answer_under_the_name_of_the_view(database: P
         "selection",
         "capture",
         "overhead",
+        "completeness",
         "flight_recorder",
     }
     assert set(read) == {*head, view}

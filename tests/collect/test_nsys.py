@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,16 @@ def test_finalising_again_changes_nothing_and_trusts_no_older_export(recorded):
     again = collector.finalise(recorded, "app")
     assert again.database == database
     assert database.stat().st_mtime_ns == before.st_mtime_ns
-    database.write_bytes(b"of another report")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM NVTX_EVENTS")
     os.utime(database, ns=(0, 0))
     collector.finalise(recorded, "app")
     assert ranges(database) == ["pack"]
+    database.write_text("mine")
+    os.utime(database, ns=(0, 0))
+    with pytest.raises(CollectorError, match="no export of one; move it away"):
+        collector.finalise(recorded, "app")
+    assert database.read_text() == "mine"
     assert [entry.name for entry in recorded.iterdir() if entry.name.startswith(".")] == []
 
 

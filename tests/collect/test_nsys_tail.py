@@ -61,12 +61,13 @@ def test_an_export_with_nothing_to_cut_stays_as_it_is(database: Path) -> None:
 
 
 def test_what_processes_said_of_their_end(tmp_path: Path) -> None:
-    began = {"began_wall_ns": 1, "pid": 0}
+    began = {"began_wall_ns": 1, "disabled": False, "level": 1, "listener": True}
+    ended = {"ended_wall_ns": 5, "end": "exit", "names": [], "distinct": 0, "nvtx": None, "torch_profiler": False}
     for pid, lines in {
-        1: [began | {"pid": 1}, {"ended_wall_ns": 5}],
+        1: [began | {"pid": 1}, ended],
         2: [began | {"pid": 2}],
         # It became another program, which was killed.
-        3: [began | {"pid": 3}, {"ended_wall_ns": 5}, began | {"pid": 3}],
+        3: [began | {"pid": 3}, ended, began | {"pid": 3}],
     }.items():
         (tmp_path / f"status.{pid}.lives").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "status.4.lives").write_text("")

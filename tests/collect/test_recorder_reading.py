@@ -6,6 +6,7 @@ import csv
 import os
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 from contextlib import closing
@@ -15,7 +16,7 @@ import pytest
 from tests.lacking import lacking
 
 from traceable._native import recorder_library
-from traceable.collect import named
+from traceable.collect import loss_table, named
 from traceable.collect.recorder import RecorderCollector
 from traceable.errors import CollectorError
 
@@ -96,7 +97,7 @@ def test_a_recording_becomes_a_database_once(run_dir: Path) -> None:
     assert sorted(path.name for path in run_dir.iterdir()) == ["app.sqlite", "recording"]
 
 
-def test_a_newer_recording_or_a_missing_or_broken_database_is_written_again(run_dir: Path) -> None:
+def test_a_newer_recording_or_a_missing_or_empty_database_is_written_again(run_dir: Path) -> None:
     collector = RecorderCollector()
     database = collector.finalise(run_dir, "app").database
     assert database is not None
@@ -104,8 +105,34 @@ def test_a_newer_recording_or_a_missing_or_broken_database_is_written_again(run_
     assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
     database.unlink()
     assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
-    database.write_bytes(b"not a database" * 100)
+    database.write_bytes(b"")
     assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
+
+
+@pytest.mark.parametrize("what", ["text", "database", "link", "directory"])
+def test_what_is_no_export_is_never_overwritten_or_deleted(run_dir: Path, tmp_path: Path, what: str) -> None:
+    """Neither where it would be replaced, nor where the recording holds nothing and there is to be no database."""
+    mine = tmp_path / "mine"
+    database = run_dir / "app.sqlite"
+    if what == "database":
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("CREATE TABLE mine (value)")
+    elif what == "link":
+        mine.write_text("mine")
+        database.symlink_to(mine)
+    elif what == "directory":
+        (database / "mine").mkdir(parents=True)
+    else:
+        database.write_text("mine")
+    before = database.lstat()
+    for _ in range(2):
+        with pytest.raises(CollectorError, match="no export of one; move it away"):
+            RecorderCollector().finalise(run_dir, "app")
+        after = database.lstat()
+        assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+        for events in run_dir.glob("recording/*/*.events"):
+            events.unlink()
+    assert what != "link" or mine.read_text() == "mine"
 
 
 def test_nothing_recorded_is_said_and_is_no_database(tmp_path: Path) -> None:
@@ -201,11 +228,37 @@ def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, n
         RecorderCollector().finalise(run_dir, "app")
 
 
+@pytest.mark.parametrize(
+    ("place", "layout", "value", "why"),
+    [
+        (16, "<I", 1 << 31, "process id 2147483648"),
+        (16, "<I", 0, "process id 0"),
+        (24, "<q", -(1 << 63), "monotonic clock of -9223372036854775808 ns"),
+        (24, "<q", (1 << 63) - 1, "monotonic clock of"),
+        (32, "<q", (1 << 63) - 1, "wall clock of 9223372036854775807 ns"),
+        (32, "<q", -1, "wall clock of -1 ns"),
+        (92, "<I", 1, "segments of 1 bytes"),
+    ],
+)
+def test_a_header_that_no_recorder_writes_is_left_out_by_name(
+    run_dir: Path, place: int, layout: str, value: int, why: str
+) -> None:
+    """Of two processes, the one with the sound header is read."""
+    record(run_dir)
+    path = sorted((run_dir / "recording").glob("*/process"))[-1]
+    content = bytearray(path.read_bytes())
+    struct.pack_into(layout, content, place, value)
+    path.write_bytes(content)
+    recorded = RecorderCollector().finalise(run_dir, "app")
+    assert query(recorded.database, RANGES) == WHOLE
+    assert len(recorded.notes) == 1
+    assert f"{path} is damaged ({why}" in recorded.notes[0]
+
+
 def test_an_unwritable_place_is_an_error_and_leaves_no_half_file(run_dir: Path) -> None:
-    (run_dir / "app.sqlite").mkdir()
     with pytest.raises(CollectorError, match=r"app\.sqlite can't be written"):
-        RecorderCollector().finalise(run_dir, "app")
-    assert sorted(path.name for path in run_dir.iterdir()) == ["app.sqlite", "recording"]
+        RecorderCollector().finalise(run_dir, "app", run_dir / "gone")
+    assert sorted(path.name for path in run_dir.iterdir()) == ["recording"]
 
 
 def test_times_are_wall_clock_times(tmp_path: Path) -> None:
@@ -226,8 +279,8 @@ def test_the_tables_are_columns_of_real_nsys_exports(run_dir: Path, captures: Pa
     database = RecorderCollector().finalise(run_dir, "app").database
     real = captures / "nsys" / "a100-transformer-forward.sqlite"
     tables = {str(name) for (name,) in query(database, "SELECT name FROM sqlite_master")}
-    # That capture was made without the system's properties.
-    for table in sorted(tables - {"TARGET_INFO_SYSTEM_ENV"}):
+    # That capture was made without the system's properties; the other table is ours alone.
+    for table in sorted(tables - {"TARGET_INFO_SYSTEM_ENV", loss_table.TABLE}):
         columns = f"SELECT name, type, \"notnull\", pk FROM pragma_table_info('{table}')"
         assert query(database, columns) == query(real, columns), table
     ours = set(query(database, "SELECT * FROM ENUM_NSYS_EVENT_TYPE"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+
+import pytest
 
 from traceable.launch import patience
 
@@ -23,3 +26,37 @@ def test_a_heartbeat_says_how_much_is_written(tmp_path, monkeypatch):
         "nsys is writing the report, 2.000 KiB, for 0 s now",
         "nsys is writing the report, 3.000 KiB, for 0 s now",
     ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands until it is set on by some seconds."""
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    return lambda seconds: now_s.__setitem__(0, now_s[0] + seconds)
+
+
+def test_time_in_which_the_launcher_could_not_run_does_not_count(clock):
+    deadline = patience.Deadline(60)
+    clock(3600)
+    assert not deadline.passed()
+    for _ in range(57):
+        clock(1)
+        assert not deadline.passed()
+    clock(1)
+    assert deadline.passed()
+
+
+def test_a_collector_that_was_paused_with_the_launcher_is_not_left_alone(clock, tmp_path):
+    said: list[str] = []
+    writing = patience.Writing("nsys", lambda _: [], tmp_path, said.append)
+    assert writing.goes_on()
+    clock(11)
+    assert writing.goes_on()
+    clock(86_400)
+    assert writing.goes_on()
+    for _ in range(600):
+        clock(1)
+        goes_on = writing.goes_on()
+    assert not goes_on
+    assert said[-1] == "nsys has written nothing for 600 s and is left alone"

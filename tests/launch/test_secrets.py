@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -10,8 +11,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 from tests.lacking import lacking
 
@@ -93,6 +97,14 @@ def test_a_value_on_the_command_line_is_in_no_file_of_the_recorders(command, env
         "--url=http://u:k-1-k-1@h/?b=c&token=k-1-k-1",
         "API_KEY=k-1-k-1",
         "Token: k-1-k-1",
+        "https://k-1-k-1@h",
+        "Bearer k-1-k-1",
+        "X-Api-Key:k-1-k-1",
+        '{"token": "k-1-k-1"}',
+        "TOKEN1=k-1-k-1",
+        "--secret",
+        "-k-1-k-1",
+        "Cookie: a=k-1-k-1; b=k-1-k-1",
     ]
     kept = ["--plain", "seen-1", "PWD=seen-2", "--max-tokens=5", "-c", "f(key=seen-3)"]
     (tmp_path / "app.py").write_text(f"import sys; assert sys.argv[1:] == {hidden + kept}; {MARKED}")
@@ -101,7 +113,17 @@ def test_a_value_on_the_command_line_is_in_no_file_of_the_recorders(command, env
     assert ended.returncode == 0, ended.stderr
     assert files_with(tmp_path / "out", "k-1-k-1") == []
     assert {"run.json", "process", "app.sqlite"} <= set(files_with(tmp_path / "out", "seen-3"))
-    written = ["--api-key", "***", "--url=http://u:***@h/?b=c&token=***", "API_KEY=***", "Token: ***", *kept]
+    written = ["--api-key", "***", "--url=http://***@h/?b=c&token=***", "API_KEY=***", "Token: ***", "https://***@h"]
+    written += [
+        "Bearer ***",
+        "X-Api-Key:***",
+        '{"token": "***"}',
+        "TOKEN1=***",
+        "--secret",
+        "***",
+        "Cookie: ***",
+        *kept,
+    ]
     assert json.loads((tmp_path / "out" / "run.json").read_text())["target"]["arguments"] == written
     assert recorded_arguments(tmp_path / "out") == written
 
@@ -132,10 +154,65 @@ def recorded_arguments(run: Path) -> list[str]:
         (["--env-var=A=b,API_KEY=c", "--env=HF_TOKEN=a"], ["--env-var=A=b,API_KEY=***", "--env=HF_TOKEN=***"]),
         (["--db-pass", "a", "-pass", "2", "PWD=/b"], ["--db-pass", "***", "-pass", "2", "PWD=/b"]),
         (["-c", "print(sorted(x, key=len))"], ["-c", "print(sorted(x, key=len))"]),
+        (["https://tok-1@h/x", "git+https://tok-1@h"], ["https://***@h/x", "git+https://***@h"]),
+        (["HTTPS://tok-1:x-oauth-basic@h", "wss://tok-1@h"], ["HTTPS://***@h", "wss://***@h"]),
+        (
+            ["ssh://git@h", "postgres://me@h/db", "abfss://box@h"],
+            ["ssh://git@h", "postgres://me@h/db", "abfss://box@h"],
+        ),
+        (["postgres://me:p@s#1@h/db", "http://h/?m=a@b"], ["postgres://me:***@h/db", "http://h/?m=a@b"]),
+        (
+            ["Bearer x.y-1", "auth: bearer x", "Bearer", "x", "bearers x"],
+            ["Bearer ***", "auth: bearer ***", "Bearer", "***", "bearers x"],
+        ),
+        (["-H", "Authorization:Bearer x", "-HX-Api-Key:v", "a"], ["-H", "Authorization:***", "-HX-Api-Key:***", "a"]),
+        (
+            ["X-Api-Key:v", "X-Api-Key:", "v", "--header=X-Api-Key: v w"],
+            ["X-Api-Key:***", "X-Api-Key:", "***", "--header=X-Api-Key: ***"],
+        ),
+        (
+            ["tests/test_key.py::test_a", "test_key.py:12", "me@h:token:x"],
+            ["tests/test_key.py::test_a", "test_key.py:12", "me@h:token:x"],
+        ),
+        (
+            ["localhost:80", "-v", "/run/secret:/secret:ro", "token://x", "json:loads"],
+            ["localhost:80", "-v", "/run/secret:/secret:ro", "token://x", "json:loads"],
+        ),
+        (['{"token": "a\\"b", "n": 1}', "{'api_key':'a b'}"], ['{"token": "***", "n": 1}', "{'api_key':'***'}"]),
+        (['{"secrets": {"a": "b"}, "n": 1}', '"token": 12, "n": 1'], ['{"secrets": ***', '"token": ***, "n": 1']),
+        (['"{\\"token\\": \\"a b\\", \\"n\\": 1}"'], ['"{\\"token\\": \\"***\\", \\"n\\": 1}"']),
+        (
+            ["TOKEN1=a", "API_KEY_2=b", "SECRET03 = c d", "KEY2PATH=e"],
+            ["TOKEN1=***", "API_KEY_2=***", "SECRET03 = ***", "KEY2PATH=e"],
+        ),
+        (
+            ["--secret", "-v", "--secret", "--verbose", "--secret", "--Ab9"],
+            ["--secret", "***", "--secret", "--verbose", "--secret", "***"],
+        ),
+        (
+            ["--cookie", "a=b; c=d", "Cookie: a=b; c=d", "-b", "JSESSIONID=a"],
+            ["--cookie", "***", "Cookie: ***", "-b", "JSESSIONID=***"],
+        ),
+        (["sh", "-c", "TOKEN=a b; curl -H 'Cookie: c=d; e=f' g"], ["sh", "-c", "TOKEN=***"]),
+        (["bash", "-e", "-c", "curl -H 'Cookie: c=d; e=f' g"], ["bash", "-e", "-c", "curl -H 'Cookie: ***' g"]),
+        (
+            ["python", "-c", "f(token=a); g('https://b@c', 'Bearer d')"],
+            ["python", "-c", "f(token=a); g('https://***@c', 'Bearer ***')"],
+        ),
+        (
+            ["http://h/?X-Amz-Signature=a&b=c", "--token", "", "d"],
+            ["http://h/?X-Amz-Signature=***&b=c", "--token", "", "d"],
+        ),
+        (
+            ["cl\u00e9=a", "\u212aEY=a", "TO\u212aEN=a", "token=\u00e9\udcff"],
+            ["cl\u00e9=a", "\u212aEY=a", "TO\u212aEN=a", "token=***"],
+        ),
     ],
 )
 def test_command_lines_without_values(words, written):
     assert confidential.without_values(words) == written
+    # What is written is no leak.
+    assert confidential.without_values(written) == written
 
 
 def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
@@ -154,8 +231,105 @@ def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
     assert recorded_arguments(tmp_path / "out") == confidential.without_values(words)
 
 
+HIDE = """
+#include "recorder_secrets.h"
+void hide_line(const char *command, size_t length, int cut, char *shown) { hide_secrets(command, length, cut, shown); }
+"""
+PIECES = [
+    "token",
+    "Key",
+    "PWD",
+    "x",
+    "pass",
+    "a_pass",
+    "1",
+    "-",
+    "--",
+    "-c",
+    "bash",
+    "/",
+    ":",
+    "::",
+    "=",
+    "://",
+    "https://",
+    "ssh",
+]
+PIECES += [
+    "@",
+    "?",
+    "&",
+    ",",
+    ";",
+    " ",
+    "\t",
+    '"',
+    "'",
+    "\\",
+    "{",
+    "[",
+    "(",
+    "}",
+    ".",
+    "bearer",
+    "Bearer ",
+    "Cookie",
+    "\u00e9",
+    "\udcff",
+]
+PIECES += ["_", '\\"', '"token":', '=\\"', 'key="', "bearer x"]
+LINES = st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=20), max_size=6)
+
+
+@pytest.fixture(scope="module")
+def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
+    """`hide_secrets` of the recorder, of a command line as /proc has it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        lacking("a C compiler")
+    folder = tmp_path_factory.mktemp("hide")
+    (folder / "hide.c").write_text(HIDE)
+    headers = Path(confidential.__file__).parent / "_native"
+    words = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{headers}"]
+    subprocess.run([*words, "-o", folder / "hide.so", folder / "hide.c"], check=True)
+    function = ctypes.CDLL(str(folder / "hide.so")).hide_line
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
+
+    def hide(command: bytes, cut: bool) -> bytes:
+        shown = ctypes.create_string_buffer(len(command) + 1)
+        function(command, len(command), cut, shown)
+        return shown.raw[:-1]
+
+    return hide
+
+
+@hypothesis.given(LINES)
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_the_recorder_hides_the_same_bytes_of_any_command_line(hide_in_c, line):
+    words = [os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogatepass")) for word in line]
+    expected = b""
+    for word, spans in confidential.secret_spans(words):
+        shown = bytearray(os.fsencode(word))
+        for begin, end in spans:
+            begin, end = len(os.fsencode(word[:begin])), len(os.fsencode(word[:end]))
+            shown[begin:end] = b"*" * (end - begin)
+        expected += shown + b"\0"
+    assert hide_in_c(b"".join(os.fsencode(word) + b"\0" for word in words), False) == expected
+
+
+@pytest.mark.parametrize("line", ["https://tok-1", "postgres://me:tok-1", "a\0Bearer tok-1", "--token\0tok-1"])
+def test_what_is_cut_off_in_a_secret_shows_nothing_of_it(hide_in_c, line):
+    assert b"tok" in hide_in_c(b"x\0tok", True)
+    shown = hide_in_c(line.encode(), True)
+    assert b"tok-1" not in shown and shown.endswith(b"*****")
+
+
 def test_names_of_secrets():
     secret = [
+        "TOKEN1",
+        "api_key_02",
+        "PHPSESSID",
+        "session-cookie",
         "API_KEY",
         "OPENAI_APIKEY",
         "AWS_SECRET_ACCESS_KEY",
@@ -165,7 +339,18 @@ def test_names_of_secrets():
         "X_CREDENTIALS",
         "SMTP_PASS",
     ]
-    plain = ["PATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "HOME", "PASSENGERS", "PWD", "OLDPWD"]
+    plain = [
+        "PATH",
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "KEYBOARD",
+        "HOME",
+        "PASSENGERS",
+        "PWD",
+        "OLDPWD",
+        "KEY1WORD",
+        "COOKIEJAR",
+    ]
     assert [name for name in (*secret, *plain) if confidential.is_secret(name)] == secret
 
 

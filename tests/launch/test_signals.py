@@ -27,7 +27,7 @@ def wait():
 COUNTS = """
 seen = []
 signal.signal(signal.SIGINT, lambda *_: (seen.append(1), os.write(1, b"seen")))
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(len(seen)))
+for ends in (signal.SIGUSR1, signal.SIGQUIT): signal.signal(ends, lambda *_: sys.exit(len(seen)))
 with open("ready", "w") as ready:
     ready.write("ready")
 wait()
@@ -38,6 +38,27 @@ OWN_TERMINAL = (
     "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
+
+
+# A shell that has the rest as its one job: continues it in the foreground whenever it has stopped.
+SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+job = os.fork()
+if not job:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execv(sys.argv[1], sys.argv[1:])
+while True:
+    _, status = os.waitpid(job, os.WUNTRACED)
+    os.tcsetpgrp(0, os.getpgrp())
+    if not os.WIFSTOPPED(status):
+        sys.exit(os.waitstatus_to_exitcode(status))
+    os.tcsetpgrp(0, job)
+    os.killpg(job, signal.SIGCONT)
+    os.write(1, b"continued")
+"""
 
 
 @pytest.fixture
@@ -90,6 +111,26 @@ def test_ctrl_c_at_the_terminal_arrives_as_often_as_it_was_typed(times, collecto
     except OSError:  # EIO: nobody holds the terminal any more
         pass
     assert process.wait() == times, shown
+
+
+@pytest.mark.parametrize("collector", ["recorder", "nsys"], indirect=True)
+def test_ctrl_z_at_the_terminal_stops_the_job_and_its_shell_continues_it(collector, command, at_terminal, ready):
+    """Program and launcher get it together, and which of their changes the launcher hears of first is by chance."""
+    process, leader = at_terminal([sys.executable, "-c", SHELL, *command(collector, "-c", WAIT + COUNTS)])
+    assert ready.read_text() == "ready"
+    shown = b""
+    for typed in range(10):
+        os.write(leader, b"\x1a")
+        while shown.count(b"continued") <= typed:
+            shown += os.read(leader, 4096)
+    os.write(leader, b"\x03")
+    while b"seen" not in shown:
+        shown += os.read(leader, 4096)
+    os.write(leader, b"\x1c")
+    with contextlib.suppress(OSError):  # EIO: nobody holds the terminal any more
+        while chunk := os.read(leader, 4096):
+            shown += chunk
+    assert process.wait() == 1, shown
 
 
 def test_a_terminal_that_goes_away_ends_the_program(collector, command, at_terminal, ready, tmp_path):

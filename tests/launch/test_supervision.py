@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -152,6 +153,41 @@ def test_a_daemon_left_behind_is_not_waited_for(nsys, command, start, fifos):
     assert (fifos / "gone").read_text() == ""  # it lives
 
 
+CLOSES_ALL = """
+import os, signal, subprocess, sys, threading
+if sys.argv[1:] == ["child"]:
+    code = 3
+    signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"continued"))
+    os.closerange(3, 4096)
+    threading.Event().wait(3)
+else:
+    code = 3 + subprocess.run([sys.executable, "app.py", "child"]).returncode
+    import traceable
+    with traceable.annotate("before"): pass
+    os.closerange(3, 4096)
+    for _ in range(200_000):
+        with traceable.annotate("after"): pass
+sys.exit(code)
+"""
+
+
+def test_a_program_that_closes_all_descriptors_ends_and_so_does_its_child(nsys, command, environ, tmp_path):
+    """nsys's library holds both at their exit. One that annotates leaves by itself; the other is released, but not
+    while it waits for something of its own.
+    """
+    (tmp_path / "app.py").write_text(CLOSES_ALL)
+    ended = subprocess.run(command("nsys", "app.py"), capture_output=True, text=True, env=environ, cwd=tmp_path)
+    assert ended.returncode == 6, ended.stderr
+    assert ended.stdout.count("continued") == 0
+    assert "Traceback" not in ended.stderr
+    pid = manifest(tmp_path / "out")["pid"]
+    assert f"process {pid} has closed the descriptors of nsys's library" in ended.stderr
+    (child,) = re.findall(r"process (\d+) hung at its exit in nsys's library.* --collector recorder", ended.stderr)
+    assert int(child) != pid
+    notes = manifest(tmp_path / "out")["notes"]
+    assert len([note for note in notes if "nsys's library" in note]) == 2
+
+
 def test_what_comes_after_exec_is_recorded(nsys, command, start, tmp_path):
     (tmp_path / "next.py").write_text("import traceable\nwith traceable.annotate('after'): pass\nraise SystemExit(3)\n")
     (tmp_path / "app.py").write_text("import os, sys\nos.execv(sys.executable, [sys.executable, 'next.py'])\n")
@@ -285,6 +321,7 @@ def test_ctrl_c_twice_while_nsys_writes_leaves_it_alone(stand_in, nsys, command,
 
 def test_an_orchestrator_that_kills_in_the_export_loses_nothing(exporting, nsys, fifos):
     """Its SIGTERM is answered, its SIGKILL leaves a manifest that says how the program ended, and the report."""
+    exporting.send_signal(signal.SIGUSR2)  # for the program, and too late: it ends nothing
     exporting.send_signal(signal.SIGTERM)
     assert exporting.stderr is not None
     for line in exporting.stderr:
@@ -313,6 +350,21 @@ def test_stopped_and_continued(collector, command, start, fifos):
     process.send_signal(signal.SIGCONT)
     (fifos / "go").write_text("")
     assert process.wait() == 6
+
+
+def test_a_launcher_that_is_paused_goes_on_where_it_was(nsys, command, start, fifos):
+    """As `docker pause`, a debugger or a suspend pauses it: for longer than it waits for one signal."""
+    process = start(command("nsys", "app.py"), stderr=subprocess.PIPE, text=True)
+    assert (fifos / "ready").read_text() == ""
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    time.sleep(1.2 * supervisor.WAKE_SECONDS)
+    process.send_signal(signal.SIGCONT)
+    (fifos / "go").write_text("")
+    _, said = process.communicate()
+    assert process.returncode == 6, said
+    assert "Traceback" not in said
+    assert names(fifos / "out") == {"before", "after"}
 
 
 def test_a_program_that_somebody_else_stops_does_not_stop_the_launcher(command, start, fifos):
@@ -377,6 +429,25 @@ def test_a_full_disk_is_said_and_the_exit_code_is_the_programs(nsys, small, tmp_
     assert ended.returncode == 4, ended.stderr
     assert "Traceback" not in ended.stderr
     assert re.search(r"nsys left no report|can't be written|can't export|No space left", ended.stderr), ended.stderr
+    assert "how the program ended is not known" not in ended.stderr
+
+
+def test_a_limit_on_memory_costs_the_profile_and_not_the_exit_code(command, environ, tmp_path):
+    """Where numpy's libraries find too little they end the process that loads them, or have many lines to say."""
+    limited = ["sh", "-c", 'ulimit -v 150000 && exec "$@"', "sh"]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*limited, *words], capture_output=True, text=True, env=environ, cwd=tmp_path)
+
+    ended = run(*command("recorder", "-c", "import sys, traceable\nwith traceable.annotate('pack'): sys.exit(4)"))
+    assert ended.returncode == 4, ended.stderr
+    assert "memory limit of 146.5 MiB (ulimit -v)" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 2, ended.stderr  # the collector's, and this
+    read = run(sys.executable, "-m", "traceable", "report", "out")
+    assert read.returncode == 2
+    assert len(read.stderr.splitlines()) == 1 and "memory limit" in read.stderr
+    with reports.opened(tmp_path / "out") as database, closing(sqlite3.connect(database)) as connection:  # without it
+        assert connection.execute("SELECT value FROM StringIds WHERE value = 'pack'").fetchone()
 
 
 def test_a_program_that_deletes_the_run_directory_ends_as_it_ends(collector, command, environ, tmp_path):
@@ -385,3 +456,4 @@ def test_a_program_that_deletes_the_run_directory_ends_as_it_ends(collector, com
     assert ended.returncode == 4, ended.stderr
     assert "out is gone, and with it what was recorded: the program deleted it" in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.splitlines()) == 2, ended.stderr  # the collector's, and this

@@ -79,7 +79,10 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "capture",
         "flight_recorder",
         "overhead",
+        "left_out",
+        "completeness",
     }
+    assert report["left_out"] == {}
     assert all(tuple(row) == RANGE_COLUMNS for row in report["ranges"])
     assert all(tuple(row) == NAME_COLUMNS for row in report["names"])
     step = report["ranges"][0]
@@ -167,6 +170,26 @@ def test_a_terminal_shows_the_fifty_largest_ranges_and_counts_the_rest(made: Any
     text = printed(made(*((100 * i, 100 * i + i + 1, f"range {'x' * i}") for i in range(80))))
     assert len(table(text)) == 50
     assert "\nand 30 more: --top 0" in text
+
+
+def test_the_saved_report_is_bounded_and_says_what_it_leaves_out(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = made(
+        (0, 9000, "step"), *((10 * i, 10 * i + i + 1, f"range {'x' * i}") for i in range(9)), (9500, 9501, "a")
+    )
+    everything = json.loads(printed(database, "--json"))
+    assert everything["left_out"] == {}
+    monkeypatch.setattr("traceable.report.document.MOST_ROWS", 4)
+    shown = json.loads(printed(database, "--json", save_to=tmp_path / "report.json"))
+    assert shown == everything, "what is printed is not bounded"
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert saved["left_out"] == {"ranges": 7, "names": 7}
+    largest = ["step", *(f"range {'x' * i}" for i in (8, 7, 6))]
+    assert [row["name"] for row in saved["ranges"]] == [row["name"] for row in saved["names"]] == largest
+    assert saved["ranges"] == [row for row in everything["ranges"] if row["name"] in largest]
+    top = json.loads(printed(database, "--json", "--top", "10"))
+    assert top["left_out"] == {"ranges": 1, "names": 1}
 
 
 def test_folded_names_are_explained_below_the_table(made: Any) -> None:

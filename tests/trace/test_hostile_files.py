@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.trace.conftest import THREAD
 
+from traceable import untrusted
+from traceable.cli.main import main
 from traceable.errors import TraceError
 from traceable.trace import load, pages
 from traceable.trace.rows import Wanted
@@ -138,6 +142,83 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read(tmp_path: Path) -> None
     with Database(path) as database:
         path.unlink()
         assert database.read({"a": START})["a"]["start"].tolist() == [17]
+
+
+ENDLESS = """WITH RECURSIVE c (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)
+             SELECT x AS start, x AS id, 'a' AS name, 'b' AS value, 'c' AS text FROM c"""
+
+
+@pytest.mark.parametrize("name", ["NVTX_EVENTS", "StringIds", "PROCESSES", "META_DATA_EXPORT", "DIAGNOSTIC_EVENT"])
+def test_an_endless_view_in_the_place_of_a_table_is_not_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "view.sqlite"
+    connection = sqlite3.connect(path)
+    if name != "META_DATA_EXPORT":
+        connection.execute("CREATE TABLE META_DATA_EXPORT (name, value)")
+        connection.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', '3.16.1')")
+    connection.execute(f"CREATE VIEW {name} AS {ENDLESS}")
+    connection.commit()
+    connection.close()
+    with contextlib.suppress(TraceError):
+        load(path)
+        assert name == "DIAGNOSTIC_EVENT", "the reader does not ask for it, the diagnosis does"
+    assert main(["doctor", "--report", str(path)]) == 1
+    with closing(untrusted.connect(path)) as connection:
+        for question in (f"SELECT start FROM {name}", f"SELECT count(*) FROM {name}", ENDLESS):
+            with pytest.raises(sqlite3.DatabaseError) as error:
+                connection.execute(question).fetchone()
+            assert "in the place of a table" in untrusted.why(error.value)
+
+
+def test_a_statement_takes_no_more_steps_than_a_file_of_its_size_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "a", "start INTEGER", [(i,) for i in range(3000)])
+    monkeypatch.setattr(untrusted, "_STEPS_MIN", 1_000_000)
+    with closing(untrusted.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM a").fetchone() == (3000,)
+        with pytest.raises(sqlite3.OperationalError) as error:
+            connection.execute("SELECT count(*) FROM a AS x, a AS y WHERE x.start + y.start < 0").fetchone()
+    assert "set TRACEABLE_READ_LIMIT=10" in untrusted.why(error.value)
+
+
+def leading_to(page: bytes, child: int) -> bytes:
+    """Return an interior page all pointers of which lead to one page."""
+    count = int.from_bytes(page[3:5], "big")
+    places = [8, *(int.from_bytes(page[12 + 2 * i : 14 + 2 * i], "big") for i in range(count))]
+    found = bytearray(page)
+    for place in places:
+        found[place : place + 4] = child.to_bytes(4, "big")
+    return bytes(found)
+
+
+def test_a_table_may_hold_no_more_rows_than_fit_into_its_file(tmp_path: Path) -> None:
+    """Four pages, which SQLite reads as half a million rows: of each of the levels one leads to the next many times."""
+    path = written(tmp_path / "a", "start INTEGER", [(i,) for i in range(300_000)])
+    data = path.read_bytes()
+    pages = [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
+    inner = next(page for page in pages[2:] if page[0] == 0x05)
+    leaf = next(page for page in pages if page[0] == 0x0D)
+    header = bytearray(pages[0])
+    header[28:32] = (4).to_bytes(4, "big")
+    path.write_bytes(header + leading_to(pages[1], 3) + leading_to(inner, 4) + leaf)
+    with pytest.raises(TraceError, match="more rows than its size allows"), Database(path, decode=False) as database:
+        database.read({"a": START})
+
+
+def test_an_error_that_quotes_what_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    """sqlite3 can't raise it then, and raises a UnicodeDecodeError."""
+    path = written(tmp_path / "abcd.sqlite", "start INTEGER", [(1,)])
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE efgh (x)")
+    connection.commit()
+    connection.close()
+    data = path.read_bytes()
+    last = data.rindex(b"efgh")
+    path.write_bytes(data[:last].replace(b"efgh", b"\xff\xfegh") + data[last:])
+    for words in (["report"], ["doctor", "--report"]):
+        command = [sys.executable, "-m", "traceable", *words, str(path)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (ended.returncode, "Error" in ended.stdout + ended.stderr) == (1 if words[1:] else 2, False), ended
 
 
 def readers() -> list[threading.Thread]:

@@ -16,12 +16,15 @@
 #include "core_state.h"
 #include "core_domain.h"
 #include "core_thread.h"
+#include "core_greenlet.h"
+#include "core_count.h"
 #include "core_payload.h"
 #include "core_make.h"
 #include "core_range.h"
 #include "core_hook.h"
 #include "core_function.h"
 #include "core_run.h"
+#include "core_exit.h"
 
 static State *
 module_state(PyObject *module)
@@ -60,6 +63,11 @@ core_publish(PyObject *module, PyObject *type)
         PyErr_SetString(PyExc_TypeError, "publish needs a subclass of Range");
         return NULL;
     }
+    PyObject *spare = silent_range((PyTypeObject *)type);
+    if (spare == NULL) {
+        return NULL;
+    }
+    Py_XSETREF(state->spare, spare);
     Py_INCREF(type);
     Py_XSETREF(state->public_type, (PyTypeObject *)type);
     PyDict_Clear(state->by_message);
@@ -106,6 +114,10 @@ static PyMethodDef core_methods[] = {
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
     {"kept", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
     {"when_annotated", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
+    {"watch_greenlets", core_watch_greenlets, METH_O, "Call what is given once on each thread that pushes a range."},
+    {"follow_greenlets", core_follow_greenlets, METH_VARARGS, "Ask two functions before each push and each pop."},
+    {"count_by", core_count_by, METH_VARARGS, "Have ranges counted: what returns the slot of one, what opens a table."},
+    {"count_in", core_count_in, METH_VARARGS, "Count in this table from here on; whether the collector records."},
     {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };
@@ -113,6 +125,7 @@ static PyMethodDef core_methods[] = {
 static int
 core_exec(PyObject *module)
 {
+    watch_exit();
     State *state = module_state(module);
     struct {
         PyTypeObject **type;
@@ -174,6 +187,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->interned);
     Py_VISIT(state->by_message);
     Py_VISIT(state->public_type);
+    Py_VISIT(state->spare);
+    Py_VISIT(state->slot_of);
     return 0;
 }
 
@@ -192,6 +207,8 @@ core_clear(PyObject *module)
     Py_CLEAR(state->interned);
     Py_CLEAR(state->by_message);
     Py_CLEAR(state->public_type);
+    Py_CLEAR(state->spare);
+    Py_CLEAR(state->slot_of);
     for (int i = 0; i <= LEVEL; i++) {
         Py_CLEAR(state->names[i]);
     }

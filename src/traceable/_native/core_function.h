@@ -30,7 +30,7 @@ function_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
     Range *range = self->range;
     push(range);
     PyObject *result = call_wrapped(self->wrapped, args, nargsf, names);
-    nvtxDomainRangePop(range->domain);
+    pop(range);
     return result;
 }
 
@@ -40,7 +40,7 @@ function_vectorcall_fields(PyObject *object, PyObject *const *args, size_t nargs
     Function *self = (Function *)object;
     push_with_fields(self->range);
     PyObject *result = call_wrapped(self->wrapped, args, nargsf, names);
-    nvtxDomainRangePop(self->range->domain);
+    pop(self->range);
     return result;
 }
 

@@ -18,7 +18,7 @@ fields_enter(PyObject *object, PyObject *Py_UNUSED(ignored))
 static PyObject *
 range_leave(PyObject *object, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count))
 {
-    nvtxDomainRangePop(((Range *)object)->domain);
+    pop((Range *)object);
     Py_RETURN_NONE;
 }
 
@@ -81,6 +81,7 @@ range_build(State *state, PyTypeObject *type, PyObject *arguments, PyObject *che
     self->silent = state->silent || level > state->level;
     self->kind = self->silent ? SILENT : PLAIN;
     self->domain = domain->handle;
+    self->slot = self->silent ? 0 : slot_of(state, domain_name, message);
     self->attributes.version = NVTX_VERSION;
     self->attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
     self->attributes.colorType = NVTX_COLOR_ARGB;
@@ -111,6 +112,7 @@ range_with_payload(PyTypeObject *type, Range *base, PyObject *arguments, PyObjec
     self->kind = base->silent ? SILENT : PLAIN;
     self->level = base->level;
     self->domain = base->domain;
+    self->slot = base->slot;
     self->attributes = base->attributes;
     Py_INCREF(base->message);
     self->message = base->message;
@@ -229,14 +231,9 @@ range_make(State *state, PyTypeObject *type, PyObject *const *values, int bare)
 #define IS_FINALIZING() _Py_IsFinalizing()
 #endif
 
-/* What could not be made because the interpreter takes itself apart is silent: a finaliser of the program goes on. */
 static PyObject *
-range_or_silent(PyTypeObject *type, PyObject *range)
+silent_range(PyTypeObject *type)
 {
-    if (range != NULL || !IS_FINALIZING()) {
-        return range;
-    }
-    PyErr_Clear();
     PyObject *arguments = PyTuple_Pack(5, Py_None, Py_None, Py_None, Py_None, Py_None);
     Range *silent = arguments == NULL ? NULL : range_allocate(type, arguments);
     Py_XDECREF(arguments);
@@ -250,6 +247,25 @@ range_or_silent(PyTypeObject *type, PyObject *range)
     return (PyObject *)silent;
 }
 
+/* What could not be made because the interpreter takes itself apart, or because there is no memory, is silent, and a
+ * function is left as it is: the program goes on. `spare`: a silent range, made while there was memory. */
+static PyObject *
+range_or_silent(PyTypeObject *type, PyObject *range, PyObject *message, PyObject *spare)
+{
+    if (range != NULL || !(IS_FINALIZING() || PyErr_ExceptionMatches(PyExc_MemoryError))) {
+        return range;
+    }
+    PyErr_Clear();
+    Py_XDECREF(call_arguments("log_lost_range", NULL, NULL));
+    PyErr_Clear();
+    PyObject *instead = is_decorated(message) ? message : spare;
+    if (instead == NULL) {
+        return silent_range(type);
+    }
+    Py_INCREF(instead);
+    return instead;
+}
+
 static PyObject *
 range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -257,14 +273,14 @@ range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *values[ARGUMENTS + 1] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     State *state = state_of(type);
     if (state == NULL) {
-        return range_or_silent(type, NULL);
+        return range_or_silent(type, NULL, Py_None, NULL);
     }
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO$O:annotate", names, &values[0], &values[1], &values[2],
                                      &values[3], &values[4], &values[LEVEL])) {
         return NULL;
     }
     PyObject *range = range_make(state, type, values, kwargs == NULL && PyTuple_GET_SIZE(args) == 1);
-    return range_or_silent(type, range);
+    return range_or_silent(type, range, values[0], type == state->public_type ? state->spare : NULL);
 }
 
 /* The same for the public type, without a tuple and a dict for each call. */
@@ -277,7 +293,7 @@ range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObjec
     Py_ssize_t named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
     State *state = state_of(type);
     if (state == NULL) {
-        return range_or_silent(type, NULL);
+        return range_or_silent(type, NULL, Py_None, NULL);
     }
     if (count > ARGUMENTS) {
         return PyErr_Format(PyExc_TypeError, "annotate() takes at most %d positional arguments (%zd given)", ARGUMENTS, count);
@@ -303,5 +319,5 @@ range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObjec
         values[place] = args[count + i];
     }
     PyObject *range = range_make(state, type, values, count == 1 && named == 0);
-    return __builtin_expect(range != NULL, 1) ? range : range_or_silent(type, NULL);
+    return __builtin_expect(range != NULL, 1) ? range : range_or_silent(type, NULL, values[0], state->spare);
 }

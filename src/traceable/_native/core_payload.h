@@ -7,9 +7,6 @@
 static _Atomic uint32_t last_instance;
 static _Atomic(nvtxDomainHandle_t) payload_domain;
 
-/* Whether this process ever had an instance that others can begin in. Until then no context is worth a look. */
-static _Atomic int any_instance;
-
 /* The instance whose stretch this thread is in, 0 for none: the thread says that what is pushed here lies inside it. */
 static THREAD_LOCAL uint32_t stretched;
 
@@ -231,24 +228,30 @@ carry(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
 static void
 push_with_fields(Range *range)
 {
+    if (pushed_in_greenlet((PyObject *)range)) {
+        return;
+    }
     nvtxEventAttributes_t attributes = range->attributes;
     NAME_THREAD();
     identify(range, &attributes, new_identity(innermost(range->current)));
-    nvtxDomainRangePushEx(range->domain, &attributes);
+    emit_push(range->domain, &attributes, range->slot);
 }
 
 /* Push a range that has no fields, where this context may be that of an instance. */
 static __attribute__((noinline)) void
 push_in_context(Range *range)
 {
+    if (pushed_in_greenlet((PyObject *)range)) {
+        return;
+    }
     uint32_t parent = innermost(range->current);
     if (parent == 0 || parent == stretched) {
-        nvtxDomainRangePushEx(range->domain, &range->attributes);
+        emit_push(range->domain, &range->attributes, range->slot);
         return;
     }
     nvtxEventAttributes_t attributes = range->attributes;
     carry(range, &attributes, new_identity(parent));
-    nvtxDomainRangePushEx(range->domain, &attributes);
+    emit_push(range->domain, &attributes, range->slot);
 }
 
 static inline void
@@ -259,7 +262,7 @@ push(Range *range)
         push_in_context(range);
     }
     else {
-        nvtxDomainRangePushEx(range->domain, &range->attributes);
+        emit_push(range->domain, &range->attributes, range->slot);
     }
 }
 
@@ -272,5 +275,5 @@ start_as(Range *range, uint64_t identity, int told)
     if (told || attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
         carry(range, &attributes, identity);
     }
-    return nvtxDomainRangeStartEx(range->domain, &attributes);
+    return emit_start(range->domain, &attributes, range->slot);
 }

@@ -55,7 +55,7 @@ static PyObject *
 range_pop(Range *self, PyObject *Py_UNUSED(ignored))
 {
     if (!self->silent) {
-        nvtxDomainRangePop(self->domain);
+        pop(self);
     }
     Py_RETURN_NONE;
 }
@@ -71,7 +71,7 @@ range_start(Range *self, PyObject *Py_UNUSED(ignored))
         return PyLong_FromUnsignedLongLong(start_as(self, new_identity(parent), 1));
     }
     NAME_THREAD();
-    return PyLong_FromUnsignedLongLong(nvtxDomainRangeStartEx(self->domain, &self->attributes));
+    return PyLong_FromUnsignedLongLong(emit_start(self->domain, &self->attributes, self->slot));
 }
 
 /* Open the start/end range of an `async with` under an identity that was made before. */

@@ -27,6 +27,7 @@ run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_XINCREF(self->message);
     self->domain = ((Range *)stretch)->domain;
     self->stretch = ((Range *)stretch)->attributes;
+    self->slot = ((Range *)stretch)->slot;
     self->stretch.payloadType = NVTX_PAYLOAD_TYPE_INT64;
     self->stretch.payload.llValue = (int64_t)identity;
     self->whole_domain = ((Range *)whole)->domain;
@@ -50,26 +51,44 @@ exchange(PyObject *variable, PyObject *value)
     return before;
 }
 
+/* Open a stretch in a context that is the code's own: of a greenlet. */
 static PyObject *
-run_resume(Run *self, PyObject *Py_UNUSED(ignored))
+run_show(Run *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->open) {
-        PyObject *outside = exchange(self->current, self->inside);
-        Py_XSETREF(self->outside, outside);
         self->around = stretched;
         stretched = (uint32_t)(self->stretch.payload.llValue & INSTANCE_BITS);
         NAME_THREAD();
-        nvtxDomainRangePushEx(self->domain, &self->stretch);
+        emit_push(self->domain, &self->stretch, self->slot);
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *
-run_suspend(Run *self, PyObject *Py_UNUSED(ignored))
+run_hide(Run *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->open) {
         nvtxDomainRangePop(self->domain);
         stretched = self->around;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+run_resume(Run *self, PyObject *ignored)
+{
+    if (self->open) {
+        PyObject *outside = exchange(self->current, self->inside);
+        Py_XSETREF(self->outside, outside);
+    }
+    return run_show(self, ignored);
+}
+
+static PyObject *
+run_suspend(Run *self, PyObject *ignored)
+{
+    if (self->open) {
+        Py_DECREF(run_hide(self, ignored));
         if (self->outside != NULL) { /* what an `async with` inside has set stays the code's own */
             PyObject *inside = exchange(self->current, self->outside);
             if (inside != NULL) {
@@ -106,6 +125,8 @@ run_dealloc(Run *self)
 static PyMethodDef run_methods[] = {
     {"resume", (PyCFunction)run_resume, METH_NOARGS, "Open a stretch: the code runs from here on."},
     {"suspend", (PyCFunction)run_suspend, METH_NOARGS, "Close the stretch: the code is suspended, or over."},
+    {"show", (PyCFunction)run_show, METH_NOARGS, "Open a stretch in a context of the code's own."},
+    {"hide", (PyCFunction)run_hide, METH_NOARGS, "Close it."},
     {"end", (PyCFunction)run_end, METH_NOARGS, "End the whole."},
     {NULL, NULL, 0, NULL},
 };

@@ -4,6 +4,7 @@
 #include <structmember.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -45,6 +46,7 @@ typedef struct {
     nvtxEventAttributes_t attributes;
     int kind;
     int level;
+    uint32_t slot; /* where it is counted (core_count.h), 0 for nowhere */
     char silent; /* kind == SILENT, for Python */
     PyObject *enter;     /* bound beforehand, in interned ranges alone: a cycle, so never in short-lived ones */
     PyObject *leave;
@@ -73,6 +75,7 @@ typedef struct {
     PyObject_HEAD
     nvtxDomainHandle_t domain; /* of the stretches */
     nvtxEventAttributes_t stretch;
+    uint32_t slot; /* of the stretches */
     nvtxDomainHandle_t whole_domain;
     nvtxRangeId_t whole;
     int open;
@@ -95,6 +98,8 @@ typedef struct {
     PyObject *interned; /* {(type, message, color, domain, category, level): Range} */
     PyObject *by_message; /* {message: Range} of the public type with nothing but a message */
     PyTypeObject *public_type;
+    PyObject *spare; /* a silent range of the public type */
+    PyObject *slot_of; /* returns the slot of a range by domain and message; NULL where nobody counts */
     PyObject *names[ARGUMENTS + 1];
     int silent;
     int level; /* ranges of a higher one are silent */

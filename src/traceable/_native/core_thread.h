@@ -12,7 +12,14 @@
 
 static THREAD_LOCAL char thread_named;
 
+/* Whether this process ever had an instance that others can begin in, or has greenlets. Until then no context is worth
+ * a look. */
+static _Atomic int any_instance;
+
 static PyObject *first_heard; /* called once, before the next first annotation of a thread; NULL for nothing */
+
+static PyObject *count_opener; /* makes the table of this process, where nothing is counted yet (core_count.h) */
+static int count_pending;      /* it is to be called before the next first annotation of a thread */
 
 /* `threading.current_thread()` makes an object for a foreign thread, and `enumerate()` takes a lock that this very
  * thread may hold; the dictionary behind both does neither. */
@@ -49,10 +56,27 @@ call_first_heard(void)
     PyErr_Restore(type, value, traceback);
 }
 
+static void
+open_counts(void)
+{
+    PyObject *type, *value, *traceback;
+    count_pending = 0;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *result = PyObject_CallNoArgs(count_opener);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(count_opener);
+    }
+    Py_XDECREF(result);
+    PyErr_Restore(type, value, traceback);
+}
+
 static __attribute__((cold, noinline)) void
 name_thread(void)
 {
     thread_named = 1;
+    if (count_pending) {
+        open_counts();
+    }
     if (first_heard != NULL) {
         call_first_heard();
     }
@@ -64,10 +88,12 @@ name_thread(void)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyObject *name = threading_name();
-    const char *text = name == NULL || !PyUnicode_Check(name) ? NULL : PyUnicode_AsUTF8(name);
+    PyObject *checked = name == NULL ? NULL : call_arguments("thread_name", "(O)", name);
+    const char *text = checked == NULL || !PyUnicode_Check(checked) ? NULL : PyUnicode_AsUTF8(checked);
     if (text != NULL) {
         nvtxNameOsThreadA((uint32_t)tid, text);
     }
+    Py_XDECREF(checked);
     Py_XDECREF(name);
     PyErr_Restore(type, value, traceback);
 }

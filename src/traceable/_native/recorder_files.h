@@ -14,29 +14,44 @@ static bool write_zeros(int file, uint64_t offset, uint64_t length) {
         ssize_t wrote = pwrite(file, zeros, length < sizeof zeros ? length : sizeof zeros, (off_t)offset);
         if (wrote < 0 && errno == EINTR)
             continue;
-        if (wrote <= 0)
+        if (wrote <= 0) {
+            errno = wrote < 0 ? errno : ENOSPC;
             return false;
+        }
         offset += (uint64_t)wrote;
         length -= (uint64_t)wrote;
     }
     return true;
 }
 
-/* Allocate `length` bytes after `size` and map them, or return NULL and leave the file as it was. */
+/* Note why something is dropped; the first reason stays. */
+static void note_reason(uint64_t reason) {
+    uint64_t none = 0;
+    atomic_compare_exchange_strong(&recorder.header->drop_reason, &none, reason);
+}
+
+/* Allocate `length` bytes after `size` and map them, or return NULL, with errno, and leave the file as it was. */
 static char *extend(const char *path, uint64_t size, uint64_t length) {
     struct rlimit limit;
     /* Growing over this limit raises SIGXFSZ, which kills. */
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size + length > limit.rlim_cur)
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size + length > limit.rlim_cur) {
+        errno = EFBIG;
         return NULL;
+    }
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (file < 0)
         return NULL;
     char *map = MAP_FAILED;
     if (write_zeros(file, size, length))
         map = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)size);
-    if (map == MAP_FAILED)
+    if (map == MAP_FAILED) {
+        int error = errno;
         (void)!ftruncate(file, (off_t)size); /* where this fails too, the blocks stay allocated and unused */
+        errno = error;
+    }
+    int reason = errno;
     close(file);
+    errno = reason;
     return map == MAP_FAILED ? NULL : map;
 }
 
@@ -75,8 +90,10 @@ static bool grow(struct growing *file, const char *path, uint64_t least) {
             file->next = length * 2 < LAST_SEGMENT ? length * 2 : LAST_SEGMENT;
             return true;
         }
-        if (length == smallest)
+        if (length == smallest) {
+            note_reason(length <= left ? (uint64_t)errno : DROPPED_BY_CAP);
             return false;
+        }
     }
     return false;
 }

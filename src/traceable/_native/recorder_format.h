@@ -22,13 +22,15 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define RECORDING_VERSION 4 /* 3 had no ring */
+#define RECORDING_VERSION 5 /* 3 had no ring, 4 no drop_reason */
 #define PROCESS_MAGIC "TRCBLPRC"
 #define NAMES_MAGIC "TRCBLNAM"
 #define EVENTS_MAGIC "TRCBLEVT"
 #define TEXT_MAGIC "TRCBLTXT"
 
 #define CLOCK_KIND_MONOTONIC 1
+
+#define DROPPED_BY_CAP UINT64_C(0xFFFFFFFF) /* drop_reason: max_bytes */
 
 struct process_header {
     char magic[8];
@@ -50,7 +52,8 @@ struct process_header {
     _Atomic int64_t forgotten_ns; /* events up to here were in segments that have been used again since */
     int64_t dump_ns;              /* in a copy of a running process's recording: when it was made; else 0 */
     char dump_by[64];             /* and who asked for it */
-    char command[3904];           /* /proc/self/cmdline, secrets hidden: words separated by zero bytes, cut at this size */
+    char command[3896];           /* /proc/self/cmdline, secrets hidden: words separated by zero bytes, cut at this size */
+    _Atomic uint64_t drop_reason; /* why there was no room, the first time: an errno, or DROPPED_BY_CAP */
 };
 _Static_assert(sizeof(struct process_header) == 4096, "the header is one page");
 

@@ -158,6 +158,9 @@ static void say(const char *what, const char *detail) {
     if (length < 0)
         return;
     size_t room = (size_t)length < sizeof line ? (size_t)length : sizeof line - 1;
+    for (size_t i = 0; i < room - 1; i++) /* whatever a path or a variable holds, it steers no terminal */
+        if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
+            line[i] = '?';
     if (write(STDERR_FILENO, line, room) < 0)
         return; /* stderr is closed: there is nobody to tell */
 }

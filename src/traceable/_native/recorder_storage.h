@@ -65,10 +65,10 @@ static bool open_process(void) {
     size_t length = read_file("/proc/self/comm", header->name, sizeof header->name - 1);
     if (length && header->name[length - 1] == '\n')
         header->name[length - 1] = 0;
-    char command[sizeof header->command] = {0}; /* hidden before it is where a file's page is */
+    char command[sizeof header->command] = {0}, shown[sizeof command] = {0};
     header->command_length = (uint32_t)read_file("/proc/self/cmdline", command, sizeof command - 1);
-    hide_secrets(command, header->command_length);
-    memcpy(header->command, command, sizeof command);
+    hide_secrets(command, header->command_length, header->command_length == sizeof command - 1, shown);
+    memcpy(header->command, shown, sizeof shown); /* hidden before it is where a file's page is */
     read_clocks(header);
     atomic_thread_fence(memory_order_release);
     memcpy(header->magic, PROCESS_MAGIC, sizeof header->magic);

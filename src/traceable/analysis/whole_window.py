@@ -22,6 +22,7 @@ from traceable.analysis.windows import (
     Window,
     Windows,
     cause_of,
+    lacking,
     listed,
 )
 
@@ -41,10 +42,10 @@ def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None)
     begin = window.opened_step if window.opened_step is not None else window.start_step
     steps = range(begin, max(begin, process.ended if window.closed_step is None else window.closed_step))
     held = set(file.steps) if file else set()
-    missing = [step for step in steps if step not in held]
+    missing = lacking(steps, held)
 
     def say(outcome: str, why: str = "") -> Verdict:
-        captured, name = len(steps) - len(missing), file.file if file else None
+        captured, name = len(steps) - sum(map(len, missing)), file.file if file else None
         return Verdict(steps.start, steps.stop, outcome, captured, why, process.pid, window, name)
 
     if window.opened_step is None:

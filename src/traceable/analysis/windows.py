@@ -297,7 +297,7 @@ def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None)
     ended_by_time = window.reason == "duration"
     steps = range(window.start_step, (window.closed_step or 0) if ended_by_time else window.stop_step)
     own = [step for step in dict.fromkeys(file.steps) if step in steps] if file else []
-    missing = [step for step in steps if step not in set(own)] if len(own) < len(steps) else []
+    missing = lacking(steps, own)
 
     def say(outcome: str, why: str = "") -> Verdict:
         name = file.file if file else None
@@ -354,13 +354,18 @@ def cause_of(asked: Asked, process: Said, window: Window) -> str:
     return "the end of the program" if window.reason else "the end of the process without Python's own end"
 
 
-def listed(steps: Sequence[int]) -> str:
-    """Return numbers as people write them: `3, 5-9`."""
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and step == parts[-1][1] + 1:
-            parts[-1][1] = step
-        else:
-            parts.append([step, step])
-    said = [str(first) if first == last else f"{first}-{last}" for first, last in parts[:5]]
+def lacking(steps: range, held: Iterable[int]) -> list[range]:
+    """Return the stretches of `steps` that are not in `held`. However many steps there are, it takes as long as `held`:
+    what a process says of itself may be any number.
+    """
+    found, begin = [], steps.start
+    for step in sorted({step for step in held if step in steps}):
+        found += [range(begin, step)] if begin < step else []
+        begin = step + 1
+    return found + ([range(begin, steps.stop)] if begin < steps.stop else [])
+
+
+def listed(parts: Sequence[range]) -> str:
+    """Return stretches of numbers as people write them: `3, 5-9`."""
+    said = [str(part.start) if len(part) == 1 else f"{part.start}-{part.stop - 1}" for part in parts[:5]]
     return ", ".join(said) + (" and more" if len(parts) > 5 else "")

@@ -5,6 +5,10 @@ The native core calls this module for every range it has not seen before.
 
 from __future__ import annotations
 
+import sys
+from _collections_abc import Mapping
+
+from traceable import environment
 from traceable.annotation.colors import argb
 
 TYPE_CHECKING = False
@@ -36,9 +40,14 @@ def _text(value: object, argument: str) -> str | None:
     return str(value)
 
 
+def thread_name(name: object) -> str | None:
+    """Return the name of a thread as NVTX can carry it; None for none."""
+    return _text(name, "name") or None
+
+
 def _category(value: object) -> str | int | None:
     if value is None or isinstance(value, str):
-        return _text(value, "category")
+        return _text(value, "category") or None
     if not isinstance(value, int):
         raise TypeError(f"category must be a string or an int, not {type(value).__name__}")
     if not 0 <= value <= 0xFFFFFFFF:
@@ -79,11 +88,7 @@ def _number(value: object, argument: str, accepted: str) -> int | float:
 def _is_mapping(value: object) -> bool:
     if isinstance(value, dict):
         return True
-    if not hasattr(value, "keys"):
-        return False
-    from collections.abc import Mapping
-
-    return isinstance(value, Mapping)
+    return hasattr(value, "keys") and isinstance(value, Mapping)
 
 
 def _field(value: Any, argument: str) -> Any:
@@ -100,7 +105,7 @@ def _field(value: Any, argument: str) -> Any:
 
 
 def _fields(payload: Any) -> str | None:
-    """Return named fields as compact JSON; None for no fields at all."""
+    """Return named fields as compact JSON; None for no fields at all, or where there is no JSON to be had."""
     fields: dict[str, Any] = {}
     for name, value in payload.items():
         if not isinstance(name, str):
@@ -110,7 +115,11 @@ def _fields(payload: Any) -> str | None:
         return None
     global _dumps
     if _dumps is None:  # kept: a finaliser may get here when nothing can be imported any more
-        from json import dumps as _dumps
+        try:
+            from json import dumps as _dumps
+        except Exception as error:  # noqa: BLE001 - no descriptor is left, or no interpreter: the range has no fields
+            environment.warn_once("fields", f"the fields of ranges are not recorded: {type(error).__name__}: {error}")
+            return None
     text: str = _dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return text
 
@@ -151,6 +160,12 @@ def _plain(item: Any) -> Any:
     return [_plain(one) for one in item] if isinstance(item, list | tuple) else item
 
 
+def log_lost_range() -> None:
+    """Log, once, that a range could not be made: there is no memory, or the interpreter is ending."""
+    if sys.meta_path is not None:  # the interpreter sets it so as it ends, and then there is nobody to tell
+        environment.warn_once("memory", "a range is not recorded: no memory is left")
+
+
 def checked_payload(value: object) -> int | float | str | None:
     """Return `value` as the int (64 bits, signed) or float that NVTX has room for, named fields as JSON text.
 
@@ -188,13 +203,15 @@ def checked(
 ) -> tuple[str | None, int, str | None, str | int | None, int | float | str | None, int]:
     """Return the arguments of a range as NVTX takes them, the colour as an ARGB number.
 
+    An empty domain or category is none: nsys 2022.4 can't import a report that holds one.
+
     Raises:
         TypeError, ValueError: one of them can't be taken; the message begins with the argument's name.
     """
     return (
         _text(message, "message"),
         argb(color),
-        _text(domain, "domain"),
+        _text(domain, "domain") or None,
         _category(category),
         checked_payload(payload),
         _level(level),

@@ -60,7 +60,14 @@ _threads: dict[int, _Thread] = {}
 
 
 def _stack(range_: Any) -> list[_Open]:
-    """Return this thread's open ranges in the range's domain. An ended thread's number may be taken again."""
+    """Return this thread's open ranges in the range's domain, or this greenlet's.
+
+    An ended thread's number may be taken again. Of what a greenlet has left open nothing is said.
+    """
+    current = getattr(sys.modules.get("greenlet"), "getcurrent", lambda: None)()
+    if current is not None and current.parent is not None:
+        own: dict[str | None, list[_Open]] = current.__dict__.setdefault("_traceable_stacks", {})
+        return own.setdefault(range_._arguments[2], [])
     ident = get_ident()
     threading = sys.modules.get("threading")
     python = threading._active.get(ident) if threading is not None else None

@@ -13,6 +13,7 @@ import time
 
 from traceable import environment
 from traceable.annotation import engine
+from traceable.decision import json_of
 
 SCHEMA = "traceable.expect/1"
 
@@ -53,13 +54,11 @@ def expect(*names: str) -> None:
 def _write(run_dir: str, pid: int, names: list[str]) -> None:
     """Leave one file, whole or not at all."""
     try:
-        import json
-
         # The clock tells apart two processes that had the same pid.
         file_name = f"expect.{pid}.{time.time_ns()}-{_number()}.json"
         part = f"{run_dir}/.{file_name}.part"
         with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            json.dump({"schema": SCHEMA, "pid": pid, "names": names}, file)
+            file.write(json_of({"schema": SCHEMA, "pid": pid, "names": names}))
         os.replace(part, f"{run_dir}/{file_name}")  # noqa: PTH105
     except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
         environment.warn_once("expect", f"the launcher is not told what is expected: {error}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from traceable.annotation import engine
+from traceable.annotation import engine, resumable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def decorate(range_: annotate, target: Any) -> Any:
     # NVTX asks for its listener once, at its first call. Without one the function itself is the cheapest wrapper.
     # Below the level nothing is emitted either.
     if (range_._silent or not engine.emits()) and not (engine.requests and engine.requests.is_counted(range_)):
+        engine.unheard = engine.unheard or not engine.emits()
         return target
     return _callable(_named(range_, target), target)
 
@@ -129,8 +130,6 @@ def _callable(range_: annotate, target: Any) -> Any:
     kind = _kind(target)
     if not kind & _RESUMABLE:
         return carry(target, engine.wrap(target, range_))
-    from traceable.annotation import resumable
-
     if kind & _COROUTINE:
         return carry(target, resumable.coroutine(target, range_))
     if kind & _ASYNC_GENERATOR:

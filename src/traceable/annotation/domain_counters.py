@@ -1,20 +1,24 @@
 """The counters of `Domain.get_counter`, as in the `nvtx` package, emitted as every counter here is (`counters`).
 
 Each is sampled when it is called. What a sample of ours has no room for is kept as an attribute and not recorded: the
-description, the scope, the semantics. Imported when the first such counter is asked for.
+description, the scope, the semantics. numpy is imported when the first such counter is asked for.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from _operator import index
 
 from traceable import environment
 from traceable.annotation.counters import Counter
+from traceable.annotation.domains import Domain, get_domain
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.annotation.domains import Domain
+    from collections.abc import Iterable
+    from typing import Any
+
+_numpy: Any = None
+"""numpy, once a dtype was checked: a sample imports nothing."""
 
 
 class DomainCounter(Counter):
@@ -90,8 +94,6 @@ class DomainCounter(Counter):
 
 def _rebuilt(domain: str | None, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Make the counter that was pickled or copied."""
-    from traceable.annotation.domains import get_domain
-
     return get_domain(domain).get_counter(*arguments, **named)
 
 
@@ -101,7 +103,7 @@ class Int64Counter(DomainCounter):
     __slots__ = ()
 
     def _number(self, value: Any) -> int:
-        return operator.index(value)
+        return index(value)
 
 
 class Float64Counter(DomainCounter):
@@ -123,10 +125,8 @@ class ExtCounter(DomainCounter):
         self._fields = [Counter(f"{_text(name)}.{field}", domain.name).sample for field in dtype.names or ()]
 
     def _sample(self, value: Any) -> None:
-        import numpy
-
         self._last = value
-        sample = numpy.ascontiguousarray(value, self.dtype)
+        sample = _numpy.ascontiguousarray(value, self.dtype)
         if sample.size != 1:
             raise ValueError(f"sample() takes one sample of dtype {self.dtype}, not {sample.size}")
         number = sample.reshape(())[()].item()
@@ -137,28 +137,7 @@ class ExtCounter(DomainCounter):
             self._emit(number)
 
     def _zero(self) -> Any:
-        import numpy
-
-        return numpy.zeros((), self.dtype)
-
-
-class DummyCounter:
-    """What `get_counter` returns where no one can listen: a counter with every method a no-op."""
-
-    __slots__ = ()
-    name = dtype = domain = description = scope = semantics = time_domain = None
-
-    def sample(self, value: Any) -> None:
-        """Do nothing."""
-
-    def sample_no_value(self, reason: Any) -> None:
-        """Do nothing."""
-
-    def batch_submit(self, values: Any, timestamps: Any) -> None:
-        """Do nothing."""
-
-
-dummy_counter = DummyCounter()
+        return _numpy.zeros((), self.dtype)
 
 
 def _text(name: str | bytes) -> str:
@@ -170,11 +149,15 @@ def checked_dtype(dtype: Any) -> Any:
 
     Raises:
         TypeError: it is none, or holds more than numbers side by side.
+        ImportError, OSError, MemoryError: numpy can't be imported.
     """
-    import numpy
+    global _numpy
+    if _numpy is None:
+        import numpy
 
+        _numpy = numpy
     try:
-        dtype = numpy.dtype(numpy.int64 if dtype is int else dtype)
+        dtype = _numpy.dtype(_numpy.int64 if dtype is int else dtype)
     except TypeError as error:
         raise TypeError("Counter dtype must be int, float, or NumPy dtype-like.") from error
     if dtype.subdtype is not None and dtype.subdtype[0].names is not None:

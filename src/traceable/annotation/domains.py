@@ -6,6 +6,9 @@ Of nvtx's extensions the counters are here; the attributes and timestamps of the
 
 from __future__ import annotations
 
+from time import monotonic_ns
+
+from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate, pop, push
 
@@ -78,6 +81,40 @@ class EventAttributes:
         self._set(*self._values[:3], value)
 
 
+class DummyCounter:
+    """What `get_counter` returns where no one can listen: a counter with every method a no-op."""
+
+    __slots__ = ()
+    name = dtype = domain = description = scope = semantics = time_domain = None
+
+    def sample(self, value: Any) -> None:
+        """Do nothing."""
+
+    def sample_no_value(self, reason: Any) -> None:
+        """Do nothing."""
+
+    def batch_submit(self, values: Any, timestamps: Any) -> None:
+        """Do nothing."""
+
+
+_dummy_counter = DummyCounter()
+
+
+def _counters(dtype: Any) -> tuple[Any, Any]:
+    """Return the module that makes counters, and `dtype` as a numpy dtype; None for both where numpy can't be had.
+
+    Raises:
+        TypeError: `dtype` is no counter's.
+    """
+    try:
+        from traceable.annotation import domain_counters
+
+        return domain_counters, domain_counters.checked_dtype(dtype)
+    except (ImportError, OSError, MemoryError) as error:
+        environment.warn_once("get_counter", f"no counter is recorded: {type(error).__name__}: {error}")
+        return None, None
+
+
 class DummyDomain:
     """What `get_domain` returns where no one can listen: `Domain` with every method a no-op."""
 
@@ -113,10 +150,8 @@ class DummyDomain:
 
     def get_counter(self, name: str | bytes, dtype: Any, **_named: Any) -> Any:  # noqa: ARG002
         """Return the counter that does nothing, as far as `dtype` is that of a counter."""
-        from traceable.annotation import domain_counters
-
-        domain_counters.checked_dtype(dtype)
-        return domain_counters.dummy_counter
+        _counters(dtype)
+        return _dummy_counter
 
     def get_timestamp(self) -> int:
         """Return 0."""
@@ -136,6 +171,7 @@ class Domain:
 
     def __new__(cls, name: str | None = None) -> Any:
         if not engine.emits():
+            engine.unheard = True
             return _dummy
         self = object.__new__(cls)
         self.name = name
@@ -223,18 +259,16 @@ class Domain:
         Raises:
             TypeError: `dtype` is no counter's.
         """
-        from traceable.annotation import domain_counters
-
-        checked = domain_counters.checked_dtype(dtype)
+        counters, checked = _counters(dtype)
+        if counters is None:
+            return _dummy_counter
         key = (name, checked, description, scope, semantics, time_domain)
         if key not in self._counters:
-            self._counters.setdefault(key, domain_counters.make(self, *key))
+            self._counters.setdefault(key, counters.make(self, *key))
         return self._counters[key]
 
     def get_timestamp(self) -> int:
         """Return a time for `batch_submit`, in ns."""
-        from time import monotonic_ns
-
         return monotonic_ns()
 
 

@@ -69,6 +69,19 @@ else:
         identify = silent.identify
 
 
+counts: Any = None
+"""Counts the ranges that are emitted (`annotation/counts.py`), or None where no launcher wants to know."""
+
+if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.silent":
+    from traceable.annotation import counts as _counts
+
+    if _counts.wanted():
+        counts = _counts.Counts(os.environ[environment.RUN_DIR], core)
+        if core is None:
+            pure.counts = counts
+        if _into_torch:
+            torch_records.counts = counts
+
 if debug:
     from traceable.annotation import balance, pure
 
@@ -125,6 +138,40 @@ def when_annotated(heard: Callable[[], object]) -> None:
         from traceable.annotation import pure
 
         pure.when_annotated(heard)
+
+
+def plain_run() -> Any:
+    """Return `Run` as it is where no requests are counted."""
+    if core is not None:
+        return core.Run
+    from traceable.annotation import pure
+
+    return pure.Run
+
+
+def watch_greenlets(watch: Callable[[], None], push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
+    """Call `watch` once on each thread that pushes a range; the pure form asks `push` and `pop` from here on."""
+    if core is not None:
+        core.watch_greenlets(watch)
+    else:
+        follow_greenlets(push, pop)
+
+
+def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
+    """Ask `push` and `pop` with each range that is pushed and popped, and do nothing where they return True."""
+    if core is not None:
+        core.follow_greenlets(push, pop)
+    else:
+        from traceable.annotation import pure
+
+        pure.follow_greenlets(push, pop)
+
+
+unheard = False
+"""Whether a function was decorated, or a domain made, while no one could listen: it stays silent."""
+
+tracked: Callable[[Any], tuple[Callable[[], object], Callable[[], object]]] | None = None
+"""Returns what resumes and suspends a run, where greenlets switch in between; None where there are none."""
 
 
 def emits() -> bool:

@@ -6,13 +6,13 @@ count too), and at its exit with near misses. `notes` is the launcher's side: it
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
 from traceable import environment
 from traceable.annotation import lookup
 from traceable.annotation.patterns import STEP_FUNCTION, Target, has_wildcard
+from traceable.decision import json_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,14 +49,15 @@ def _speaks() -> bool:
 def save(patchings: Sequence[Patching], final: bool = False) -> None:
     """Write this process's report into the run directory, if there is one."""
     run_dir = os.environ.get(environment.RUN_DIR)
-    if not run_dir or not hasattr(json, "dump"):  # json itself is being imported: the next match or the exit writes it
+    if not run_dir:
         return
     path = f"{run_dir}/annotate.{os.getpid()}.json"
     try:
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            json.dump(_report(patchings, final), file)
+        # Not by the json module, whose functions the program may have named.
+        with open(f"{path}.tmp", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
+            file.write(json_of(_report(patchings, final)))
         os.replace(f"{path}.tmp", path)  # noqa: PTH105
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - a full disk, no descriptor, no memory: the program goes on
         environment.warn_once("annotate report", f"no report on the annotate patterns: {error}")
 
 
@@ -140,6 +141,7 @@ def notes(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[s
 
     Presets are spoken of as a whole, and only where none of their targets matched.
     """
+    import json
     from pathlib import Path
 
     # Under nsys each chosen process is a run of its own, one folder below.

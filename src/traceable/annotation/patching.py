@@ -16,7 +16,7 @@ from _thread import RLock, get_ident
 from itertools import islice
 
 from traceable import environment
-from traceable.annotation import lookup
+from traceable.annotation import lookup, patch_report
 from traceable.annotation.change import Change, is_held_elsewhere, keep_picklable
 from traceable.annotation.handle import Handle
 from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
@@ -147,8 +147,6 @@ def replaced(patching: Patching, target: Target, name: str, function: Any, in_cl
 
 def report_idle_process() -> None:
     """Say at the exit of a process that nothing of what patterns name was imported in it, or past the hook."""
-    from traceable.annotation import patch_report
-
     targets = _targets_of_environment()
     if step := os.environ.get(environment.STEP_FUNCTION):
         targets = (*targets, parse_step_function(step))
@@ -184,12 +182,17 @@ def _start(patching: Patching) -> None:
     for name in [name for name in list(sys.modules) if name.partition(".")[0] in packages]:
         module = sys.modules.get(name)
         if module is not None and not _is_unloaded(module):
-            _patch_module(patching, name, [module], copies_in=None)
+            try:
+                _patch_module(patching, name, [module], copies_in=None)
+            except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program goes on, unpatched
+                _not_annotated(name, error)
 
 
 def _watch() -> None:
     """Have the finder look for what the live patterns name; without any, take it away."""
     global _packages
+    if sys.meta_path is None:  # type: ignore[comparison-overlap, redundant-expr, unused-ignore]
+        return  # type: ignore[unreachable, unused-ignore]  # the interpreter is ending and imports nothing more
     _packages = frozenset(target.package for patching in _live for target in patching.targets)
     if not _live and finder in sys.meta_path:
         sys.meta_path.remove(finder)
@@ -207,8 +210,6 @@ def _is_unloaded(module: object) -> bool:
 
 def report_at_exit() -> None:
     """Leave word of what the live patterns matched and did not."""
-    from traceable.annotation import patch_report
-
     patch_report.at_exit(_live)
 
 
@@ -238,7 +239,16 @@ class _Finder:
 
 
 def _is_wanted(module_name: str) -> bool:
-    return any(target.matches_module(module_name) for patching in list(_live) for target in patching.targets)
+    try:
+        return any(target.matches_module(module_name) for patching in list(_live) for target in patching.targets)
+    except Exception as error:  # noqa: BLE001 - a wildcard loads `re`; the program's import must not fail for that
+        _not_annotated(module_name, error)
+        return False
+
+
+def _not_annotated(module_name: str, error: Exception) -> None:
+    message = f"{module_name} was not annotated: {type(error).__name__}: {error}"
+    environment.warn_once(f"annotate {module_name}", message)
 
 
 def _spec_of_others(fullname: str, path: Sequence[str] | None, target: Any) -> ModuleSpec | None:
@@ -287,9 +297,7 @@ class _Loader:
         try:
             _after_import(self._fullname, module, imported_before)
         except Exception as error:  # noqa: BLE001 - the import has succeeded, and nothing of ours may make it fail
-            environment.warn_once(
-                f"annotate {self._fullname}", f"{self._fullname} was not annotated: {type(error).__name__}: {error}"
-            )
+            _not_annotated(self._fullname, error)
 
 
 def _after_import(name: str, module: object, imported_before: int) -> None:
@@ -393,8 +401,5 @@ def _problem(patching: Patching, target: Target, text: str) -> None:
 
 
 def _save_progress() -> None:
-    # Imported before the lock is taken: under it, an import could wait for a thread that waits for the lock.
-    from traceable.annotation import patch_report
-
     with _lock:
         patch_report.save(_live)

@@ -12,6 +12,7 @@ raises into the program, but for a wrong argument. Of uvloop and trio nothing is
 from __future__ import annotations
 
 import _thread
+import atexit
 import functools
 import gc
 import math
@@ -231,9 +232,12 @@ class _Callbacks:
             self._patched = None
 
     def _patch(self) -> bool:
-        import atexit
-        from asyncio import events
-
+        try:
+            from asyncio import events
+        except Exception as error:  # noqa: BLE001 - no descriptor is left: the program goes on
+            message = f"the event loop's pauses are not recorded: {type(error).__name__}: {error}"
+            environment.warn_once("loop pauses", message)
+            return False
         original = getattr(events.Handle, "_run", None)
         if not callable(original):
             environment.warn_once("loop pauses", "the event loop's pauses are not recorded: asyncio has no Handle._run")

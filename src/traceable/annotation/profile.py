@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 
+from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 
@@ -32,7 +32,7 @@ class Profile:
     def __init__(self, linenos: bool = True, annotate_cfuncs: bool = True) -> None:
         self.linenos = linenos
         self.annotate_cfuncs = annotate_cfuncs
-        self._enabled = False
+        self._threading: Any = None
         self._own = {Profile.enable.__code__, Profile.disable.__code__}
         self._pop = annotate(None, None, DOMAIN)._pop
 
@@ -58,14 +58,20 @@ class Profile:
 
     def enable(self) -> None:
         """Start: every call from here on is a range."""
-        if engine.emits():
-            self._enabled = True
-            threading.setprofile(self._profile)
-            sys.setprofile(self._profile)
+        if not engine.emits():
+            return
+        try:
+            import threading
+        except Exception as error:  # noqa: BLE001 - no descriptor is left: the program goes on, not profiled
+            environment.warn_once("profile", f"no call is annotated: {type(error).__name__}: {error}")
+            return
+        self._threading = threading
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
 
     def disable(self) -> None:
         """Stop. Calls that are running now keep their ranges open."""
-        if self._enabled:  # asked without a call, which would still be profiled
+        if self._threading is not None:  # asked without a call, which would still be profiled
             sys.setprofile(None)
-            threading.setprofile(None)
-            self._enabled = False
+            self._threading.setprofile(None)
+            self._threading = None

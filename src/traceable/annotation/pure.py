@@ -49,10 +49,17 @@ current: ContextVar[int] = ContextVar("traceable_instance", default=0)
 _any_instance = False
 """Whether there ever was an instance that others can begin in. Until then no context is worth a look."""
 
+_greenlet_push: Callable[[Any], bool] | None = None
+_greenlet_pop: Callable[[Any], bool] | None = None
+"""What opens and closes the ranges of greenlets (`greenlets`); None where there are none."""
+
 _thread = _local()
 """`stretched`: the instance whose stretch the thread is in; what is pushed there lies inside it."""
 
 _next = count().__next__
+
+counts: Any = None
+"""Counts the ranges that are opened (`annotation/counts.py`), or None where nobody wants to know."""
 
 
 def available() -> bool:
@@ -73,6 +80,12 @@ def emit_through(emitter: Any) -> None:
     global _emit, _made
     _emit = emitter
     _made = emitter.Domain
+
+
+def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
+    """Ask these with each range that is pushed and popped, and do nothing where they return True."""
+    global _any_instance, _greenlet_push, _greenlet_pop
+    _any_instance, _greenlet_push, _greenlet_pop = True, push, pop
 
 
 class _Watched:
@@ -158,13 +171,22 @@ def _announce(text: str, number: int) -> None:
     _emit.mark(domain.get_event_attributes(text, None, None, number), domain.handle)
 
 
+def _push(attributes: Any, handle: Any, slot: int) -> None:
+    """Push a range and count it, after it was emitted (`_native/core_count.h` has the reason)."""
+    counter = None if counts is None else counts.counter
+    _emit.push_range(attributes, handle)
+    if counter is not None:
+        counts.add(counter, slot)
+
+
 class Range(silent.Range):
     """One message, colour, domain, category and payload as nvtx's event attributes, built once."""
 
-    __slots__ = ("_attributes", "_domain", "_handle")
+    __slots__ = ("_attributes", "_domain", "_handle", "_slot")
     _attributes: Any
     _domain: Any
     _handle: Any
+    _slot: int
 
     def _prepare(self, message: Any, argb: int, domain: Any, category: Any) -> None:
         self._domain = _domain(domain)
@@ -172,6 +194,7 @@ class Range(silent.Range):
         self._attributes = self._domain.get_event_attributes(message, argb, category)
         self._category_id = self._attributes.category
         self._silent = self._level > record_up_to
+        self._slot = 0 if counts is None or self._silent else counts.slot(domain, message)
 
     def _with_number(self, number: Any) -> Any:
         own = self._attributes
@@ -214,30 +237,33 @@ class Range(silent.Range):
 
     def __enter__(self) -> Self:
         if not self._silent:
-            plain = self._fields is None and not _any_instance
-            _emit.push_range(self._attributes if plain else self._pushed(), self._handle)
+            if self._fields is None and not _any_instance:
+                _push(self._attributes, self._handle, self._slot)
+            else:
+                Range._push(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._silent:
+        if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
             _emit.pop_range(self._handle)
 
     def _numbered(self, payload: Any) -> Self:
         copy = super()._numbered(payload)
         copy._domain = self._domain
         copy._handle = self._handle
+        copy._slot = self._slot
         number = checked_payload(payload) if copy._fields is None else None
         copy._attributes = self._with_number(number)
         return copy
 
     def _push(self) -> None:
-        if not self._silent:
-            _emit.push_range(self._pushed(), self._handle)
+        if not self._silent and (_greenlet_push is None or not _greenlet_push(self)):
+            _push(self._pushed(), self._handle, self._slot)
 
     def _pop(self) -> None:
-        if not self._silent:
+        if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
             _emit.pop_range(self._handle)
 
     def _start(self) -> int:
@@ -245,14 +271,19 @@ class Range(silent.Range):
             return 0
         parent = current.get()
         plain = self._fields is None and not parent
-        number: int = self._domain.start_range(self._attributes if plain else self._carrying(_identity(parent)))
-        return number
+        return self._started(self._attributes if plain else self._carrying(_identity(parent)))
 
     def _start_as(self, identity: int, announced: bool = True) -> int:
         if self._silent:
             return 0
         carries = announced or self._attributes.payload is None
-        number: int = self._domain.start_range(self._carrying(identity) if carries else self._attributes)
+        return self._started(self._carrying(identity) if carries else self._attributes)
+
+    def _started(self, attributes: Any) -> int:
+        counter = None if counts is None else counts.counter
+        number: int = self._domain.start_range(attributes)
+        if counter is not None:
+            counts.add(counter, self._slot)
         return number
 
     def _end(self, range_id: int) -> None:
@@ -273,7 +304,7 @@ class Range(silent.Range):
 class Run:
     """One run of code that stops and goes on: its whole, and each stretch."""
 
-    __slots__ = ("_around", "_attributes", "_handle", "_id", "_inside", "_number", "_outside", "_whole")
+    __slots__ = ("_around", "_attributes", "_handle", "_id", "_inside", "_number", "_outside", "_slot", "_whole")
 
     def __init__(self, whole: Range, stretch: Range) -> None:
         number = identify()
@@ -281,6 +312,7 @@ class Run:
         self._outside = self._around = 0
         self._attributes = stretch._with_number(number)
         self._handle = stretch._handle
+        self._slot = stretch._slot
         self._whole = whole
         self._id = whole._start_as(number, announced=False)
 
@@ -288,16 +320,24 @@ class Run:
         """Open a stretch: the code runs from here on."""
         self._outside = current.get()
         current.set(self._inside)
+        self.show()
+
+    def show(self) -> None:
+        """Open a stretch in a context that is the code's own: of a greenlet."""
         self._around = getattr(_thread, "stretched", 0)
         _thread.stretched = self._number
-        _emit.push_range(self._attributes, self._handle)
+        _push(self._attributes, self._handle, self._slot)
 
     def suspend(self) -> None:
         """Close the stretch: the code is suspended, or over. What an `async with` inside has set stays its own."""
-        _emit.pop_range(self._handle)
-        _thread.stretched = self._around
+        self.hide()
         self._inside = current.get()
         current.set(self._outside)
+
+    def hide(self) -> None:
+        """Close what `show` opened."""
+        _emit.pop_range(self._handle)
+        _thread.stretched = self._around
 
     def end(self) -> None:
         """End the whole."""
@@ -337,13 +377,23 @@ class _Method(_Callable):
 def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
     push, pop, pushed = _emit.push_range, _emit.pop_range, range_._pushed
     attributes, handle, plain = range_._attributes, range_._handle, range_._fields is None
+    slot, add = range_._slot, None if counts is None else counts.add
 
     def annotated(*args: Any, **kwargs: Any) -> _R:
-        push(attributes if plain and not _any_instance else pushed(), handle)
+        counter = None if add is None else counts.counter
+        if plain and not _any_instance:
+            push(attributes, handle)
+            if add is not None:
+                add(counter, slot)
+        elif _greenlet_push is None or not _greenlet_push(range_):
+            push(pushed(), handle)
+            if add is not None:
+                add(counter, slot)
         try:
             return function(*args, **kwargs)
         finally:
-            pop(handle)
+            if _greenlet_pop is None or not _greenlet_pop(range_):
+                pop(handle)
 
     return annotated
 

@@ -6,15 +6,17 @@ How a range reaches NVTX is `engine`; how a decorated thing is wrapped is `decor
 
 from __future__ import annotations
 
+import sys
 from _thread import _local
 
 from traceable import environment
-from traceable.annotation import engine, imports
+from traceable.annotation import arguments, engine, imports, resumable
+from traceable.annotation.decorate import decorate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import ModuleType, TracebackType
+    from types import TracebackType
     from typing import Any, TypeVar, overload
 
     from typing_extensions import Self
@@ -28,22 +30,6 @@ if TYPE_CHECKING:
     RangeId = tuple[int, str | None]
 else:
     Range = engine.Range
-
-_resumable: ModuleType | None = None
-
-
-def blocks() -> ModuleType:
-    """Return `resumable`, which opens and closes `async with` blocks.
-
-    Kept: import statements took 1.7 of the 3.7 us of an `async with`, and 12 of 35 where the caches are cold, as in a
-    server that computes between two requests.
-    """
-    global _resumable
-    if _resumable is None:
-        from traceable.annotation import resumable
-
-        _resumable = resumable
-    return _resumable
 
 
 class annotate(Range):  # noqa: N801 - the nvtx package's name
@@ -94,28 +80,32 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
         def __new__(cls, *arguments: Any, **named: Any) -> Any: ...
 
     def __call__(self, target: _Decorated) -> _Decorated:
-        from traceable.annotation.decorate import decorate
-
-        decorated: _Decorated = decorate(self, target)
+        try:
+            decorated: _Decorated = decorate(self, target)
+        except MemoryError:
+            arguments.log_lost_range()
+            return target
+        except Exception:
+            if sys is None or sys.is_finalizing():  # which takes modules apart
+                return target
+            raise
         return decorated
 
     @property
     def domain(self) -> Any:
         """What `get_domain` returns of the domain it stands in."""
-        from traceable.annotation.domains import get_domain
-
-        return get_domain(self._arguments[2])
+        return domains.get_domain(self._arguments[2])
 
     async def __aenter__(self) -> Self:
         if self._heard:
-            blocks().open_block(self)
+            resumable.open_block(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._heard:
-            blocks().close_block(self)
+            resumable.close_block(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._level == 1:
@@ -255,4 +245,21 @@ def _torch_compiles() -> None:
             environment.warn_once("torch.compile", f"torch.compile breaks its graphs at ranges: {error}")
 
 
-imports.after("torch._dynamo", _torch_compiles)
+def _greenlets_switch() -> None:
+    try:
+        from traceable.annotation import greenlets
+
+        greenlets.begin()
+    except Exception as error:  # noqa: BLE001 - another greenlet, no descriptor: the program goes on
+        environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+
+
+def watch_imports() -> None:
+    """Take part in what torch.compile and greenlet do, from when they are imported. Called once all of ours is."""
+    imports.after("torch._dynamo", _torch_compiles)
+    if engine.emits():
+        imports.after("greenlet", _greenlets_switch)
+
+
+# `annotate.domain` needs what is made of the above; imported when it is asked for, it might not be had any more.
+from traceable.annotation import domains  # noqa: E402

@@ -5,8 +5,6 @@ runs next. Here the whole, from first resumption to end, is a start/end range; e
 runs is a push/pop range of the same name in the domain `traceable.active`, or `traceable.generator` for a plain
 generator. Both carry the instance's identity (the whole only where the user gave it no number): `emission` tells how.
 Whatever ends the code ends its ranges: a return, an exception, `close()`, cancellation, garbage collection.
-
-Imported when the first such thing is decorated.
 """
 
 from __future__ import annotations
@@ -32,7 +30,8 @@ _carries = False
 """Whether the threads of executors are given what a coroutine or block that submits to them is."""
 
 
-def _stretch_of(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotate:
+def stretch_of(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotate:
+    """Return the range of each time in which the code of `range_` runs."""
     message, color, _domain, category, _payload = range_._arguments
     return type(range_)(message, color, domain, category)
 
@@ -49,7 +48,8 @@ def _drive(inner: Any, run: Run) -> Generator[Any, Any, Any]:
 
     What is yielded leaves this frame before it suspends: a wrapper must not keep a batch alive that its maker let go.
     """
-    resume, suspend, send, throw = run.resume, run.suspend, inner.send, inner.throw
+    send, throw = inner.send, inner.throw
+    resume, suspend = (run.resume, run.suspend) if engine.tracked is None else engine.tracked(run)
     step: Any = send
     value: Any = None
     hand: list[Any] = []
@@ -78,7 +78,7 @@ async def _await(awaitable: Any) -> Any:
 
 def coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
     """Wrap what makes a coroutine. The wrapper is an `async def` function, as every version's inspect expects."""
-    stretch = _stretch_of(range_)
+    stretch = stretch_of(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
         _carry()
@@ -136,7 +136,7 @@ def _with_parameters_of(function: types.FunctionType, wrapper: Callable[..., Any
 
 def generator(function: Callable[..., Any], range_: annotate, awaitable: bool = False) -> Callable[..., Any]:
     """Wrap a generator function; `awaitable` where it was made by `types.coroutine`."""
-    stretch = _stretch_of(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
+    stretch = stretch_of(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
 
     def annotated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         run = engine.Run(range_, stretch)
@@ -164,7 +164,7 @@ def _first(made: Any) -> Any:
 
 def async_generator(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
     """Wrap an async generator function. Time in which the consumer has the item is no stretch."""
-    stretch = _stretch_of(range_)
+    stretch = stretch_of(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
         _carry()

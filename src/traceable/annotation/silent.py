@@ -5,7 +5,7 @@ Used without the native core; arguments are checked as ever, so that a wrong one
 
 from __future__ import annotations
 
-from traceable.annotation.arguments import checked, checked_payload, checked_value
+from traceable.annotation.arguments import checked, checked_payload, checked_value, log_lost_range
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Range:
         *,
         level: Any = None,
     ) -> Self:
+        if _interned is None:  # the interpreter has taken this module apart; a finaliser of the program goes on
+            return cls._unmade()
         key = (cls, message, color, domain, category, level)
         try:
             found = _interned.get(key)
@@ -57,18 +59,38 @@ class Range:
         if found is None:
             if payload is None and _is_decorated(message) and (color, domain, category, level) == (None,) * 4:
                 return cls()(message)  # type: ignore[operator,no-any-return]  # annotate, the subclass, can be called
-            text, argb, scope, kind, _payload, number = checked(message, color, domain, category, None, level)
-            found = object.__new__(cls)
-            found._arguments = (message, color, domain, category, None)
-            found._level = number
-            found._fields = None
-            found._prepare(text, argb, scope, kind)
-            if len(_interned) < INTERNED_MAX:
-                found = _interned.setdefault(key, found)
+            try:
+                found = cls._built(key)
+            except MemoryError:
+                log_lost_range()
+                return cls._unmade()  # type: ignore[return-value]
         if payload is not None:
             found = found._numbered(payload)
             found._arguments = (message, color, domain, category, payload)
         return found  # type: ignore[return-value]
+
+    @classmethod
+    def _built(cls, key: tuple[Any, ...]) -> Range:
+        """Return the range of a key of those that are interned, which has none so far."""
+        _class, message, color, domain, category, level = key
+        text, argb, scope, kind, _payload, number = checked(message, color, domain, category, None, level)
+        built = object.__new__(cls)
+        built._arguments = (message, color, domain, category, None)
+        built._level = number
+        built._fields = None
+        built._prepare(text, argb, scope, kind)
+        return _interned.setdefault(key, built) if len(_interned) < INTERNED_MAX else built
+
+    @classmethod
+    def _unmade(cls) -> Range:
+        """Return what stands for a range that can't be made: it emits nothing."""
+        unmade = object.__new__(cls)
+        unmade._arguments = (None,) * 5
+        unmade._level = 1
+        unmade._category_id = 0
+        unmade._fields = None
+        unmade._silent = True
+        return unmade
 
     def _prepare(self, message: Any, argb: int, domain: Any, category: Any) -> None:  # noqa: ARG002
         self._category_id = category if isinstance(category, int) else 0

@@ -38,6 +38,9 @@ _exit: Callable[[Any], None]
 _begun = False
 """Whether anything was recorded yet."""
 
+counts: Any = None
+"""Is told when what is emitted is recorded (`annotation/counts.py`); None where nobody counts."""
+
 _next = count(1).__next__
 _thread = _local()
 _open: dict[int, Any] = {}
@@ -55,12 +58,19 @@ def begin(enter: Callable[[str], Any], leave: Callable[[Any], None]) -> None:
     _exit = leave
     _begun = True
     _enter = enter
+    _count(certain=True)
 
 
 def pause() -> None:
     """Emit nothing from here on. To be called before torch's profiler is stopped."""
     global _enter
+    _count(certain=False)
     _enter = None
+
+
+def _count(certain: bool) -> None:
+    if counts is not None:
+        counts.recording(certain)
 
 
 def retire() -> None:
@@ -73,8 +83,12 @@ def retire() -> None:
 
 
 def forget() -> None:
-    """Begin anew in a forked child, where the profiler that our annotations are in does not run."""
-    pause()
+    """Begin anew in a forked child, where the profiler that our annotations are in does not run.
+
+    Unless it records windows, what the child emits was to be recorded, and is counted as such.
+    """
+    global _enter
+    _enter = None
     _open.clear()
     if hasattr(_thread, "stacks"):
         _thread.stacks.clear()

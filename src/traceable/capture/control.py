@@ -98,6 +98,13 @@ class Session:
         """Begin a step; None where one is open already. The payload is for the conditions of `capture_when` alone."""
         if engine.disabled:
             return None
+        try:
+            return self._begin(as_block, bare, payload)
+        except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program's step goes on, not counted
+            self._failed(error)
+            return None
+
+    def _begin(self, as_block: bool, bare: bool, payload: Any) -> Step | None:
         with self._lock:
             waiting = self._waiting
             if waiting is not None and not waiting.as_block and waiting.thread == get_ident():
@@ -128,6 +135,12 @@ class Session:
         """End what `begin` returned."""
         if step is None or step is not self._current:
             return
+        try:
+            self._end(step)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+
+    def _end(self, step: Step) -> None:
         step.close()
         if self._times is not None:
             self._times.add(step.index, step.begun_ns, time.perf_counter_ns())
@@ -138,17 +151,24 @@ class Session:
             self._current = None
             self._pass(step.index + 1)
 
+    def _failed(self, error: Exception) -> None:
+        self._current = None
+        environment.warn_once("steps", f"a step is not counted: {type(error).__name__}: {error}")
+
     def boundary(self, payload: Any = None) -> None:
         """End the current step and begin the next: a bare `step()` at the end of an iteration."""
-        with self._lock:
-            if engine.disabled:
-                return
-            if self._current is not None and self._current.bare:
-                self.end(self._current)
-            elif self._current is None:
-                # The iteration that ends here began before anyone could know.
-                self._pass(self._next + 1)
-            self.begin(bare=True, payload=payload)
+        if engine.disabled:
+            return
+        try:
+            with self._lock:
+                if self._current is not None and self._current.bare:
+                    self.end(self._current)
+                elif self._current is None:
+                    # The iteration that ends here began before anyone could know.
+                    self._pass(self._next + 1)
+                self.begin(bare=True, payload=payload)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
 
     def _pass(self, count: int) -> None:
         """Note that `count` steps are over."""
@@ -197,10 +217,12 @@ class Session:
     def _arm(self) -> None:
         if self._gate is not None:
             return
+        if engine.counts is not None:
+            engine.counts.gate()
         try:
             self._gate = gates.from_environment()
             self._follows = self._gate.arm(not self._leads)
-        except gates.GateError as error:
+        except Exception as error:  # noqa: BLE001 - no recorder, or no descriptor to load what opens it
             environment.warn_once("gate", f"no window can be opened: {error}")
             self._gate = gates.NoGate()
 

@@ -16,6 +16,7 @@ from traceable.annotation import engine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 DIRECTORY = "dump-{number}"
@@ -50,11 +51,11 @@ def dump() -> str | None:
         The directory, `dump-N` in the run directory, which `traceable report` reads at once; None where there is no
         flight recorder or it could not be written, which is said once on stderr. Never raises.
     """
-    if not active():
-        return None
     try:
+        if not active():
+            return None
         written: str = write("traceable.dump()")["directory"]
-    except DumpError as error:
+    except Exception as error:  # noqa: BLE001 - no descriptor is left, the interpreter ends: the program goes on
         environment.warn_once("dump", f"nothing is dumped: {error}")
         return None
     return written
@@ -81,10 +82,14 @@ def write(by: str, number: int | None = None) -> dict[str, Any]:
     with _lock:
         wall_ns, begun = time.time_ns(), time.perf_counter_ns()
         try:
+            import ctypes
+
             number, directory = _directory(run_dir, number)
-            _copy(directory, by)
+            _copy(directory, by, ctypes.CDLL)
         except OSError as error:
             raise DumpError(error.strerror or str(error)) from None
+        except (ImportError, MemoryError) as error:
+            raise DumpError(f"{type(error).__name__}: {error}") from None
         return {
             "number": number,
             "directory": directory,
@@ -116,14 +121,17 @@ def begin(by: str) -> None:
 
 def _write_aside(by: str | None) -> None:
     global _writing, _next
-    import signal
+    try:
+        import signal
 
-    # Signals are for the program's own threads.
-    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        # Signals are for the program's own threads.
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    except Exception as error:  # noqa: BLE001 - no descriptor is left: a signal may be handled a little later
+        environment.warn_once("dump signals", f"signals are not blocked in a thread that dumps: {error}")
     while by:
         try:
             write(by)
-        except DumpError as error:  # noqa: PERF203 - each is a dump
+        except Exception as error:  # noqa: BLE001, PERF203 - each is a dump
             environment.warn_once(f"dump by {by}", f"nothing is dumped: {error}")
         finally:
             with _asking:
@@ -145,16 +153,15 @@ def _directory(run_dir: str, number: int | None) -> tuple[int, str]:
         return wanted, directory
 
 
-def _copy(directory: str, by: str) -> None:
-    import contextlib
-    import ctypes
-
+def _copy(directory: str, by: str, load: Callable[[str], Any]) -> None:
     recording = os.path.join(directory, _RECORDING)  # noqa: PTH118
-    with contextlib.suppress(FileExistsError):
+    try:  # noqa: SIM105 - contextlib would be loaded into every annotated process
         os.mkdir(recording)  # noqa: PTH102
+    except FileExistsError:
+        pass
     try:
         # NVTX has loaded it: the same file is the same library. ctypes lets go of the interpreter meanwhile.
-        write_ring = ctypes.CDLL(os.environ.get(environment.NVTX_INJECTION, "")).traceable_recorder_dump
+        write_ring = load(os.environ.get(environment.NVTX_INJECTION, "")).traceable_recorder_dump
     except (OSError, AttributeError):
         _remove(recording, directory)
         raise DumpError("this process is not recorded by the embedded recorder") from None

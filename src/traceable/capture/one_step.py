@@ -5,8 +5,8 @@ from __future__ import annotations
 from _thread import get_ident
 
 from traceable import environment
-from traceable.annotation import engine
-from traceable.annotation.ranges import annotate, blocks
+from traceable.annotation import engine, resumable
+from traceable.annotation.ranges import annotate
 
 STEP = "step"
 """The name of the range that every step is; its payload is the step's index."""
@@ -38,7 +38,7 @@ class Step:
         if self.range is None:
             return
         if self.as_block:
-            blocks().open_block(self.range)
+            resumable.open_block(self.range)
         else:
             self.range._push()
 
@@ -47,7 +47,7 @@ class Step:
         if self.range is None:
             return
         if self.as_block:
-            blocks().close_block(self.range)
+            resumable.close_block(self.range)
         elif self.thread == get_ident():
             self.range._pop()
         else:
@@ -67,7 +67,7 @@ class Wait:
         self.thread = get_ident()
         self._open = True
         if as_block:
-            blocks().open_block(_wait)
+            resumable.open_block(_wait)
         else:
             _wait._push()
 
@@ -77,6 +77,6 @@ class Wait:
             return
         self._open = False
         if self.as_block:
-            blocks().close_block(_wait)
+            resumable.close_block(_wait)
         elif self.thread == get_ident():
             _wait._pop()

@@ -9,6 +9,7 @@ import os
 import time
 
 from traceable import environment
+from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.capture.request import UNTIL_STOPPED
 
@@ -71,6 +72,8 @@ class OpenWindow:
             if self._synchronise:
                 _synchronise()
             self._gate.open()
+            if engine.counts is not None:
+                engine.counts.recording(True)
             self._number = self._marker._start()
         except Exception as error:  # noqa: BLE001 - whatever CUDA or a library says, the program goes on
             self.entry["closed"] = moment(step, FAILED, error=str(error))
@@ -87,6 +90,8 @@ class OpenWindow:
             if self._synchronise:
                 _synchronise()
             self._marker._end(self._number)
+            if engine.counts is not None:
+                engine.counts.recording(False)
             self._gate.close()
         except Exception as error:  # noqa: BLE001 - as above
             problem = {"error": str(error)}

@@ -23,6 +23,7 @@ from traceable import environment
 from traceable.capture import flight, process
 from traceable.capture.control import session
 from traceable.capture.request import Request
+from traceable.capture.timer import ends_for_fork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Server:
 
     def _begin_thread(self) -> None:
         self._pausing, self._leaving = False, threading.Lock()
-        self._gone = False
+        self._gone = self._idle = False
         # Signals are for the program's own threads: the one that waits in a system call is to be interrupted.
         before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:
@@ -125,8 +126,8 @@ class Server:
                 os.unlink(self._name, dir_fd=self._directory)
 
     def before_fork(self) -> None:
-        """End the thread: Python 3.12 and later warn of a fork beside threads, and with -W error that is an end."""
-        if self._serving:
+        """End the thread where Python 3.12 and later would warn of a fork beside it: with -W error that is an end."""
+        if self._serving and ends_for_fork(self._idle):
             self._pausing = True
             self.wake()
             self._thread.join(_PAUSE_SECONDS)
@@ -169,7 +170,10 @@ class Server:
             for peer in self._peers.values():
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
             while not self._leaves():
-                for key, _ in selector.select():
+                self._idle = True
+                ready = selector.select()
+                self._idle = False
+                for key, _ in ready:
                     if key.fileobj is self._listener:
                         self._accept(selector)
                     elif key.data is None:

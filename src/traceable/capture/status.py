@@ -12,6 +12,7 @@ import os
 
 from traceable import environment
 from traceable.capture import process
+from traceable.decision import json_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "traceable.status/1"
 _COUNTER_BYTES = 24
+
+
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 class Status:
@@ -55,20 +60,20 @@ class Status:
         if not self._path:
             return
         try:
-            import json
-
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
-            with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-                json.dump({"schema": SCHEMA, "process": process.identity(), **content}, file)
+            with open(part, "w", encoding="ascii", opener=_unlinked) as file:
+                file.write(json_of({"schema": SCHEMA, "process": process.identity(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
-            environment.warn_once("status", f"the launcher is not told of steps and windows: {error}")
+            environment.warn_once("status", f"the launcher is not told what this process does: {error}")
 
     def _open_counter(self) -> None:
         try:
             import mmap
 
-            descriptor = os.open(f"{self._path}.steps", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC, 0o666)
+            # No link is followed: in a directory that others may write it could lead to anything of this user's.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
+            descriptor = os.open(f"{self._path}.steps", flags, 0o666)
             try:
                 # Written and not only lengthened: a store into a hole on a full disk is a SIGBUS.
                 os.write(descriptor, bytes(_COUNTER_BYTES))
@@ -77,4 +82,4 @@ class Status:
                 os.close(descriptor)
             self._counter = memoryview(self._map).cast("q")
         except Exception as error:  # noqa: BLE001 - as above
-            environment.warn_once("status", f"the launcher is not told of steps and windows: {error}")
+            environment.warn_once("status", f"the launcher is not told what this process does: {error}")

@@ -149,8 +149,11 @@ class OneStep:
         session.end(self._step)
 
     def __del__(self) -> None:
-        if not getattr(self, "_entered", True):  # torch.compile makes one without `__init__`, to look at it
-            session.boundary(self._payload)
+        try:
+            if not getattr(self, "_entered", True):  # torch.compile makes one without `__init__`, to look at it
+                session.boundary(self._payload)
+        except Exception:  # noqa: BLE001 - let go when nothing of the interpreter is left: Python would print it
+            return
 
 
 def window(start: int, stop: int, *, synchronize: bool = False) -> None:

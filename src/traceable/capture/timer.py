@@ -1,14 +1,15 @@
 """Calls a function when some time is over, on one daemon thread that is there only while something asks for it.
 
 All signals are blocked in it, so that they interrupt the program's own threads. Before a fork the thread is ended, and
-begun again in the parent, because Python 3.12 and later warn of a fork beside threads; a forked child has nothing to
-wait for until it asks itself.
+begun again in the parent, where Python 3.12 and later would warn of a fork beside it (`ends_for_fork`); a forked child
+has nothing to wait for until it asks itself.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PAUSE_SECONDS = 2.0
+
+
+def ends_for_fork(idle: bool) -> bool:
+    """Whether a thread of traceable's is to end before this process forks, because Python would warn of it alone.
+
+    Beside threads of the program Python warns in any case, and to end a thread and begin it anew takes several turns at
+    the interpreter: among busy threads a tenth of a second for each fork.
+
+    Args:
+        idle: whether that thread is only waiting. What it holds while it works would be held for ever in the child.
+    """
+    known = threading.enumerate()
+    return not idle or len(known) <= 1 + sum(one.name.startswith("traceable ") for one in known)
 
 
 class Timer:
@@ -34,7 +48,7 @@ class Timer:
         self._changed = threading.Condition()
         self._deadline: tuple[float, Callable[[], None]] | None = None
         self._thread: threading.Thread | None = None
-        self._leaving = False
+        self._leaving = self._idle = False
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` in so many seconds. What was waited for before is not called any more."""
@@ -51,6 +65,9 @@ class Timer:
             self._changed.notify()
 
     def _begin(self) -> None:
+        if sys.is_finalizing():  # a thread that is begun now never runs, and to start it would wait for that
+            self._deadline = None
+            return
         self._leaving = False
         before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:
@@ -78,13 +95,15 @@ class Timer:
                 if left <= 0:
                     self._deadline = None
                     return call
+                self._idle = True
                 self._changed.wait(left)
+                self._idle = False
             self._thread = None
             return None
 
     def _before_fork(self) -> None:
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread() and ends_for_fork(self._idle):
             with self._changed:
                 self._leaving = True
                 self._changed.notify()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from traceable import environment
-from traceable.annotation import torch_records
+from traceable.annotation import engine, torch_records
 from traceable.capture import kineto
 from traceable.capture.gates import GateError
 
@@ -82,6 +82,8 @@ class TorchGate:
     def arm(self, follow: bool) -> bool:  # noqa: ARG002
         """Record nothing until the first window."""
         profiler.gated = True
+        if profiler.running and engine.counts is not None:
+            engine.counts.discard()
         profiler.discard()
         if "torch" in sys.modules:
             profiler.watch()

@@ -314,7 +314,7 @@ class OnSignal:
 
 def _say(message: str) -> None:
     try:
-        sys.stderr.write(f"traceable: {message}\n")
+        sys.stderr.write(f"traceable: {environment.escaped(message)}\n")
     except Exception:  # noqa: BLE001 - stderr may be closed, or in the middle of a write that the signal interrupts
         return
 

@@ -103,7 +103,7 @@ def _hidden(words: Any) -> str | None:
     last = "a word"
     for word in words:
         if confidential.NOT_WRITTEN in word:
-            return word.partition("=")[0] if word.endswith(f"={confidential.NOT_WRITTEN}") else last
+            return word.partition(confidential.NOT_WRITTEN)[0].rstrip("=: \"'") or last
         last = word
     return None
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from traceable.cli import asked, windows
+from traceable.cli.lines import say
 from traceable.cli.profile import TERMINAL_ROWS, check_output_files, on_stdout, prints_tables, write_output
 from traceable.cli.report import choice_for
 from traceable.errors import UnanswerableError, UsageError
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(path: Path, line: str) -> None:
-    print(f"traceable: {path}: {line}", file=sys.stderr)
+    say(f"{path}: {line}")
 
 
 def _by(arguments: argparse.Namespace) -> str:
@@ -128,9 +129,9 @@ def _print_csv(table: Table, choice: Choice, arguments: argparse.Namespace) -> N
 
     other = arguments.table
     if other is None:
-        text = to_csv(choice.rows(table), table.columns)
+        text = to_csv(choice.rows(table), table.columns, arguments.raw)
     elif other in table.others:
-        text = to_csv(table.others[other].rows(), table.others[other].columns)
+        text = to_csv(table.others[other].rows(), table.others[other].columns, arguments.raw)
     else:
         raise UsageError(
             f"several recordings side by side have no table {other!r}", f"they have {', '.join(table.others)}"

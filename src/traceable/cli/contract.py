@@ -1,6 +1,7 @@
 """What `run` and `report` share: the options that say which ranges are expected, and what is said of them.
 
-The exit code of `--strict` is this module's: 0 where every expectation is met, 3 where one is not or can't be judged.
+The exit code of `--strict` is this module's: 0 where every expectation is met and all that was emitted is there, 3
+where that is not so or can't be judged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from traceable.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from traceable.analysis.completeness import Completeness
     from traceable.analysis.contract import Verdict
 
 UNMET = 3
@@ -31,16 +35,36 @@ def add_contract_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--strict",
         action="store_true",
-        help=f"exit code {UNMET} where the program succeeded and an expectation is unmet or a step is missing",
+        help=f"exit code {UNMET} where the program succeeded and ranges that it emitted, an expected one or a step are "
+        "not in the recording",
     )
 
 
-def nothing_expected() -> UsageError:
-    """Return the error of `--strict` without any expectation."""
+def nothing_expected(complete: Completeness | None) -> UsageError:
+    """Return the error of `--strict` where nothing was expected, and it is not known what was emitted.
+
+    Args:
+        complete: why not, where that is known.
+    """
+    why = complete.not_compared if complete is not None else None
     return UsageError(
-        "--strict has nothing to judge: no range was expected and no steps were asked for",
+        "--strict has nothing to judge: no range was expected, no steps were asked for, and "
+        + (f"what was emitted can't be compared ({why})" if why else "no process counted its ranges"),
         "add --expect NAME or --steps, or call traceable.expect(...)",
     )
+
+
+def tell_lost(complete: Completeness, say: Callable[[str], None]) -> None:
+    """Print a line for each process of which something is missing."""
+    for note in complete.notes:
+        say(note)
+
+
+def unrecorded(directory: Path) -> Completeness:
+    """Return what was emitted of a run that recorded nothing."""
+    from traceable.launch import emitted, run_dir
+
+    return emitted.judge(directory, run_dir.read(directory), None)
 
 
 def tell(verdicts: Sequence[Verdict], say: Callable[[str], None], *, quiet: bool = False) -> None:
@@ -52,9 +76,10 @@ def tell(verdicts: Sequence[Verdict], say: Callable[[str], None], *, quiet: bool
             say(line)
 
 
-def strict_code(verdicts: Sequence[Verdict]) -> int:
-    """Return the exit code that `--strict` makes of the verdicts."""
-    return 0 if all(one.met for one in verdicts) else UNMET
+def strict_code(verdicts: Sequence[Verdict], complete: Completeness | None) -> int:
+    """Return the exit code that `--strict` makes of the verdicts, and of what is missing."""
+    lost = complete is not None and complete.incomplete
+    return 0 if all(one.met for one in verdicts) and not lost else UNMET
 
 
 def _names(words: str) -> list[str]:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from traceable.analysis.units import time as duration
+from traceable.cli.lines import answer, say
 from traceable.errors import UsageError
 from traceable.launch import control
 from traceable.launch.talk import Event
@@ -55,10 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.what == "stop":
             answered = control.close_window(place, hear, arguments.timeout)
         else:
-            hear.say(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
+            say(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
             answered = control.open_window(place, steps, hear, arguments.timeout)
     except KeyboardInterrupt:
-        hear.say("not waited for; what is asked for remains so: `traceable control stop` withdraws it")
+        say("not waited for; what is asked for remains so: `traceable control stop` withdraws it")
         return 130
     return _finish(place, answered, hear, arguments)
 
@@ -93,9 +93,9 @@ def _status(place: control.Place, arguments: argparse.Namespace) -> int:
         processes = [{key: value for key, value in one.items() if key not in ("schema", "event")} for one in found]
         print(json.dumps({"schema": SCHEMA, "run_dir": str(place.directory), "processes": processes}, indent=2))
         return 0
-    print(place.directory)
+    answer(str(place.directory))
     for one in found:
-        print(f"process {one['pid']}: {one['steps']['ended']} steps, {_standing(one)}")
+        answer(f"process {one['pid']}: {one['steps']['ended']} steps, {_standing(one)}")
     return 0
 
 
@@ -118,7 +118,7 @@ def _dumped(place: control.Place, dumped: control.Dumped, hear: _Hear, arguments
     elif dumped.processes:
         hear.answer(f"written to {dumped.directory}; next: python -m traceable report {dumped.directory}")
     for problem in dumped.problems:
-        hear.say(problem)
+        say(problem)
     return UsageError.exit_code if dumped.problems else 0
 
 
@@ -142,14 +142,10 @@ class _Hear:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
 
-    def say(self, message: str) -> None:
-        """Print one line of ours on stderr."""
-        print(f"traceable: {message}", file=sys.stderr, flush=True)
-
     def answer(self, line: str) -> None:
         """Print one line of the answer."""
         if not self._quiet:
-            print(line, flush=True)
+            answer(line)
 
     def __call__(self, event: Event) -> None:
         kind, pid = event["event"], event["pid"]
@@ -213,7 +209,7 @@ def _finish(place: control.Place, answered: control.Answered, hear: _Hear, argum
     elif answered.files:
         hear.answer(f"written to {place.directory}: {', '.join(answered.files)}")
     if answered.note:
-        hear.say(answered.note)
+        say(answered.note)
     for problem in answered.problems:
-        hear.say(problem)
+        say(problem)
     return UsageError.exit_code if answered.problems else 0

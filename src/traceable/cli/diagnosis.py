@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from traceable.cli.lines import answer
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -63,6 +65,9 @@ class Why:
         """Say what is wrong, in a few lines, or in none."""
         wrong = self._found.wrong if self._found else ()
         fresh = [one for one in wrong if not one.cause.startswith(_SAID_BY_OTHERS)]
+        # How much is missing is said with the profile; the fix is worth a line where nothing else knows why.
+        if len(fresh) > 1:
+            fresh = [one for one in fresh if one.cause != "ranges_missing"]
         for one in fresh[:MOST]:
             self._say(f"{one.certainty}: {one.found} ({one.evidence[0]})")
             self._say(f"  fix: {one.fix}")
@@ -85,10 +90,8 @@ def report(path: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**diagnosis.plain(found), "path": str(path), "leaks": list(map(str, leaked))}, indent=2))
     else:
-        from traceable.report.text import escaped
-
         for line in (*_lines(found), *(f"leaks     {one}" for one in leaked)):
-            print(escaped(line))
+            answer(line)
     return 1 if found.wrong else 0
 
 

@@ -20,13 +20,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceable.cli import diagnosis
+from traceable.cli.lines import answer
 from traceable.cli.progress import Progress
+from traceable.environment import escaped
 from traceable.launch import doctor
 from traceable.launch.doctor_findings import STATES, Finding, worst
 
 # Not report.terminal, which needs numpy: that it is missing is what is to be said.
 from traceable.report.layout import width_to_keep, wrapped
-from traceable.report.text import encodable, escaped
+from traceable.report.text import encodable
 
 SCHEMA = "traceable.doctor/1"
 NARROWEST = 20
@@ -84,8 +86,8 @@ def _print(findings: Sequence[Finding]) -> None:
         if one.said.fix:
             _paragraph(" " * len(beside), f"fix: {one.said.fix}")
     counts = {state: sum(one.said.state == state for one in findings) for state in STATES}
-    print()
-    print(", ".join(f"{count} {_counted(state, count)}" for state, count in counts.items() if count))
+    answer()
+    answer(", ".join(f"{count} {_counted(state, count)}" for state, count in counts.items() if count))
 
 
 def _paragraph(beside: str, text: str) -> None:
@@ -93,7 +95,7 @@ def _paragraph(beside: str, text: str) -> None:
     text = encodable(escaped(text), sys.stdout.encoding)
     width = (width_to_keep(sys.stdout) or 0) - len(beside)
     for line in wrapped(text, width) if width >= NARROWEST else [text]:
-        print(f"{beside}{line}")
+        answer(f"{beside}{line}")
         beside = " " * len(beside)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from traceable.cli.lines import answer, say
 from traceable.errors import TraceableError, UsageError
 
 _REQUIRED = frozenset({"numpy", "nvtx", "rich", "tomli", "wrapt"})
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(words)
         return int(arguments.run(arguments))
     except TraceableError as error:
-        print(f"traceable: {error}", file=sys.stderr)
+        say(str(error))
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the package {package} is not installed for {sys.executable}",
             f"type `{sys.executable} -m pip install {package}`",
         )
-        print(f"traceable: {missing}", file=sys.stderr)
+        say(str(missing))
         return missing.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`| head`): what a program is expected to do is to stop quietly.
@@ -119,9 +120,8 @@ class _Version(argparse.Action):
 
         import traceable
 
-        print(
-            f"traceable {traceable.__version__} (Python {platform.python_version()}, {platform.platform(terse=True)})"
-        )
+        python = f"Python {platform.python_version()}, {platform.platform(terse=True)}"
+        answer(f"traceable {traceable.__version__} ({python})")
         parser.exit()
 
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traceable.cli import annotate
-from traceable.cli.profile import STDOUT, positive, write_output
-from traceable.cli.run import end_like, say
+from traceable.cli.lines import answer_command, say
+from traceable.cli.profile import STDOUT, add_raw_argument, check_raw, positive, write_output
+from traceable.cli.run import end_like
 from traceable.cli.run import take_program as take_program
 from traceable.collect import ncu, ncu_filter
 from traceable.errors import TraceableError, UnanswerableError, UsageError
@@ -84,14 +85,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--read", metavar="FILE", type=Path, help="run nothing: print a .ncu-rep, a directory with one, or ncu's CSV"
     )
-    output = parser.add_argument_group("what is printed").add_mutually_exclusive_group()
+    group = parser.add_argument_group("what is printed")
+    output = group.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print kernels and launches as JSON (traceable help ncu)")
     output.add_argument("--csv", action="store_true", help="print the kernels as CSV, every column")
+    add_raw_argument(group)
     annotate.add_annotate_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Profile the program and print what was measured, or print what there is; return the exit code."""
+    check_raw(arguments)
     if arguments.read is not None:
         if arguments.program or arguments.range_name or arguments.kernel or arguments.source or arguments.dry_run:
             raise UsageError("--read runs no program", "leave out the program and what says which kernels to profile")
@@ -116,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in chosen.said:
         say(line)
     if install is None:
-        print(runs.describe(request))
+        answer_command(runs.describe(request))
         return 0
     for line in _warnings(chosen.selection):
         say(line)
@@ -303,9 +307,9 @@ def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequ
 
     table = replace(table, notes=(*table.notes, *notes))
     if arguments.json:
-        sys.stdout.write(to_json(report.document(table, source)) + "\n")
+        write_output(STDOUT, to_json(report.document(table, source)) + "\n", sys.stdout)
     elif arguments.csv:
-        write_output(STDOUT, to_csv(list(table.rows()), table.columns), sys.stdout)
+        write_output(STDOUT, to_csv(list(table.rows()), table.columns, arguments.raw), sys.stdout)
     else:
         # What a program prints is its own: the table of a run goes where the profile of `run` does.
         report.write(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")

@@ -15,6 +15,7 @@ from traceable.report.text import encodable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.completeness import Completeness
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
     from traceable.recording import Recording
@@ -48,6 +49,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     output.add_argument(
         "--csv", metavar="=FILE", nargs="?", const=STDOUT, help="print the table as CSV, every column; =FILE as above"
     )
+    add_raw_argument(group)
     group.add_argument(
         "--quiet", action="store_true", help="print what went wrong, and what --json and --csv ask for; nothing else"
     )
@@ -67,8 +69,8 @@ def show(
     expected: Sequence[str] = (),
     run_directory: Path | None = None,
     diagnose: Callable[[Recording], Mapping[str, Any]] | None = None,
-) -> tuple[tuple[Verdict, ...], Windows | None]:
-    """Load a recording, save its report, print its ranges; return what it says of ranges and steps asked for.
+) -> tuple[tuple[Verdict, ...], Windows | None, Completeness]:
+    """Load a recording, save its report, print its ranges; return what became of what was asked for and was emitted.
 
     Args:
         path: what `traceable.load` reads.
@@ -84,24 +86,20 @@ def show(
         TraceError: the file can't be read as a trace.
         TraceableError: the report can't be written.
     """
-    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
-
-    use_one_blas_thread()
     # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
     from traceable.cli.progress import Progress
     from traceable.recording import load
-    from traceable.report.document import document, save
+    from traceable.report.document import bounded_document, save
 
-    keep_freed_memory()
     with Progress() as progress:
         recording = load(path, progress=progress, run_directory=run_directory)
         recording.answers([("ranges", {}), ("findings", {})])
         judged = recording.verdicts(expected)
         if save_to is not None:
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
-            save({**document(recording, Choice(), judged), **why}, save_to)
+            save({**bounded_document(recording, judged), **why}, save_to)
     print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
-    return judged, recording.windows
+    return judged, recording.windows, recording.completeness
 
 
 def print_ranges(
@@ -127,7 +125,7 @@ def print_ranges(
         write_output(arguments.json, to_json(document(recording, choice, verdicts, thresholds)) + "\n", stream)
     elif arguments.csv:
         table = recording.profile.names if by == "name" else recording.profile.ranges
-        write_output(arguments.csv, to_csv(choice.rows(table, LARGEST), table.columns), stream)
+        write_output(arguments.csv, to_csv(choice.rows(table, LARGEST), table.columns, arguments.raw), stream)
     if prints_tables(arguments):
         from traceable.report.terminal import (
             Page,
@@ -179,8 +177,9 @@ def check_output_files(arguments: argparse.Namespace) -> None:
     """Make the files of --json and --csv absolute, and refuse those that can't be written.
 
     Raises:
-        UsageError: such a file.
+        UsageError: such a file, or --raw without --csv.
     """
+    check_raw(arguments)
     for option in ("json", "csv"):
         name = getattr(arguments, option)
         if name in (None, STDOUT):
@@ -190,6 +189,21 @@ def check_output_files(arguments: argparse.Namespace) -> None:
             why = f"{path} is a directory" if name and path.is_dir() else f"there is no directory {path.parent}"
             raise UsageError(f"--{option}={name} names no file: {why}", f"write --{option}=FILE")
         setattr(arguments, option, str(path))
+
+
+def add_raw_argument(group: argparse._ArgumentGroup) -> None:
+    """Add --raw."""
+    group.add_argument("--raw", action="store_true", help="with --csv: texts as recorded, whatever they do to a reader")
+
+
+def check_raw(arguments: argparse.Namespace) -> None:
+    """Refuse --raw where it says nothing.
+
+    Raises:
+        UsageError: there is no --csv.
+    """
+    if arguments.raw and not arguments.csv:
+        raise UsageError("--raw says how --csv prints texts", "add --csv")
 
 
 def remove_output_file(arguments: argparse.Namespace) -> None:

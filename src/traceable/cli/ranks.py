@@ -12,6 +12,7 @@ from pathlib import Path
 from traceable import environment, selection
 from traceable.annotation.bootstrap import bootstrap_path, bootstrap_problem
 from traceable.cli import nsys
+from traceable.cli.lines import answer_command
 from traceable.errors import TraceError, UsageError
 from traceable.launch import launcher, processes, ranks, run_dir, target
 
@@ -56,7 +57,7 @@ def step_aside(arguments: argparse.Namespace) -> bool:
     command = program.command(target.interpreter_flags())
     if not arguments.dry_run:
         ranks.become(command)
-    print(shlex.join(command))
+    answer_command(shlex.join(command))
     return True
 
 

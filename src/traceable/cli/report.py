@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, TypeAlias, Union
 
 from traceable.cli import asked, windows
-from traceable.cli.contract import UNMET, add_contract_arguments, nothing_expected, strict_code, tell
+from traceable.cli.contract import (
+    UNMET,
+    add_contract_arguments,
+    nothing_expected,
+    strict_code,
+    tell,
+    tell_lost,
+    unrecorded,
+)
+from traceable.cli.lines import say
 from traceable.cli.profile import (
     add_output_arguments,
     check_output_files,
@@ -25,6 +34,7 @@ from traceable.cli.profile import (
     write_output,
 )
 from traceable.errors import TraceError, UnanswerableError, UsageError
+from traceable.launch import memory
 from traceable.report.choice import Choice, column_meant
 from traceable.report.views import FINDINGS, RANGES, View
 
@@ -71,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.launch.run_dir import latest
 
         arguments.paths = [latest()]
+    memory.check(arguments.paths[0])
     if len(arguments.paths) > 1:
         from traceable.cli import beside
 
@@ -85,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     rules = asked.names_requested(arguments)
+    from traceable.analysis.completeness import UNKNOWN
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
     from traceable.report.document import document, head
@@ -94,13 +106,16 @@ def run(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         try:
             whole = load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
-        except TraceError:
+        except TraceError as error:
             # A window that was never reached leaves nothing to read, and that is the answer.
+            lost = _tell_lost(path)
             if not _tell_unread(path):
+                if lost and arguments.strict:
+                    return UNMET
                 raise
             if arguments.strict:
                 return UNMET
-            raise TraceError(f"{path} holds no recording", "ask for steps that the program reaches") from None
+            raise TraceError(error.found, "ask for steps that the program reaches") from None
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
         judged = whole.verdicts(expected) if expected else ()
@@ -129,44 +144,54 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     met = whole.windows is None or whole.windows.met
     if not met if arguments.quiet else on_stdout(arguments):
-        windows.tell(whole.windows, _say)
+        windows.tell(whole.windows, say)
     if on_stdout(arguments) and not arguments.quiet:
         for line in overhead_lines(whole.overhead):
-            _say(line)
-    tell(judged, _say, quiet=arguments.quiet)
+            say(line)
+    tell(judged, say, quiet=arguments.quiet)
     if path.is_dir():
         from traceable.cli import flight, ranks
 
-        ranks.tell(path, _say)
+        ranks.tell(path, say)
         if not arguments.quiet:
-            flight.tell_dumps(path, _say)
-    return (strict_code(judged) if met else UNMET) if arguments.strict else 0
-
-
-def _say(line: str) -> None:
-    print(f"traceable: {line}", file=sys.stderr)
+            flight.tell_dumps(path, say)
+    if not prints_tables(arguments):
+        tell_lost(whole.completeness, say)
+    if not arguments.strict:
+        return 0
+    if not expected and whole.windows is None and whole.completeness.state == UNKNOWN:
+        raise nothing_expected(whole.completeness)
+    return strict_code(judged, whole.completeness) if met else UNMET
 
 
 def _tell_unread(path: Path) -> bool:
-    """Say what became of the windows of a run that left nothing to read; whether it was asked for any."""
-    found = windows.without_recording(path) if path.is_dir() and (path / "run.json").exists() else None
-    windows.tell(found, _say)
+    """Say what became of the windows of a run that is over and left nothing to read; whether it was asked for any."""
+    from traceable.launch import run_dir
+
+    if not path.is_dir() or not (path / run_dir.MANIFEST).exists() or not run_dir.is_over(run_dir.read(path), path):
+        return False
+    found = windows.without_recording(path)
+    windows.tell(found, say)
     return found is not None
 
 
+def _tell_lost(path: Path) -> bool:
+    """Say what was emitted of a run that left nothing to read; whether anything was."""
+    if not (path.is_dir() and (path / "run.json").exists()):
+        return False
+    lost = unrecorded(path)
+    tell_lost(lost, say)
+    return bool(lost.incomplete)
+
+
 def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
-    expected, steps = list(arguments.expect), False
+    expected = list(arguments.expect)
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
         from traceable.launch import contract
         from traceable.launch.reports import manifest_of
-        from traceable.launch.windows import asked as asked_steps
 
-        manifest = manifest_of(path)
-        expected = [*contract.expected(path, manifest), *expected]
-        steps = asked_steps(path, manifest or {}) is not None
-    if arguments.strict and not expected and not steps:
-        raise nothing_expected()
+        expected = [*contract.expected(path, manifest_of(path)), *expected]
     return tuple(dict.fromkeys(expected))
 
 
@@ -215,7 +240,9 @@ def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
             there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
             raise UsageError(f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = found.others[arguments.table]
-    write_output(arguments.csv, to_csv(choice_for(arguments, table).rows(table), table.columns), sys.stdout)
+    write_output(
+        arguments.csv, to_csv(choice_for(arguments, table).rows(table), table.columns, arguments.raw), sys.stdout
+    )
 
 
 def _print_tables(

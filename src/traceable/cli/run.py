@@ -24,14 +24,18 @@ from pathlib import Path
 
 from traceable import collect, environment
 from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, profile, ranks
-from traceable.errors import TraceableError, UsageError
+from traceable.cli.lines import answer_command, say
+from traceable.errors import TraceableError, UsageError, one_line
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
+from traceable.launch.worker import DiedError, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.completeness import Completeness
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
+    from traceable.annotation.patterns import Target
     from traceable.capture.spec import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
@@ -248,19 +252,50 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("without a recording no expectation can be judged", "use another --collector than none")
     annotate.check((*targets, *stepping), request.target.command(target.interpreter_flags()))
     if arguments.dry_run:
-        print(launcher.describe(request, say))
+        answer_command(launcher.describe(request, say))
         return 0
-    try:
-        profile.remove_output_file(arguments)
-        finished = launcher.launch(request, say)
-    except NotComparableError as error:
-        say(str(error))
-        return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
+    with Worker(_prepare) as worker:
+        try:
+            profile.remove_output_file(arguments)
+            finished = launcher.launch(request, say, worker)
+        except NotComparableError as error:
+            say(str(error))
+            return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
+        directory = launcher.short(finished.run_dir)
+        outcome = Outcome()
+        try:
+            if finished.readable:
+                outcome = worker.call(_conclude, finished, arguments, (*targets, *stepping))
+            else:
+                say(str(finished.problem))
+        except DiedError as error:
+            say(
+                f"making the profile {error}; the recording is kept: read it where there is more memory, with "
+                f"`python -m traceable report {directory}`"
+            )
+        except KeyboardInterrupt:
+            say(f"the profile is not shown; the recording is kept in {directory}")
+        except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
+            say(f"the profile could not be made ({one_line(error)}); the recording is kept")
+    strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
+    return end_like(finished.status) or strict
+
+
+def _prepare() -> None:
+    """Set what holds for a process with large arrays, before numpy is loaded there."""
+    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+
+    use_one_blas_thread()
+    keep_freed_memory()
+
+
+def _conclude(finished: launcher.Finished, arguments: argparse.Namespace, targets: Sequence[Target]) -> Outcome:
+    """Print what there is to see and to say after the program's end, and return what was asked for came to."""
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
             overhead.measure(finished.run_dir, say)
-        for note in annotate.unmatched((*targets, *stepping), finished.run_dir):
+        for note in annotate.unmatched(targets, finished.run_dir):
             say(note)
         if arguments.part_of is None:
             outcome = _show(finished, arguments)
@@ -274,12 +309,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(str(error))
     except BrokenPipeError:
         sys.stdout = None
-    except KeyboardInterrupt:
-        say(f"the profile is not shown; the recording is kept in {launcher.short(finished.run_dir)}")
-    except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
-        say(f"the profile could not be made ({type(error).__name__}: {error}); the recording is kept")
-    strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
-    return end_like(finished.status) or strict
+    return outcome
 
 
 def _take_up(arguments: argparse.Namespace) -> None:
@@ -293,10 +323,11 @@ def _take_up(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of what was asked: of the ranges that were expected, and of the steps; None for not known."""
+    """What became of the ranges that were expected, the steps, and all that was emitted; None for not known."""
 
     judged: tuple[Verdict, ...] | None = None
     windows: Windows | None = None
+    completeness: Completeness | None = None
 
 
 def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
@@ -304,8 +335,12 @@ def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | No
     if with_gpu and not gpu.operations(finished.recorded):
         say("no GPU operation was recorded, and --gpu asks for them")
         return contract.UNMET
-    if not finished.expected and steps is None and outcome.windows is None and not with_gpu:
-        error = contract.nothing_expected()
+    if finished.problem:
+        say("what was emitted could not be compared with what was recorded")
+        return contract.UNMET
+    counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
+    if not finished.expected and steps is None and outcome.windows is None and not with_gpu and not counted:
+        error = contract.nothing_expected(outcome.completeness)
         say(str(error))
         return error.exit_code
     if (finished.expected and outcome.judged is None) or (steps is not None and outcome.windows is None):
@@ -313,16 +348,7 @@ def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | No
         return contract.UNMET
     if outcome.windows is not None and not outcome.windows.met:
         return contract.UNMET
-    return contract.strict_code(outcome.judged or ())
-
-
-def say(message: str) -> None:
-    """Print one line of ours to the user, where there is a stderr."""
-    try:
-        if sys.stderr is not None:
-            print(f"traceable: {message}", file=sys.stderr, flush=True)
-    except OSError:
-        return
+    return contract.strict_code(outcome.judged or (), outcome.completeness)
 
 
 def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome:
@@ -340,7 +366,7 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
         overhead.tell(finished.run_dir, say)
     why = diagnosis.Why(finished.run_dir, say)
     if database is not None:
-        judged, found = profile.show(
+        judged, found, complete = profile.show(
             database,
             arguments,
             title=f"profile of {directory}",
@@ -354,10 +380,14 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
             windows.tell(found, say)
         windows.note(found, finished.run_dir)
         contract.tell(judged, say, quiet=arguments.quiet)
+        if not shown:
+            contract.tell_lost(complete, say)
         why.tell()
         if not arguments.quiet:
             say(f"next: python -m traceable report {directory}")
-        return Outcome(judged, found)
+        return Outcome(judged, found, complete)
+    if not finished.run_dir.is_dir():
+        return Outcome()
     if arguments.collector != NOTHING_RECORDED:
         why(None, finished.problem)
     if finished.problem:
@@ -373,8 +403,10 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
 
     judged = verdicts(finished.expected, None)
     contract.tell(judged, say, quiet=arguments.quiet)
+    complete = contract.unrecorded(finished.run_dir)
+    contract.tell_lost(complete, say)
     why.tell()
-    return Outcome(judged, found)
+    return Outcome(judged, found, complete)
 
 
 def end_like(status: int) -> int:

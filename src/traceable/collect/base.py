@@ -111,8 +111,14 @@ class Collector(Protocol):
         """
         ...
 
-    def finalise(self, run_dir: Path, stem: str) -> Recorded:
-        """Turn what the program left in `run_dir` into `<stem>.sqlite`. Idempotent; deletes no recording.
+    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:
+        """Turn what the program left in `run_dir` into `<stem>.sqlite`. Idempotent; deletes no recording, and puts
+        nothing in the place of a file that is no export of one.
+
+        Args:
+            run_dir: absolute path.
+            stem: how the files are named.
+            into: where to write; None for `run_dir`. Of another user's run nothing is written there.
 
         Raises:
             CollectorError: something was recorded and can't be read; the message names the file.

@@ -8,7 +8,8 @@ ARGUMENTS`. Why it stands there (nsys-facts of 2022.4 and 2023.4):
 - nsys writes its whole environment into the report. It is given a small one; the full one comes by descriptor, and
   what nsys added to its own is laid over it.
 - nsys's exit code is 0 when its agent dies or when the program outlives it, and an error of nsys's own can't be told
-  from one of the program's. So the program's true wait status is written by its parent, which is this process.
+  from one of the program's. So the program's true wait status is told by its parent, which is this process: to the
+  launcher through a pipe, and in a file for whoever reads the run when there is no launcher any more.
 - A program that nsys never came to start may be started again without it. The launcher's permission is one byte in
   a pipe: who reads it first, this process or the launcher that takes it back, decides, and exactly once.
 
@@ -62,9 +63,10 @@ def main(command: list[str]) -> int:
     _ignore_signals()
     os.umask(handover["umask"])  # nsys's own is 0, and files that anybody may write are left to nobody
     publish(handover["run_dir"], PID_FILE, str(pid))
-    _tell(handover["started"], f"{pid}\n".encode())
+    _tell(handover["told"], f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)
     publish(handover["run_dir"], EXIT_FILE, json.dumps({"wait_status": status, "end_ns": time.time_ns()}))
+    _tell(handover["told"], f"{status}\n".encode())
     return _end_like(status)
 
 
@@ -125,9 +127,9 @@ def _take_over(handover: dict[str, object]) -> None:
             source = os.open(os.devnull, os.O_RDWR)
         os.dup2(source, target)
         os.close(source)
-    started = handover["started"]
-    if isinstance(started, int):
-        os.close(started)
+    told = handover["told"]
+    assert isinstance(told, int)
+    os.close(told)
     _signals_of(handover)
 
 
@@ -158,7 +160,6 @@ def _ignore_signals() -> None:
 def _tell(descriptor: int, message: bytes) -> None:
     try:
         os.write(descriptor, message)
-        os.close(descriptor)
     except OSError:  # the launcher is gone; the recording goes on
         return
 

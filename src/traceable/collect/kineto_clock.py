@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from traceable import untrusted
 from traceable.trace.kineto_file import File
 from traceable.trace.model import Int64
 
 METADATA = "traceable_gpu"
 """The key of what the process says in the file; `capture.gpu_gate.METADATA`."""
 
+_DIGITS = 10
 _MARKER = re.compile(r"traceable\.clock (\d{1,6})")
 
 
@@ -72,11 +74,12 @@ def said_in(file: File) -> Said | None:
     """Return what the process says in its file; None where it says nothing that can be understood."""
     said: Any = file.events.metadata.get(METADATA)
     try:
-        markers = tuple((int(number), int(before), int(after)) for number, before, after in said["markers"])
-        gpus = {int(device): str(uuid) for device, uuid in said["gpus"].items()}
-        return Said(int(said["monotonic_ns"]), int(said["realtime_ns"]), markers, gpus)
-    except (TypeError, KeyError, ValueError, AttributeError):
+        untrusted.checked(said, untrusted.GPU_CLOCK)
+        gpus = {int(device): uuid for device, uuid in said["gpus"].items() if len(device) < _DIGITS and uuid}
+    except ValueError:
         return None
+    markers = tuple((number, before, after) for number, before, after in said["markers"])
+    return Said(said["monotonic_ns"], said["realtime_ns"], markers, gpus)
 
 
 def clock_of(file: File, said: Said, names: Sequence[str]) -> Clock | None:

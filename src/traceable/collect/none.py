@@ -31,6 +31,6 @@ class NoneCollector:
         """Run `command` as it is."""
         return Plan(argv=tuple(command), environment={environment.GATE: "none"} if gating else {})
 
-    def finalise(self, run_dir: Path, stem: str) -> Recorded:  # noqa: ARG002 - the interface
+    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:  # noqa: ARG002 - the interface
         """There is nothing to read."""
         return Recorded(database=None)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.collect import (
     nsys_environments,
     nsys_given,
@@ -156,7 +156,7 @@ class NsysCollector:
         capture = f"{environment.CAPTURE_RANGE}@{environment.WINDOW_DOMAIN}"
         return [("--capture-range", "nvtx"), ("--nvtx-capture", capture), (option, end)]
 
-    def finalise(self, run_dir: Path, stem: str) -> Recorded:
+    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:
         """Export each report to a `.sqlite` of its name, importing it first where nsys could not.
 
         nsys names the report of one window `<stem>.nsys-rep`, and those of several `<stem>.1.nsys-rep` and so on. Which
@@ -167,8 +167,8 @@ class NsysCollector:
         """
         notes, lost = [], []
         for stream in _of_stem(run_dir, stem, ".qdstrm"):
-            report = stream.with_suffix(REPORT_SUFFIXES[0])
-            if any(stream.with_suffix(suffix).is_file() for suffix in REPORT_SUFFIXES):
+            report = (into or run_dir) / stream.with_suffix(REPORT_SUFFIXES[0]).name
+            if any(untrusted.is_regular(stream.with_suffix(suffix)) for suffix in REPORT_SUFFIXES):
                 continue
             try:
                 nsys_install.import_stream(stream, report, self.install)
@@ -177,7 +177,11 @@ class NsysCollector:
                 lost.append(error)
                 notes.append(error.found)
         reports = [
-            report for suffix in REPORT_SUFFIXES for report in _of_stem(run_dir, stem, suffix) if report.stat().st_size
+            report
+            for folder in dict.fromkeys((run_dir, into or run_dir))
+            for suffix in REPORT_SUFFIXES
+            for report in _of_stem(folder, stem, suffix)
+            if report.stat().st_size
         ]
         if not reports and lost:
             raise lost[0]
@@ -189,6 +193,8 @@ class NsysCollector:
                 "run it again, or with --collector recorder",
             )
         databases = [report.with_suffix(".sqlite") for report in reports]
+        if not all(map(_made_from, databases, reports)):
+            databases = [(into or run_dir) / database.name for database in databases]
         ended = nsys_tail.ends(run_dir)
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
@@ -224,7 +230,7 @@ def _of_stem(run_dir: Path, stem: str, suffix: str) -> list[Path]:
     """Return `<stem><suffix>` and `<stem>.<number><suffix>`, as far as they are there, by number."""
     named = re.compile(rf"{re.escape(stem)}(?:\.(\d+))?{re.escape(suffix)}")
     found = [(int(match[1] or 0), entry) for entry in run_dir.iterdir() if (match := named.fullmatch(entry.name))]
-    return [entry for _, entry in sorted(found) if entry.is_file()]
+    return [entry for _, entry in sorted(found) if untrusted.is_regular(entry)]
 
 
 def _generated_nothing(run_dir: Path) -> bool:
@@ -242,7 +248,7 @@ def last_words(run_dir: Path) -> str:
 
 def _said(run_dir: Path) -> list[str]:
     try:
-        said = (run_dir / NSYS_LOG).read_text(encoding="utf-8", errors="replace")
+        said = untrusted.read(run_dir / NSYS_LOG).decode("utf-8", "replace")
     except OSError:
         return []
     return [line.strip() for line in said.splitlines() if line.strip()]
@@ -251,5 +257,7 @@ def _said(run_dir: Path) -> list[str]:
 def _made_from(database: Path, report: Path) -> bool:
     """Whether `database` is not older than `report`: someone may have recorded anew over an exported report."""
     return (
-        database.is_file() and database.stat().st_size > 0 and database.stat().st_mtime_ns >= report.stat().st_mtime_ns
+        untrusted.is_regular(database)
+        and database.stat().st_size > 0
+        and database.stat().st_mtime_ns >= report.stat().st_mtime_ns
     )

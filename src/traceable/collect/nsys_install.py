@@ -5,14 +5,16 @@ Nothing here starts a program under nsys; `nsys.py` says how.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.collect import nsys_options, tools
 from traceable.collect.nsys_options import Given
 from traceable.collect.tools import ask, first_words, folders, last_words, numbers
@@ -155,12 +157,16 @@ def export(report: Path, database: Path, scrub: Callable[[Path], object] | None 
         scrub: called with that before it is in its place.
 
     Raises:
-        CollectorError: nsys is missing or can't read the report; the message names the file.
+        CollectorError: nsys is missing or can't read the report, or something else is in the place of `database`; the
+            message names the file.
     """
+    from traceable.collect.nsys_origin import check_replaceable  # it needs numpy, which a start must do without
+
     install = find()
-    # nsys 2022.4 keeps a file name's own suffix only if it is the one it would have given.
-    part = database.with_name(f".{database.stem}.part-{os.getpid()}.sqlite")
-    try:
+    check_replaceable(database)
+    with _folder_beside(database) as folder:
+        # nsys 2022.4 keeps a file name's own suffix only if it is the one it would have given.
+        part = folder / f"{database.stem}.sqlite"
         if report.suffix == ".qdstrm":
             report = import_stream(report, part.with_suffix(".nsys-rep"), install)
         words = [str(install.executable), "export", "--type", "sqlite", "--force-overwrite", "true"]
@@ -173,9 +179,23 @@ def export(report: Path, database: Path, scrub: Callable[[Path], object] | None 
         if scrub is not None:
             scrub(part)
         part.replace(database)
-    finally:
-        part.unlink(missing_ok=True)
-        part.with_suffix(".nsys-rep").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """Yield a new folder on the file system of `path`, in which nobody has put a link under a name that we take.
+
+    Raises:
+        CollectorError: it can't be made.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=".traceable-", dir=path.parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise CollectorError(
+            f"{path} can't be written ({error.strerror})", "make room or choose another place"
+        ) from None
+    with folder as name:
+        yield Path(name)
 
 
 def import_stream(stream: Path, report: Path, install: Install | None = None) -> Path:
@@ -189,17 +209,17 @@ def import_stream(stream: Path, report: Path, install: Install | None = None) ->
         raise CollectorError(
             f"{stream} was left by an nsys without its importer", f"install the nsys package that holds {IMPORTER}"
         )
-    part = report.with_name(f".{report.stem}.part-{os.getpid()}.nsys-rep")
-    try:
+    with _folder_beside(report) as folder:
+        part = folder / f"{report.stem}.nsys-rep"
         answer = ask([str(importer), "-i", str(stream), "-o", str(part)], patiently=True)
         if answer.returncode or not part.is_file():
             raise CollectorError(
                 f"{importer} can't import {stream}: {last_words(answer)}",
                 "use the importer of the nsys version that wrote it; an interrupted stream is lost",
             )
+        if untrusted.exists(report):
+            raise CollectorError(f"{report} is in the place of the report of {stream}", "move it away")
         part.replace(report)
-    finally:
-        part.unlink(missing_ok=True)
     return report
 
 

@@ -2,7 +2,8 @@
 
 The tables that a recording of NVTX calls has something to say about are written, with nsys's names, types and value
 conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x). Environment variables are not written. Events are
-read, paired and inserted chunk by chunk: memory is bounded by the ranges that are open at one time.
+read, paired and written chunk by chunk, as pages of the file (`sqlite_pages`); everything else is inserted by SQLite
+afterwards. Memory does not depend on the number of ranges (`open_ranges`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import sqlite3
+import tempfile
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,16 +24,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collect import nsys_origin
+from traceable.collect import loss_table, nsys_origin
 from traceable.collect import recording as rec
 from traceable.collect.flight import METADATA
-from traceable.collect.nsys_rows import Rows, by_columns
+from traceable.collect.nsys_rows import NO_TIME, Rows, by_columns
 from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES
+from traceable.collect.open_ranges import Ends, OpenPushes, OpenStarts, Spill
 from traceable.collect.pairing import pair_ids, pair_push_pop
 from traceable.collect.recording_events import read_events
 from traceable.collect.ring import Window
 from traceable.collect.sink import Sink, Source
-from traceable.collect.texts import LOST_TEXT, Texts
+from traceable.collect.sqlite_pages import PAGE_BYTES, TableWriter
+from traceable.collect.texts import LOST_TEXT, Strings, Texts
 from traceable.errors import CollectorError
 
 INFORMATION, WARNING = 1, 2
@@ -64,30 +70,36 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
         source: has more events for it.
 
     Raises:
-        CollectorError: the file can't be written, or a file of the recording can't be read.
+        CollectorError: the file can't be written, something else is in its place, or a file of the recording can't be
+            read.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    folder = None
+    nsys_origin.check_replaceable(path)
     try:
-        with _database(temporary) as database:
-            written = _Export(database, recording).write(complete, source)
-        temporary.replace(path)
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}."))
+        written = _Export(folder, recording).write(complete, source)
+        (folder / _DATABASE).replace(path)
     except (OSError, sqlite3.Error) as error:
         raise CollectorError(
             f"{path} can't be written ({error})", "make room or choose another place; the recording is kept"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
     return written
+
+
+_DATABASE, _STRINGS = "database", "strings"
 
 
 @contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
-    path.unlink(missing_ok=True)
     database = sqlite3.connect(path, isolation_level=None)
     try:
         # A half-written file is thrown away, so SQLite need not be able to recover one.
         database.execute("PRAGMA journal_mode = OFF")
         database.execute("PRAGMA synchronous = OFF")
+        database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         database.execute("BEGIN")
         yield database
         database.execute("COMMIT")
@@ -95,41 +107,85 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         database.close()
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """A process: where its zero lies, in ns since the first process's, and what the ids of its domains begin after."""
+
+    recording: rec.ProcessRecording
+    offset_ns: int
+    first_domain: int
+
+
 class _Export:
-    def __init__(self, database: sqlite3.Connection, recording: rec.Recording) -> None:
-        self._database = database
+    """Writes a database into a folder: events as pages, then everything else with SQLite."""
+
+    def __init__(self, folder: Path, recording: rec.Recording) -> None:
+        self._folder = folder
         self._recording = recording
+        self._flight = any(process.window for process in recording.processes)
         self._notes = list(recording.notes)
         self._diagnosed: list[int | None] = [None] * len(self._notes)
-        self._strings: dict[str, int] = {}
+        self._strings = Strings(folder / _STRINGS)
         self._events = 0
         self._last_ns = 0
-        self._origin_ns = 0
+        self._origin_ns = self._first_ns()
         self._domains: dict[int, int] = {}
         self._zeros: dict[int, int] = {}
         self._remarks: list[tuple[str, int | None]] = []
 
     def write(self, complete: bool, source: Source | None) -> Written:
-        flight = any(process.window for process in self._recording.processes)
-        for statement in (FLIGHT_TABLES if flight else TABLES).values():
-            self._database.execute(statement)
-        for table, rows in ENUMS.items():
-            self._insert(table, ("id", "name", "label"), rows)
+        path = self._folder / _DATABASE
+        with _database(path) as self._database:
+            for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
+                self._database.execute(statement)
+            self._database.execute(loss_table.CREATE)
+            found = self._database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'NVTX_EVENTS'")
+            ((root,),) = found.fetchall()
+        with self._strings:
+            with TableWriter(path, root) as self._table, Spill(self._folder) as self._spill:
+                placed = self._write_events()
+            with _database(path) as self._database:
+                self._write_rest(placed, complete, source)
+            self._strings.finish()
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("PRAGMA journal_mode = OFF")
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("ATTACH ? AS strings", (str(self._strings.path),))
+            database.execute("INSERT INTO main.StringIds SELECT * FROM strings.StringIds")
+        return Written(self._events, tuple(self._notes))
+
+    def _write_events(self) -> list[_Placed]:
+        placed = []
         silent = 0
-        self._origin_ns = self._first_ns()
         for process in self._recording.processes:
             before = self._events
-            self._write_process(process)
+            placed.append(self._place(process))
+            self._write_process(placed[-1])
             silent += self._events == before and not process.dropped
         if silent and self._events:
             self._note(
                 f"{silent} of {len(self._recording.processes)} processes used NVTX and recorded no range or mark"
             )
+        return placed
+
+    def _write_rest(self, placed: Iterable[_Placed], complete: bool, source: Source | None) -> None:
+        for table, rows in ENUMS.items():
+            self._insert(table, ("id", "name", "label"), rows)
+        seen: set[int] = set()
+        for process in placed:
+            pid = process.recording.pid
+            if pid not in seen:
+                seen.add(pid)
+                row = (global_tid(pid, 0), pid, process.recording.name)
+                self._insert("PROCESSES", ("globalPid", "pid", "name"), [row])
+            self._write_names(process)
+            if lost := loss_table.lost_of(process.recording):
+                self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.row(loss_table.LOST, pid, lost)])
+            if process.recording.window:
+                self._write_window(process, process.recording.window)
         if source is not None:
             self._add(source)
         self._write_facts(complete)
-        self._insert("StringIds", ("id", "value"), ((number, value) for value, number in self._strings.items()))
-        return Written(self._events, tuple(self._notes))
 
     def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         names = ", ".join(f'"{column}"' for column in columns)
@@ -140,9 +196,6 @@ class _Export:
         self._notes.append(note)
         self._diagnosed.append(global_pid)
 
-    def _string(self, value: str) -> int:
-        return self._strings.setdefault(value, len(self._strings) + 1)
-
     def _add(self, source: Source) -> None:
         zero = -self._origin_ns - (self._recording.processes[0].monotonic_ns if self._recording.processes else 0)
         remark = self._remarks.append
@@ -150,7 +203,7 @@ class _Export:
             Sink(
                 create=self._database.execute,
                 insert=self._insert,
-                string=self._string,
+                string=self._strings.id,
                 warn=self._note,
                 remark=lambda text, global_pid: remark((text, global_pid)),
                 zeros=self._zeros,
@@ -189,47 +242,40 @@ class _Export:
         )
         return process.realtime_ns - first.realtime_ns
 
-    def _write_process(self, process: rec.ProcessRecording) -> None:
-        pid = global_tid(process.pid, 0)
+    def _place(self, process: rec.ProcessRecording) -> _Placed:
         offset = self._offset_ns(process)
         self._zeros[process.pid] = offset - process.monotonic_ns
         # After an exec, one pid has two recordings, and each numbers its domains from 1.
-        first_domain = self._domains.get(process.pid)
-        if first_domain is None:
-            first_domain = self._domains[process.pid] = 0
-            self._insert("PROCESSES", ("globalPid", "pid", "name"), [(pid, process.pid, process.name)])
+        first_domain = self._domains.setdefault(process.pid, 0)
         domains = [name.id for name in process.names if name.kind == rec.DOMAIN]
         self._domains[process.pid] += max(domains, default=0)
-        self._write_names(process, offset, first_domain)
-        strings = self._registered(process)
-        threads = _Process(offset, first_domain, strings)
+        return _Placed(process, offset, first_domain)
+
+    def _write_process(self, placed: _Placed) -> None:
+        process, pid = placed.recording, global_tid(placed.recording.pid, 0)
+        threads = _Process(placed, self._registered(process), self._strings, self._spill)
         notes: list[str] = []
         for thread in process.threads:
-            for rows in threads.rows(process.pid, thread, notes):
-                self._write_rows(rows, process, offset)
-        self._write_rows(threads.open_ranges(), process, offset)
-        if process.window:
-            self._write_window(process, process.window, offset)
+            for rows in threads.rows(thread, notes):
+                self._write_rows(rows, placed)
+        for rows in threads.open_ranges():
+            self._write_rows(rows, placed)
         for note in notes:
             self._note(note, pid)
-        called = f"process {process.pid} ({process.name})"
-        if process.dropped:
-            why = "the size cap was reached or the disk full"
-            if process.window:
-                why = "more threads recorded than its flight recorder has room for"
-            self._note(f"{process.dropped} events of {called} dropped: {why}", pid)
-        if process.lost_names:
-            self._note(f"{process.lost_names} names of {called} lost: the size cap was reached or the disk full", pid)
+        if lost := loss_table.lost_of(process):
+            self._note(lost["text"], pid)
 
-    def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int64]:
+    def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
         """Return the StringIds id of each registered string, by the recorder's id; -1 where none is."""
-        known = {name.id: name.text for name in process.names if name.kind == rec.STRING}
-        ids = np.full(max(known, default=0) + 1, -1, np.int64)
-        for identity, text in known.items():
-            ids[identity] = self._string(text)
-        return ids
+        ids = array("i")
+        for identity, text in rec.read_strings(process):
+            if identity >= len(ids):
+                ids.extend(itertools.repeat(-1, identity + 1 - len(ids)))
+            ids[identity] = self._strings.id(text)
+        return np.frombuffer(ids, np.int32) if len(ids) else np.empty(0, np.int32)
 
-    def _write_names(self, process: rec.ProcessRecording, offset: int, first_domain: int) -> None:
+    def _write_names(self, placed: _Placed) -> None:
+        process, offset, first_domain = placed.recording, placed.offset_ns, placed.first_domain
         rows: list[tuple[int, int, int | None, str, int, int]] = []
         threads = {thread.tid: thread.name for thread in process.threads if thread.name}
         for name in process.names:
@@ -244,21 +290,22 @@ class _Export:
                 rows.append((start, THREAD, None, name.text, global_tid(process.pid, name.id), domain))
                 threads[name.id] = name.text
         self._insert("NVTX_EVENTS", ("start", "eventType", "category", "text", "globalTid", "domainId"), rows)
-        named = ((self._string(name), global_tid(process.pid, tid)) for tid, name in threads.items())
+        named = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in threads.items())
         self._insert("ThreadNames", ("nameId", "globalTid"), named)
 
-    def _write_rows(self, rows: Rows, process: rec.ProcessRecording, offset: int) -> None:
-        if process.window:
-            shown = rows.within(offset + process.window.start_ns, offset + process.window.end_ns)
+    def _write_rows(self, rows: Rows, placed: _Placed) -> None:
+        if window := placed.recording.window:
+            shown = rows.within(placed.offset_ns + window.start_ns, placed.offset_ns + window.end_ns)
             rows = shown.since(self._origin_ns)
         if not len(rows.kind):
             return
         self._events += len(rows.kind)
         self._last_ns = max(self._last_ns, int(rows.start.max()), int(rows.end.max()))
-        for columns, arrays in by_columns(rows):
-            self._insert("NVTX_EVENTS", columns, zip(*(array.tolist() for array in arrays), strict=True))
+        for columns in by_columns(rows):
+            self._table.add(columns)
 
-    def _write_window(self, process: rec.ProcessRecording, window: Window, offset: int) -> None:
+    def _write_window(self, placed: _Placed, window: Window) -> None:
+        process, offset = placed.recording, placed.offset_ns
         said = {
             "pid": process.pid,
             "start_ns": offset + window.start_ns - self._origin_ns,
@@ -294,77 +341,104 @@ class _Export:
 
 
 class _Process:
-    """Turns the events of one process, thread after thread, into rows, and keeps what is still open."""
+    """Turns the events of one process, thread after thread, into rows, and keeps what is still open.
 
-    def __init__(self, offset_ns: int, first_domain: int, strings: NDArray[np.int64]) -> None:
-        self._offset_ns = offset_ns
-        self._first_domain = first_domain
+    Args:
+        placed: the process.
+        registered: the StringIds id of each registered string, by the recorder's id.
+        strings: where texts go that are too long for a row.
+        spill: where open ranges go that are too many for memory.
+    """
+
+    def __init__(self, placed: _Placed, registered: NDArray[np.int32], strings: Strings, spill: Spill) -> None:
+        self._pid = placed.recording.pid
+        self._offset_ns = placed.offset_ns
+        self._first_domain = placed.first_domain
+        self._registered = registered
         self._strings = strings
-        self._open_pushes = Rows.none()
-        self._starts = Rows.none()
-        self._ends = Rows.none()
+        self._spill = spill
+        self._starts = OpenStarts(spill)
 
-    def rows(self, pid: int, thread: rec.ThreadRecording, notes: list[str]) -> Iterator[Rows]:
+    def rows(self, thread: rec.ThreadRecording, notes: list[str]) -> Iterator[Rows]:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
-        stack = Rows.none()
-        with Texts(thread) as texts:
+        pushes = OpenPushes(self._spill)
+        with Texts(thread, self._strings) as texts:
             for events in _parts(read_events(thread, notes)):
                 if events.kind[0] == rec.CUT:
                     # What was open when the window closed: its end is not known, and no later pop is its own.
-                    yield stack
-                    stack = Rows.none()
-                rows = self._columns(events, texts, global_tid(pid, thread.tid))
-                yield rows.take(rows.kind == rec.MARK)
-                nested = stack.join(rows.take((rows.kind == rec.PUSH) | (rows.kind == rec.POP)))
-                is_push = nested.kind == rec.PUSH
-                partner = pair_push_pop(nested.domain, is_push)
-                closed = np.flatnonzero(is_push & (partner >= 0))
-                yield replace(nested.take(closed), end=nested.start[partner[closed]])
-                stack = nested.take(is_push & (partner < 0))
-                yield self._pair_ids(rows)
-        yield stack
+                    yield from pushes.drain()
+                yield from self._rows_of(events, pushes, texts, global_tid(self._pid, thread.tid))
+        yield from pushes.drain()
 
-    def _pair_ids(self, rows: Rows) -> Rows:
-        """Match starts and ends, of which either may have been seen first: threads are read one after the other."""
-        self._starts = self._starts.join(rows.take(rows.kind == rec.START))
-        self._ends = self._ends.join(rows.take(rows.kind == rec.END))
-        partner = pair_ids(self._starts.range_id, self._ends.range_id)
-        closed = np.flatnonzero(partner >= 0)
-        ends = self._ends.take(partner[closed])
-        finished = self._starts.take(closed)
-        elsewhere = np.where(ends.global_tid != finished.global_tid, ends.global_tid, -1)
-        self._starts = self._starts.take(partner < 0)
-        self._ends = self._ends.take(~np.isin(np.arange(len(self._ends.kind)), partner[closed]))
-        return replace(finished, end=ends.start, end_global_tid=elsewhere)
+    def open_ranges(self) -> Iterator[Rows]:
+        """Yield the starts whose end was not in the same chunk, with the end if there was one in any thread."""
+        yield from self._starts.pairs()
 
-    def open_ranges(self) -> Rows:
-        """Return the starts whose end was in no thread."""
-        return self._starts
+    def _rows_of(self, events: rec.Events, pushes: OpenPushes, texts: Texts, tid: int) -> Iterator[Rows]:
+        kind, time_ns = events.kind, events.time_ns + self._offset_ns
+        end = np.full(len(kind), NO_TIME)
+        finished = kind == rec.MARK
 
-    def _columns(self, events: rec.Events, texts: Texts, tid: int) -> Rows:
-        count = len(events.kind)
-        text = texts.lookup(events.message)
-        registered = (events.message != 0) & (events.message & np.uint64(rec.TEXT_BIT) == 0)
-        known = registered & (events.message < len(self._strings))
-        text_id = np.full(count, -1, np.int64)
-        text_id[known] = self._strings[events.message[known].astype(np.intp)]
-        text[registered & (text_id < 0)] = LOST_TEXT
-        text[text == ""] = None  # as nsys writes an empty message
-        domain = events.domain.astype(np.int64)
+        nested = np.flatnonzero((kind == rec.PUSH) | (kind == rec.POP))
+        is_push = kind[nested] == rec.PUSH
+        partner = pair_push_pop(events.domain[nested], is_push)
+        closed = np.flatnonzero(is_push & (partner >= 0))
+        end[nested[closed]] = time_ns[nested[partner[closed]]]
+        finished[nested[closed]] = True
+        alone = partner < 0
+        opened, strays = nested[is_push & alone], nested[~is_push & alone]
+
+        starts, ends = np.flatnonzero(kind == rec.START), np.flatnonzero(kind == rec.END)
+        partner = pair_ids(events.range_id[starts], events.range_id[ends])
+        met = partner >= 0
+        end[starts[met]] = time_ns[ends[partner[met]]]
+        finished[starts[met]] = True
+        missed = np.delete(ends, partner[met])
+
+        yield self._columns(events, np.flatnonzero(finished), end, texts, tid)
+        for domain in np.unique(events.domain[strays]).tolist():
+            popped = time_ns[strays[events.domain[strays] == domain]]
+            for rows in pushes.pop(self._domain(domain), len(popped)):
+                yield replace(rows, end=popped[: len(rows.kind)])
+                popped = popped[len(rows.kind) :]
+        pushes.add(self._columns(events, opened, end, texts, tid))
+        tids = np.full(len(missed), tid, np.int64)
+        self._starts.add(
+            self._columns(events, starts[~met], end, texts, tid), Ends(events.range_id[missed], time_ns[missed], tids)
+        )
+
+    def _domain(self, number: int) -> int:
+        return number + self._first_domain if number else 0
+
+    def _columns(
+        self, events: rec.Events, places: NDArray[np.intp], end: NDArray[np.int64], texts: Texts, tid: int
+    ) -> Rows:
+        """Return the rows of the pushes, starts and marks at `places`."""
+        count = len(places)
+        message = events.message[places]
+        text, text_length, text_id = texts.lookup(message)
+        registered = np.flatnonzero((message != 0) & (message & np.uint64(rec.TEXT_BIT) == 0))
+        known = registered[message[registered] < len(self._registered)]
+        text_id[known] = self._registered[message[known].astype(np.intp)]
+        lost = registered[text_id[registered] < 0]
+        if len(lost):
+            text[lost], text_length[lost] = LOST_TEXT.encode(), len(LOST_TEXT)
+        domain = events.domain[places].astype(np.int32)
         return Rows(
-            kind=events.kind,
-            start=events.time_ns + self._offset_ns,
-            end=np.full(count, -1, np.int64),
-            range_id=events.range_id,
-            category=events.category,
-            color=events.color,
+            kind=events.kind[places],
+            start=events.time_ns[places] + self._offset_ns,
+            end=end[places],
+            range_id=events.range_id[places],
+            category=events.category[places],
+            color=events.color[places],
             text=text,
+            text_length=text_length,
             global_tid=np.full(count, tid, np.int64),
             end_global_tid=np.full(count, -1, np.int64),
             text_id=text_id,
-            domain=np.where(domain > 0, domain + self._first_domain, 0),
-            payload_type=events.payload_type,
-            payload=events.payload,
+            domain=np.where(domain > 0, domain + np.int32(self._first_domain), np.int32(0)),
+            payload_type=events.payload_type[places],
+            payload=events.payload[places],
             clipped=np.zeros(count, np.bool_),
         )
 
@@ -375,4 +449,4 @@ def _parts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
         edges = [0, *np.flatnonzero(events.kind == rec.CUT).tolist(), len(events.kind)]
         for first, last in itertools.pairwise(edges):
             if first < last:
-                yield events.take(np.arange(first, last))
+                yield events.take(slice(first, last))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from traceable import untrusted
 from traceable.collect.nsys_tables import CLIPPED
 
 _RANGES = (59, 60, 70, 71)
@@ -33,11 +34,11 @@ def ends(run_dir: Path) -> dict[int, int | None]:
 
 
 def _end(path: Path) -> tuple[int, int | None] | None:
-    try:
-        said = [json.loads(line) for line in path.read_bytes().splitlines()]
-        return int(said[0]["pid"]), said[-1].get("ended_wall_ns")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a disk that was full
+    begun = list(untrusted.lines(path, untrusted.BEGUN))
+    if not begun:  # a disk that was full
         return None
+    last = list(untrusted.lines(path, {}))[-1]
+    return begun[0]["pid"], last["ended_wall_ns"] if untrusted.fits(last, untrusted.ENDED) else None
 
 
 def cut(database: Path, ended: Mapping[int, int | None]) -> None:

@@ -6,13 +6,14 @@ starting a program must not cost numpy.
 
 from __future__ import annotations
 
+import glob
 import os
-import sqlite3
+import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable._native import recorder_library
 from traceable.collect.base import Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError
@@ -78,7 +79,7 @@ class RecorderCollector:
             variables |= {**torch.variables(gating), environment.GPU_DIR: directory, environment.GATE: "gpu"}
         return Plan(tuple(command), variables)
 
-    def finalise(self, run_dir: Path, stem: str) -> Recorded:
+    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:
         """Write `<stem>.sqlite` from the recording, unless one stands there that is newer than a finished recording.
 
         Raises:
@@ -86,13 +87,15 @@ class RecorderCollector:
         """
         source = run_dir / DIRECTORY
         database = run_dir / f"{stem}.sqlite"
-        sources = tuple(path for path in (source, run_dir / GPU_DIRECTORY) if path.is_dir())
+        sources = tuple(path for path in (source, run_dir / GPU_DIRECTORY) if untrusted.is_directory(path))
         notes = _standing_notes(database, sources)
         if notes is None:
+            database = (into or run_dir) / database.name
             from traceable.collect import recorder_gpu
             from traceable.collect.nsys_schema import write_database
             from traceable.collect.recording import read_recording
 
+            remove_unfinished(database)
             recording = read_recording(source)
             complete = not _alive(process.pid for process in recording.processes)
             gpu = recorder_gpu.find(run_dir, recording, asked=self._gpu)
@@ -107,23 +110,33 @@ class RecorderCollector:
         return Recorded(database, (database, *sources), notes)
 
 
+def remove_unfinished(database: Path) -> None:
+    """Remove what processes left that died while they wrote `database`."""
+    for folder in database.parent.glob(f".{glob.escape(database.name)}.*"):
+        pid = folder.name.removeprefix(f".{database.name}.").partition(".")[0]
+        if pid.isdigit() and not _alive([int(pid)]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[str, ...] | None:
     """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
     from traceable.collect.nsys_origin import COMPLETE
     from traceable.collect.nsys_schema import WARNING
 
     try:
-        written = database.stat().st_mtime_ns
+        written = database.lstat().st_mtime_ns
         paths = [path for source in sources for path in (source, *source.rglob("*"))]
-        if not paths or any(path.stat().st_mtime_ns >= written for path in paths):
+        if not paths or any(path.lstat().st_mtime_ns >= written for path in paths):
             return None
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        if not untrusted.is_regular(database):
+            return None
+        with closing(untrusted.connect(database)) as connection:
             complete = connection.execute("SELECT value FROM META_DATA_EXPORT WHERE name = ?", (COMPLETE,)).fetchone()
             if complete != ("true",):
                 return None
             said = connection.execute("SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = ? ORDER BY rowid", (WARNING,))
-            return tuple(text for (text,) in said)
-    except (OSError, sqlite3.Error):
+            return tuple(str(text) for (text,) in said)
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return None
 
 

@@ -7,7 +7,6 @@ was killed, of one whose torch has no CUDA. `kineto_merge` writes them into the 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from traceable import untrusted
 from traceable.collect import torch
 from traceable.collect.recorder import GPU_DIRECTORY, NOTHING
 from traceable.collect.recording import ProcessRecording, Recording
@@ -65,7 +65,7 @@ def find(run_dir: Path, recording: Recording, *, asked: bool) -> Found | None:
         asked: whether --gpu was given; a run that was cut short is known by the directory alone.
     """
     directory = run_dir / GPU_DIRECTORY
-    if not asked and not directory.is_dir():
+    if not asked and not untrusted.is_directory(directory):
         return None
     from traceable.collect.kineto_merge import Parts
 
@@ -93,14 +93,16 @@ def _write(parts: Parts, recording: Recording, notes: Iterable[str], remarks: It
 
 
 def _entries(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if directory.is_dir() else []
+    return sorted(directory.iterdir()) if untrusted.is_directory(directory) else []
 
 
 def _traces(directory: Path) -> list[tuple[Path, int]]:
     """Return the files of Kineto's, each with the pid of its process, in the order in which they were made."""
     found = [(path, _TRACE.fullmatch(path.name)) for path in _entries(directory)]
     traces = [(int(words[1]), int(words[2]), path) for path, words in found if words]
-    return [(path, pid) for pid, _, path in sorted(traces)]
+    return [
+        (path, pid) for pid, _, path in sorted(traces) if 0 < pid < untrusted.PID_MAX and untrusted.is_regular(path)
+    ]
 
 
 def _states(directory: Path) -> Iterator[tuple[int, _State]]:
@@ -109,9 +111,9 @@ def _states(directory: Path) -> Iterator[tuple[int, _State]]:
         if words is None:
             continue
         try:
-            said = json.loads(path.read_bytes())
-            yield int(words[1]), _State(str(said["state"]), str(said["detail"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            said = untrusted.record(path, untrusted.GPU_STATE)
+            yield int(words[1]), _State(said["state"], said["detail"])
+        except (OSError, ValueError):
             # Written whole or not at all: this is none of ours.
             continue
 

@@ -9,24 +9,26 @@ another version wrote, is an error.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collect.ring import Piece, Window, read_threads
+from traceable import untrusted
+from traceable.collect.ring import RECORD, Piece, Window, read_threads
 from traceable.errors import CollectorError
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11
 
-VERSION = 4
-_BEFORE_RINGS = 3
+VERSION = 5
+_BEFORE_RINGS, _BEFORE_REASONS = 3, 4
 PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
 
 PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
@@ -41,15 +43,19 @@ DOMAIN, STRING, CATEGORY, THREAD = 1, 2, 3, 4
 TEXT_BIT = 1 << 39
 """Set in a message that is the place of a text in the thread's text file, and not the id of a registered string."""
 
-_SKIP_NAME = 255
 _PROCESS_HEADER = struct.Struct("<8sIIIIqqQQQQ16sII")
 _RING_HEADER = struct.Struct("<QQqq64s")
+_HEADER_BYTES = 4096
+_DROP_REASON = struct.Struct("<Q")
+"""Stands at the end of the header."""
 _FILE_HEADER = struct.Struct("<8sII")
 FILE_HEADER_BYTES = _FILE_HEADER.size
 _EVENTS_HEADER = struct.Struct("<8sIIQII16sQ8x")
 EVENTS_HEADER_BYTES = _EVENTS_HEADER.size
 _NAME_ENTRY = struct.Struct("<IIIIqQ")
 _CLOCK_MONOTONIC = 1
+
+_SEGMENT_BYTES_MIN = 1 << 12
 _PROCESS_DIRECTORY = re.compile(r"\d+-\d+")
 
 
@@ -85,7 +91,10 @@ class ThreadRecording:
 class ProcessRecording:
     """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`.
 
-    `window` is the part that a flight recorder shows; None where everything was kept.
+    `names` has no strings: `read_strings` yields those. `window` is the part that a flight recorder shows; None where
+    everything was kept. `drop_reason` is the errno for which something was dropped or lost first (`loss_table.SIZE_CAP`
+    for the recorder's own cap), 0 for not known; `missing_bytes` is how much shorter the files are than the process
+    left them.
     """
 
     directory: Path
@@ -100,6 +109,8 @@ class ProcessRecording:
     names: tuple[Name, ...]
     threads: tuple[ThreadRecording, ...]
     window: Window | None = None
+    drop_reason: int = 0
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,14 +125,14 @@ class Recording:
 class Columns:
     """A table: each field is an array, all of one length."""
 
-    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> Self:
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Self:
         """Return the rows that `index` selects, in its order."""
         return type(self)(*(getattr(self, column.name)[index] for column in fields(self)))
 
-    def join(self, later: Self) -> Self:
+    def join(self, *later: Self) -> Self:
         """Return these rows and then those of `later`."""
-        pairs = ((getattr(self, column.name), getattr(later, column.name)) for column in fields(self))
-        return type(self)(*(np.concatenate(pair) for pair in pairs))
+        tables = (self, *later)
+        return type(self)(*(np.concatenate([getattr(table, c.name) for table in tables]) for c in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -159,13 +170,15 @@ def read_recording(directory: Path) -> Recording:
         CollectorError: another version of traceable wrote it, or nothing in it can be read.
     """
     notes: list[str] = []
-    if not directory.is_dir():
+    if not untrusted.is_directory(directory):
+        if untrusted.exists(directory):
+            raise CollectorError(f"{directory} is not a directory but a link or file", "remove it")
         return Recording((), ())
     processes = []
     for entry in sorted(directory.iterdir()):
         if entry.name.startswith("."):
             continue  # A copy of a flight recorder that was not finished.
-        if not (entry.is_dir() and _PROCESS_DIRECTORY.fullmatch(entry.name)):
+        if not (untrusted.is_directory(entry) and _PROCESS_DIRECTORY.fullmatch(entry.name)):
             notes.append(f"{entry} is no recording of a process and was left out")
             continue
         process = _read_process(entry, notes)
@@ -179,7 +192,7 @@ def read_recording(directory: Path) -> Recording:
 
 def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
     path = directory / "process"
-    content = _read(path, notes)
+    content = _read(path, notes, _HEADER_BYTES)
     if content is None:
         return None
     if not content.strip(b"\0"):
@@ -188,15 +201,23 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
     if len(content) < _PROCESS_HEADER.size or content[:8] != PROCESS_MAGIC:
         notes.append(f"{path} is not a recording's header; the process was left out")
         return None
-    (_, version, clock, pid, parent, monotonic, realtime, _max, _bytes, dropped, lost, name, length, segment_bytes) = (
+    (_, version, clock, pid, parent, monotonic, realtime, _max, size, dropped, lost, name, length, segment_bytes) = (
         _PROCESS_HEADER.unpack_from(content)
     )
     _check_version(path, version)
     if clock != _CLOCK_MONOTONIC:
         raise CollectorError(f"{path} was recorded with an unknown clock ({clock})", _OTHER_VERSION)
+    if wrong := _wrong(pid, monotonic, realtime, segment_bytes):
+        notes.append(f"{path} is damaged ({wrong}); the process was left out")
+        return None
     begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _BEFORE_RINGS else 0)
     if len(content) < begin:
         notes.append(f"{path} is cut off; the process was left out")
+        return None
+    if segment_bytes and not all(
+        0 <= value < untrusted.LATEST_NS for value in _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)[:4]
+    ):
+        notes.append(f"{path} is damaged (limits of its flight recorder); the process was left out")
         return None
     command = content[begin : begin + length].rstrip(b"\0")
     threads = tuple(_read_ring(directory, segment_bytes, notes) if segment_bytes else _read_threads(directory, notes))
@@ -210,24 +231,54 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
         realtime_ns=realtime,
         dropped=dropped,
         lost_names=lost,
-        names=tuple(_read_names(directory / "names", notes)),
+        names=tuple(Name(*name) for name in _read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
         threads=threads,
         window=_window(content, threads) if segment_bytes else None,
+        drop_reason=_drop_reason(content, version),
+        missing_bytes=0 if segment_bytes else _missing_bytes(directory, size),
     )
+
+
+def _wrong(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) -> str:
+    """Return what in a header no recorder writes; empty where nothing is."""
+    if not 0 < pid < untrusted.PID_MAX:
+        return f"process id {pid}"
+    for name, value in (("monotonic clock", monotonic_ns), ("wall clock", realtime_ns)):
+        if not 0 <= value < untrusted.LATEST_NS:
+            return f"{name} of {value} ns"
+    if segment_bytes and (segment_bytes < _SEGMENT_BYTES_MIN or segment_bytes % RECORD.itemsize):
+        return f"segments of {segment_bytes} bytes"
+    return ""
+
+
+def _drop_reason(content: bytes, version: int) -> int:
+    if version <= _BEFORE_REASONS or len(content) < _HEADER_BYTES:
+        return 0
+    reason: int = _DROP_REASON.unpack_from(content, _HEADER_BYTES - _DROP_REASON.size)[0]
+    return reason if reason < 1 << 32 else 0
+
+
+def _missing_bytes(directory: Path, size: int) -> int:
+    """Return how many of the bytes that the header counts are in no file: of a copy that was cut short."""
+    try:
+        files = [entry for entry in directory.iterdir() if entry.name != "process" and entry.is_file()]
+        return max(0, size - sum(entry.stat().st_size for entry in files)) if size < 1 << 62 else 0
+    except OSError:
+        return 0
 
 
 _OTHER_VERSION = "read it with the version of traceable that recorded it"
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version not in (_BEFORE_RINGS, VERSION):
-        known = f"{_BEFORE_RINGS} and {VERSION}"
+    if version not in (_BEFORE_RINGS, _BEFORE_REASONS, VERSION):
+        known = f"{_BEFORE_RINGS} to {VERSION}"
         raise CollectorError(f"{path} is in recording format {version}, this traceable reads {known}", _OTHER_VERSION)
 
 
-def _read(path: Path, notes: list[str]) -> bytes | None:
+def _read(path: Path, notes: list[str], most: int) -> bytes | None:
     try:
-        return path.read_bytes()
+        return untrusted.read(path, most)
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -246,28 +297,57 @@ def _has_header(path: Path, content: bytes, magic: bytes, notes: list[str]) -> b
     return True
 
 
-def _read_names(path: Path, notes: list[str]) -> Iterator[Name]:
-    content = _read(path, notes)
-    if content is None or not _has_header(path, content, NAMES_MAGIC, notes):
+def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each registered string, which may be as many as there are ranges."""
+    path = process.directory / "names"
+    for _, identity, _, _, _, text in _read_names(path, [], (STRING,)):
+        yield identity, text
+
+
+def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterator[tuple[int, int, int, int, int, str]]:
+    """Yield what a `Name` has, of each that is of one of these kinds."""
+    try:
+        with untrusted.open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if _has_header(path, file.read(_FILE_HEADER.size), NAMES_MAGIC, notes):
+                file.seek(_NAME_ENTRY.size)
+                yield from _names_in(path, file, size, notes, kinds)
+    except FileNotFoundError:
         return
+    except OSError as error:
+        notes.append(f"{path} can't be read ({error.strerror}) and was left out")
+
+
+def _names_in(
+    path: Path, file: IO[bytes], size: int, notes: list[str], kinds: tuple[int, ...]
+) -> Iterator[tuple[int, int, int, int, int, str]]:
     place = _NAME_ENTRY.size
-    while place + _NAME_ENTRY.size <= len(content):
-        kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack_from(content, place)
+    # A number is given to each domain and string by counting: one that is larger than the file allows is none.
+    most = size // _NAME_ENTRY.size
+    while place + _NAME_ENTRY.size <= size:
+        kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack(file.read(_NAME_ENTRY.size))
         place += _NAME_ENTRY.size
         if kind == 0:
             return
-        if place + length > len(content):
+        if place + length > size:
             notes.append(f"{path} is cut off at byte {place}; the names after it are lost")
             return
-        if kind != _SKIP_NAME:
-            yield Name(kind, identity, domain, tid, time_ns, decode(content[place : place + length]))
-        place += -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
+        numbered = max(identity if kind in (DOMAIN, STRING) else 0, domain)
+        if kind in kinds and (numbered > most or abs(time_ns) >= untrusted.LATEST_NS):
+            notes.append(f"{path} is damaged at byte {place}; the names after it are lost")
+            return
+        room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
+        place += room
+        if kind in kinds:
+            yield kind, identity, domain, tid, time_ns, decode(file.read(room)[:length])
+        else:
+            file.seek(room, os.SEEK_CUR)
 
 
 def _read_threads(directory: Path, notes: list[str]) -> Iterator[ThreadRecording]:
     for path in sorted(directory.glob("*.events")):
         try:
-            with path.open("rb") as file:
+            with untrusted.open_regular(path) as file:
                 content = file.read(_EVENTS_HEADER.size)
         except OSError as error:
             notes.append(f"{path} can't be read ({error.strerror}) and was left out")

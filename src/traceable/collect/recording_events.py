@@ -29,12 +29,29 @@ from traceable.collect.ring import Piece, read_records
 
 _PAYLOAD_TYPES = 6
 _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP = 16, 17, 18, 255
-_KNOWN = (PUSH, POP, START, END, MARK, CUT, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
+_EVENTS = (PUSH, POP, START, END, MARK, CUT)
+
+
+def _one_of(*kinds: int) -> NDArray[np.bool_]:
+    """Return for each number that a kind may be whether it is one of these."""
+    table = np.zeros(256, np.bool_)
+    table[list(kinds)] = True
+    return table
+
+
+_IS_KNOWN = _one_of(*_EVENTS, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
+_IS_EVENT = _one_of(*_EVENTS)
+_IS_NAMED = _one_of(PUSH, START, MARK)
+_IS_BEFORE = _one_of(_PAYLOAD, _RANGE_ID)
 _NO_ATTRIBUTES = np.zeros(1, _RECORD)
 
 
-def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 18) -> Iterator[Events]:
-    """Yield the thread's events in chunks of at most `records` 16-byte records, so that memory stays bounded.
+CHUNK_RECORDS = 1 << 16
+"""How many 16-byte records are decoded at a time."""
+
+
+def read_events(thread: ThreadRecording, notes: list[str], records: int | None = None) -> Iterator[Events]:
+    """Yield the thread's events in chunks of at most `records` records (CHUNK_RECORDS), so that memory stays bounded.
 
     A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
     Appends a sentence to `notes` where the file holds something that no recorder writes; what stands before it is used.
@@ -42,6 +59,7 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 1
     if thread.pieces is not None:
         yield from _ring_events(thread.events, thread.pieces, notes)
         return
+    records = records or CHUNK_RECORDS
     before = np.empty(0, _RECORD)
     held = _NO_ATTRIBUTES
     with thread.events.open("rb") as file:
@@ -51,13 +69,13 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 1
             chunk = np.frombuffer(content[: len(content) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
             used = _used(chunk)
             whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
-            kinds = (whole["word"] >> np.uint64(56)).astype(np.uint8)
-            known = np.isin(kinds, _KNOWN)
+            kinds = _kinds(whole)
+            known = _IS_KNOWN[kinds]
             sound = bool(known.all())
             if not sound:
                 notes.append(f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost")
                 whole, kinds = whole[: known.argmin()], kinds[: known.argmin()]
-            events = np.flatnonzero((kinds <= MARK) | (kinds == CUT))
+            events = np.flatnonzero(_IS_EVENT[kinds])
             if len(events):
                 yield _decode(whole, kinds, events, held)
                 held = _last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
@@ -70,8 +88,8 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int = 1 << 1
 def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[str]) -> Iterator[Events]:
     for number, piece in enumerate(pieces):
         records = read_records(path, piece)
-        kinds = (records["word"] >> np.uint64(56)).astype(np.uint8)
-        known = np.isin(kinds, _KNOWN)
+        kinds = _kinds(records)
+        known = _IS_KNOWN[kinds]
         if not known.all():
             notes.append(f"{path} is damaged; events of the segment at byte {piece.segment} are lost")
             records, kinds = records[: known.argmin()], kinds[: known.argmin()]
@@ -79,13 +97,18 @@ def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[str]) -> Ite
         skipped = piece.carried if number else 0
         held = _last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
         records, kinds = records[skipped:], kinds[skipped:]
-        places = np.flatnonzero((kinds <= MARK) | (kinds == CUT))
+        places = np.flatnonzero(_IS_EVENT[kinds])
         if not len(places):
             continue
         events = _decode(records, kinds, places, held)
         # Texts are counted from the segment's begin.
         events.message[events.message & np.uint64(TEXT_BIT) != 0] += np.uint64(piece.segment // 8)
         yield events
+
+
+def _kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
+    """Return the kind of each record: the highest byte of its word, which stands last."""
+    return np.ascontiguousarray(records).view(np.uint8)[_RECORD.itemsize - 1 :: _RECORD.itemsize].copy()
 
 
 def _used(chunk: NDArray[np.void]) -> int:
@@ -108,7 +131,7 @@ def attributes_at(path: Path, place: int) -> bytes:
             begin = max(EVENTS_HEADER_BYTES, end - (_RECORD.itemsize << 14))
             file.seek(begin)
             records = np.frombuffer(file.read(end - begin), _RECORD)
-            found = _last_attributes(records, (records["word"] >> np.uint64(56)).astype(np.uint8), _NO_ATTRIBUTES)
+            found = _last_attributes(records, _kinds(records), _NO_ATTRIBUTES)
             if found is not _NO_ATTRIBUTES:
                 return found.tobytes()
             end = begin
@@ -121,43 +144,51 @@ def _decode(
     """Decode the events at `places`; `held` are the attributes that hold where `records` begin."""
     kind, data, word = kinds[places], records["data"][places], records["word"][places]
     count = len(places)
-    named = (kind == PUSH) | (kind == START) | (kind == MARK)
+    named = _IS_NAMED[kind]
     zero = np.uint64(0)
+    color, category = _attributes(records, kinds, places, held)
+    none = np.int64(-1)
     events = Events(
         kind=kind,
-        time_ns=(word & np.uint64((1 << 56) - 1)).astype(np.int64),
+        time_ns=(word & np.uint64((1 << 56) - 1)).view(np.int64),
         domain=np.where(named, data >> np.uint64(40), np.where(kind == POP, data, zero)).astype(np.uint32),
         message=np.where(named, data & np.uint64((1 << 40) - 1), zero),
-        range_id=np.where(kind == END, data, zero).astype(np.int64),
-        category=np.full(count, -1, np.int64),
-        color=np.full(count, -1, np.int64),
+        range_id=np.where(kind == END, data, zero).view(np.int64),
+        category=np.where(named, category, none),
+        color=np.where(named, color, none),
         payload_type=np.zeros(count, np.uint8),
         payload=np.zeros(count, np.uint64),
     )
-    _apply_attributes(events, records, kinds, places, held)
     # An event has at most two records before it, in a fixed order; look back one place, then two.
-    rows = np.flatnonzero(places > 0)
+    rows = np.flatnonzero(places > 0) if _IS_BEFORE[kinds].any() else places[:0]
     for back in (1, 2):
         rows = rows[places[rows] >= back]
-        rows = rows[np.isin(kinds[places[rows] - back], (_PAYLOAD, _RANGE_ID))]
+        rows = rows[_IS_BEFORE[kinds[places[rows] - back]]]
         _apply(events, rows, records[places[rows] - back], kinds[places[rows] - back])
     return events
 
 
-def _apply_attributes(
-    events: Events,
+def _attributes(
     records: NDArray[np.void],
     kinds: NDArray[np.uint8],
     places: NDArray[np.intp],
     held: NDArray[np.void],
-) -> None:
-    """Write color and category of pushes, starts and marks: what the last record of attributes before each says."""
-    said = np.flatnonzero(kinds == _ATTRIBUTES)
-    chosen = np.concatenate((held, records[said]))[np.searchsorted(said, places)]
-    named = (events.kind == PUSH) | (events.kind == START) | (events.kind == MARK)
-    for flag, shift, column in ((1, 0, events.color), (2, 32, events.category)):
-        rows = named & (chosen["word"] & np.uint64(flag) != 0)
-        column[rows] = (chosen["data"][rows] >> np.uint64(shift)) & np.uint64(0xFFFFFFFF)
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return color and category where each event stands: what the last record of attributes before it says."""
+    is_said = kinds == _ATTRIBUTES
+    said = np.concatenate((held, records[is_said]))
+    color, category = (
+        np.where(said["word"] & np.uint64(flag), said["data"] >> np.uint64(shift) & np.uint64(0xFFFFFFFF), none)
+        for flag, shift, none in ((1, 0, _NONE), (2, 32, _NONE))
+    )
+    if len(said) == 1:
+        return color.view(np.int64), category.view(np.int64)
+    number = np.cumsum(is_said, dtype=np.int32)[places]
+    return color.view(np.int64)[number], category.view(np.int64)[number]
+
+
+_NONE = np.uint64(2**64 - 1)
+"""-1, in the bits of an int64."""
 
 
 def _apply(events: Events, rows: NDArray[np.intp], records: NDArray[np.void], kinds: NDArray[np.uint8]) -> None:

@@ -6,6 +6,8 @@ the events. A segment that was being emptied when its process died is passed ove
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable import untrusted
+
 RECORD = np.dtype([("data", "<u8"), ("word", "<u8")])
 KIND_SHIFT = np.uint64(56)
 VALUE_MASK = np.uint64((1 << 56) - 1)
@@ -21,6 +25,8 @@ VALUE_MASK = np.uint64((1 << 56) - 1)
 _LAST_EVENT, _THREAD, _NAME = 5, 20, 21
 _HEADER = struct.Struct("<QQIIII16s16x")
 _MAGIC = 0x53425254
+_RING_BYTES = 16 << 30
+"""How large a ring may be: each of its segments is looked at, and a file with a hole in it may have any size."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,11 @@ def read_records(path: Path, piece: Piece) -> NDArray[np.void]:
 def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
     """Return place and ordinal of the segments that hold something, in the order in which they were begun."""
     found = []
-    with path.open("rb") as file:
-        for place in range(0, path.stat().st_size - segment_bytes + 1, segment_bytes):
+    with untrusted.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > untrusted.limit(_RING_BYTES):
+            raise untrusted.RefusedError(errno.EFBIG, f"it has {size} bytes; {untrusted.raised()}", os.fspath(path))
+        for place in range(0, size - segment_bytes + 1, segment_bytes):
             file.seek(place)
             ordinal = int.from_bytes(file.read(8), "little")
             if ordinal:

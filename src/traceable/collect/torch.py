@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.collect.base import Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError
 
@@ -58,11 +58,19 @@ class TorchCollector:
         ours = {environment.TORCH_DIR: directory, environment.GATE: "torch"}
         return Plan(tuple(command), {**variables(gating), **ours})
 
-    def finalise(self, run_dir: Path, stem: str) -> Recorded:  # noqa: ARG002 - of the interface
-        """Return the trace, or the directory where there are several: of processes, or of windows."""
+    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:  # noqa: ARG002 - of the interface
+        """Return the trace, or the directory where there are several: of processes, or of windows.
+
+        Raises:
+            CollectorError: one of them is a link, or a device.
+        """
         directory = run_dir / DIRECTORY
-        entries = sorted(directory.iterdir()) if directory.is_dir() else []
+        entries = sorted(directory.iterdir()) if untrusted.is_directory(directory) else []
         traces = [entry for entry in entries if entry.name.endswith(SUFFIX) and not entry.name.startswith(".")]
+        if strange := [entry for entry in traces if not untrusted.is_regular(entry)]:
+            raise CollectorError(
+                f"{strange[0]} is not a regular file", "remove it, or name the trace that is to be read"
+            )
         lost = sum(entry.name.startswith(".") for entry in entries)
         notes = [f"{lost} traces of torch.profiler are not whole: the process died while it wrote"] if lost else []
         if not traces:

@@ -5,9 +5,10 @@ The writing side within the process is `annotation/contract.py`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from traceable import untrusted
 
 FILES = "expect.*.json"
 SCHEMA = "traceable.expect/1"
@@ -24,22 +25,22 @@ def expected(directory: Path, manifest: dict[str, Any] | None) -> tuple[str, ...
 
     A file that is none of ours is passed over.
     """
-    asked = (manifest or {}).get(MANIFEST_KEY)
-    names = [*asked] if isinstance(asked, list) else []
+    names = [*((manifest or {}).get(MANIFEST_KEY) or ())]
     for _, said in sorted(_said(directory)):
         names += said
-    return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+    return tuple(dict.fromkeys(names))
 
 
-def _said(directory: Path) -> list[tuple[tuple[int, ...], list[Any]]]:
+def _said(directory: Path) -> list[tuple[tuple[int, ...], list[str]]]:
     found = []
     # Ranks are runs of their own, one folder below.
-    for path in (*directory.glob(FILES), *directory.glob(f"*/{FILES}")):
+    below = [entry for entry in directory.iterdir() if untrusted.is_directory(entry)] if directory.is_dir() else []
+    for path in (path for one in (directory, *below) for path in one.glob(FILES)):
         try:
-            content = json.loads(path.read_bytes())
+            content = untrusted.record(path, untrusted.EXPECT)
             when = tuple(map(int, path.name.split(".")[2].split("-")))
         except (OSError, ValueError):
             continue
-        if isinstance(content, dict) and content.get("schema") == SCHEMA and isinstance(content.get("names"), list):
-            found.append((when, [name for name in content["names"] if isinstance(name, str)]))
+        if content["schema"] == SCHEMA:
+            found.append((when, content["names"]))
     return found

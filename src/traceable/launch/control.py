@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.errors import TraceableError, UsageError
 from traceable.launch import flight, run_dir, written
 from traceable.launch.talk import Event, Talk, Tell
@@ -136,8 +135,9 @@ def sweep(directory: Path) -> None:
     """Remove the sockets that processes left which were killed."""
     with contextlib.suppress(OSError):
         for pid in _named(directory):
-            if not Path(f"/proc/{pid}").exists():
-                (directory / f"control.{pid}.sock").unlink(missing_ok=True)
+            socket = directory / f"control.{pid}.sock"
+            if not Path(f"/proc/{pid}").exists() and socket.is_socket() and not socket.is_symlink():
+                socket.unlink(missing_ok=True)
 
 
 def _named(directory: Path) -> list[int]:
@@ -297,10 +297,10 @@ def _complete(place: Place, answered: Answered, last: str, before: written.Files
 def _window_in_status(place: Place, pid: int, key: str, value: Any) -> dict[str, Any] | None:
     """Return the window with this value that a process wrote into its status file; None where it wrote none."""
     try:
-        said = json.loads((place.directory / f"status.{pid}.json").read_bytes())["windows"]
-        return next((one for one in said if one.get(key) == value), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        said = untrusted.record(place.directory / f"status.{pid}.json", untrusted.STATUS)["windows"]
+    except (OSError, ValueError):
         return None
+    return next((one for one in said if one.get(key) == value), None)
 
 
 @contextlib.contextmanager

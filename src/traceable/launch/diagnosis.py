@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from traceable.analysis.completeness import RANGES_MISSING
 from traceable.errors import TraceError
 from traceable.launch import diagnosis_gpu, diagnosis_ranges, diagnosis_report, run_dir
 from traceable.launch.diagnosis_case import Case
@@ -26,15 +27,15 @@ RULES: tuple[Rule, ...] = (*diagnosis_report.RULES, *diagnosis_ranges.RULES, *di
 _CONSEQUENCES = {
     "annotations_disabled": ("nothing_annotated", "nothing_entered", "process_not_recorded"),
     "environment_scrubbed": ("nothing_annotated", "nothing_entered", "process_not_recorded"),
-    "exec": ("nothing_annotated", "nothing_entered", "counts_differ"),
+    "exec": ("nothing_annotated", "nothing_entered"),
     "forked_child": ("nothing_annotated", "nothing_entered"),
-    "nvtx_not_traced": ("nothing_annotated", "nothing_entered", "process_not_recorded", "counts_differ"),
-    "nsys_never_listened": ("nothing_annotated", "nothing_entered", "counts_differ"),
+    "nvtx_not_traced": ("nothing_annotated", "nothing_entered", "process_not_recorded"),
+    "nsys_never_listened": ("nothing_annotated", "nothing_entered"),
     "nvtx_silent": ("nothing_annotated", "nothing_entered"),
     "process_not_recorded": ("nothing_annotated", "nothing_entered"),
     "program_failed": ("nothing_annotated", "nothing_entered", "process_not_recorded", "no_cuda_context"),
     "level_too_low": ("nothing_annotated", "nothing_entered", "process_not_recorded"),
-    "tail_lost": ("nothing_annotated", "nothing_entered", "process_not_recorded", "counts_differ", "program_failed"),
+    "tail_lost": ("nothing_annotated", "nothing_entered", "process_not_recorded", "program_failed"),
     "closed_before_first_range": ("nothing_annotated", "nothing_entered", "process_not_recorded", "no_cuda_context"),
     "cupti_taken": ("no_cuda_context",),
     "driver_too_old": ("no_cuda_context",),
@@ -95,7 +96,15 @@ def diagnose(case: Case, say: Callable[[str], None] | None = None, rules: tuple[
         found.append(last)
     found = _without_consequences(found)
     # What costs nothing is no answer to why something is missing, however certain it is.
-    found.sort(key=lambda one: (one.loss == NOTHING, CERTAINTIES.index(one.certainty), LOSSES.index(one.loss)))
+    # Nor is how much is missing, where another finding knows why.
+    found.sort(
+        key=lambda one: (
+            one.loss == NOTHING,
+            one.cause == RANGES_MISSING,
+            CERTAINTIES.index(one.certainty),
+            LOSSES.index(one.loss),
+        )
+    )
     return Diagnosis(tuple(found), tuple(out), tuple(unknown), tuple(failed))
 
 

@@ -7,7 +7,6 @@ whose collector was killed has no trace.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sqlite3
@@ -20,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from traceable import untrusted
+from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import Said, Windows
 from traceable.collect import nsys_install
 from traceable.collect.base import NSYS_LOG
 from traceable.errors import TraceableError
-from traceable.launch import doctor_facts, onlooker, processes, reports, run_dir, windows
+from traceable.launch import doctor_facts, emitted, onlooker, processes, reports, run_dir, windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Case:
         machine: this system, where the run was of it; else None.
         cut_bytes: how many bytes an SQLite file lacks of what its header says.
         importer: an importer of nsys's is there.
+        completeness: what became of the ranges that processes counted.
     """
 
     path: Path
@@ -119,6 +121,7 @@ class Case:
     machine: doctor_facts.Machine | None = None
     cut_bytes: int = 0
     importer: bool = True
+    completeness: Completeness = field(default_factory=Completeness)
 
     @property
     def ranges(self) -> int | None:
@@ -207,6 +210,7 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_machine(manifest),
         importer=_importer(),
+        completeness=emitted.judge(directory, manifest, None) if recording is None else recording.completeness,
     )
 
 
@@ -241,6 +245,7 @@ def opened(path: Path) -> Iterator[Case]:
                 messages=about.messages,
                 options=about.options,
                 system=about.system,
+                completeness=recording.completeness,
             )
     except TraceableError as error:
         if path.is_dir():  # of no run: there is nothing to find out
@@ -270,7 +275,7 @@ def _unrecorded(directory: Path, manifest: dict[str, Any]) -> Windows | None:
 def _database_of(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
     stem = manifest.get("stem")
     found = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
-    return next((path for path in found if path.is_file()), None)
+    return next((path for path in found if untrusted.is_regular(path)), None)
 
 
 @dataclass(frozen=True)
@@ -284,26 +289,31 @@ class _About:
 
 def _of_database(path: Path | None) -> _About:
     """Return the messages of the collector, how it was asked to record and where, as far as a file holds them."""
-    if path is None or not path.is_file():
+    if path is None:
         return _About()
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as file:
+        with contextlib.closing(untrusted.connect(path)) as file:
             file.text_factory = lambda text: text.decode("utf-8", "replace")
             there = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             messages = tuple(" ".join(message.split()) for message in _messages(file, there))
             return _About(messages, _options(file, there), _system(file, there))
-    except sqlite3.Error:
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return _About()
 
 
 def _messages(file: sqlite3.Connection, there: set[str]) -> list[str]:
     if "DIAGNOSTIC_EVENT" in there:
-        return [text for (text,) in file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT") if text]
+        return _texts(file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT"))
     if "StringIds" not in there:
         return []
     found = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
     # Whole environments of processes stand among them, with a null between two variables.
-    return [text for (text,) in found if "\0" not in text and _OF_NSYS.search(text)]
+    return [text for text in _texts(found) if "\0" not in text and _OF_NSYS.search(text)]
+
+
+def _texts(rows: Iterable[tuple[object]]) -> list[str]:
+    """Return what is text, and not empty: a column may hold anything."""
+    return [text for (text,) in rows if isinstance(text, str) and text]
 
 
 def _options(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
@@ -313,16 +323,16 @@ def _options(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
     rows = file.execute(
         "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
     )
-    return {name: value for name, value in rows if value is not None}
+    return {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
 
 
 def _system(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     if "TARGET_INFO_SYSTEM_ENV" in there:
         rows = file.execute("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'")
-        found["kernel"] = next((value for (value,) in rows if value), "")
+        found["kernel"] = next(iter(_texts(rows)), "")
     if "PROCESSES" in there:
-        names = [name for (name,) in file.execute("SELECT DISTINCT name FROM PROCESSES") if name]
+        names = _texts(file.execute("SELECT DISTINCT name FROM PROCESSES"))
         found["wsl"] = next((name for name in names if _OF_WSL.match(name)), "")
     return found
 
@@ -330,22 +340,21 @@ def _system(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
 def _lives(directory: Path) -> Iterator[Life]:
     for path in sorted(directory.glob("status.*.lives")):
         lives: list[Life] = []
-        for content in _objects(path):
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                if "began_wall_ns" in content:
-                    lives.append(_begun(content, len(lives)))
-                elif lives:
-                    lives[-1] = _ended(lives[-1], content)
+        for content in untrusted.lines(path, {}):
+            if untrusted.fits(content, untrusted.BEGUN):
+                lives.append(_begun(content, len(lives)))
+            elif lives and untrusted.fits(content, untrusted.ENDED):
+                lives[-1] = _ended(lives[-1], content)
         yield from lives
 
 
 def _begun(content: Mapping[str, Any], number: int) -> Life:
     return Life(
-        pid=int(content["pid"]),
+        pid=content["pid"],
         number=number,
-        disabled=bool(content["disabled"]),
-        level=int(content["level"]),
-        listener=bool(content["listener"]),
+        disabled=content["disabled"],
+        level=content["level"],
+        listener=content["listener"],
         forked=bool(content.get("forked")),
     )
 
@@ -353,25 +362,17 @@ def _begun(content: Mapping[str, Any], number: int) -> Life:
 def _ended(life: Life, content: Mapping[str, Any]) -> Life:
     return replace(
         life,
-        end=str(content["end"]),
-        names=tuple(map(str, content["names"])),
-        distinct=int(content["distinct"]),
+        end=content["end"],
+        names=tuple(content["names"]),
+        distinct=content["distinct"],
         nvtx=content["nvtx"],
-        torch_profiler=bool(content["torch_profiler"]),
+        torch_profiler=content["torch_profiler"],
     )
-
-
-def _objects(path: Path) -> Iterable[dict[str, Any]]:
-    for line in _lines(path):
-        with contextlib.suppress(ValueError):
-            content = json.loads(line)
-            if isinstance(content, dict):
-                yield content
 
 
 def _lines(path: Path) -> tuple[str, ...]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = untrusted.read(path).decode("utf-8", "replace")
     except OSError:
         return ()
     return tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
-import numpy as np
-
 from traceable import environment
-from traceable.analysis.windows import STEP
+from traceable.analysis.completeness import RANGES_MISSING
 from traceable.collect import recorder
 from traceable.launch import local_client
 from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life
@@ -136,11 +134,16 @@ def forked(case: Case) -> Judged:
     if case.collector != NSYS or case.manifest is None:
         return None
     recorded = case.recorded_pids
-    lost = [one for one in case.told if one.get("lost") == "forked" and one["pid"] not in recorded]
+    counts = {one.pid: one for one in case.completeness.processes if one.missing}
+    of_forks = [one for one in case.told if one.get("lost") == "forked" and one["pid"] not in recorded]
+    lost = [one for one in of_forks if case.completeness.missing_of(one["pid"]) != 0]
     if not lost:
-        return RuledOut("no process that imported traceable was forked")
+        why = "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
+        return RuledOut(why)
     made = {one.pid: one.names for one in case.lives if one.names}
     evidence = [f"process {one['pid']} made {listed(made[one['pid']])}" for one in lost if one["pid"] in made]
+    of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in made]
+    evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
     who = listed([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
     # Of workers that only load data nothing is missing, and only one that imported traceable itself tells its ranges.
     idle = case.ranges and not evidence
@@ -159,26 +162,43 @@ def replaced(case: Case) -> Judged:
     if case.collector != NSYS or not case.lives:
         return None
     recorded = case.recorded_pids
+    unexplained = False
+    signalled = ((case.manifest or {}).get("end") or {}).get("signal") is not None
     for one in case.lives:
+        missing = case.completeness.missing_of(one.pid)
+        is_main = one.pid == (case.manifest or {}).get("pid")
+        if missing == 0 or (one.end is None and is_main and signalled and not one.number):
+            continue
         again = any(other.pid == one.pid and other.number > one.number for other in case.lives)
         gone = one.end is None
         if gone and again:
             return _exec(case, one, "by another program (exec)", "it began twice, and the first time did not end")
-        if gone and _ended_well(case) and one.pid == (case.manifest or {}).get("pid") and not recorded.get(one.pid):
+        if gone and _ended_well(case) and is_main and (missing or not recorded.get(one.pid)):
             why = "Python in it never ended, and the process did without a signal"
             return _exec(case, one, "by another program (exec), or left by os._exit", why)
-    return RuledOut("every process that imported traceable ended as Python does, or by a signal")
+        unexplained = unexplained or gone
+    if unexplained:
+        return None
+    if any(one.end is None for one in case.lives):
+        return RuledOut("no process that was replaced, or left by os._exit, lost a range by it")
+    return RuledOut("every process that imported traceable ended as Python does")
 
 
 def _exec(case: Case, life: Life, how: str, why: str) -> Finding:
-    # What made no range before lost none, and one that is gone can't be asked.
+    # What made no range before lost none; one that is gone and did not count can't be asked.
+    missing = case.completeness.missing_of(life.pid)
     return Finding(
         "exec",
-        POSSIBLE if case.ranges else LIKELY,
+        LIKELY if missing or not case.ranges else POSSIBLE,
         f"process {life.pid} replaced itself {how}, and nsys loses the ranges that it made before",
-        (f"process {life.pid}: {why}", f"{case.ranges or 0} ranges in the report"),
-        "use --collector recorder, which loses nothing; or start the other program with subprocess",
-        NOTHING if case.ranges else EVERYTHING,
+        (
+            f"process {life.pid}: {why}",
+            *((f"{missing} of the ranges that it counted are missing",) if missing else ()),
+            f"{case.ranges or 0} ranges in the report",
+        ),
+        "use --collector recorder, which loses nothing; or start the other program with subprocess, and leave by "
+        "sys.exit",
+        NOTHING if case.ranges and not missing else _loss(case),
     )
 
 
@@ -384,31 +404,46 @@ def _processes(lives: Sequence[Life]) -> str:
     return f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes ({listed([str(pid) for pid in pids])})"
 
 
-def counts(case: Case) -> Judged:
-    """The program counted its steps in a memory map that survives it; each is a range of the recording."""
-    if case.recording is None or not case.whole or case.manifest is None or case.collector not in (NSYS, RECORDER):
-        return None
-    told = [one for one in case.steps if one.ended]
-    if not told or any(one.disabled for one in case.lives):
-        return None
-    trace = case.recording.trace
-    number = trace.names.index(STEP) if STEP in trace.names else -2
-    thread = trace.ranges.thread[(trace.ranges.name == number) & (trace.ranges.domain == -1)]
-    pid_of = np.array([trace.processes[one.process].pid for one in trace.threads] or [0], np.int64)
-    recorded = pid_of[thread]
-    for one in told:
-        found = int((recorded == one.pid).sum())
-        # A bare step() ends step 0, which has no range.
-        if found < one.ended - 1:
-            return Finding(
-                "counts_differ",
-                CERTAIN,
-                f"process {one.pid} took {one.ended} steps, and {found} of them are in the recording",
-                (f"status.{one.pid}.steps counts {one.ended}", f"{found} ranges {STEP!r} of that process"),
-                "end the program as Python does, give nsys time to write, or use --collector recorder",
-                _loss(case),
-            )
-    return RuledOut(f"each of {sum(one.ended for one in told)} steps that the program counted is in the recording")
+def ranges_missing(case: Case) -> Judged:
+    """Processes counted more ranges than the recording holds of them: why is for the other rules."""
+    complete = case.completeness
+    lost = [one for one in complete.processes if one.missing]
+    counted = sum(one.emitted or 0 for one in complete.processes)
+    if not lost:
+        known = complete.not_compared is None and counted
+        return RuledOut(f"each of the {counted} ranges that were counted is in the recording") if known else None
+    of = f"process {lost[0].pid}" if len(lost) == 1 else f"{len(lost)} processes"
+    evidence = [f"process {one.pid} emitted {one.emitted}, {one.missing} of them are missing" for one in lost[:4]]
+    evidence += [f"and {len(lost) - 4} more processes"] if len(lost) > 4 else []
+    evidence += _ends_of(case, [one.pid for one in lost])
+    fixes = {
+        NSYS: "end processes as Python does (sys.exit and not os._exit; close() and join() of a pool and not "
+        "terminate()), start them with spawn, or use --collector recorder",
+        RECORDER: "see what is said of dropped events, and whether the process could write into the run directory",
+        TORCH: "end processes as Python does, and do not fork after torch is imported; or use --collector recorder",
+    }
+    return Finding(
+        RANGES_MISSING,
+        CERTAIN,
+        f"{sum(one.missing for one in lost)} ranges that {of} emitted are not in the recording",
+        tuple(evidence),
+        fixes.get(case.collector, "record again, with --collector recorder"),
+        _loss(case),
+    )
+
+
+def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
+    """Return how processes ended that did not as Python does."""
+    last = {one.pid: one for one in case.lives}
+    forked = {one["pid"] for one in case.told if one.get("start") in ("fork", "forkserver")}
+    forked |= {pid for pid, one in last.items() if one.forked}
+    said = [f"process {pid} was forked" for pid in pids if pid in forked]
+    said += [
+        f"process {pid} did not end as Python does (a signal, os._exit, exec)"
+        for pid in pids
+        if pid in last and last[pid].end is None and pid not in forked
+    ]
+    return said[:3]
 
 
 RULES = (
@@ -424,5 +459,5 @@ RULES = (
     Rule("profiled_the_client", profiled_the_client),
     Rule("nothing_annotated", nothing_annotated),
     Rule("nothing_entered", nothing_entered),
-    Rule("counts_differ", counts),
+    Rule(RANGES_MISSING, ranges_missing),
 )

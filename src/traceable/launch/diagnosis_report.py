@@ -37,6 +37,17 @@ _COUNTERS_REFUSED = r"ERR_NVGPUCTRPERM|[Ii]nsufficient privilege"
 _DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]|\d+ (events|names) of process .* (dropped|lost)"
 
 
+_DROP_FIXES = {
+    "size_cap": "record less (--steps), or raise TRACEABLE_RECORDING_MAX_BYTES",
+    "disk_full": "make room or record to another disk (-o), or record less (--steps)",
+    "file_size_limit": "raise `ulimit -f`, or record less (--steps)",
+    "permission": "record into a directory (-o) that the user whom the program becomes may write to",
+    "descriptors": "raise `ulimit -n`",
+    "directory_gone": "record into a directory (-o) that the program neither deletes nor leaves by chroot",
+}
+"""What to do by the reason for which the recorder dropped events (`collect/loss_table.py`)."""
+
+
 def not_recorded(case: Case) -> Judged:
     """Nobody was asked to record."""
     if case.manifest is None:
@@ -278,7 +289,8 @@ def dropped(case: Case) -> Judged:
         return RuledOut(f"{case.collector} did not say that it dropped anything") if heard else None
     fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
     if case.collector == RECORDER:
-        fix = "record less (--steps), or raise TRACEABLE_RECORDING_MAX_BYTES where the disk has room"
+        reasons = [one.reason for one in case.completeness.processes if one.reason]
+        fix = next((_DROP_FIXES[one] for one in reasons if one in _DROP_FIXES), _DROP_FIXES["size_cap"])
     return Finding(
         "events_dropped", CERTAIN, "the collector dropped records", tuple(dict.fromkeys(said))[:3], fix, PART
     )
@@ -414,6 +426,9 @@ def _killed_worker(case: Case) -> Judged:
     lost = [one for one in could if one.end is None or one.pid in cut]
     if not lost:
         return RuledOut("the program ended without a signal, and so did every process that imported traceable")
+    lost = [one for one in lost if one.pid in cut or case.completeness.missing_of(one.pid) != 0]
+    if not lost:
+        return RuledOut("every range of the processes that did not end as Python does is in the recording")
     unended = [one.pid for one in lost if one.end is None]
     evidence = [f"Python's own end is missing in status.{pid}.lives" for pid in unended[:2]]
     for one in lost:

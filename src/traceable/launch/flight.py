@@ -5,17 +5,15 @@ What is asked for is read by `collect/flight.py`, dumps are written in the proce
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.collect import recorder
 from traceable.collect.flight import METADATA, parse
 from traceable.errors import CollectorError, TraceError, UsageError
@@ -65,9 +63,10 @@ def shown(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, 
         or None where it is not known).
     """
     try:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            rows = [json.loads(value) for (value,) in connection.execute(_ROWS, (METADATA,))]
-    except (sqlite3.Error, ValueError):
+        with closing(untrusted.connect(database)) as connection:
+            values = [value for (value,) in connection.execute(_ROWS, (METADATA,))]
+            rows = [untrusted.checked(untrusted.parse(value), untrusted.FLIGHT) for value in values]
+    except (OSError, *untrusted.SQLITE_ERRORS, ValueError, TypeError):
         return []
     ended = {manifest.get("pid"): _end(manifest)} if manifest else {}
     return [{**row, "end": ended.get(row["pid"]) if row["dumped_by"] is None else None} for row in rows]
@@ -91,20 +90,24 @@ def note(manifest: dict[str, Any], database: Path | None) -> None:
 def run_of(directory: Path) -> Path | None:
     """Return the run directory that `directory` is a dump of; None where it is no dump."""
     directory = directory.absolute()
-    is_dump = _DUMP.fullmatch(directory.name) and (directory / recorder.DIRECTORY).is_dir()
-    return directory.parent if is_dump and (directory.parent / run_dir.MANIFEST).exists() else None
+    is_dump = _DUMP.fullmatch(directory.name) and untrusted.is_directory(directory / recorder.DIRECTORY)
+    return directory.parent if is_dump and untrusted.is_regular(directory.parent / run_dir.MANIFEST) else None
 
 
-def finalised(directory: Path) -> Path:
+def finalised(directory: Path, into: Path | None = None) -> Path:
     """Return the SQLite file of a dump, making it where it is missing. Its program need not have ended.
+
+    Args:
+        directory: the dump.
+        into: where to make it; None for there.
 
     Raises:
         TraceError: it holds nothing.
         CollectorError: it can't be read.
     """
     directory = directory.absolute()
-    stem = str(run_dir.read(directory.parent)["stem"])
-    recorded = recorder.RecorderCollector().finalise(directory, stem)
+    stem = run_dir.read(directory.parent).get("stem") or directory.name
+    recorded = recorder.RecorderCollector().finalise(directory, stem, into)
     if recorded.database is None:
         raise TraceError(
             f"{directory} holds no range or mark", "dump later, or let the flight recorder reach further back"
@@ -114,7 +117,11 @@ def finalised(directory: Path) -> Path:
 
 def dumps(directory: Path) -> list[Dump]:
     """Return the dumps of the run in `directory`, by number."""
-    numbers = [(int(match[1]), entry) for entry in directory.iterdir() if (match := _DUMP.fullmatch(entry.name))]
+    numbers = [
+        (int(match[1]), entry)
+        for entry in directory.iterdir()
+        if (match := _DUMP.fullmatch(entry.name)) and untrusted.is_directory(entry)
+    ]
     return [dump for _, entry in sorted(numbers) if (dump := _read(entry)) is not None]
 
 

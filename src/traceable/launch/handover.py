@@ -61,18 +61,19 @@ class Handover:
         preload = own.pop("LD_PRELOAD", None)
         given = {**given, **own}
         self._own: list[int] = []
-        started, told = os.pipe()
+        telling, told = os.pipe()
         permission, grant = os.pipe()
-        os.set_blocking(started, False)
+        os.set_blocking(telling, False)
         os.set_blocking(permission, False)
         os.write(grant, b"1")
         os.close(grant)
-        self._started, self._permission = started, permission
-        self._own += [started, permission, told]
+        self._telling, self._permission = telling, permission
+        self._said = b""
+        self._own += [telling, permission, told]
         descriptors = {
             "environment": self._file({"full": dict(full), "given": given}),
             "permission": permission,
-            "started": told,
+            "told": told,
             # One that was closed when we were started may by now be the number of a file of ours.
             **{name: number for number, (name, stream) in enumerate(_standard_streams()) if stream is not None},
         }
@@ -94,10 +95,25 @@ class Handover:
 
     def program_pid(self) -> int | None:
         """Return the program's pid once it has been started."""
+        return self._line(0)
+
+    def wait_status(self) -> int | None:
+        """Return how the program ended, as `os.waitpid` says it, once it has."""
+        return self._line(1)
+
+    def silent(self) -> bool:
+        """Whether the bystander is gone and tells nothing any more. True only after `release`."""
         try:
-            return int(os.read(self._started, 32))
-        except (BlockingIOError, ValueError):
-            return None
+            while chunk := os.read(self._telling, 64):
+                self._said += chunk
+        except BlockingIOError:
+            return False
+        return True
+
+    def _line(self, number: int) -> int | None:
+        self.silent()
+        lines = self._said.split(b"\n")[:-1]
+        return int(lines[number]) if number < len(lines) else None
 
     def withdraw(self) -> bool:
         """Take the permission to start back. True: the program has not been started and never will be."""

@@ -14,19 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable import collect, confidential, environment
+from traceable import collect, confidential, environment, untrusted
 from traceable.capture.conditions import NONE as NO_CONDITIONS
 from traceable.capture.conditions import Conditions
-from traceable.collect import bystander
+from traceable.collect import bystander, recorder
 from traceable.collect.base import Collector, Gating, Plan, Recorded
-from traceable.errors import TraceableError, UsageError
+from traceable.errors import TraceableError, UsageError, one_line
 from traceable.launch import (
     contract,
     control,
     doctor_facts,
+    emitted,
     facts,
     flight,
     local_client,
+    memory,
     onlooker,
     overhead,
     patience,
@@ -38,6 +40,8 @@ from traceable.launch import (
     target,
     windows,
 )
+from traceable.launch.release import Release
+from traceable.launch.worker import DiedError, Worker
 from traceable.selection import Rank
 
 
@@ -110,6 +114,7 @@ class Finished:
         recorded: what the collector left; None where it is not known (see `problem`).
         problem: why there is nothing to read.
         expected: names of ranges that the command line or the program said it is to have.
+        readable: there is memory to load what reads a recording.
     """
 
     run_dir: Path
@@ -117,6 +122,7 @@ class Finished:
     recorded: Recorded | None = None
     problem: str | None = None
     expected: tuple[str, ...] = ()
+    readable: bool = True
 
 
 @dataclass
@@ -127,13 +133,14 @@ class _Run:
     manifest: dict[str, Any]
     say: Callable[[str], None]
     failed: bool = field(default=False)
+    release: Release | None = None
 
     def save(self) -> None:
         """Write the manifest. A disk that fills up during the run must not end it."""
         try:
             run_dir.write(self.directory / run_dir.MANIFEST, self.manifest)
         except OSError as error:
-            if not self.failed:
+            if not self.failed and self.directory.is_dir():  # that the whole directory is gone is said once, at the end
                 self.say(f"the manifest {self.directory / run_dir.MANIFEST} can't be written: {error.strerror}")
             self.failed = True
 
@@ -181,12 +188,13 @@ def describe(request: Request, say: Callable[[str], None]) -> str:
     return " ".join([*words, shlex.join(plan.argv)])
 
 
-def launch(request: Request, say: Callable[[str], None]) -> Finished:
+def launch(request: Request, say: Callable[[str], None], worker: Worker) -> Finished:
     """Run the program, and return when its recording is on disk and exported.
 
     Args:
         request: what to run.
         say: prints one line to the user.
+        worker: reads the recording back.
 
     Raises:
         UsageError: the program can't run, or the directory can't be used.
@@ -197,12 +205,14 @@ def launch(request: Request, say: Callable[[str], None]) -> Finished:
     choice = _chosen(request)
     _plan(choice.collector, request, Path("/"))  # refuses what it can't do, before anything is created
     directory = run_dir.create(request.directory, request.stem, force=request.force)
+    if others := run_dir.exposed(directory):
+        say(f"{others}, who can replace what this run writes: name a directory of your own with -o")
     run = _Run(directory, _manifest(request, directory), say)
     if request.measure_overhead:
         _run_plain(request, run)
     with patience.Finishing(say) as finishing:
         choice, ended = _started(request, choice, run, finishing)
-        return _finish(run, choice, request, ended, finishing)
+        return _finish(run, choice, request, ended, finishing, worker)
 
 
 def _started(
@@ -264,7 +274,8 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
-    looking = onlooker.Onlooker(run.directory)
+    run.release = Release(run.say) if plan.detached else None
+    looking = onlooker.Onlooker(run.directory, run.release)
 
     def started(pid: int) -> None:
         finishing.started()
@@ -343,20 +354,26 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
 
 
 def _finish(
-    run: _Run, choice: collect.Choice, request: Request, ended: supervisor.Ended, finishing: patience.Finishing
+    run: _Run,
+    choice: collect.Choice,
+    request: Request,
+    ended: supervisor.Ended,
+    finishing: patience.Finishing,
+    worker: Worker,
 ) -> Finished:
     code = os.waitstatus_to_exitcode(ended.status)
+    own = run.release is None or run.release.look_back(run.directory, ended.pid, code)
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
         "program_wall_ns": overhead.ended_ns(run.directory),
         # Some of nsys's processes live as long as a daemon that the program left behind.
         "collector_ended": ended.complete,
         "exit_code": code if code >= 0 else None,
-        "signal": -code if code < 0 else None,
+        "signal": -code if code < 0 and own else None,
     }
     # Whoever gave the launcher ten seconds may kill it in what follows, and how the program ended is known now.
     run.save()
-    recorded, problem = None, None
+    recorded, problem, readable = None, None, True
     if ended.pid is None:
         problem = "the run was cancelled before the program started"
     elif not ended.complete:
@@ -364,18 +381,35 @@ def _finish(
     elif not run.directory.is_dir():
         problem = f"{short(run.directory)} is gone, and with it what was recorded: the program deleted it"
     else:
+        in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
-            in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
-            finalise = choice.collector.finalise
+            run_dir.check_held(run.directory)
+            memory.check(run.directory)
             with finishing.stage("the recording is being read back"):
-                recorded = processes.recorded(run.directory) if in_parts else finalise(run.directory, request.stem)
+                if in_parts:
+                    recorded = processes.recorded(run.directory)
+                else:
+                    recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
         except patience.LeftAlone:
             problem = "the recording was not read back, as you asked; nothing of it is lost"
+        except DiedError as error:
+            problem = (
+                f"reading the recording back {error}; nothing of it is lost: read it where there is more memory, with "
+                f"`python -m traceable report {short(run.directory)}`"
+            )
+        except untrusted.RefusedError as error:
+            problem = f"{short(run.directory)} is not read: {error.strerror}"
+        except memory.LimitedError as error:
+            problem, readable = str(error), False
         except TraceableError as error:
-            problem = str(remains.named(error, run.directory, run.manifest))
+            problem = str(error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
-            problem = f"the recording could not be read ({type(error).__name__}: {error}); it is kept"
-    run.manifest["notes"] = [*(recorded.notes if recorded else ()), *([problem] if problem else [])]
+            problem = f"the recording could not be read ({one_line(error)}); it is kept"
+        if recorded is None:
+            recorder.remove_unfinished(run.directory / f"{request.stem}.sqlite")
+    emitted.keep(run.directory, run.manifest, recorded)
+    released = run.release.notes if run.release is not None else []
+    run.manifest["notes"] = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     flight.note(run.manifest, recorded.database if recorded else None)
     control.sweep(run.directory)
     run.manifest["files"] = files(run.directory)
@@ -384,7 +418,16 @@ def _finish(
         if not run.failed:
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
-    return Finished(run.directory, ended.status, recorded, problem, contract.expected(run.directory, run.manifest))
+    expected = contract.expected(run.directory, run.manifest)
+    return Finished(run.directory, ended.status, recorded, problem, expected, readable)
+
+
+def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Recorded | None, str | None]:
+    """Return what the collector left, or why that is not known."""
+    try:
+        return collector.finalise(directory, stem), None
+    except TraceableError as error:
+        return None, str(remains.named(error, directory, run_dir.read(directory)))
 
 
 def files(directory: Path) -> list[str]:

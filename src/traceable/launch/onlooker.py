@@ -5,6 +5,8 @@ A process that was started without the run's environment (`env -i`, `env=`) can'
 server in production is to look into other processes to find out. So the launcher looks, every now and then, and only
 at the processes below the program. One that is shorter than the time between two looks, that belongs to another user
 or whose parent is gone is not seen.
+
+Under nsys it also lets go what nsys's library holds at its exit (`release`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.launch import local_client
+from traceable.launch.release import Release
 
 SEEN = "status.unaware"
 """The file in the run directory that keeps what was seen, one line of JSON a process."""
@@ -28,6 +31,9 @@ FIRST_SECONDS = 0.25
 SHARE = 0.1
 MOST_SECONDS = 10.0
 """When it looks: at first soon, then at intervals that grow by a tenth of the run's age, at last every ten seconds."""
+
+RELEASE_SECONDS = 1.0
+"""How often it looks whether nsys's library holds what it has seen."""
 
 _PROC = Path("/proc")
 _CORE = b"/traceable/_native/_core."
@@ -39,10 +45,13 @@ class Onlooker:
 
     Args:
         run_dir: where it keeps what it sees.
+        release: lets go what nsys's library holds; None where that is not in the program.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, release: Release | None = None) -> None:
         self._file = run_dir / SEEN
+        self._release = release
+        self._below: list[int] = []
         self._over = threading.Event()
         self._seen: set[int] = set()
         self._thread: threading.Thread | None = None
@@ -70,14 +79,20 @@ class Onlooker:
         return None
 
     def _look_on(self, pid: int) -> None:
-        began_s = time.monotonic()
+        began_s = now_s = time.monotonic()
+        due_s = now_s + FIRST_SECONDS
         # A fault of ours must not be printed between the lines of the program: all that is lost is evidence.
         with contextlib.suppress(Exception):
-            while not self._over.wait(min(MOST_SECONDS, FIRST_SECONDS + SHARE * (time.monotonic() - began_s))):
-                self._look(pid)
+            while not self._over.wait(min(due_s - now_s, MOST_SECONDS if self._release is None else RELEASE_SECONDS)):
+                now_s = time.monotonic()
+                if now_s >= due_s:
+                    self._look(pid)
+                    due_s = now_s + min(MOST_SECONDS, FIRST_SECONDS + SHARE * (now_s - began_s))
+                if self._release is not None:
+                    self._release.look([pid, *self._below])
 
     def _look(self, pid: int) -> None:
-        below = list(_below(pid))
+        self._below = below = list(_below(pid))
         self._sockets.look([pid, *below])
         for one in below:
             if one not in self._seen and _without_environment(one):
@@ -88,12 +103,7 @@ class Onlooker:
 
 def seen(run_dir: Path) -> list[tuple[int, str]]:
     """Return pid and name of each process that was seen."""
-    found = []
-    for line in _read(run_dir / SEEN).splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            one = json.loads(line)
-            found.append((int(one["pid"]), str(one["name"])))
-    return found
+    return [(one["pid"], one["name"]) for one in untrusted.lines(run_dir / SEEN, untrusted.UNAWARE)]
 
 
 def _below(pid: int) -> Iterator[int]:

@@ -7,7 +7,6 @@ environment as in the run that follows. What the times come to is `analysis/over
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
+from traceable import environment, untrusted
 from traceable.analysis.windows import Window
 from traceable.collect import bystander
 from traceable.collect.none import NoneCollector
@@ -138,8 +137,8 @@ def began_ns(directory: Path) -> int:
 def ended_ns(directory: Path) -> int:
     """Return the wall clock of the program's end, asked when that is known: nsys goes on for a while."""
     try:
-        return int(json.loads((directory / bystander.EXIT_FILE).read_bytes())["end_ns"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(untrusted.record(directory / bystander.EXIT_FILE, untrusted.EXIT)["end_ns"])
+    except (OSError, ValueError, KeyError):
         return time.time_ns()
 
 
@@ -188,7 +187,7 @@ def _processes(
     for path in directory.glob("status.*.times"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.name.split(".")[1])
-            content = path.read_bytes()
+            content = untrusted.read(path)
             times = array("q", content[: len(content) // 24 * 24])
             windows_told = told[pid].windows if pid in told else ()
             opened = [window for window in windows_told if window.opened_step is not None]

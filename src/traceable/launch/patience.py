@@ -22,11 +22,38 @@ HEARTBEAT_SECONDS = 10.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a program to end."""
 
+_FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
+
+COUNTED_SECONDS = 2.0
+"""What of the time between two looks at a deadline is counted at most: twice the longest between two turns."""
+
 _WRITTEN_TO = (".qdstrm", ".nsys-rep", ".ncu-rep")
 
 
 class LeftAlone(BaseException):
     """The user does not wait for what we make of the recording."""
+
+
+class Deadline:
+    """The end of a time in which this process could run, to be looked at every second.
+
+    A launcher that is stopped or frozen (SIGSTOP, `docker pause`, suspend) must not hold that time against a collector
+    that could not run either.
+
+    Args:
+        seconds: how long it is.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+        self._looked_s = time.monotonic()
+
+    def passed(self) -> bool:
+        """Return whether that time is over."""
+        now = time.monotonic()
+        self._left_s -= min(now - self._looked_s, COUNTED_SECONDS)
+        self._looked_s = now
+        return self._left_s <= 0
 
 
 class Writing:
@@ -48,8 +75,8 @@ class Writing:
         self._say = say
         self._limit_s = seconds_of(environment.FINISH_SECONDS, 600.0)
         self._began_s: float | None = None
-        self._moved_s = 0.0
         self._told_s = 0.0
+        self._idle = Deadline(self._limit_s)
         self._written_bytes = -1
 
     def goes_on(self) -> bool:
@@ -59,16 +86,19 @@ class Writing:
         """
         now = time.monotonic()
         if self._began_s is None:
-            self._began_s = self._moved_s = self._told_s = now
-            # A limit below the time between two lines is kept, too.
+            self._began_s = self._told_s = now
+            self._idle = Deadline(self._limit_s)
+        over = self._idle.passed()
+        # A limit below the time between two lines is kept, too.
         if now - self._told_s < min(HEARTBEAT_SECONDS, self._limit_s):
             return True
         self._told_s = now
         processes = self._processes(self._directory)
         written = _written_bytes(processes, self._directory)
         if written != self._written_bytes:
-            self._written_bytes, self._moved_s = written, now
-        if now - self._moved_s < self._limit_s:
+            self._written_bytes, over = written, False
+            self._idle = Deadline(self._limit_s)
+        if not over:
             self._say(f"{self._program} is writing the report, {size(written)}, for {now - self._began_s:.0f} s now")
             return True
         pids = f" (pid {', '.join(map(str, processes))})" if processes else ""
@@ -79,7 +109,9 @@ class Writing:
 def _written_bytes(pids: list[int], directory: Path) -> int:
     """How much there is of the report, where it is made and where it goes to: a measure of its progress."""
     found: dict[tuple[int, int], int] = {}
-    places = [entry for entry in directory.iterdir() if entry.suffix in _WRITTEN_TO]
+    places: list[Path] = []
+    with contextlib.suppress(OSError):  # the program may have deleted it
+        places += (entry for entry in directory.iterdir() if entry.suffix in _WRITTEN_TO)
     for pid in pids:
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -96,8 +128,8 @@ def _written_bytes(pids: list[int], directory: Path) -> int:
 class Finishing:
     """What a signal to the launcher does from the program's end until its recording is read back.
 
-    The first is answered with a line, the next raises `LeftAlone` where that loses nothing. As long as the program has
-    not been started, a signal does what it did before.
+    The first is answered with a line, the next raises `LeftAlone` where that loses nothing. One that the program alone
+    could have understood does nothing. As long as the program has not been started, a signal does what it did before.
 
     Args:
         say: prints one line to the user.
@@ -113,7 +145,7 @@ class Finishing:
 
     def __enter__(self) -> Finishing:
         # What is ignored stays so, in the program too.
-        found = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGALRM)}
+        found = {number: signal.getsignal(number) for number in (*ENDING, *_FOR_THE_PROGRAM, signal.SIGALRM)}
         self._before = {n: done for n, done in found.items() if done not in (signal.SIG_IGN, None)}
         for number in self._before:
             signal.signal(number, self._tick if number == signal.SIGALRM else self._heard)
@@ -146,6 +178,8 @@ class Finishing:
         if not self._started:
             signal.signal(number, self._before[signal.Signals(number)])
             os.kill(os.getpid(), number)
+        elif number in _FOR_THE_PROGRAM:
+            return  # which is over
         elif not self._told:
             self._told = True
             self._say(f"{self._stage or 'the recording is being read back'}; once more, and that is left for later")

@@ -6,13 +6,13 @@ Read from run directories: the manifests, and what the processes said of themsel
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceable import selection
+from traceable import selection, untrusted
 from traceable.collect.base import Recorded
 from traceable.errors import TraceError
 from traceable.launch import run_dir
@@ -32,7 +32,11 @@ def parts(directory: Path) -> tuple[Path, ...]:
         own = _manifest(directory)
         if own is not None and not (own.get(SELECTION_KEY) or {}).get("parts"):
             return ()
-        below = [entry for entry in directory.iterdir() if entry.is_dir() and (entry / run_dir.MANIFEST).exists()]
+        below = [
+            entry
+            for entry in directory.iterdir()
+            if untrusted.is_directory(entry) and untrusted.is_regular(entry / run_dir.MANIFEST)
+        ]
     except OSError:
         return ()
     found = [(entry, _manifest(entry) or {}) for entry in sorted(below)]
@@ -79,10 +83,8 @@ def labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
     stem = str(manifest.get("stem")) if isinstance(rank, dict) else ""
     named = {one["pid"]: str(one["label"]) for one in told(directory) if one.get("name") or one.get("rank") is not None}
     named = {number: label for number, label in named.items() if stem == "" or number != pid}
-    for status in _read(directory.glob("status.*.json")):
-        said = status.get("process") or {}
-        label = label_of(said, stem)
-        if label and isinstance(status.get("pid"), int):
+    for status in _read(directory.glob("status.*.json"), untrusted.STATUS):
+        if label := label_of(status.get("process") or {}, stem):
             named.setdefault(status["pid"], label)
     if stem and isinstance(pid, int):
         named[pid] = stem
@@ -108,7 +110,10 @@ def label_of(process: Mapping[str, Any], stem: str = "") -> str:
 def notes(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return what is to be said of the selection of a run: that nothing was of it, and what nsys could not hear."""
     heard = told(directory)
-    lost = _lost([one for one in heard if one.get("lost") and one.get("chosen")], manifest)
+    lost = [
+        *damaged(directory),
+        *_lost([one for one in heard if one.get("lost") and one.get("chosen")], manifest),
+    ]
     asked = manifest.get(SELECTION_KEY)
     if not isinstance(asked, dict):
         return lost
@@ -161,22 +166,32 @@ def _listed(words: Iterable[str]) -> str:
 
 def told(directory: Path) -> list[dict[str, Any]]:
     """Return what processes said of themselves, by pid."""
-    found = [one for one in _read(directory.glob("process.*.json")) if one.get("schema") == selection.SCHEMA]
-    return sorted((one for one in found if isinstance(one.get("pid"), int)), key=lambda one: int(one["pid"]))
+    found = _read(directory.glob("process.*.json"), untrusted.PROCESS)
+    return sorted((one for one in found if one["schema"] == selection.SCHEMA), key=lambda one: int(one["pid"]))
 
 
-def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
+def damaged(directory: Path) -> list[str]:
+    """Return a sentence on the records of processes that can't be read; empty where all can."""
+    names = []
+    for pattern, shape in (("process.*.json", untrusted.PROCESS), ("status.*.json", untrusted.STATUS)):
+        for path in sorted(directory.glob(pattern)):
+            try:
+                untrusted.record(path, shape)
+            except (OSError, ValueError) as error:  # noqa: PERF203 - each file by itself
+                names.append(f"{path.name} ({error.strerror if isinstance(error, OSError) else error})")
+    return [f"records of processes are damaged, and nothing in them was used: {_listed(names)}"] if names else []
+
+
+def _read(paths: Iterable[Path], shape: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = []
     for path in paths:
-        try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict):
-            found.append(content)
+        with contextlib.suppress(OSError, ValueError):
+            found.append(untrusted.record(path, shape))
     return found
 
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
-    found = _read([directory / run_dir.MANIFEST])
-    return found[0] if found else None
+    try:
+        return run_dir.read(directory)
+    except TraceError:
+        return None

@@ -7,7 +7,6 @@ asks.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import struct
@@ -15,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from traceable import untrusted
 from traceable.analysis.units import size
 from traceable.errors import TraceableError
 
@@ -47,9 +47,10 @@ def named(error: TraceableError, directory: Path, manifest: dict[str, Any]) -> T
 def _left(directory: Path, manifest: dict[str, Any]) -> list[str]:
     sentences = []
     for path in manifest.get(MANIFEST_KEY) or ():
-        with contextlib.suppress(OSError):
-            stream = Path(path)
-            sentences.append(f"nsys's stream {stream} ({size(stream.stat().st_size)}) has no end and is lost")
+        # Outside of the run directory, where nothing is opened because a manifest names it.
+        stream = Path(path)
+        if stream.suffix == STREAM_SUFFIX and untrusted.is_regular(stream):
+            sentences.append(f"nsys's stream {stream} ({size(stream.lstat().st_size)}) has no end and is lost")
     found = {int(match[1]) for path in directory.glob("status.*") if (match := _OF_PROCESS.fullmatch(path.name))}
     told = [one for pid in sorted(found) if (one := _of_process(directory, pid))]
     if told:
@@ -62,7 +63,7 @@ def _of_process(directory: Path, pid: int) -> str | None:
     """Return what a process told of its steps and, if Python ended in it, of its ranges; None for nothing."""
     clauses = []
     with contextlib.suppress(OSError, struct.error):
-        begun, ended = struct.unpack_from("<qq", (directory / f"status.{pid}.steps").read_bytes())
+        begun, ended = struct.unpack_from("<qq", untrusted.read(directory / f"status.{pid}.steps", 24))
         if begun:
             clauses.append(f"took {ended} step{'s' * (ended != 1)}{' and began one more' * (begun > ended)}")
     names, distinct = _names(directory / f"status.{pid}.lives")
@@ -76,9 +77,7 @@ def _names(path: Path) -> tuple[list[str], int]:
     """Return the names of the ranges that a process said at its end that it made, and how many there were."""
     names: list[str] = []
     distinct = 0
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            content = json.loads(line)
-            if content.get("names"):
-                names, distinct = [str(name) for name in content["names"]], int(content.get("distinct", 0))
+    for content in untrusted.lines(path, untrusted.ENDED):
+        if content["names"]:
+            names, distinct = content["names"], content["distinct"]
     return names, distinct

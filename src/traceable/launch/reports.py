@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from traceable import untrusted
 from traceable.errors import CollectorError, TraceError
 from traceable.launch import flight, run_dir
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 _READABLE = "a run directory, a .nsys-rep, the .sqlite that nsys exported or the .json that torch.profiler exported"
+_NOTES_SAID = 3
 WRITING_SECONDS = 120.0
 """How long to wait for an nsys that outlived its launcher to finish the report."""
 
@@ -37,9 +39,18 @@ def opened(path: Path) -> Iterator[Path]:
         CollectorError: nsys is missing or can't read the report.
     """
     if path.is_dir():
-        yield path if _holds_torch_traces(path) else finalised(path)
+        if _holds_torch_traces(path):
+            yield path
+        elif run_dir.is_ours(path):
+            yield finalised(path)
+        else:
+            # Another user's: it is only read.
+            with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
+                yield finalised(path, Path(folder))
     elif not path.exists():
         raise TraceError(f"there is no {path}", f"give {_READABLE}")
+    elif not path.is_file():
+        raise TraceError(f"{path} is not a regular file", f"give {_READABLE}")
     elif path.suffix in REPORT_SUFFIXES:
         from traceable.collect import nsys_install
 
@@ -53,24 +64,27 @@ def opened(path: Path) -> Iterator[Path]:
         yield path
 
 
-def finalised(directory: Path) -> Path:
+def finalised(directory: Path, into: Path | None = None) -> Path:
     """Return the SQLite file of a run directory, making it where the run was cut short.
+
+    Args:
+        directory: the run directory.
+        into: where to make it; None for there.
 
     Raises:
         TraceError: not a run directory, a run that is not over, or one that recorded nothing.
         CollectorError: what was recorded can't be read.
     """
     from traceable import collect
-    from traceable.launch import remains
+    from traceable.launch import emitted, remains
 
     directory = directory.absolute()
     if flight.run_of(directory):
-        return flight.finalised(directory)
+        return flight.finalised(directory, into)
     manifest = run_dir.read(directory)
-    try:
-        name, stem = str(manifest["collector"]["name"]), str(manifest["stem"])
-    except (KeyError, TypeError):
-        raise TraceError(f"the run in {directory} ended before it started its program", "run it again") from None
+    name, stem = (manifest.get("collector") or {}).get("name"), manifest.get("stem")
+    if name is None or stem is None:
+        raise TraceError(f"the run in {directory} ended before it started its program", "run it again")
     if not run_dir.is_over(manifest, directory):
         remedy = "wait for it to end, or stop it"
         if isinstance(manifest.get(flight.MANIFEST_KEY), dict):
@@ -79,11 +93,13 @@ def finalised(directory: Path) -> Path:
     if not (manifest.get("end") or {}).get("collector_ended"):
         _wait_for_collector(directory)
     try:
-        recorded = collect.named(name).finalise(directory, stem)
+        recorded = collect.named(name).finalise(directory, stem, into)
     except CollectorError as error:
         raise remains.named(error, directory, manifest) from None
     if recorded.database is None:
-        raise TraceError(f"{directory} holds no recording (collector {name})", "run it again with another --collector")
+        found = "; ".join((f"{directory} holds no recording (collector {name})", *recorded.notes[:_NOTES_SAID]))
+        raise TraceError(found, "run it again with another --collector")
+    emitted.keep(directory, manifest, recorded)
     return recorded.database
 
 
@@ -128,7 +144,7 @@ def _check_file(path: Path) -> None:
     """
     _refuse_empty(path)
     try:
-        with path.open("rb") as file:
+        with untrusted.open_regular(path, follow=True) as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise TraceError(f"{path} can't be read: {error.strerror}", "check its permissions") from None

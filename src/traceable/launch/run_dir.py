@@ -7,12 +7,16 @@ where they are.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from traceable import untrusted
 from traceable.collect import bystander
 from traceable.collect.base import NSYS_LOG
 from traceable.errors import TraceError, UsageError
@@ -21,6 +25,12 @@ MANIFEST = "run.json"
 SCHEMA = "traceable.run/1"
 PARENT = Path("traceable-runs")
 """Where run directories go when no -o is given, relative to the working directory."""
+
+_MODE = 0o775
+"""Of directories that are made here, less the umask: what everybody may write, everybody may put links into."""
+
+_held: dict[Path, int] = {}
+"""Descriptors of the run directories that this process has made, opened when they were."""
 
 
 def create(asked: Path | None, name: str, *, force: bool) -> Path:
@@ -37,12 +47,14 @@ def create(asked: Path | None, name: str, *, force: bool) -> Path:
     """
     try:
         if asked is None:
-            return _create_dated(name)
-        directory = asked.absolute()
-        check(directory, name, force=force)
-        if (directory / MANIFEST).exists():
-            directory.rename(_free(directory))
-        directory.mkdir(parents=True, exist_ok=True)
+            directory = _create_dated(name)
+        else:
+            directory = asked.absolute()
+            check(directory, name, force=force)
+            if (directory / MANIFEST).exists():
+                directory.rename(_free(directory))
+            directory.mkdir(_MODE, parents=True, exist_ok=True)
+        _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         place = error.filename or asked or PARENT
         raise UsageError(f"the run directory {place} can't be made: {error.strerror}", "name another with -o") from None
@@ -99,19 +111,23 @@ def latest() -> Path:
     Raises:
         UsageError: there is none.
     """
-    manifests = [path for path in PARENT.glob(f"*/{MANIFEST}") if path.is_file()]
+    manifests = [
+        path
+        for path in PARENT.glob(f"*/{MANIFEST}")
+        if untrusted.is_directory(path.parent) and untrusted.is_regular(path)
+    ]
     if not manifests:
         raise UsageError(f"no run in {PARENT}/", "record one with `traceable run app.py`, or name a report")
     return max(manifests, key=lambda path: (path.stat().st_mtime_ns, path)).parent
 
 
 def _create_dated(name: str) -> Path:
-    PARENT.absolute().mkdir(parents=True, exist_ok=True)
+    PARENT.absolute().mkdir(_MODE, parents=True, exist_ok=True)
     attempt = 1
     while True:
         directory = dated(name, attempt)
         with contextlib.suppress(FileExistsError):
-            directory.mkdir()
+            directory.mkdir(_MODE)
             return directory
         attempt += 1
 
@@ -124,17 +140,82 @@ def _free(directory: Path) -> Path:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` as JSON to `path`, whole or not at all.
+    """Write `content` as JSON to `path` in a run directory, whole or not at all. No link is followed.
 
     Raises:
-        OSError: the directory is gone or full.
+        OSError: the directory is gone or full, or somebody has put another in its place.
     """
-    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    part = f".{path.name}.part-{os.getpid()}-{time.monotonic_ns():x}"
+    with _opened(path.parent) as directory:
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, new, 0o666, dir_fd=directory)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(json.dumps(content, indent=2) + "\n")
+            os.replace(part, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            os.unlink(part, dir_fd=directory)
+            raise
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """Yield a descriptor of a run directory: where this process has made it, of the directory that it made."""
+    if directory in _held:
+        check_held(directory)
+        yield _held[directory]
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="ascii")
-        part.replace(path)
+        yield descriptor
     finally:
-        part.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def check_held(directory: Path) -> None:
+    """Refuse to go on with a directory that is not the one that this process has made at that place.
+
+    Raises:
+        OSError: it is gone, or somebody has put another in its place.
+    """
+    if directory in _held and not os.path.samestat(directory.stat(), os.fstat(_held[directory])):
+        raise untrusted.RefusedError(errno.ESTALE, "another was put in its place", os.fspath(directory))
+
+
+def exposed(directory: Path) -> str | None:
+    """Return who else may put something else in the place of a run directory, or of files in it, as the begin of a
+    sentence; None for nobody. root is trusted, and so is the group that this process has by itself.
+    """
+    for place in (directory, directory.parent):
+        with contextlib.suppress(OSError):
+            status = place.stat()
+            # A link may lead elsewhere the next time.
+            owner = next((uid for uid in (status.st_uid, place.lstat().st_uid) if uid not in (os.geteuid(), 0)), None)
+            if owner is not None:
+                return f"{place} belongs to {_user(owner)}"
+            held = place == directory.parent and status.st_mode & stat.S_ISVTX
+            if status.st_mode & stat.S_IWOTH and not held:
+                return f"{place} can be written by every user"
+            if status.st_mode & stat.S_IWGRP and not held and status.st_gid not in (os.getegid(), 0):
+                return f"{place} can be written by every user of group {status.st_gid}"
+    return None
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether what is made of the recording in a directory may be kept there: it is this user's alone."""
+    try:
+        return directory.stat().st_uid == os.geteuid() and os.access(directory, os.W_OK) and exposed(directory) is None
+    except OSError:
+        return False
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -143,43 +224,59 @@ def read(directory: Path) -> dict[str, Any]:
     Raises:
         TraceError: it has none, or one that is not ours.
     """
-    path = directory / MANIFEST
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise TraceError(
-            f"{directory} is not a run directory: {MANIFEST}: {error.strerror}",
-            "give the directory that `traceable run` named, a .nsys-rep or a .sqlite file",
-        ) from None
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith("traceable.run/"):
-        raise TraceError(f"{path} is not a manifest of traceable's", "give the .nsys-rep or .sqlite file in it")
-    return content
+    return untrusted.manifest(directory / MANIFEST)
 
 
 def is_over(manifest: dict[str, Any], directory: Path) -> bool:
     """Whether the program of the run in `directory` has ended, as far as can be told from this machine."""
-    if manifest.get("end") is not None or (directory / bystander.EXIT_FILE).exists():
+    if manifest.get("end") is not None or untrusted.is_regular(directory / bystander.EXIT_FILE):
         return True
+    if (manifest.get("host") or {}).get("name") != os.uname().nodename:
+        return False
+    try:
+        owner = (directory / MANIFEST).lstat().st_uid
+    except OSError:
+        owner = os.geteuid()
     running = [manifest.get("launcher_pid"), manifest.get("pid"), _published_pid(directory)]
-    here = manifest.get("host", {}).get("name") == os.uname().nodename
-    return here and not any(_belongs(pid, str(manifest.get("run_dir"))) for pid in running if isinstance(pid, int))
+    return not any(_belongs(pid, str(manifest.get("run_dir")), owner) for pid in running if pid is not None)
 
 
 def _published_pid(directory: Path) -> int | None:
     """The program's pid where the launcher was killed before it wrote that into the manifest."""
     try:
-        return int((directory / bystander.PID_FILE).read_text())
+        pid = int(untrusted.read(directory / bystander.PID_FILE, 32))
     except (OSError, ValueError):
         return None
+    return pid if 0 < pid < untrusted.PID_MAX else None
 
 
-def _belongs(pid: int, run_dir: str) -> bool:
-    """Whether `pid` lives and is of this run. Pids are used again, so its environment or command line must say so."""
+def _belongs(pid: int, run_dir: str, owner: int) -> bool:
+    """Whether `pid` lives and is of this run. Pids are used again, so its environment or command line must say so; of
+    another user's process, whose environment is not shown, that it is the owner's of the run.
+    """
+    process = Path(f"/proc/{pid}")
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-        words = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        uid = process.stat().st_uid
     except (OSError, IndexError):
+        return owner != os.geteuid() and _is_hidden(pid)
+    if state == "Z":
         return False
-    return state != "Z" and (os.fsencode(run_dir) in words or b"traceable" in words)
+    try:
+        words = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+    except PermissionError:
+        return uid in (owner, 0)
+    except OSError:
+        return False
+    return os.fsencode(run_dir) in words or b"traceable" in words
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether there is such a process though /proc does not show it, as that of another user (`hidepid`)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False

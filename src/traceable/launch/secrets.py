@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceable import confidential
+from traceable import confidential, untrusted
 from traceable.collect import nsys_environments
 from traceable.collect.nsys import REPORT_SUFFIXES
 from traceable.errors import TraceError
@@ -68,7 +68,7 @@ def _of_run(directory: Path) -> Iterator[Leak]:
 
 def _reports(directory: Path, *more: str) -> list[Path]:
     found = sorted(entry for entry in directory.rglob("*") if entry.suffix in (*REPORT_SUFFIXES, *more))
-    return [one for one in found if one.name[0] != "." and one.stat().st_size]
+    return [one for one in found if one.name[0] != "." and untrusted.is_regular(one) and one.stat().st_size]
 
 
 def _of_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]:
@@ -86,11 +86,11 @@ def _of_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]
 def _of_file(path: Path) -> Iterator[Leak]:
     with reports.opened(path) as database:
         try:
-            with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            with closing(untrusted.connect(database)) as connection:
                 found = nsys_environments.stored(connection)
                 printed = _printed(connection)
-        except sqlite3.Error as error:
-            raise TraceError(f"{path} can't be read ({error})", "give a report of nsys's") from None
+        except untrusted.SQLITE_ERRORS as error:
+            raise TraceError(f"{path} can't be read ({untrusted.why(error)})", "give a report of nsys's") from None
     strangers = [one for one in found if not one.planned]
     if leak := _leak(path, f"the environment of {_counted(len(strangers))}", strangers):
         yield leak

@@ -8,7 +8,6 @@ terminal that is ours.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable import environment
-from traceable.collect import bystander
 from traceable.collect.base import Plan
 from traceable.errors import CollectorError, UsageError
 from traceable.launch import handover, patience
@@ -89,7 +87,7 @@ def run(
     signals = {*FORWARDED, *OF_TERMINALS}
     # Started by a parent that ignores SIGCHLD, a process gets no wait status of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with _blocked({*signals, signal.SIGCHLD}) as before:
+    with _blocked({*signals, signal.SIGCHLD, signal.SIGALRM}) as before:
         if not plan.detached:
             return _run_direct(plan, full, before, on_start)
         return _Detached(plan, full, run_dir, before, say).run(on_start)
@@ -101,7 +99,23 @@ def _blocked(signals: set[signal.Signals]) -> Iterator[set[int]]:
     try:
         yield {int(number) for number in before}
     finally:
+        if signal.SIGALRM in signal.sigpending():  # of a timer of ours that ran out in the same moment
+            signal.sigwait({signal.SIGALRM})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _next_signal(signals: set[signal.Signals], seconds: float) -> int | None:
+    """Return the number of the first of `signals` to come, or None after `seconds` or a little earlier.
+
+    `sigtimedwait` can't be used: where a stop of this process (SIGSTOP, a debugger, a frozen cgroup) interrupts it and
+    lasts beyond its time, CPython 3.11 returns a siginfo that nothing was written into.
+    """
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        number = signal.sigwaitinfo({*signals, signal.SIGALRM}).si_signo
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return None if number == signal.SIGALRM else number
 
 
 def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start: Callable[[int], None]) -> Ended:
@@ -115,22 +129,26 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
             f"{plan.argv[0]} can't be executed: {error.strerror}", "name its interpreter before it"
         ) from None
     on_start(pid)
-    told_to_end = told_to_stop = False
+    told_to_end = told_to_stop = stopped = False
     while True:
         info = signal.sigwaitinfo({*FORWARDED, *OF_TERMINALS, signal.SIGCHLD})
         if info.si_signo == signal.SIGCHLD:
-            found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-            if found and not os.WIFSTOPPED(status):
-                return Ended(status, pid, told_to_end=told_to_end)
-            # Stopped by somebody else, it is continued by them, too.
-            if found and told_to_stop:
-                told_to_stop = False
-                _stop_beside(pid)
-            continue
-        told_to_end = told_to_end or info.si_signo in patience.ENDING
-        told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
-        if info.si_code != SI_KERNEL or _for_leader_alone(info.si_signo):
-            os.kill(pid, info.si_signo)
+            # One SIGCHLD may stand for several changes.
+            while (change := os.waitpid(pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+                status = change[1]
+                if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                    return Ended(status, pid, told_to_end=told_to_end)
+                stopped = os.WIFSTOPPED(status)
+        else:
+            told_to_end = told_to_end or info.si_signo in patience.ENDING
+            told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
+            if info.si_code != SI_KERNEL or _for_leader_alone(info.si_signo):
+                os.kill(pid, info.si_signo)
+        # Of a Ctrl+Z that has stopped the program already, its SIGCHLD is received first. Stopped by somebody else, the
+        # program is continued by them, too.
+        if stopped and told_to_stop:
+            stopped = told_to_stop = False
+            _stop_with(pid)
 
 
 def _for_leader_alone(number: int) -> bool:
@@ -142,11 +160,11 @@ def _for_leader_alone(number: int) -> bool:
     return number == signal.SIGHUP and os.getsid(0) == os.getpid()
 
 
-def _stop_beside(pid: int) -> None:
-    """Stop, as the program has, until the launcher is continued, and see that the program is as well."""
+def _stop_with(pid: int) -> None:
+    """Stop, as the program has, until the launcher is continued, and continue the program if nobody else has."""
     os.kill(os.getpid(), signal.SIGSTOP)
-    state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    if state == "T":
+    changes = os.WEXITED | os.WSTOPPED | os.WCONTINUED
+    if os.waitid(os.P_PID, pid, changes | os.WNOHANG | os.WNOWAIT) is None:
         os.kill(pid, signal.SIGCONT)
 
 
@@ -209,21 +227,21 @@ class _Detached:
     def _start(self) -> signal.Signals | None:
         """Wait until the program's pid is known. Returns the signal that came first and was obeyed, if one did."""
         seconds = patience.seconds_of(environment.START_SECONDS, 60.0)
-        deadline: float | None = time.monotonic() + seconds
+        deadline: patience.Deadline | None = patience.Deadline(seconds)
         pending: list[int] = []
         while (pid := self.handover.program_pid()) is None:
-            info = signal.sigtimedwait(self.signals, TURN_SECONDS)
-            if info is not None and info.si_signo == signal.SIGCHLD:
+            number = _next_signal(self.signals, TURN_SECONDS)
+            if number == signal.SIGCHLD:
                 self._reap()
-            elif info is not None and info.si_signo in FORWARDED:
+            elif number in FORWARDED:
                 if self.handover.withdraw():
                     self._kill_collector()
-                    return signal.Signals(info.si_signo)
-                pending.append(info.si_signo)
-            elif info is not None:
+                    return signal.Signals(number)
+                pending.append(number)
+            elif number is not None:
                 # The program may run already, without our knowing it yet.
-                pending.append(info.si_signo)
-            if deadline is not None and (self.collector is None or time.monotonic() > deadline):
+                pending.append(number)
+            if deadline is not None and (deadline.passed() or self.collector is None):
                 self._give_up(f"did not start the program within {seconds:g} s" if self.collector else None)
                 # The permission is gone, so the program is being started at this moment.
                 deadline = None
@@ -260,26 +278,26 @@ class _Detached:
             return ""
 
     def _last_chance(self) -> int:
-        deadline = time.monotonic() + GRACE_SECONDS
+        deadline = patience.Deadline(GRACE_SECONDS)
         while (pid := self.handover.program_pid()) is None:
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 raise CollectorError(f"{self.program} ended while it started the program", "run again")
-            signal.sigtimedwait(set(), TURN_SECONDS)
+            time.sleep(TURN_SECONDS)
         return pid
 
     def _wait(self) -> bool:
         """Pass signals on until program and collector have ended. False: the user did not wait for the collector."""
         while self.collector is not None or not self._program_over() or self._left_behind():
-            info = signal.sigtimedwait(self.signals, WAKE_SECONDS if self.collector is not None else TURN_SECONDS)
+            number = _next_signal(self.signals, WAKE_SECONDS if self.collector is not None else TURN_SECONDS)
             if self._program_over() and not self.writing.goes_on():
                 return False
-            if info is None:
+            if number is None:
                 continue
-            if info.si_signo == signal.SIGCHLD:
+            if number == signal.SIGCHLD:
                 self._reap()
-            elif info.si_signo == signal.SIGTSTP or not self._program_over():
-                self._pass_on(info.si_signo)
-            elif info.si_signo != signal.SIGWINCH:
+            elif number == signal.SIGTSTP or not self._program_over():
+                self._pass_on(number)
+            elif number != signal.SIGWINCH:
                 if self.told_to_wait:
                     return False
                 self.told_to_wait = True
@@ -297,7 +315,7 @@ class _Detached:
                 self.collector, self.collector_status = None, status
 
     def _program_over(self) -> bool:
-        if (self.run_dir / bystander.EXIT_FILE).exists():
+        if self.handover.wait_status() is not None:
             return True
         if self.pidfd is None:
             assert self.pid is not None
@@ -325,15 +343,15 @@ class _Detached:
 
     def _status(self) -> int:
         """How the program ended, from its own parent; from the collector only if that parent was killed."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while (ended := read_exit(self.run_dir)) is None:
-            if time.monotonic() > deadline:
+        deadline = patience.Deadline(GRACE_SECONDS)
+        while (ended := self.handover.wait_status()) is None:
+            if self.handover.silent() or deadline.passed():
                 self.say(
                     f"what stood between {self.program} and the program was killed: nothing is recorded from then on, "
                     f"and how the program ended is not known (the exit code is {self.program}'s)"
                 )
                 return self.collector_status
-            signal.sigtimedwait(set(), TURN_SECONDS)
+            time.sleep(TURN_SECONDS)
         return ended
 
     def _kill_collector(self) -> None:
@@ -345,14 +363,6 @@ class _Detached:
         for pid in collector_processes(self.run_dir):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def read_exit(run_dir: Path) -> int | None:
-    """Return the wait status that the program's parent left in `run_dir`, or None."""
-    try:
-        return int(json.loads((run_dir / bystander.EXIT_FILE).read_bytes())["wait_status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def collector_processes(run_dir: Path) -> list[int]:

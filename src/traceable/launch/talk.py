@@ -6,10 +6,12 @@ The end in the process is `capture/server.py`; what is asked, and what is made o
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable
@@ -49,22 +51,38 @@ class Talk:
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 connection.settimeout(ANSWER_SECONDS)
                 try:
-                    # By the directory's descriptor: the whole path may be longer than the 107 bytes that fit.
-                    connection.connect(f"/proc/self/fd/{directory}/control.{pid}.sock")
+                    self._connect(connection, directory, f"control.{pid}.sock")
                     owner = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                    if owner != os.geteuid():
+                        connection.close()
+                        self._problems.append(f"the socket of process {pid} is served by another user")
+                        continue
                     connection.sendall(self._line)
                 except OSError as error:
                     connection.close()
                     why = "belongs to another user" if isinstance(error, PermissionError) else "has gone"
                     self._problems.append(f"process {pid} {why}")
                     continue
-                if owner != os.geteuid():
-                    connection.close()
-                    self._problems.append(f"the socket of process {pid} is served by another user")
-                    continue
                 self._open[pid] = connection
         finally:
             os.close(directory)
+
+    @staticmethod
+    def _connect(connection: socket.socket, directory: int, name: str) -> None:
+        """Connect to the socket of that name itself: a link might lead to any other of this user's.
+
+        By its descriptor, for the whole path may be longer than the 107 bytes that fit.
+
+        Raises:
+            OSError: it is no socket, or nobody serves it.
+        """
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                raise FileNotFoundError(errno.ENOENT, "it is not a socket", name)
+            connection.connect(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
 
     def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[str]:
         """Hear the answers until each process has told the event `until`, or ended; return what went wrong."""

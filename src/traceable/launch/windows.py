@@ -6,7 +6,6 @@ The writing side within the process is `capture/status.py`. The verdict, which a
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import struct
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from traceable import untrusted
 from traceable.analysis.windows import ON_REQUEST, WHOLE, Asked, Said, Window
 from traceable.capture.conditions import NONE, Conditions, counted
 from traceable.errors import TraceError
@@ -71,7 +71,7 @@ def asked(directory: Path, manifest: dict[str, Any]) -> Asked | None:
         manifest: its manifest. A status file that is none of ours is passed over.
     """
     window = manifest.get(MANIFEST_KEY)
-    if not isinstance(window, dict) or not isinstance(window.get("asked"), str):
+    if window is None or window.get("asked") is None:
         return None
     conditions = _conditions(window)
     end = manifest.get("end") or {}
@@ -84,7 +84,7 @@ def asked(directory: Path, manifest: dict[str, Any]) -> Asked | None:
         text = ",".join(dict.fromkeys(opened)) or ON_REQUEST
     return Asked(
         text=text,
-        windows=None if listed is None else tuple((int(start), int(stop)) for start, stop in listed),
+        windows=None if listed is None else tuple((start, stop) for start, stop in listed),
         processes=said,
         pid=manifest.get("pid"),
         end=_end(end),
@@ -133,13 +133,17 @@ def told(directory: Path, conditions: Conditions = NONE) -> tuple[Said, ...]:
     return tuple(sorted(filter(None, said), key=lambda one: one.pid))
 
 
-def databases(directory: Path, manifest: dict[str, Any], first: Path) -> list[Path]:
+def databases(manifest: dict[str, Any], first: Path) -> list[Path]:
     """Return the databases of a run, of which `first` is one: with several windows nsys writes several."""
     stem = manifest.get("stem")
-    if not isinstance(manifest.get(MANIFEST_KEY), dict) or first.parent != directory:
+    if not isinstance(manifest.get(MANIFEST_KEY), dict) or not first.name.startswith(f"{stem}."):
         return [first]
     named = re.compile(rf"{re.escape(str(stem))}\.(\d+)\.sqlite")
-    found = [(int(match[1]), entry) for entry in directory.iterdir() if (match := named.fullmatch(entry.name))]
+    found = [
+        (int(match[1]), entry)
+        for entry in first.parent.iterdir()
+        if (match := named.fullmatch(entry.name)) and untrusted.is_regular(entry)
+    ]
     return [entry for _, entry in sorted(found)] or [first]
 
 
@@ -159,49 +163,50 @@ def write_captured(directory: Path, captured: dict[str, Any]) -> None:
 
 def _said(path: Path, conditions: Conditions) -> Said | None:
     try:
-        content = json.loads(path.read_bytes())
-        if _STATUS.fullmatch(path.name) is None or content["schema"] != _SCHEMA:
-            return None
-        begun, ended, requests = _steps(path.with_suffix(".steps")) or (
-            content["steps"]["begun"],
-            content["steps"]["ended"],
-            0,
-        )
-        process = content.get("process") or {}
-        return Said(
-            rank=process.get("rank"),
-            pid=int(content["pid"]),
-            begun=int(begun),
-            ended=int(ended),
-            refused=int(content["refused"]),
-            end=content["end"],
-            windows=tuple(_window(window, int(begun)) for window in content["windows"]),
-            counted_from=content.get("counted_from", 0),
-            lacking=_lacking(conditions, content, int(ended), requests),
-            first_range_wall_ns=content.get("first_range_wall_ns"),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = untrusted.record(path, untrusted.STATUS)
+    except (OSError, ValueError):  # said by `processes.damaged`
         return None
+    if _STATUS.fullmatch(path.name) is None or content["schema"] != _SCHEMA:
+        return None
+    begun, ended, requests = _steps(path.with_suffix(".steps")) or (
+        content["steps"]["begun"],
+        content["steps"]["ended"],
+        0,
+    )
+    process = content.get("process") or {}
+    return Said(
+        rank=process.get("rank"),
+        pid=content["pid"],
+        begun=begun,
+        ended=ended,
+        refused=content["refused"],
+        end=content["end"],
+        windows=tuple(_window(window, begun) for window in content["windows"]),
+        counted_from=content.get("counted_from", 0),
+        lacking=_lacking(conditions, content, ended, requests),
+        first_range_wall_ns=content.get("first_range_wall_ns"),
+    )
 
 
 def _steps(path: Path) -> tuple[int, int, int] | None:
     """Return how many steps have begun and ended, and how many requests, by the counter that survives the process."""
     try:
-        begun, ended, requests = struct.unpack("<qqq", path.read_bytes().ljust(24, b"\0"))
-    except (OSError, struct.error):
+        begun, ended, requests = struct.unpack("<qqq", untrusted.read(path, 24).ljust(24, b"\0"))
+    except OSError:
         return None
-    return begun, ended, requests
+    sane = all(0 <= count < untrusted.LATEST_NS for count in (begun, ended, requests))
+    return (begun, ended, requests) if sane else None
 
 
 def _window(content: dict[str, Any], begun: int) -> Window:
     opened, closed = content["opened"] or {}, content["closed"] or {}
-    start, stop = int(content["start_step"]), content["stop_step"]
+    start, stop = content["start_step"], content["stop_step"]
     if stop is None:  # it was to last until somebody stops it
         stop = max(begun, start + 1)
     return Window(
-        id=str(content["id"]),
+        id=content["id"],
         start_step=start,
-        stop_step=int(stop),
+        stop_step=stop,
         opened_step=opened.get("step"),
         opened_wall_ns=opened.get("wall_ns"),
         open_stall_ns=opened.get("stall_ns"),

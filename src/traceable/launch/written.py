@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from traceable import untrusted
 from traceable.collect import recorder
 from traceable.launch import run_dir
 
@@ -23,10 +24,10 @@ def files(directory: Path) -> Files:
     found = {}
     with contextlib.suppress(OSError):
         entries = [entry for entry in directory.iterdir() if not _NOT_RECORDED.fullmatch(entry.name)]
-        folders = [entry for entry in entries if entry.is_dir() and entry.name != recorder.DIRECTORY]
+        folders = [entry for entry in entries if untrusted.is_directory(entry) and entry.name != recorder.DIRECTORY]
         for entry in (*entries, *(inner for folder in folders for inner in folder.iterdir() if inner.name[0] != ".")):
-            if entry.is_file():
-                facts = entry.stat()
+            if untrusted.is_regular(entry):
+                facts = entry.lstat()
                 found[str(entry.relative_to(directory))] = (facts.st_size, facts.st_mtime_ns)
     return found
 

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from traceable.environment import escaped
 from traceable.report.choice import Row
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that spreadsheets compute."""
 
-def to_csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
-    """Return the rows as CSV text with a header line. Absent is empty; a list, such as a path, or a dict is JSON."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        values = (row[name] for name in columns)
-        writer.writerow([json.dumps(value) if isinstance(value, dict | list | bool) else value for value in values])
-    return out.getvalue()
+
+def to_csv(rows: Iterable[Row], columns: Sequence[str], raw: bool = False) -> str:
+    """Return the rows as CSV text with a header line.
+
+    Absent is empty; text is quoted; a list, such as a path, or a dict is JSON in quotes.
+
+    Args:
+        rows: of values by column.
+        columns: which of them, in order.
+        raw: leave texts as they were recorded. Else they are safe in a terminal and in a spreadsheet: with escapes for
+            what can't be printed, and an apostrophe before what would be computed.
+    """
+    lines = [",".join(columns), *(",".join(_cell(row[name], raw) for name in columns) for row in rows)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _cell(value: Any, raw: bool) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, dict | list):
+        return _quoted(json.dumps(value))
+    if not isinstance(value, str):
+        return str(value)
+    if raw:
+        return _quoted(value)
+    return _quoted(("'" if value.startswith(_FORMULA) else "") + escaped(value))
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'

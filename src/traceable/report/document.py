@@ -22,11 +22,15 @@ from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.completeness import Completeness
     from traceable.analysis.contract import Verdict
     from traceable.recording import Recording
 
 SCHEMA = "traceable.report/1"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
+
+MOST_ROWS = 1000
+"""How many rows a list of the document that `run` saves has at most: a program may have a name for each range."""
 
 
 def head(recording: Recording) -> dict[str, Any]:
@@ -65,6 +69,7 @@ def head(recording: Recording) -> dict[str, Any]:
         "capture": windows.plain(recording.windows),
         "flight_recorder": recording.flight,
         "overhead": recording.overhead,
+        "completeness": completeness(recording.completeness),
     }
 
 
@@ -86,18 +91,39 @@ def document(
     profile, counters = recording.profile, recording.counters()
     places = choice.places(profile.ranges, LARGEST)
     fields = [profile.fields[place] for place in places]
+    names = choice.places(profile.names, LARGEST)
+    left_out = {
+        "ranges": len(choice.matching(profile.ranges)) - len(places),
+        "names": len(choice.matching(profile.names)) - len(names),
+    }
     return {
         **head(recording),
         "ranges": [
             row if carried is None else {**row, "fields": carried}
             for row, carried in zip(profile.ranges.take(places).rows(), fields, strict=True)
         ],
-        "names": choice.rows(profile.names, LARGEST),
+        "names": list(profile.names.take(names).rows()),
         "counters": list(counters.take(choice.matching(counters)).rows()),
         "outside_ranges": list(recording.outside_ranges().rows()),
         **_findings(recording, thresholds),
         "expectations": expectation_rows(verdicts),
+        "left_out": {key: count for key, count in left_out.items() if count},
     }
+
+
+def bounded_document(recording: Recording, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the report of all ranges with at most MOST_ROWS rows in each list, of the ranges the largest.
+
+    Arguments as of `document`.
+    """
+    report = document(recording, Choice(top=MOST_ROWS), verdicts)
+    lists = [(report, key) for key in ("folded_names", "counters", "outside_ranges", "findings", "expectations")]
+    lists += [(report, "flight_recorder"), (report["source"], "processes"), (report["source"], "notes")]
+    for holder, key in lists:
+        if (count := len(holder[key])) > MOST_ROWS:
+            holder[key] = holder[key][:MOST_ROWS]
+            report["left_out"][key] = count - MOST_ROWS
+    return report
 
 
 def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> dict[str, Any]:
@@ -156,6 +182,26 @@ def write_file(text: str, path: Path) -> None:
             raise
     except OSError as error:
         raise TraceableError(f"{path} can't be written ({error.strerror})", "check the directory") from error
+
+
+def completeness(found: Completeness) -> dict[str, Any]:
+    """Return whether a recording holds what was emitted, as docs/report.md describes it."""
+    return {
+        "state": found.state,
+        "not_compared": found.not_compared,
+        "processes": [
+            {
+                "pid": one.pid,
+                "name": one.name or None,
+                "emitted": one.emitted,
+                "recorded": one.recorded,
+                "missing": one.missing,
+                "losses": dict(one.losses),
+                "reason": one.reason,
+            }
+            for one in found.processes
+        ],
+    }
 
 
 def _umask() -> int:

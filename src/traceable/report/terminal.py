@@ -18,11 +18,12 @@ from traceable.analysis.profile import OUTLIVES, Profile
 from traceable.analysis.rules import INFERRED
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
+from traceable.environment import escaped
 from traceable.report import flight, overhead, windows
 from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, width_to_keep, wrapped
-from traceable.report.text import encodable, escaped, printable, width_of
+from traceable.report.text import encodable, printable, width_of
 from traceable.report.view_columns import COUNTER_COLUMNS, OUTSIDE_COLUMNS, RANGE_COLUMNS, TREE_COLUMNS, Other
 from traceable.report.views import FINDINGS, View
 

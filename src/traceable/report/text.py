@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from traceable.environment import escaped
+
 LONGEST_NAME = 200
 _DOTS = ".."
 _NARROWEST_CORE = 3
@@ -18,18 +20,6 @@ def printable(name: str) -> str:
     if len(name) > LONGEST_NAME:
         name = f"{name[: LONGEST_NAME // 2]}...{name[-LONGEST_NAME // 2 :]}"
     return escaped(name) or "(no name)"
-
-
-def escaped(text: str) -> str:
-    r"""Return a text with control characters and other invisible ones as escapes.
-
-    Examples:
-        >>> escaped("a\x1b[31mb")
-        'a\\x1b[31mb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -26,12 +26,8 @@ _LOAD_FIRST = (
     "conftest.py that imports none of it at its top"
 )
 _WHOLE = "run the tests without --flight-recorder"
-_TAKEN = (
-    "traceable.annotation.decorate",
-    "traceable.annotation.domains",
-    "traceable.annotation.profile",
-)
-"""Modules that are loaded when the first function is decorated, or the first domain or profile asked for."""
+_REMADE = ("engine", "resumable", "ranges", "domains", "counters", "domain_counters", "profile")
+"""Modules of `annotation` that hold what was decided, or a class that was made of it, in the order of their imports."""
 
 _state: _Attachment | None = None
 
@@ -146,8 +142,7 @@ def _wake_traceable() -> None:
         raise CollectorError(
             f"annotation is switched off by {environment.DISABLE} or NVTX_DISABLE", "unset both for the tests"
         )
-    used = [name for name in _TAKEN if name in sys.modules]
-    if used:
+    if engine.unheard:
         raise CollectorError("functions were annotated before traceable.testing was loaded", _LOAD_FIRST)
     if engine.core is not None:
         return  # the native core asks for its listener when a range is made
@@ -158,8 +153,9 @@ def _wake_traceable() -> None:
     if holder or silent._interned:
         where = f" by {holder}" if holder else ""
         raise CollectorError(f"traceable was imported{where} before traceable.testing was loaded", _LOAD_FIRST)
-    for module in (engine, ranges, traceable):
-        importlib.reload(module)
+    for name in _REMADE:
+        importlib.reload(sys.modules[f"traceable.annotation.{name}"])
+    importlib.reload(traceable)
 
 
 _RANGES = "traceable.annotation.ranges"

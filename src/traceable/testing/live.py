@@ -7,6 +7,7 @@ recording like any other: `collect` exports it and `trace` reads it, so that not
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -169,7 +170,11 @@ def _copy_part(path: Path, begin: int, end: int, into: Path) -> None:
 
 
 def _link(directory: Path, names: tuple[str, ...], into: Path) -> None:
+    """Have files of `directory` in `into`, too; not by symbolic links, which no recording has."""
     into.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (directory / name).exists():
-            (into / name).symlink_to(directory / name)
+            try:
+                (into / name).hardlink_to(directory / name)
+            except OSError:  # another file system
+                shutil.copyfile(directory / name, into / name)

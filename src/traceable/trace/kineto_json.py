@@ -19,12 +19,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from traceable import untrusted
 from traceable.errors import TraceError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTES_AT_ONCE = 1 << 20
 _NEAR_THE_END = 64
 """How far before the end of what was read so far an error may lie that more of the file would mend."""
+
+_BLANK_CHARACTERS = 16 << 20
+_VALUE_CHARACTERS = 64 << 20
+_UNPACKED_BYTES = 32 << 20
+_TIMES_PACKED = 100
+"""What is refused in a trace, with `untrusted.limit`: so much of nothing between two values, one event or value of such
+a size, and from gzip, once so much is unpacked, so many times what it was packed in. Real traces unpack to 13 to 21
+times their size, and gzip can't do more than 1032."""
 
 _LATEST_NS = 1 << 62
 
@@ -33,8 +42,15 @@ _BETWEEN = re.compile(r"[\s,]*")
 _BEGUN = re.compile(r"[\w.+-]*\s*")
 """The begin of a word, a number or an escape."""
 
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+"""An escape; where none of JSON's is behind the backslash, that alone."""
+
 _NO_NUMBER = re.compile(r"-?(?:inf|nan)\b", re.IGNORECASE)
 """What C++ prints for a number that is none: Kineto of before 2023 did so, in the occupancy of kernels."""
+
+_STRING_OR_NO_NUMBER = re.compile(
+    rf'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|{_NO_NUMBER.pattern}', re.IGNORECASE | re.DOTALL
+)
 
 _DECODER = json.JSONDecoder(parse_float=str, strict=False)
 """Leaves numbers with a fraction as their text, and takes control characters in names."""
@@ -69,17 +85,23 @@ class Document:
         self._ended = False
         self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         try:
-            with path.open("rb") as file:
-                packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(path) if packed else path.open("rb")
+            self._opened = untrusted.open_regular(path, follow=True)
+            packed = self._opened.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            self._opened.seek(0)
         except OSError as error:
             raise _unreadable(path, error) from None
+        self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._opened) if packed else self._opened
+        self._packed = packed
+        self._unpacked_bytes = 0
+        self._blanks_max, self._value_max = map(untrusted.limit, (_BLANK_CHARACTERS, _VALUE_CHARACTERS))
+        self._unpacked_min, self._times_max = map(untrusted.limit, (_UNPACKED_BYTES, _TIMES_PACKED))
 
     def __enter__(self) -> Document:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
+        self._opened.close()
 
     def begins_like_a_trace(self) -> bool:
         """Return whether it is JSON in which a list of events begins, or is cut off or damaged before one can."""
@@ -138,10 +160,14 @@ class Document:
 
     def _next(self, passing: re.Pattern[str]) -> str:
         """Go on to the next character that is none of these and return it; nothing at the end of the file."""
+        passed = 0
         while True:
             found = passing.match(self._text, self._at)
             assert found is not None, "both patterns match nothing too"
+            passed += found.end() - self._at
             self._at = found.end()
+            if passed > self._blanks_max:
+                raise self._refused(f"{passed} characters between two values hold nothing")
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
@@ -151,6 +177,8 @@ class Document:
         """Read the value that begins here."""
         while True:
             found = self._tried()
+            if found is None and len(self._text) - self._at > self._value_max:
+                raise self._refused(f"one value has more than {self._value_max} characters")
             # A number may go on in what was not read yet.
             if found is not None and (found[1] < len(self._text) or not self._more()):
                 self._at = found[1]
@@ -172,12 +200,23 @@ class Document:
         """Read on where the text ends too early, and mend what Kineto is known to write wrongly; or raise."""
         at = error.pos
         wrong = _NO_NUMBER.match(self._text, at)
+        # All that follow are mended at once: one by one takes the square of their number.
+        sure = len(self._text) if self._ended else len(self._text) - _NEAR_THE_END
         if wrong is not None and wrong.end() < len(self._text):
-            self._text = f"{self._text[:at]}null{self._text[wrong.end() :]}"
-        elif error.msg.startswith("Invalid \\") and (self._ended or at + _NEAR_THE_END <= len(self._text)):
+
+            def number(match: re.Match[str]) -> str:
+                return match[0] if match[0][0] == '"' or match.end() == len(self._text) else "null"
+
+            self._text = self._text[:at] + _STRING_OR_NO_NUMBER.sub(number, self._text[at:])
+        elif error.msg.startswith("Invalid \\") and at <= sure:
             # Paths of Windows; of `\users` the error stands at the letter.
             at -= self._text[at] != "\\"
-            self._text = f"{self._text[:at]}\\{self._text[at:]}"
+            kept, rest = self._text[:at], self._text[at:]
+
+            def escape(match: re.Match[str]) -> str:
+                return "\\\\" if len(match[0]) == 1 and at + match.start() <= sure else match[0]
+
+            self._text = kept + _ESCAPE.sub(escape, rest)
         elif error.msg.startswith("Unterminated string") or at + _NEAR_THE_END > len(self._text):
             if not self._more():
                 raise self._cut_off() if self._text_ends_at(error) else self._damaged(error.msg, at) from None
@@ -204,11 +243,18 @@ class Document:
         except OSError as error:
             raise _unreadable(self.path, error) from None
         self._ended = not content
+        self._unpacked_bytes += len(content)
+        many = self._packed and self._unpacked_bytes > self._unpacked_min
+        if many and self._unpacked_bytes > self._times_max * self._opened.tell():
+            raise self._refused(f"it unpacks to more than {self._times_max} times its size")
         self._text += self._decode.decode(content, final=self._ended)
         return True
 
     def _cut_off(self) -> TraceError:
         return TraceError(f"{self.path} is cut off after {self.events_read} events", CUT_OFF)
+
+    def _refused(self, why: str) -> TraceError:
+        return TraceError(f"{self.path} is not a trace that any profiler writes: {why}", untrusted.raised())
 
     def _damaged(self, why: str, at: int | None = None) -> TraceError:
         place = self._before + (self._at if at is None else at)

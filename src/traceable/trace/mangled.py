@@ -6,10 +6,10 @@ mangled one is the symbol itself.
 
 from __future__ import annotations
 
-import sqlite3
-import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
+
+from traceable import untrusted
 
 _QUERY = """SELECT DISTINCT demangled.value, mangled.value
             FROM (SELECT DISTINCT demangledName, mangledName FROM CUPTI_ACTIVITY_KIND_KERNEL) AS kernel
@@ -22,10 +22,9 @@ def mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
 
     None where the file does not hold one for each: it is no nsys SQLite file, or one that lacks that column.
     """
-    quoted = urllib.parse.quote(str(path.absolute()))
     found: dict[str, list[str]] = {}
     try:
-        connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
+        connection = untrusted.connect(path)
         try:
             # Names are not always UTF-8.
             connection.text_factory = lambda value: value.decode("utf-8", "replace")
@@ -33,7 +32,7 @@ def mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
                 found.setdefault(demangled, []).append(mangled)
         finally:
             connection.close()
-    except sqlite3.Error:
+    except (OSError, *untrusted.SQLITE_ERRORS):
         return None
     wanted = list(names)
     if any(name not in found for name in wanted):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from traceable import untrusted
 from traceable.errors import TraceError
 
 DURATION = "gpu__time_duration.sum"
@@ -82,10 +83,11 @@ def read(path: Path) -> list[Launch]:
             is no number.
     """
     try:
-        with path.open("rb") as file:
+        with untrusted.open_regular(path, follow=True) as file:
             # A recording of gigabytes, given by mistake, is not read whole for that.
-            binary = b"\0" in file.read(_LOOKED_AT_BYTES)
-        text = "" if binary else path.read_text(encoding="utf-8-sig", errors="replace")
+            begin = file.read(_LOOKED_AT_BYTES)
+            content = b"" if b"\0" in begin else begin + file.read()
+        text = content.decode("utf-8-sig", "replace")
     except OSError as error:
         raise TraceError(f"{path} can't be read: {error.strerror}", "check the path and its permissions") from None
     return parse(text, str(path))

@@ -35,7 +35,7 @@ class Layout:
         positions: of each column in a record.
         types: declared type of each column, in capitals.
         rowid: the column that stands for the rowid; None for none.
-        usual: False where only SQLite knows how to read it: a view, a virtual table, generated columns.
+        usual: False where only SQLite knows how to read it: generated columns.
         defaults: the columns that have another default than NULL, which rows made before the column don't hold.
     """
 

@@ -1,15 +1,15 @@
 """Columns out of an SQLite file, as numpy arrays. Knows SQLite, knows nothing of nsys.
 
 `Database.read` is the one place where rows become columns: through our own decoder of pages where that can, else
-through SQLite. The file is opened read-only and immutable: nothing is created beside it and nothing in it changes. Rows
-come in no promised order (nsys promises none since 2025.6): who needs one sorts.
+through SQLite. The file is opened read-only and immutable: nothing is created beside it and nothing in it changes. Only
+tables are read: a view, which may be endless, is refused. Rows come in no promised order (nsys promises none since
+2025.6): who needs one sorts.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable import untrusted
 from traceable.errors import TraceError
 from traceable.trace.decoding import Begun, Decoding, Prepare
 from traceable.trace.model import NULL, NDArray
@@ -27,13 +28,13 @@ from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, s
 MAGIC = b"SQLite format 3\x00"
 RE_EXPORT = "export the report again with `nsys export --type sqlite`, or copy the file again from where it was made"
 _ROWS_AT_ONCE = 1 << 16
-_LONGEST_CAUSE = 120
+_LONGEST_CAUSE = 200
+_ROW_BYTES = 4
+"""The least that a row takes in a file: a pointer of two bytes, its length and its number."""
+
 _WORTH_A_THREAD_BYTES = 4 << 20
 _COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "table_info"
 """Only the first tells of generated columns, which came with that version."""
-
-_UNREADABLE = (sqlite3.Error, UnicodeError, OverflowError)
-"""What a damaged file makes the sqlite3 module raise: its own errors, and these two while it converts a value."""
 
 
 def _as_read(_: str, rows: Rows) -> Rows:
@@ -65,13 +66,12 @@ class Database:
                 opened.callback(os.close, self._descriptor)
                 self._opened = self._state()
                 self._pages = Pages(self._descriptor, self.size_bytes)
-                quoted = urllib.parse.quote(os.fsencode(path.absolute()))
-                self._connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
+                self._connection = untrusted.connect(path)
                 opened.callback(self._connection.close)
                 # Names in real exports are not always UTF-8 (a Windows capture in a Cyrillic locale): decode by hand.
                 self._connection.text_factory = bytes
                 self._tables = self._layouts()
-            except _UNREADABLE as error:
+            except untrusted.SQLITE_ERRORS as error:
                 raise self._damaged(error) from error
             except OSError as error:
                 raise _unreadable(path, error) from error
@@ -94,7 +94,13 @@ class Database:
         return frozenset(self._tables)
 
     def columns(self, table: str) -> frozenset[str]:
-        """The names of the columns of `table`; empty where the file has no such table."""
+        """The names of the columns of `table`; empty where the file has no such table.
+
+        Raises:
+            TraceError: there is something else of that name.
+        """
+        if table in self._others:
+            raise TraceError(f"{self.path}: {table} is a view or virtual table, which no export has", RE_EXPORT)
         return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
     def read(
@@ -110,9 +116,7 @@ class Database:
         Raises:
             TraceError: a table can't be read, or a column of numbers holds something else.
         """
-        present = [
-            name for name in tables if name in self._tables and not self.columns(name).isdisjoint(tables[name].names())
-        ]
+        present = [name for name in tables if not self.columns(name).isdisjoint(tables[name].names())]
         found: dict[str, Rows] = {}
         if self._decode and self._pages.readable:
             found = self._decoded({name: tables[name] for name in present}, prepare, begun)
@@ -146,12 +150,13 @@ class Database:
         codes: list[list[Column]] = [[np.empty(0, np.int32)] for _ in texts]
         known: list[dict[object, int]] = [{} for _ in texts]
         count = 0
-        # By the table itself: an index might give another order.
-        source = f'"{table}" NOT INDEXED' if self._tables[table].root else f'"{table}"'
         try:
-            cursor = self._connection.execute(f"SELECT {', '.join(asked)} FROM {source}")
+            # By the table itself: an index might give another order.
+            cursor = self._connection.execute(f'SELECT {", ".join(asked)} FROM "{table}" NOT INDEXED')
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 count += len(rows)
+                if count > self.size_bytes // _ROW_BYTES:
+                    raise self._damaged(sqlite3.DatabaseError("it holds more rows than its size allows"), table)
                 if integers:
                     chunks.append(self._integers(table, rows, len(integers)))
                 for offset, parts in enumerate(floats, start=len(integers)):
@@ -160,7 +165,7 @@ class Database:
                     zip(known, codes, strict=True), start=len(integers) + len(reals)
                 ):
                     parts.append(_text_codes(rows, offset, seen))
-        except _UNREADABLE as error:
+        except untrusted.SQLITE_ERRORS as error:
             raise self._damaged(error, table) from error
         numbers = np.concatenate(chunks)
         return _assembled(
@@ -191,14 +196,15 @@ class Database:
         return values
 
     def _layouts(self) -> dict[str, Layout]:
-        """Return how each table and view lies in the file, by name."""
+        """Return how each table lies in the file, by name."""
         rows = self._connection.execute("SELECT type, name, tbl_name, rootpage FROM sqlite_master").fetchall()
         # An INTEGER PRIMARY KEY stands for the rowid, but one that is DESC has an index made for it and does not.
         indexed = {table for kind, name, table, _ in rows if kind == b"index" and _is_made_by_sqlite(name)}
         # A quote in a name would end the quoting of our own queries; no table of nsys's has one.
-        tables = [
-            row for row in rows if row[0] in (b"table", b"view") and isinstance(row[1], bytes) and b'"' not in row[1]
-        ]
+        named = [row for row in rows if isinstance(row[1], bytes) and b'"' not in row[1]]
+        tables = [row for row in named if row[0] == b"table" and row[3]]
+        self._others = {str(_text(row[1])) for row in named if row[0] in (b"table", b"view")}
+        self._others -= {str(_text(row[1])) for row in tables}
         return {str(_text(name)): self._layout(str(_text(name)), root, name in indexed) for _, name, _, root in tables}
 
     def _layout(self, table: str, root: object, indexed: bool) -> Layout:
@@ -237,8 +243,7 @@ class Database:
     def _damaged(self, error: Exception, table: str | None = None) -> TraceError:
         where = f" in table {table}" if table else ""
         # SQLite quotes the damaged text itself, which may be long and run over many lines.
-        lines = str(error).splitlines() or [type(error).__name__]
-        what = "".join(c if c.isprintable() else "?" for c in lines[0])[:_LONGEST_CAUSE]
+        what = "".join(c if c.isprintable() else "?" for c in untrusted.why(error))[:_LONGEST_CAUSE]
         return TraceError(f"{self.path} is damaged{where} ({what})", RE_EXPORT)
 
 
@@ -255,7 +260,7 @@ def _checked_size(path: Path) -> int:
             state = "is not a regular file" if path.exists() else "does not exist"
             raise TraceError(f"{path} {state}", "name a .sqlite or .nsys-rep file, or a run directory")
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with untrusted.open_regular(path, follow=True) as file:
             header = file.read(100)
         unfinished = [name for name in _journals(path) if name.is_file() and name.stat().st_size]
     except OSError as error:

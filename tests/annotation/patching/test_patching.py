@@ -116,6 +116,16 @@ USE = """
 """
 
 
+def test_what_we_report_with_is_annotated_as_anything_else(run: Run) -> None:
+    """Our own report of a first match is not what imports json, and says nothing of a json that is half loaded."""
+    first = "import string, json; string.capwords('a b'); json.dumps(1)"
+    (ran, never) = (run(["string:capwords", "json:dumps"], "-c", code) for code in (first, "pass"))
+    assert ran.ranges == {"string.capwords": 1, "json.dumps": 1}
+    assert (ran.stderr, ran.notes) == ("", ())
+    assert never.stderr == ""
+    assert ["imported" in note for note in never.notes] == [True, True]
+
+
 def test_json_loads_is_heard_a_hundred_times_and_nothing_else_changes(run: Run) -> None:
     program = "import json; print(sum(json.loads('1') for _ in range(100)), json.loads.__name__, json.loads.__module__)"
     ran = run(["json:loads"], "-c", program)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -229,6 +231,70 @@ def test_the_users_own_sitecustomize_runs_as_without_us(code: Callable[..., Path
         # After a SystemExit the interpreter lists its frames and extension modules; its first line is what counts.
         outputs.append((ran.returncode, ran.stdout, ran.stderr.partition("\n")[0]))
     assert outputs[0] == outputs[1]
+
+
+STAND_IN = """
+import runpy, site, sys
+own, sys.version_info = sys.version_info, ({version}, 0, "final", 0)
+site.main()
+sys.version_info = own
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def _interpreter(version: str, folder: Path) -> list[str]:
+    """Return the command of a Python of this version; where there is none, of this one, which says it is that one."""
+    beside = Path(sys.base_prefix).parent.glob(f"{version}*/bin/python{version}")
+    for path in filter(None, (*map(str, beside), shutil.which(f"python{version}"))):
+        if subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+            return [path]
+    (folder / "stand_in.py").write_text(STAND_IN.format(version=version.replace(".", ", ")))
+    return [sys.executable, "-S", str(folder / "stand_in.py")]
+
+
+@pytest.mark.parametrize("version", ["2.6", "2.7", "3.6", "3.9", "3.10", "3.12", "3.13"])
+def test_another_python_runs_as_without_us(code: Callable[..., Path], version: str) -> None:
+    """2.6 is nowhere any more: there it is always the one that says so. Those from 3.10 on have no traceable."""
+    own = "import sys; sys.stdout.write('mine %s\\n' % __name__)"
+    folder = code({"own/sitecustomize.py": own, "seen.py": SEEN})
+    base = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_")}
+    base |= {"PYTHONPATH": "own", "PYTHONDONTWRITEBYTECODE": "1", "TRACEABLE_RUN_DIR": str(folder)}
+    words = [*_interpreter(version, folder), "seen.py"]
+    outputs = []
+    for variables in (base, {**base, **bootstrap_environment([parse_pattern("json:loads")], base)}):
+        ran = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True)
+        outputs.append((ran.returncode, ran.stdout, ran.stderr))
+    assert outputs[0] == outputs[1]
+    assert outputs[1][1].startswith("mine sitecustomize\n")
+
+
+def test_what_a_python_that_is_too_old_starts_is_annotated(run: Run, code: Callable[..., Path], tmp_path: Path) -> None:
+    child = "import work; work.step(1)"
+    folder = code(
+        {"work.py": WORK, "old.py": f"import subprocess; subprocess.check_call([{sys.executable!r}, '-c', {child!r}])"}
+    )
+    words = [*_interpreter("2.7", folder), "old.py"]
+    ran = run(["work:step"], "-c", f"import subprocess; subprocess.run({words!r}, check=True)")
+    assert (ran.stdout, ran.stderr, ran.ranges, ran.notes) == ("", "", {"work.step": 1}, ())
+
+
+def test_the_file_that_every_python_reads_is_in_what_all_of_them_know() -> None:
+    """As far as this Python can tell; those of the test above that are there read it themselves."""
+    tree = ast.parse(Path(DIRECTORY, "sitecustomize.py").read_bytes().decode("ascii"), feature_version=(3, 4))
+    newer = (
+        ast.JoinedStr,
+        ast.AnnAssign,
+        ast.AsyncFunctionDef,
+        ast.Nonlocal,
+        ast.Starred,
+        ast.NamedExpr,
+        ast.YieldFrom,
+    )
+    assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert functions and not any(one.returns or one.args.kwonlyargs or one.args.posonlyargs for one in functions)
+    assert not any(argument.annotation for one in functions for argument in one.args.args)
 
 
 def test_an_interpreter_without_traceable_says_so_and_runs(code: Callable[..., Path]) -> None:

@@ -1,311 +1,64 @@
-"""What every Python under `traceable run --annotate` runs first: hide our traces, keep watch, go on as without us.
+"""What every Python under `traceable run --annotate` runs first: hide our traces, start `hook`, give way to the user's.
 
 Python imports `sitecustomize` from the folder that the launcher put first on PYTHONPATH. This one
-1. takes that folder out of `sys.path`, and out of PYTHONPATH as the program sees it, yet passes it on to the Python
-   processes that the program starts;
-2. puts a finder on `sys.meta_path` that loads traceable once a package is imported that a pattern names;
+1. takes that folder out of `sys.path`, and out of PYTHONPATH as the program sees it;
+2. has `hook`, beside it, do what was asked for, where traceable runs on this Python;
 3. gives way to the `sitecustomize` that the interpreter would have found without us, or to none.
-It costs every interpreter start, so it imports nothing that Python has not imported already, and it never raises.
+A program starts any Python there is, 2.7 too: this file keeps to what all of them can read, and never says anything.
 """
 
-import atexit
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
 _DIRECTORY = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes 5 ms to import
-_ANNOTATE = "TRACEABLE_ANNOTATE"
-_RUN_DIR = "TRACEABLE_RUN_DIR"
-_REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
-_PAUSES = ("TRACEABLE_GC", "TRACEABLE_LOOP_PAUSES")
-_TORCH = "TRACEABLE_TORCH"
-_STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
-_OF_TIME = ("TRACEABLE_DELAY", "TRACEABLE_AFTER_REQUEST", "TRACEABLE_DURATION")
-_SELECTION = ("TRACEABLE_RANKS", "TRACEABLE_PROCESSES")
-_PATH = "PYTHONPATH"
-"""The names of `environment.py`, which would load the whole package."""
+_OLDEST = (3, 10)
+"""Of `requires-python`."""
 
 
-def _without_us(path: str) -> str | None:
-    """Return the PYTHONPATH that the user gave; None where it was unset."""
-    entries = path.split(os.pathsep)
-    rest = [entry for entry in entries if entry != _DIRECTORY]
-    return os.pathsep.join(rest) if rest else None
+def _load_hook():  # type: ignore[no-untyped-def] # Python 2 has no annotations
+    """Return the module `hook`; None where this Python can't read it. It gets no name among the program's modules."""
+    if sys.version_info < _OLDEST:
+        return None
+    try:
+        path = _DIRECTORY + "/hook.py"
+        module = type(sys)("traceable.annotation.bootstrap.hook")
+        loader = type(__loader__)(module.__name__, path)  # type: ignore[name-defined]
+        module.__file__, module.__loader__ = path, loader
+        loader.exec_module(module)
+    except Exception:  # noqa: BLE001 - the program runs on, without us; that no pattern was read is what the launcher says
+        return None
+    return module
 
 
-def _with_us(path: str | None) -> str:
-    rest = _without_us(path) if path else None
-    return _DIRECTORY + (os.pathsep + rest if rest else "")
-
-
-def _hide() -> None:
+def _hide():  # type: ignore[no-untyped-def]
     """Take our folder out of what the program sees: `sys.path`, its cache, and `os.environ`.
 
     Only the mapping is changed: the C environment keeps the folder for the processes that inherit it.
     """
     sys.path[:] = [entry for entry in sys.path if entry != _DIRECTORY]
     sys.path_importer_cache.pop(_DIRECTORY, None)
-    path = os.environ.get(_PATH)
+    path = os.environ.get("PYTHONPATH")
     if path is None:
         return
-    rest, seen = _without_us(path), os.environ._data  # type: ignore[attr-defined]
-    if rest is None:
-        del seen[os.fsencode(_PATH)]
+    encoded = getattr(os, "fsencode", str)
+    seen = getattr(os.environ, "_data", None) or getattr(os.environ, "data")  # noqa: B009 - of Python 3, of Python 2
+    rest = [entry for entry in path.split(os.pathsep) if entry != _DIRECTORY]
+    if rest:
+        seen[encoded("PYTHONPATH")] = encoded(os.pathsep.join(rest))
     else:
-        seen[os.fsencode(_PATH)] = os.fsencode(rest)
+        del seen[encoded("PYTHONPATH")]
 
 
-def _pass_on() -> None:
-    """Have every Python that the program starts read the patterns, whatever the program does to PYTHONPATH.
-
-    A child gets its environment in one of two ways: the C environment as it is (multiprocessing, os.system), kept
-    right by `putenv` and `unsetenv`; or a mapping that the program names, mostly a copy of `os.environ`, which is
-    completed on its way (subprocess, os.exec*, os.spawn*, os.posix_spawn).
-    """
-    putenv, unsetenv = os.putenv, os.unsetenv
-
-    def put(name: "Any", value: "Any", /) -> None:
-        putenv(name, _with_us(os.fsdecode(value)) if os.fsencode(name) == b"PYTHONPATH" else value)
-
-    def unset(name: "Any", /) -> None:
-        if os.fsencode(name) == b"PYTHONPATH":
-            putenv(name, _DIRECTORY)
-        else:
-            unsetenv(name)
-
-    os.putenv, os.unsetenv = _posing(put, putenv), _posing(unset, unsetenv)
-    for name in ("execve", "posix_spawn", "posix_spawnp"):
-        original = getattr(os, name, None)
-        if original is not None:
-            wrapper = _completing(original, 2)
-            setattr(os, name, wrapper)
-            if original in os.supports_fd:
-                os.supports_fd.add(wrapper)
-    if "subprocess" in sys.modules:
-        _patch_popen(sys.modules["subprocess"])
-    else:
-        sys.meta_path.insert(0, _SubprocessWatch())
-
-
-def _posing(function: "Callable[..., Any]", original: "Callable[..., Any]") -> "Callable[..., Any]":
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(function, name, getattr(original, name, None))
-    function.__wrapped__ = original  # type: ignore[attr-defined]
-    return function
-
-
-def _completing(function: "Callable[..., Any]", position: int) -> "Callable[..., Any]":
-    """Return `function`, completing its argument `env`, which stands at `position` where it is not named."""
-
-    def call(*args: "Any", **kwargs: "Any") -> "Any":
-        if "env" in kwargs:
-            kwargs["env"] = _completed(kwargs["env"])
-        elif len(args) > position:
-            args = (*args[:position], _completed(args[position]), *args[position + 1 :])
-        return function(*args, **kwargs)
-
-    return _posing(call, function)
-
-
-def _completed(env: "Any") -> "Any":
-    """Return a copy of `env` with our folder on its PYTHONPATH; `env` itself where it names no patterns."""
-    try:
-        for kind in (os.fsdecode, os.fsencode):
-            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_OF_TIME, *_SELECTION)):
-                key = next((name for name in (kind(_PATH), _PATH, b"PYTHONPATH") if name in env), kind(_PATH))
-                path = os.fsdecode(env[key]) if key in env else None
-                return {**env, key: kind(_with_us(path))}
-    except Exception:  # noqa: BLE001 - no environment: the function it is meant for says so
-        return env
-    return env
-
-
-def _patch_popen(subprocess: "Any") -> None:
-    # Its documented order: self, args, bufsize, executable, stdin, stdout, stderr, preexec_fn, close_fds, shell, cwd,
-    # env.
-    subprocess.Popen.__init__ = _completing(subprocess.Popen.__init__, 11)
-
-
-class _Watch:
-    """A finder that finds nothing: at the first import that may concern a pattern it calls traceable's own."""
-
-    def __init__(self, packages: "set[str]") -> None:
-        self.packages = packages
-        self.begun = False
-
-    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if self.begun or fullname.partition(".")[0] not in self.packages:
-            return None
-        patching = self.begin()
-        return patching and patching.finder.find_spec(fullname, path, target)
-
-    def begin(self) -> "Any":
-        """Load traceable and have it take the patterns; None where this interpreter has no traceable."""
-        self.begun = True
-        try:
-            from traceable.annotation import patching
-
-            patching.annotate_from_environment()
-            if os.environ.get(_STEP_FUNCTION):
-                from traceable.capture import step_function
-
-                step_function.begin_from_environment()
-        except Exception as error:  # noqa: BLE001 - the program runs on, not annotated
-            _say(f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}")
-            return None
-        return patching
-
-
-class _SubprocessWatch:
-    """A finder that finds nothing: at the import of subprocess it has `Popen` complete environments."""
-
-    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if fullname != "subprocess":
-            return None
-        sys.meta_path.remove(self)
-        for finder in list(sys.meta_path):
-            spec = finder.find_spec("subprocess", path, target)
-            if spec is not None:
-                self._watch_subprocess(spec.loader)
-                return spec
-        return None
-
-    def _watch_subprocess(self, loader: "Any") -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: "Any") -> None:
-            del loader.exec_module
-            execute(module)
-            _patch_popen(module)
-
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:  # frozen into the interpreter: its workers must name PYTHONPATH themselves
-            return
-
-
-def _say(message: str) -> None:
-    """Tell the launcher, in the form of `patch_report`, or the user where there is no run directory."""
-    try:
-        run_dir = os.environ.get(_RUN_DIR)
-        if not run_dir:
-            sys.stderr.write(f"traceable: {message}\n")
-            return
-        import json
-
-        path = f"{run_dir}/annotate.{os.getpid()}.json"
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump({"schema": "traceable.annotate/1", "pid": os.getpid(), "note": message, "patterns": []}, file)
-        os.replace(f"{path}.tmp", path)  # noqa: PTH105
-    except Exception:  # noqa: BLE001 - nowhere to say it; the program goes on
-        return
-
-
-def _main_name() -> str:
-    """Return the name of the program's own file as a module: of `app.py` or `-m app`; "" where it is neither."""
-    first, *rest = sys.argv or [""]
-    if first == "-m":
-        word = sys.orig_argv[len(sys.orig_argv) - len(rest) - 1]
-        return word.partition("m")[2] if word.startswith("-") else word
-    return os.path.splitext(os.path.basename(first))[0] if os.path.isfile(first) else ""  # noqa: PTH113, PTH119, PTH122
-
-
-def _keep_watch(patterns: str) -> None:
-    packages = {line.strip().partition(":")[0].partition(".")[0] for line in patterns.split("\n")}
-    if not os.environ.get(_RUN_DIR):
-        os.environ.setdefault(_REPORTER, str(os.getpid()))
-    watch = _Watch(packages)
-    sys.meta_path.insert(0, watch)
-    main = _main_name()
-    if "__main__" in packages or main.partition(".")[0] in packages:
-        # The program's own file is read next: there is no import of it to wait for.
-        if watch.begin():
-            from traceable.annotation import main_module
-
-            main_module.install(main)
-    # Loading traceable may import what the standard library has: not within an import of the very same module.
-    elif any(name in sys.modules or name in sys.stdlib_module_names for name in packages):
-        watch.begin()
-    else:
-        atexit.register(_report_if_idle, watch, os.getpid())
-
-
-class _TorchWatch:
-    """A finder that finds nothing: at the import of torch it has traceable start torch.profiler."""
-
-    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        try:
-            from traceable.capture import torch_import
-        except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-            _say(f"torch.profiler is not started in {sys.executable}: {type(error).__name__}: {error}")
-            return None
-        return torch_import.find_spec(fullname, path, target)
-
-
-def _load() -> None:
-    """Load traceable, which reads when it is imported what is asked for: the runtime's pauses, a window of time."""
-    try:
-        import traceable  # noqa: F401
-    except Exception as error:  # noqa: BLE001 - the program runs on, without us
-        _say(f"traceable is not loaded in {sys.executable}: {type(error).__name__}: {error}")
-
-
-def _select() -> None:
-    """Find out whether this process is to be recorded, and set the environment accordingly; may become `traceable`.
-
-    Before traceable is imported, which would decide who listens: so its module is loaded alone, from its file.
-    """
-    try:
-        package = os.path.dirname(os.path.dirname(_DIRECTORY))  # noqa: PTH120
-        for name in ("selection", "decision"):
-            module = type(sys)(f"traceable.{name}")
-            sys.modules[module.__name__] = module
-            type(__loader__)(module.__name__, f"{package}/{name}.py").exec_module(module)  # type: ignore[name-defined]
-        module.begin()
-    except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-        _say(f"whether to record process {os.getpid()} can't be told: {type(error).__name__}: {error}")
-
-
-def _report_if_idle(watch: _Watch, pid: int) -> None:
-    """Have even a process that imported nothing we were to annotate say so; its workers need not repeat it."""
-    process = sys.modules.get("multiprocessing.process")
-    is_worker = os.getpid() != pid or (process is not None and process.parent_process() is not None)
-    if watch.begun or is_worker:
-        return
-    try:
-        from traceable.annotation import patching
-
-        patching.report_idle_process()
-    except Exception as error:  # noqa: BLE001 - the program has ended as it ended
-        _say(f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}")
-
-
+_ours = sys.modules.pop("sitecustomize")  # still named: Python 2 empties a module that nothing refers to
+_hook = _load_hook()  # type: ignore[no-untyped-call]
+if _hook is not None:
+    _hook.select()
 try:
-    _on = os.environ.get("TRACEABLE_DISABLE", "").strip().lower() not in ("1", "true", "yes", "on")
-    _selecting = [name for name in _SELECTION if os.environ.get(name)]
-    if _selecting and _on:
-        _select()
-    _hide()
-    _asked = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_OF_TIME) if os.environ.get(name)]
-    if (_asked or _selecting) and _on:
-        _pass_on()
-        _patterns = [os.environ[name] for name in (_ANNOTATE, _STEP_FUNCTION) if name in _asked]
-        if _patterns:
-            _keep_watch("\n".join(_patterns))
-        if _TORCH in _asked:
-            sys.meta_path.insert(0, _TorchWatch())
-        if any(name in _PAUSES + _OF_TIME for name in _asked):
-            _load()
-except Exception as _error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all
-    _say(f"annotate patterns have no effect: {type(_error).__name__}: {_error}")
+    _hide()  # type: ignore[no-untyped-call]
+except Exception:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all
+    _hook = None
+if _hook is not None:
+    _hook.begin()
 
 # Without one of the user's this raises what `site` expects where there is no sitecustomize, and ours is forgotten.
-del sys.modules["sitecustomize"]
 __import__("sitecustomize")

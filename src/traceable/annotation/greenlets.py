@@ -1,0 +1,197 @@
+"""Greenlets (gevent, eventlet): each is a task, and its ranges are its own.
+
+Push and pop are a stack of the thread, and a greenlet leaves the thread to another one wherever it waits. So once the
+greenlets of a thread take turns, a range there is what a coroutine's is (`emission`): a start/end range from its
+beginning to its end, and a push/pop range in `traceable.active` for each time its greenlet runs. Which one runs is told
+by greenlet's trace function; one that was there before is called after ours.
+
+Loaded when greenlet is imported in a process that is heard. A thread whose greenlets never switch keeps plain ranges.
+"""
+
+from __future__ import annotations
+
+import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from greenlet import getcurrent, gettrace, settrace  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from traceable import environment
+from traceable.annotation import engine, resumable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from traceable._native._core import Run
+    from traceable.annotation.ranges import annotate
+
+    _Open = tuple[annotate | None, Run]
+    """A range of a greenlet and its run; None for the stretch of a generator or coroutine that runs in it."""
+
+_RANGES = "_traceable_ranges"
+"""The attribute of a greenlet with the ranges that are open in it, the outermost first."""
+
+_THREAD = "_traceable_thread"
+"""The attribute of a thread's own greenlet, which is the parent of all others, with its `_Thread`."""
+
+_OURS = "traceable."
+"""How the domains begin whose ranges are opened and closed without a switch in between."""
+
+
+class _Thread:
+    """The trace function of one thread.
+
+    Attributes:
+        running: the greenlet that runs, as far as we were told.
+        switched: whether one has ever switched to another.
+    """
+
+    def __init__(self, running: Any) -> None:
+        self.running = running
+        self.switched = running.parent is not None
+        self._before = gettrace()
+        self._calling = False
+        settrace(self)
+
+    def __call__(self, event: str, arguments: Any) -> None:
+        if self._calling:
+            return
+        self._calling = True
+        try:
+            if event in ("switch", "throw"):
+                self._switch(arguments[1])
+            if self._before is not None:
+                self._before(event, arguments)
+        finally:
+            self._calling = False
+
+    def _switch(self, target: Any) -> None:
+        try:
+            if not self.switched:
+                self.switched = True
+                engine.follow_greenlets(push, pop)
+                engine.tracked = tracked
+            origin, self.running = self.running, target
+            for _, run in reversed(_ranges(origin)):
+                run.hide()
+            for _, run in _ranges(target):
+                run.show()
+        except Exception as error:  # noqa: BLE001 - raised here it would be raised in the program's greenlet
+            environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+
+    def follow(self, current: Any) -> None:
+        """Take note of a switch that we were not told of, and have us told of the next."""
+        self._switch(current)
+        trace = gettrace()
+        if trace is not self:
+            self._before = trace
+            settrace(self)
+            environment.warn_once(
+                "greenlet trace",
+                "another trace function took the place of traceable's in greenlet.settrace(): until now the active "
+                "times of ranges in greenlets may be too long",
+            )
+
+
+def _ranges(one: Any) -> list[_Open]:
+    found: list[_Open] = one.__dict__.get(_RANGES) or []
+    return found
+
+
+def _thread_of(current: Any) -> _Thread:
+    """Return that of this thread, which is told of its switches from here on. `current` is the greenlet that runs."""
+    root = current
+    while root.parent is not None:
+        root = root.parent
+    thread: _Thread | None = root.__dict__.get(_THREAD)
+    if thread is None:
+        thread = root.__dict__[_THREAD] = _Thread(current)
+    if thread.running is not current:
+        thread.follow(current)
+    return thread
+
+
+def watch_thread() -> None:
+    """Have us told of the switches of this thread."""
+    _thread_of(getcurrent())
+
+
+def push(range_: annotate) -> bool:
+    """Open a range of the greenlet that runs; whether it is one of these, and not a plain one of the thread."""
+    try:
+        domain = range_._arguments[2]
+        current = getcurrent()
+        if not _thread_of(current).switched or (isinstance(domain, str) and domain.startswith(_OURS)):
+            return False
+        run = _new_run(range_, resumable.stretch_of(range_))
+        run.resume()
+        current.__dict__.setdefault(_RANGES, []).append((range_, run))
+        return True
+    except Exception as error:  # noqa: BLE001 - the range is a plain one then
+        environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+        return False
+
+
+def pop(range_: annotate) -> bool:
+    """Close the innermost range of this domain in the greenlet that runs; whether there is one that `push` opened."""
+    try:
+        current = getcurrent()
+        _thread_of(current)
+        ranges, domain = _ranges(current), range_._arguments[2] or None
+        for place in range(len(ranges) - 1, -1, -1):
+            one = ranges[place][0]
+            if one is not None and (one._arguments[2] or None) == domain:
+                break
+        else:
+            return False
+        (_, run), above = ranges.pop(place), [run for _, run in ranges[place:]]
+        if not above:
+            run.suspend()
+        else:  # of other domains, and crossed
+            for other in reversed([run, *above]):
+                other.hide()
+            for other in above:
+                other.show()
+        run.end()
+        return True
+    except Exception as error:  # noqa: BLE001 - as above
+        environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+        return False
+
+
+def tracked(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return what resumes and suspends a generator or coroutine, whose stretch ends too where its greenlet waits."""
+    own: _Open = (None, run)
+
+    def resume() -> None:
+        ranges: list[_Open] | None = None
+        try:
+            current = getcurrent()
+            _thread_of(current)
+            ranges = current.__dict__.setdefault(_RANGES, [])
+        except Exception as error:  # noqa: BLE001 - the stretch is one of its thread then
+            environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+        run.resume()
+        if ranges is not None:
+            ranges.append(own)
+
+    def suspend() -> None:
+        ranges = _ranges(getcurrent())
+        if own in ranges:
+            ranges.remove(own)
+        run.suspend()
+
+    return resume, suspend
+
+
+def begin() -> None:
+    """Have the ranges of this process follow the greenlets of their threads."""
+    global _new_run
+    if not getattr(greenlet, "GREENLET_USE_CONTEXT_VARS", False):
+        raise RuntimeError(f"greenlet {greenlet.__version__} has no context variables; 1.0 has")
+    _new_run = engine.plain_run()
+    engine.watch_greenlets(watch_thread, push, pop)
+    watch_thread()
+
+
+_new_run: Any = None
+"""`engine.Run`, but for counting requests: a range is counted where it is left."""

@@ -1,0 +1,36 @@
+"""The edge at which lines for people leave the command line: whatever a program put into one, it steers no terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from traceable.environment import escaped
+from traceable.report.text import encodable
+
+
+def say(message: str) -> None:
+    """Print one line of ours on stderr, where there is one."""
+    try:
+        if sys.stderr is not None:
+            _print(f"traceable: {message}", sys.stderr)
+    except (OSError, ValueError):  # its reader is gone, or the program that ran in us closed it
+        return
+
+
+def answer(line: str = "") -> None:
+    """Print one line of what was asked for on stdout."""
+    _print(line, sys.stdout)
+
+
+def answer_command(line: str) -> None:
+    """Print a command line that is to be typed: as it is where no terminal reads it."""
+    for one in line.split("\n"):
+        if sys.stdout.isatty():
+            answer(one)
+        else:
+            print(one)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    print(encodable(escaped(line), getattr(stream, "encoding", None)), file=stream, flush=True)

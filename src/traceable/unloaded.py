@@ -1,0 +1,81 @@
+"""What stands for a public name whose module can't be loaded when it is first used: it does nothing.
+
+A program may have used up its descriptors, changed its root directory, or be ending, and then an import fails. That is
+logged once; the import is tried again at a later use. Loaded with the package: it must be there when nothing else is.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from traceable import environment
+from traceable.annotation.handle import Handle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from typing_extensions import Self
+
+_RETRY_S = 1.0
+"""After how long an import that failed is tried again: a step of a loop is not to search the disk each time."""
+
+_tried_s: dict[str, float] = {}
+
+
+class Nothing(Handle):
+    """What a stand-in returns: a handle without anything to undo, and a block that is not recorded."""
+
+    __slots__ = ()
+    targets: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> dict[Any, list[str]]:
+        """What `annotate_targets` has matched: nothing."""
+        return {}
+
+    problems = aliases = matched
+
+    def remove(self) -> None:
+        """Do nothing."""
+
+    def update(self) -> tuple[str, ...]:
+        """Return that nothing was named."""
+        return ()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return
+
+
+def _nothing(*_arguments: object, **_named: object) -> Nothing:
+    return Nothing()
+
+
+def _iterable(iterable: object, **_named: object) -> object:
+    return iterable
+
+
+def waits(name: str) -> bool:
+    """Whether the import of a name has failed a moment ago."""
+    tried_s = _tried_s.get(name)
+    return tried_s is not None and monotonic() < tried_s + _RETRY_S
+
+
+def failed(name: str, error: BaseException) -> None:
+    """Log, the first time, that a name can't be loaded."""
+    _tried_s[name] = monotonic()
+    environment.warn_once(
+        f"load {name}", f"traceable.{name} does nothing: it can't be loaded ({type(error).__name__}: {error})"
+    )
+
+
+def stand_in(name: str) -> Any:
+    """Return a function that takes what the one of this name takes. Of `steps` it returns the iterable itself."""
+    return _iterable if name == "steps" else _nothing

@@ -1,0 +1,101 @@
+"""What is missing of what was emitted: the vectorised count against a slow one, and what counts as a loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.made import traces
+
+from traceable.analysis import completeness as module
+from traceable.analysis.completeness import (
+    COMPLETE,
+    INCOMPLETE,
+    NAMES_LOST,
+    RANGES_MISSING,
+    UNKNOWN,
+    Emitted,
+    Lost,
+    completeness,
+    recorded_ranges,
+)
+from traceable.annotation.counts import key
+from traceable.trace.emitted import WINDOW_DOMAIN
+from traceable.trace.model import Trace
+
+
+def slow_count(trace: Trace) -> dict[int, Counter[tuple[str | None, str | None]]]:
+    """Count one range after the other."""
+    found: dict[int, Counter[tuple[str | None, str | None]]] = {}
+    for thread, domain, name in zip(
+        *(column.tolist() for column in (trace.ranges.thread, trace.ranges.domain, trace.ranges.name)), strict=True
+    ):
+        pid = trace.processes[trace.threads[thread].process].pid
+        texts = [None if index < 0 else trace.names[index] for index in (domain, name)]
+        found.setdefault(pid, Counter())
+        if texts[0] != WINDOW_DOMAIN:
+            found[pid][texts[0], texts[1]] += 1
+    return found
+
+
+@pytest.mark.parametrize("most", [1 << 24, 0], ids=["table", "sorted"])
+@given(trace=traces())
+def test_ranges_are_counted_as_one_after_the_other(most: int, trace: Trace) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_COMBINATIONS", most)
+        patch.setattr(module, "_AT_ONCE", 3)
+        assert recorded_ranges(trace) == slow_count(trace)
+
+
+@given(trace=traces(), lost=st.data())
+def test_what_is_missing_is_what_was_taken_away(trace: Trace, lost: Any) -> None:
+    counted = slow_count(trace)
+    emitted, missing = [], {}
+    for pid, names in counted.items():
+        more = {one: lost.draw(st.integers(0, 3)) for one in names}
+        missing[pid] = sum(more.values())
+        known = {text: names[one] + more[one] for one in names if (text := key(*one)) is not None}
+        rest = sum(names[one] + more[one] for one in names if key(*one) is None)
+        emitted.append(Emitted(pid, known, rest))
+    found = completeness(trace, emitted, (), key)
+    assert {one.pid: one.missing for one in found.processes} == {pid: missing[pid] for pid in counted if counted[pid]}
+    assert found.state == (INCOMPLETE if any(missing.values()) else COMPLETE if emitted else UNKNOWN)
+
+
+def test_nothing_recorded_is_all_missing_and_an_idle_process_misses_nothing() -> None:
+    found = completeness(None, [Emitted(7, {b"\0a": 3}), Emitted(7, {b"\0a": 1}, rest=2), Emitted(8, {})], (), key)
+    (row,) = found.processes
+    assert (row.pid, row.emitted, row.missing, dict(row.losses)) == (7, 6, 6, {RANGES_MISSING: 6})
+    assert (found.missing_of(7), found.missing_of(8), found.missing_of(9)) == (6, 0, None)
+    assert "process 7 emitted 6 ranges, and 6 of them" in found.notes[0]
+
+
+def test_what_can_not_be_compared_is_no_loss() -> None:
+    found = completeness(None, [Emitted(7, {b"\0a": 3})], (), key, not_compared="flight_recorder")
+    assert (found.state, found.incomplete, found.notes, found.missing_of(7)) == (UNKNOWN, (), (), None)
+
+
+def test_many_processes_are_a_few_sentences() -> None:
+    found = completeness(None, [Emitted(pid, {b"\0a": pid}) for pid in range(1, 101)], (), key)
+    assert len(found.notes) == 9
+    assert "92 more processes emitted 4278 ranges, and 4278 of them" in found.notes[-1]
+    assert len(found.incomplete) == 100
+
+
+def test_where_names_are_lost_only_sums_are_compared() -> None:
+    lost = Lost(7, "2 names of process 7 lost", {NAMES_LOST: 2}, "disk_full")
+    found = completeness(None, [], [lost], key)
+    assert (found.state, found.notes, found.processes[0].reason) == (INCOMPLETE, (lost.text,), "disk_full")
+
+
+@pytest.mark.parametrize("name", ["a" * 110, "tab\t", "zero\0", "half \ud800"])
+def test_names_that_may_come_out_otherwise_are_counted_with_the_rest(name: str) -> None:
+    assert key(None, name) is None
+
+
+def test_names_that_are_nothing_are_those_of_none() -> None:
+    assert key(None, None) == key("", "") == b"\0"
+    assert key("büro", "kühlen") == "büro\0kühlen".encode()

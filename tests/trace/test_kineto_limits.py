@@ -1,0 +1,84 @@
+"""Traces in JSON that are made to keep their reader busy: each is refused after little of it, by a limit that can be
+raised."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from traceable.errors import TraceError
+from traceable.trace import load
+
+EVENT = {"ph": "X", "cat": "user_annotation", "name": "pack", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2.5}
+LINE = json.dumps(EVENT).encode()
+HEAD, TAIL = b'{"schemaVersion": 1, "traceEvents": [', b"]}"
+LONG = json.dumps({**EVENT, "name": "x" * 4000}).encode()
+MB = 1 << 20
+
+
+def a_hole(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 10 << 30)
+
+
+def blanks(path: Path) -> None:
+    path.write_bytes(gzip.compress(HEAD + b" " * (17 * MB) + LINE + TAIL, 1))
+
+
+def one_string(path: Path) -> None:
+    path.write_bytes(HEAD + b'{"name": "' + b"a" * (65 * MB))
+
+
+def equal_events(path: Path) -> None:
+    with gzip.open(path, "wb", 9) as file:
+        file.write(HEAD)
+        for _ in range(40):
+            file.write((LONG + b",") * (MB // len(LONG)))
+        file.write(LINE + TAIL)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (a_hole, "characters between two values hold nothing"),
+        (blanks, "characters between two values hold nothing"),
+        (one_string, "one value has more than 67108864 characters"),
+        (equal_events, "unpacks to more than 100 times its size"),
+    ],
+)
+def test_a_bomb_is_refused_early(make: Callable[[Path], None], why: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    make(path)
+    with pytest.raises(TraceError, match=why) as error:
+        load(path)
+    assert "TRACEABLE_READ_LIMIT=10" in str(error.value)
+
+
+def test_the_limit_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json.gz"
+    blanks(path)
+    monkeypatch.setenv("TRACEABLE_READ_LIMIT", "2")
+    assert len(load(path).ranges) == 1
+
+
+def test_what_kineto_writes_wrongly_is_mended_in_a_time_that_grows_with_the_file(tmp_path: Path) -> None:
+    """600 000 mends, each of which took a copy of the text: hours. Names keep what looks like a number."""
+    name = "\\q nan -inf " + "\\q" * 300_000
+    text = json.dumps({**EVENT, "args": {}}).replace("{}", "[" + "-nan," * 300_000 + "1]").replace("pack", name)
+    path = tmp_path / "trace.json"
+    path.write_bytes(HEAD + text.encode() + TAIL)
+    trace = load(path)
+    assert trace.names[trace.ranges.name[0]] == name
+
+
+def test_a_pipe_or_device_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.json")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    for name in ("trace.json", "zero.json"):
+        with pytest.raises(TraceError, match="not a regular file"):
+            load(tmp_path / name)

@@ -161,9 +161,10 @@ if sys.argv[1:] == ["child"]:
     os.closerange(3, 4096)
     threading.Event().wait(3)
 else:
-    code = 3 + subprocess.run([sys.executable, "app.py", "child"]).returncode
     import traceable
     with traceable.annotate("before"): pass
+    # Meanwhile nsys's library and its agent agree; closed in the middle of that, the library dies of a fault.
+    code = 3 + subprocess.run([sys.executable, "app.py", "child"]).returncode
     os.closerange(3, 4096)
     for _ in range(200_000):
         with traceable.annotate("after"): pass
@@ -258,32 +259,33 @@ def end_session_of(directory: Path) -> None:
                 continue
 
 
-# An export that takes as long as the test wants, after it has said that it began.
-SLOW_EXPORT = "echo begun > gone; read -r _ < go2"
+# An export that takes as long as the test wants, and holds the fifo as long as it lives, after it has said so there.
+SLOW_EXPORT = "exec 9> gone; echo begun >&9; read -r _ < go2"
 
 
 @pytest.fixture
 def exporting(stand_in, command, start, fifos):
-    """A launcher whose program has ended with 6, in the middle of the export."""
+    """A launcher whose program has ended with 6, in the middle of the export, and the fifo that the export holds."""
     os.mkfifo(fifos / "go2")
     stand_in(export=SLOW_EXPORT)
     process = start(command("nsys", "app.py"), stderr=subprocess.PIPE, text=True)
     assert (fifos / "ready").read_text() == ""
     (fifos / "go").write_text("")
-    assert (fifos / "gone").read_text() == "begun\n"
-    with process.stderr:
-        yield process
+    with (fifos / "gone").open() as gone, process.stderr:
+        assert gone.readline() == "begun\n"
+        yield process, gone
 
 
 def test_ctrl_c_twice_in_the_export_keeps_exit_code_and_report(exporting, nsys, fifos):
-    exporting.send_signal(signal.SIGINT)
-    assert exporting.stderr is not None
-    for line in exporting.stderr:
+    process, gone = exporting
+    process.send_signal(signal.SIGINT)
+    for line in process.stderr:
         if "once more" in line:
             break
-    exporting.send_signal(signal.SIGINT)
-    said = exporting.stderr.read()
-    assert exporting.wait() == 6
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait() == 6
+    assert gone.read() == ""  # nsys has been ended with it
     assert "the recording was not read back, as you asked" in said and "Traceback" not in said
     assert [entry.name for entry in (fifos / "out").iterdir() if ".part" in entry.name] == []
     assert names(fifos / "out") == {"before", "after"}
@@ -321,15 +323,15 @@ def test_ctrl_c_twice_while_nsys_writes_leaves_it_alone(stand_in, nsys, command,
 
 def test_an_orchestrator_that_kills_in_the_export_loses_nothing(exporting, nsys, fifos):
     """Its SIGTERM is answered, its SIGKILL leaves a manifest that says how the program ended, and the report."""
-    exporting.send_signal(signal.SIGUSR2)  # for the program, and too late: it ends nothing
-    exporting.send_signal(signal.SIGTERM)
-    assert exporting.stderr is not None
-    for line in exporting.stderr:
+    process, gone = exporting
+    process.send_signal(signal.SIGUSR2)  # for the program, and too late: it ends nothing
+    process.send_signal(signal.SIGTERM)
+    for line in process.stderr:
         if "once more" in line:
             break
-    exporting.send_signal(signal.SIGKILL)
-    exporting.wait()
-    (fifos / "go2").write_text("\n")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert gone.read() == ""  # nsys has been ended with it
     assert manifest(fifos / "out")["end"]["exit_code"] == 6
     assert names(fifos / "out") == {"before", "after"}
 

@@ -5,17 +5,23 @@ What they are asked is `nsys_install` and `ncu_install`. Nothing here starts a p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from traceable.errors import CollectorError
 
 ANSWER_SECONDS = 20
 """How long a question may take. `--version` and `--help` answer in well under a second; a broken install hangs."""
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 def find(name: str, variable: str, patterns: Sequence[str], version: re.Pattern[str], remedy: str) -> tuple[Path, str]:
@@ -61,7 +67,7 @@ def numbers(text: str) -> list[int]:
 def ask(
     words: Sequence[str], *, patiently: bool = False, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a tool to its end and return what it said.
+    """Run a tool to its end, or to ours, and return what it said.
 
     Args:
         words: the command line.
@@ -85,11 +91,26 @@ def ask(
             env={**os.environ, **(variables or {})},
             # A session of its own: a Ctrl+C is for the launcher, which decides.
             start_new_session=True,
+            preexec_fn=partial(end_with, os.getpid()),
         )
     except subprocess.TimeoutExpired:
         raise CollectorError(f"{' '.join(words)} does not answer within {seconds} s", "reinstall it") from None
     except OSError as error:
         raise CollectorError(f"{words[0]} can't be executed: {error.strerror}", "reinstall it") from None
+
+
+def end_with(parent: int) -> None:
+    """Have this process killed when the one that started it ends, however that is.
+
+    Args:
+        parent: the process id of that one, which may have ended already.
+    """
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, another system
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def first_words(answer: subprocess.CompletedProcess[str]) -> str:

@@ -16,10 +16,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from traceable.collect.tools import end_with
 from traceable.launch.patience import ENDING
-
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 
 _LENGTH_BYTES = 8
 
@@ -133,7 +131,7 @@ def _work(requests: int, replies: int, parent: int, prepare: Callable[[], object
         for number in ENDING:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _ignore)
-        _die_with(parent)
+        end_with(parent)
         _be_killed_first()
         if prepare is not None:
             prepare()
@@ -156,14 +154,6 @@ def _work(requests: int, replies: int, parent: int, prepare: Callable[[], object
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     """Do nothing; unlike SIG_IGN not inherited by nsys."""
-
-
-def _die_with(parent: int) -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _be_killed_first() -> None:

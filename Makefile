@@ -17,7 +17,9 @@ export PYTHON
 demo: .venv/.demo
 	$(PY) -m traceable run examples/inference_server.py --requests 200
 
+# The tests start hundreds of programs, which would compile our modules anew each time where PYTHONDONTWRITEBYTECODE is set.
 test: lint
+	$(PY) -m compileall -q src
 	TRACEABLE_PURE=1 $(PY) -m pytest $(WORKERS) tests/annotation
 	$(PY) -m pytest $(WORKERS)
 

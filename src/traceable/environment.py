@@ -206,18 +206,23 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def warn_once(key: str, message: str) -> None:
-    """Say `message` on stderr, prefixed, the first time that `key` is seen in this process.
+def warn_once(code: str, message: str, key: str = "") -> None:
+    """Write `message` to stderr, prefixed, with its code, the first time that this process has that code and key.
 
-    Of one of several lines, such as that of an import of numpy that fails, the first and the last are said.
+    Of one of several lines, such as that of an import of numpy that fails, the first and the last are written.
+
+    Args:
+        code: what is wrong, as a stable name.
+        message: a sentence without a full stop.
+        key: tells apart what may be reported once each, such as the name that it is about.
     """
     try:
-        if key in _warned:
+        if (code, key) in _warned:
             return
-        _warned.add(key)
+        _warned.add((code, key))
         if "\n" in message:
             lines = message.strip().split("\n")
             message = f"{lines[0].rstrip()} ... {lines[-1].strip()}"
-        sys.stderr.write(f"traceable: {escaped(message)}\n")
+        sys.stderr.write(f"traceable: {escaped(message)} [{code}]\n")
     except Exception:  # noqa: BLE001 - stderr may be closed or replaced, the interpreter may be ending
         return

@@ -1,29 +1,93 @@
-"""The one class tree of traceable's errors.
+"""What traceable reports to its user: messages with a code, and the one class tree of its errors.
 
-An error says what was found and what to do next, in one line; the command line prints that line and ends with
-`exit_code`. It carries no traceback to the user: what deserves one is a fault of ours and is not wrapped here.
+A message says what was found; an error also says what to do next. Each has a code, a stable name in snake case
+(`no_such_file`), which tests, scripts and searches hold on to while its words become better: it stands in brackets behind
+what is printed, beside the text in JSON, and is an attribute here. docs/messages.md lists all of them.
+
+The command line prints an error as one line and ends with `exit_code`. It carries no traceback to the user: what
+deserves one is a fault of ours and is not wrapped here.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Any
+
+_PRINTED = re.compile(r"(?P<text>.*) \[(?P<code>[a-z][a-z0-9_]*)\]", re.DOTALL)
+
+
+class Message(str):
+    """A sentence for the user, without a full stop, that knows its code.
+
+    Args:
+        code: what is said, as a stable name.
+        text: in words.
+
+    Examples:
+        >>> note = Message("events_dropped", "12 events were dropped")
+        >>> note, note.code, note.printed
+        ('12 events were dropped', 'events_dropped', '12 events were dropped [events_dropped]')
+    """
+
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Message:
+        """Make a text with a code."""
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # what `__new__` takes, for copy and pickle
+        return self.code, str(self)
+
+    @property
+    def printed(self) -> str:
+        """The text and the code, as people read it."""
+        return f"{self} [{self.code}]"
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The code and the text, fit for JSON."""
+        return {"code": self.code, "text": str(self)}
+
+    @classmethod
+    def parse(cls, printed: str) -> Message:
+        """Return the message that was printed as this; of another text, one with the code `note`."""
+        match = _PRINTED.fullmatch(printed)
+        return cls(match["code"], match["text"]) if match else cls("note", printed)
 
 
 class TraceableError(Exception):
     """A cause that the user can act on.
 
     Args:
+        code: what is wrong, as a stable name.
         found: what is wrong, naming the file, option or process it was found in.
         remedy: the next thing to do, as an imperative clause. Printed after the cause.
     """
 
     exit_code = 2
 
-    def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(found, remedy)
+    def __init__(self, code: str, found: str, remedy: str = "") -> None:
+        if not remedy:  # a site that has no code yet
+            code, found, remedy = "uncoded", code, found
+        super().__init__(code, found, remedy)
+        self.code = code
         self.found = found
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.found}; {self.remedy}"
+        return self.message.printed
+
+    @property
+    def message(self) -> Message:
+        """The cause and what to do."""
+        return Message(self.code, f"{self.found}; {self.remedy}")
+
+    @property
+    def cause(self) -> Message:
+        """The cause alone."""
+        return Message(self.code, self.found)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,0 +1,257 @@
+"""Print how the source is built, counted from syntax trees.
+
+    python scripts/structure.py [PACKAGE_DIRECTORY] [--list]
+
+Without a directory it reads `src/traceable`. With `--list` it names what it counts. Nothing is imported. It counts
+
+- files, lines: Python files and their lines; C files apart.
+- chain: the longest chain of imports at the top of modules, in modules; a circle is one link of it.
+- circles: groups of modules that import each other, late imports included, those for type checkers not.
+- imports against the table: imports of a room that its row in docs/architecture.md does not allow, late ones included.
+- lone neighbors: modules that only one other module imports, which lies in the same folder.
+- private functions used once: those whose name their file has once more beside the definition; the share is of all
+  functions and methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "traceable"
+TABLE = ROOT / "docs" / "architecture.md"
+
+Graph = Mapping[str, set[str]]
+
+
+@dataclass
+class Module:
+    """One Python file.
+
+    Attributes:
+        name: dotted, from the package's own name on.
+        path: of the file.
+        tree: what it says.
+        early, late: the modules of the package that it imports at its top, and inside functions.
+    """
+
+    name: str
+    path: Path
+    tree: ast.Module
+    early: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
+
+
+@dataclass
+class House:
+    """The modules of one package."""
+
+    package: Path
+    modules: dict[str, Module]
+
+    @classmethod
+    def read(cls, package: Path) -> House:
+        """Read every file of a package, and which of its own modules each imports."""
+        modules = {}
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            modules[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+        for module in modules.values():
+            for names, late in _imports(module):
+                target = next((name for name in names if name in modules), None)
+                if target is not None and target != module.name:
+                    (module.late if late else module.early).add(target)
+        return cls(package, modules)
+
+    @cached_property
+    def early(self) -> Graph:
+        """What each module imports at its top."""
+        return {name: module.early for name, module in self.modules.items()}
+
+    @cached_property
+    def all(self) -> Graph:
+        """What each module imports at any time."""
+        return {name: module.early | module.late for name, module in self.modules.items()}
+
+    def lines(self, pattern: str) -> tuple[int, int]:
+        """Return how many files match, and how many lines they have."""
+        files = sorted(self.package.rglob(pattern))
+        return len(files), sum(len(file.read_bytes().splitlines()) for file in files)
+
+    def circles(self) -> list[list[str]]:
+        """Return the groups of modules that import each other."""
+        return [sorted(group) for group in groups(self.all) if len(group) > 1]
+
+    def chain(self) -> list[str]:
+        """Return the longest chain of imports at the top of modules."""
+        longest: dict[str, list[str]] = {}
+        for group in groups(self.early):  # what is imported comes first
+            beyond = [longest[name] for member in group for name in self.early[member] - group]
+            best = ["+".join(sorted(group)), *max(beyond, key=len, default=[])]
+            longest.update(dict.fromkeys(group, best))
+        return max(longest.values(), key=len, default=[])
+
+    def lone_neighbors(self) -> list[tuple[str, str]]:
+        """Return the modules that one other module of the same folder alone imports, and that one."""
+        users: dict[str, set[str]] = {name: set() for name in self.modules}
+        for name, targets in self.all.items():
+            for target in targets:
+                users[target].add(name)
+        return [
+            (name, user)
+            for name, (user, *others) in ((name, [*sorted(of), ""]) for name, of in users.items())
+            if others == [""]
+            and self.modules[user].path.parent == self.modules[name].path.parent
+            and "__init__.py" not in {self.modules[user].path.name, self.modules[name].path.name}
+        ]
+
+    def upward(self, allowed: Mapping[str, set[str]]) -> list[tuple[str, str]]:
+        """Return the imports that the table does not allow, module by module."""
+        return [
+            (name, target)
+            for name, targets in sorted(self.all.items())
+            for target in sorted(targets)
+            if (room := _room(name)) in allowed
+            and (other := _room(target)) in allowed
+            and other != room
+            and other not in allowed[room]
+        ]
+
+    def functions(self) -> tuple[int, int]:
+        """Return how many functions and methods there are, and how many of them are private and used once."""
+        total = once = 0
+        for module in self.modules.values():
+            names = Counter(
+                node.id if isinstance(node, ast.Name) else node.attr
+                for node in ast.walk(module.tree)
+                if isinstance(node, ast.Name | ast.Attribute)
+            )
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    total += 1
+                    once += re.match(r"_[^_]", node.name) is not None and names[node.name] == 1
+        return total, once
+
+
+def groups(graph: Graph) -> list[set[str]]:
+    """Return the strongly connected groups of a graph, each after those that it leads to (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(start: str) -> None:
+        work = [(start, iter(sorted(graph[start])))]
+        order[start] = low[start] = len(order)
+        stack.append(start)
+        while work:
+            node, targets = work[-1]
+            for target in targets:
+                if target not in order:
+                    order[target] = low[target] = len(order)
+                    stack.append(target)
+                    work.append((target, iter(sorted(graph[target]))))
+                    break
+                if target in stack:
+                    low[node] = min(low[node], order[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == order[node]:
+                    group = set()
+                    while node not in group:
+                        group.add(stack.pop())
+                    found.append(group)
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def allowed_imports(table: Path) -> dict[str, set[str]]:
+    """Return which rooms each room may import, as the table of a page says: names in backquotes in its last column."""
+    rows = {}
+    for line in table.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) > 1 and (room := re.fullmatch(r"`(\w+)/?`", cells[0])):
+            rows[room[1]] = cells[-1]
+    return {
+        room: set(rows) if cell.startswith("all") else set(re.findall(r"`(\w+)/?`", cell))
+        for room, cell in rows.items()
+    }
+
+
+def _room(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _imports(module: Module) -> Iterator[tuple[list[str], bool]]:
+    """Yield the modules that each import may mean, the most exact one first, and whether it is inside a function."""
+    package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+    waiting: list[tuple[ast.AST, bool]] = [(module.tree, False)]
+    while waiting:
+        node, late = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting.extend((child, late) for child in node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield _outward(alias.name), late
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                yield [f"{base}.{alias.name}", *_outward(base)], late
+        late = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        waiting.extend((child, late) for child in ast.iter_child_nodes(node))
+
+
+def _outward(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("package", nargs="?", type=Path, default=PACKAGE, help="the folder of a package")
+    parser.add_argument("--list", action="store_true", help="name what is counted")
+    arguments = parser.parse_args()
+    house = House.read(arguments.package.resolve())
+    files, lines = house.lines("*.py")
+    c_files, c_lines = (sum(of) for of in zip(house.lines("*.c"), house.lines("*.h"), strict=True))
+    chain, circles, lone = house.chain(), house.circles(), house.lone_neighbors()
+    total, once = house.functions()
+    print(f"Python files / lines            {files} / {lines}")
+    print(f"C files and headers / lines     {c_files} / {c_lines}")
+    print(f"longest chain of imports        {len(chain)}")
+    print(f"circles, late imports included  {len(circles)}")
+    lone_lines = sum(len(house.modules[name].path.read_bytes().splitlines()) for name, _ in lone)
+    print(f"lone neighbors / lines          {len(lone)} / {lone_lines}")
+    print(f"private functions used once     {once} of {total} ({once / max(total, 1):.0%})")
+    upward = house.upward(allowed_imports(TABLE)) if arguments.package == PACKAGE else []
+    if arguments.package == PACKAGE:
+        print(f"imports against the table       {len(upward)}")
+    if arguments.list:
+        print("\nchain:", *chain, sep="\n  ")
+        for circle in circles:
+            print("\ncircle:", *circle, sep="\n  ")
+        print("\nlone neighbors:", *(f"{name} <- {user}" for name, user in lone), sep="\n  ")
+        print("\nagainst the table:", *(f"{name} -> {target}" for name, target in upward), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Every message of ours, read from the sources: it has a code and reads as a message should."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import messages
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable.errors import Message, UsageError
+
+SITES = messages.sites()
+DOCS = Path(__file__).parent.parent / "docs" / "messages.md"
+
+
+def test_there_are_messages_to_judge():
+    assert len({site.code for site in SITES}) > 100
+
+
+def test_every_message_has_a_code():
+    assert [site for site in SITES if not messages.CODE.fullmatch(site.code)] == []
+
+
+@pytest.mark.parametrize("part", ["text", "remedy"])
+def test_a_message_is_one_line_without_a_full_stop(part):
+    wrong = [
+        site
+        for site in SITES
+        if (text := getattr(site, part)) and (text != text.strip(" .;\n") or not text.isprintable())
+    ]
+    assert wrong == []
+
+
+def test_the_page_has_every_message_as_it_is():
+    assert DOCS.read_text(encoding="utf-8") == messages.page(SITES), "python scripts/messages.py > docs/messages.md"
+
+
+def test_an_error_has_its_code_where_it_is_caught_and_where_it_is_read():
+    error = UsageError("no_such_run", "there is no out", "give a run directory")
+    assert error.code == "no_such_run"
+    assert str(error) == "there is no out; give a run directory [no_such_run]"
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.code, again.found, again.remedy) == ("no_such_run", "there is no out", "give a run directory")
+
+
+@given(st.from_regex(messages.CODE, fullmatch=True).filter(str.isascii), st.text())
+def test_a_message_survives_being_printed_copied_and_stored(code, text):
+    message = Message(code, text)
+    for same in (Message.parse(message.printed), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
+        assert (same, same.code) == (text, code)
+    assert json.loads(json.dumps(message.plain)) == {"code": code, "text": text}
+
+
+def test_a_text_that_others_wrote_is_a_note():
+    assert Message.parse("disk [full]s").code == "note"

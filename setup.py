@@ -36,7 +36,7 @@ class OptionalBuild(build_ext):
         try:
             super().build_extension(ext)
         except Exception:
-            print(f"traceable: {ext.name} was not built: {SLOWER[ext.name]}", file=sys.stderr)
+            print(f"traceable: {ext.name} was not built: {SLOWER[ext.name]} [extension_not_built]", file=sys.stderr)
             raise
 
 

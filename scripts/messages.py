@@ -2,8 +2,9 @@
 
     python scripts/messages.py > docs/messages.md
 
-A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, or one of
-the doctor's states. What a text is made of while the program runs stands in braces.
+A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, one of the
+doctor's states, or `say` where nothing else is loaded, in Python and in C. What a text is made of while the program
+runs stands in braces.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from pathlib import Path
 SOURCES = Path(__file__).parent.parent / "src" / "traceable"
 CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-_ROOT = "TraceableError"
+_SAY_IN_C = re.compile(r'\bsay\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)"')
+_ROOTS = {"TraceableError", "CauseError"}
 _MAKERS = {"Message", "warn_once"}
+_BARE = {"say", "_say"}
 _DOCTOR = {"ok", "note", "warning", "problem"}
 _DOCTOR_FILES = "doctor*.py"
 
@@ -58,22 +61,30 @@ class Site:
 def sites(sources: Path = SOURCES) -> list[Site]:
     """Return every place that makes a message, in the order of the files."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(sources.rglob("*.py"))}
-    errors = _errors(trees.values())
-    return [
+    errors = _errors(list(trees.values()))
+    python = [
         site
         for path, tree in trees.items()
         for site in _in(tree, path, errors, errors | _MAKERS | (_DOCTOR if path.match(_DOCTOR_FILES) else set()))
     ]
+    return python + [site for path in sorted((sources / "_native").glob("recorder*.[ch]")) for site in _in_c(path)]
 
 
-def _errors(trees: Iterator[ast.Module] | object) -> set[str]:
-    """Return the names of all classes below the root of our errors."""
+def _in_c(path: Path) -> Iterator[Site]:
+    text = path.read_text(encoding="utf-8")
+    for match in _SAY_IN_C.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Site(f"{path.relative_to(SOURCES.parent)}:{line}", match["code"], match["text"])
+
+
+def _errors(trees: list[ast.Module]) -> set[str]:
+    """Return the names of all classes of our errors."""
     bases: dict[str, set[str]] = {}
-    for tree in trees:  # type: ignore[attr-defined]
+    for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-    known = {_ROOT}
+    known = set(_ROOTS)
     while more := {name for name, of in bases.items() if of & known} - known:
         known |= more
     return known
@@ -84,7 +95,7 @@ def _in(tree: ast.Module, path: Path, errors: set[str], makers: set[str]) -> Ite
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).rpartition(".")[2]
-        if name not in makers or not node.args:
+        if not node.args or not (name in makers or (name in _BARE and len(node.args) > 1 and _code(node.args[0]))):
             continue
         code, *words = node.args
         if _is_passed_on(code):
@@ -92,17 +103,22 @@ def _in(tree: ast.Module, path: Path, errors: set[str], makers: set[str]) -> Ite
         texts = [_words(word) for word in words[:2]]
         yield Site(
             f"{path.relative_to(SOURCES.parent)}:{node.lineno}",
-            code.value if isinstance(code, ast.Constant) and isinstance(code.value, str) else "",
+            _code(code),
             texts[0] if texts else "",
             texts[1] if len(texts) > 1 and (name in errors or name in _DOCTOR) else "",
         )
 
 
 def _is_passed_on(code: ast.expr) -> bool:
-    """Whether it is the code of a message that was made elsewhere."""
-    return (isinstance(code, ast.Attribute) and code.attr == "code") or (
-        isinstance(code, ast.Name) and code.id == "code"
-    )
+    """Whether it is the code of a message, or the cause of a finding, that was made elsewhere."""
+    return re.search(r"\b(code|cause)\W*$", ast.unparse(code)) is not None
+
+
+def _code(node: ast.expr) -> str:
+    """Return a code as it is written; of `code_of(error, code)` that of errors which have none."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "code_of":
+        node = node.args[-1]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _words(node: ast.expr) -> str:

@@ -59,14 +59,15 @@ def passed(done: subprocess.CompletedProcess[str], count: int) -> None:
     assert "traceable: " not in done.stdout + done.stderr
 
 
-def refused(done: subprocess.CompletedProcess[str], found: str, remedy: str, when_loaded: bool = True) -> None:
-    """The fixture fails with these words, and pytest's header has them where they are known when it is loaded."""
+def refused(done: subprocess.CompletedProcess[str], code: str, named: str, when_loaded: bool = True) -> None:
+    """The fixture fails with this code, and pytest's header has the line where that is known when it is loaded."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 error" in done.stdout
     lines = [line for line in done.stdout.splitlines() if "nvtx_events can't hear: " in line]
     errors = [line for line in lines if line.startswith("nvtx_events can't hear: ")]
     assert len(errors) == 1, done.stdout
-    assert found in errors[0] and remedy in errors[0]
+    assert named in errors[0]
+    assert errors[0].endswith(f" [{code}]")
     assert (f"traceable: {errors[0]}" in lines) == when_loaded, done.stdout
 
 
@@ -308,12 +309,15 @@ EARLY = {
 }
 
 
+TOO_EARLY = {("native", "entered"): "nvtx_called_too_early", ("pure", "entered"): "imported_too_early"}
+
+
 @pytest.mark.parametrize("early", list(EARLY))
 def test_a_plugin_that_comes_too_late_says_so(run: Run, form: str, early: str) -> None:
     # Whether the native core has called NVTX is known only when nothing arrives.
     when_loaded = (form, early) != ("native", "entered")
-    found, remedy = "before traceable.testing was loaded", "`pytest -p traceable.testing`"
-    refused(run(IT, conftest=EARLY[early] + PLUGIN), found, remedy, when_loaded)
+    code = TOO_EARLY.get((form, early), "annotated_too_early")
+    refused(run(IT, conftest=EARLY[early] + PLUGIN), code, "`pytest -p traceable.testing`", when_loaded)
     # The remedy works.
     passed(run(IT, "-p", "traceable.testing", conftest=EARLY[early]), 1)
 
@@ -325,12 +329,12 @@ def test_an_import_that_annotated_nothing_is_not_too_late(run: Run) -> None:
 
 def test_another_listener_is_named(run: Run) -> None:
     done = run(IT, NVTX_INJECTION64_PATH="/opt/nsys/libToolsInjection64.so")
-    refused(done, "/opt/nsys/libToolsInjection64.so", "outside of nsys")
+    refused(done, "other_listener", "/opt/nsys/libToolsInjection64.so")
 
 
 @pytest.mark.parametrize("variable", ["TRACEABLE_DISABLE", "NVTX_DISABLE"])
 def test_annotation_that_is_switched_off_is_named(run: Run, variable: str) -> None:
-    refused(run(IT, **{variable: "1"}), variable, "unset")
+    refused(run(IT, **{variable: "1"}), "annotations_off", variable)
 
 
 def test_events_without_room_are_an_error_and_not_missing(run: Run) -> None:
@@ -342,8 +346,9 @@ from traceable.errors import CollectorError
 def test_it(nvtx_events):
     for _ in range(100_000):
         with annotate("x"): pass
-    with pytest.raises(CollectorError, match="TRACEABLE_RECORDING_MAX_BYTES"):
+    with pytest.raises(CollectorError, match="TRACEABLE_RECORDING_MAX_BYTES") as caught:
         nvtx_events.names()
+    assert caught.value.code == "events_dropped"
 """,
         TRACEABLE_RECORDING_MAX_BYTES=str(1 << 20),
     )

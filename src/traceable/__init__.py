@@ -130,7 +130,7 @@ def _version() -> str:
 
         return version("traceable")
     except Exception as error:  # noqa: BLE001 - an install without metadata, no descriptor left: the program goes on
-        _environment.warn_once("version", f"traceable.__version__ is unknown: {type(error).__name__}: {error}")
+        _environment.warn_once("version_unknown", f"traceable.__version__ is unknown: {type(error).__name__}: {error}")
         return "unknown"
 
 
@@ -158,7 +158,8 @@ def _begin(module: str, function: str) -> None:
         __import__(module)
         getattr(_sys.modules[module], function)()
     except Exception as error:  # noqa: BLE001 - no descriptor is left, the run directory is gone
-        _environment.warn_once(module, f"{module} is not loaded: {type(error).__name__}: {error}")
+        message = f"{module} is not loaded: {type(error).__name__}: {error}"
+        _environment.warn_once("module_not_loaded", message, key=module)
 
 
 def _is_set(*names: str) -> bool:

@@ -194,7 +194,7 @@ class Selection:
             # Not in the child, where another thread's lock may be held for ever.
             self._load_gate()
         except Exception as error:  # noqa: BLE001 - the program forks, its children unselected
-            say(f"forked processes can't be chosen: {error}")
+            say("fork_not_selected", f"forked processes can't be chosen: {error}")
 
     def _after_in_parent(self) -> None:
         self.forks += 1
@@ -212,7 +212,7 @@ class Selection:
             self._decide()
             self.tell()
         except Exception as error:  # noqa: BLE001 - the child is the user's
-            say(f"a forked process can't be chosen: {error}")
+            say("fork_not_selected", f"a forked process can't be chosen: {error}")
 
     # ---- nsys
 
@@ -336,7 +336,7 @@ def _after(loader: "Any", done: "Callable[[Any], None]") -> None:
         try:
             done(module)
         except Exception as error:  # noqa: BLE001 - the program goes on; what it starts can't be told apart
-            say(f"processes of {module.__name__} are not known by name: {error}")
+            say("process_names_unknown", f"processes of {module.__name__} are not known by name: {error}")
 
     try:
         loader.exec_module = exec_module
@@ -344,10 +344,10 @@ def _after(loader: "Any", done: "Callable[[Any], None]") -> None:
         return
 
 
-def say(message: str) -> None:
-    """Print one line of ours, where there is a stderr."""
+def say(code: str, message: str) -> None:
+    """Print one line of ours with its code, where there is a stderr."""
     try:
-        line = "".join(c if c.isprintable() else "?" for c in f"traceable: {message}")
+        line = "".join(c if c.isprintable() else "?" for c in f"traceable: {message} [{code}]")
         sys.stderr.write(f"{line}\n")
     except Exception:  # noqa: BLE001
         return

@@ -161,7 +161,7 @@ because nsys takes one name only."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
-_warned: set[str] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 def flag(name: str) -> bool:
@@ -170,7 +170,7 @@ def flag(name: str) -> bool:
     if value in _TRUE:
         return True
     if value not in _FALSE:
-        warn_once(name, f"{name}={value!r} is neither 1 nor 0; ignored")
+        warn_once("variable_invalid", f"{name}={value!r} is neither 1 nor 0; ignored", key=name)
     return False
 
 
@@ -180,7 +180,7 @@ def digit(name: str, default: int) -> int:
     if len(value) == 1 and value in "0123456789":
         return int(value)
     if value:
-        warn_once(name, f"{name}={value!r} is not a digit from 0 to 9; {default} is used")
+        warn_once("variable_invalid", f"{name}={value!r} is not a digit from 0 to 9; {default} is used", key=name)
     return default
 
 

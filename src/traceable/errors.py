@@ -1,8 +1,8 @@
 """What traceable reports to its user: messages with a code, and the one class tree of its errors.
 
 A message says what was found; an error also says what to do next. Each has a code, a stable name in snake case
-(`no_such_file`), which tests, scripts and searches hold on to while its words become better: it stands in brackets behind
-what is printed, beside the text in JSON, and is an attribute here. docs/messages.md lists all of them.
+(`no_such_file`), which tests, scripts and searches hold on to while its words become better: it stands in brackets
+behind what is printed, beside the text in JSON, and is an attribute here. docs/messages.md lists all of them.
 
 The command line prints an error as one line and ends with `exit_code`. It carries no traceback to the user: what
 deserves one is a fault of ours and is not wrapped here.
@@ -10,10 +10,9 @@ deserves one is a fault of ours and is not wrapped here.
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-_PRINTED = re.compile(r"(?P<text>.*) \[(?P<code>[a-z][a-z0-9_]*)\]", re.DOTALL)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Message(str):
@@ -53,8 +52,9 @@ class Message(str):
     @classmethod
     def parse(cls, printed: str) -> Message:
         """Return the message that was printed as this; of another text, one with the code `note`."""
-        match = _PRINTED.fullmatch(printed)
-        return cls(match["code"], match["text"]) if match else cls("note", printed)
+        text, bracket, code = printed.removesuffix("]").rpartition(" [")
+        is_code = code.isascii() and code.replace("_", "a").isalnum() and code[:1].isalpha() and code == code.lower()
+        return cls(code, text) if bracket and printed.endswith("]") and is_code else cls("note", printed)
 
 
 class TraceableError(Exception):
@@ -68,9 +68,7 @@ class TraceableError(Exception):
 
     exit_code = 2
 
-    def __init__(self, code: str, found: str, remedy: str = "") -> None:
-        if not remedy:  # a site that has no code yet
-            code, found, remedy = "uncoded", code, found
+    def __init__(self, code: str, found: str, remedy: str) -> None:
         super().__init__(code, found, remedy)
         self.code = code
         self.found = found
@@ -88,6 +86,33 @@ class TraceableError(Exception):
     def cause(self) -> Message:
         """The cause alone."""
         return Message(self.code, self.found)
+
+
+class CauseError(Exception):
+    """Why something could not be done, for the message of whoever tried.
+
+    Args:
+        code: what is wrong, as a stable name.
+        found: what is wrong, as the end of a sentence.
+    """
+
+    def __init__(self, code: str, found: str) -> None:
+        super().__init__(code, found)
+        self.code = code
+        self.found = found
+
+    def __str__(self) -> str:
+        return self.found
+
+    @property
+    def message(self) -> Message:
+        """The cause."""
+        return Message(self.code, self.found)
+
+
+def code_of(error: BaseException, other: str) -> str:
+    """Return the code of an error of ours; of another's, `other`."""
+    return error.code if isinstance(error, (CauseError, TraceableError)) else other
 
 
 def one_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from traceable.analysis.completeness import Completeness, all_of
 from traceable.analysis.windows import Windows, judged, of_all
-from traceable.errors import TraceableError, TraceError
+from traceable.errors import Message, TraceableError, TraceError
 from traceable.launch import emitted, processes, run_dir, windows
 from traceable.trace.joined import joined
 from traceable.trace.model import Trace
@@ -46,14 +46,14 @@ def load_ranks(
     traces: list[tuple[str, Trace]] = []
     found: list[Windows] = []
     complete: list[Completeness] = []
-    notes: list[str] = []
+    notes: list[Message] = []
     errors: list[TraceableError] = []
     for part in parts:
         try:
             recording = load(part)
         except TraceableError as error:
             errors.append(error)
-            notes.append(f"{part.name} is not in it: {error.found}")
+            notes.append(Message("rank_left_out", f"{part.name} is not in it: {error.found}"))
             # A window that was never reached leaves nothing to read, and that is the answer.
             asked = windows.asked(part, run_dir.read(part))
             found += [judged(asked, ())] if asked is not None else []
@@ -78,6 +78,7 @@ def _check_hosts(directory: Path, traces: Sequence[tuple[str, Trace]]) -> None:
     if gpus or len(set(several)) < len(several):
         hosts = len({host for host, _ in traces})
         raise TraceError(
+            "ranks_of_several_hosts",
             f"{directory} holds ranks of {hosts} hosts, whose GPUs and processes have the same numbers",
             "name one of the ranks in it",
         )

@@ -21,7 +21,7 @@ from traceable.analysis.profile import Profile, profile_of
 from traceable.analysis.range_names import RangeNames, Rules, load_rules, range_names
 from traceable.analysis.table import Table
 from traceable.analysis.windows import STEP, Asked, Captured, Windows, captured, judged
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import Message, UnanswerableError, UsageError
 from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
@@ -77,7 +77,11 @@ def load(
         UnanswerableError: no folded name matches one of `expand`.
     """
     if raw_names and (expand or name_rules):
-        raise UsageError("raw names are not normalized: nothing to expand, and no rules apply", "leave raw_names out")
+        raise UsageError(
+            "raw_names_conflict",
+            "raw names are not normalized: nothing to expand, and no rules apply",
+            "leave raw_names out",
+        )
     rules = None if raw_names else load_rules(None if name_rules is None else Path(name_rules))
     recording = _load_raw(path, progress, run_directory, allow_unrelated)
     if rules is not None:
@@ -480,13 +484,16 @@ class Recording:
         return bool(((ranges.name == trace.name_index(STEP)) & (ranges.domain == -1) & ranges.has_payload).any())
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What of the file could not be read as it stood, was left out, or contradicts itself, a sentence each."""
+    def notes(self) -> tuple[Message, ...]:
+        """What of the file could not be read as it stood, was left out, or contradicts itself, a message each."""
         from traceable.analysis.contradictions import contradictions
 
         short = self._told[1]
-        left_out = (f"{short} callbacks of the event loop under the threshold left out",) if short else ()
-        return (*self.completeness.notes, *self.trace.source.notes, *left_out, *contradictions(self.context))
+        left_out = Message(
+            "short_callbacks_left_out", f"{short} callbacks of the event loop under the threshold left out"
+        )
+        callbacks = (left_out,) if short else ()
+        return (*self.completeness.notes, *self.trace.source.notes, *callbacks, *contradictions(self.context))
 
     def _steady(self, step_range: str | None, step_kernel: str | None) -> Recording:
         from traceable.analysis.select import selected
@@ -495,7 +502,7 @@ class Recording:
         steps = self.steps(range=step_range, kernel=step_kernel)
         first, last = steady_window(steps)
         part = self._part(selected(self.trace, time_ns=(first, last)))
-        part.selection = _narrowed(self.selection, None, None, (first, last), list(steps.notes))
+        part.selection = _narrowed(self.selection, None, None, (first, last), [note.plain for note in steps.notes])
         return part
 
     def _apart(self, *wanted: str) -> Recording:
@@ -529,7 +536,9 @@ class Recording:
             names, found = self.trace.names, self.context.found
             known = {names[index] for index in set(found.name.tolist())}
             meant = " or ".join(repr(one) for one in near(name, known))
-            raise UnanswerableError(error.found, f"did you mean {meant}?" if meant else error.remedy) from None
+            raise UnanswerableError(
+                "range_not_found", error.found, f"did you mean {meant}?" if meant else error.remedy
+            ) from None
 
 
 def _turn(question: str) -> int:
@@ -545,7 +554,7 @@ def _narrowed(
     processes: list[str] | None,
     devices: list[int] | None,
     time_ns: tuple[int | None, int | None],
-    steady: list[str] | None,
+    steady: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
     """Return the selection of a part of what was selected before; of processes and GPUs the last word counts."""
     old = before or dict.fromkeys(("processes", "devices", "start_ns", "end_ns", "steady"))

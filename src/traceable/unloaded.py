@@ -72,7 +72,9 @@ def failed(name: str, error: BaseException) -> None:
     """Log, the first time, that a name can't be loaded."""
     _tried_s[name] = monotonic()
     environment.warn_once(
-        f"load {name}", f"traceable.{name} does nothing: it can't be loaded ({type(error).__name__}: {error})"
+        "name_not_loaded",
+        f"traceable.{name} does nothing: it can't be loaded ({type(error).__name__}: {error})",
+        key=name,
     )
 
 

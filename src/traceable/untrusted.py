@@ -70,7 +70,11 @@ def _factor() -> int:
     if text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= _LARGEST_FACTOR:
         return int(text)
     if text:
-        environment.warn_once(environment.READ_LIMIT, f"{environment.READ_LIMIT}={text[:40]!r} is not a number from 1")
+        environment.warn_once(
+            "variable_invalid",
+            f"{environment.READ_LIMIT}={text[:40]!r} is not a number from 1",
+            key=environment.READ_LIMIT,
+        )
     return 1
 
 
@@ -393,13 +397,14 @@ def _wrong(value: Any, expected: str, where: str) -> str:
 
 
 _ARGV = [TEXT]
+_MESSAGE = {"code!": TEXT, "text!": TEXT}
 _PLACE = {"wall_ns!": COUNT, "step!": COUNT, "stall_ns": COUNT}
 _WINDOW = {
     "id!": TEXT,
     "start_step!": COUNT,
     "stop_step?": COUNT,
     "opened?": _PLACE,
-    "closed?": {**_PLACE, "reason!": TEXT, "error": TEXT},
+    "closed?": {**_PLACE, "reason!": TEXT, "error": TEXT, "code": TEXT},
     "by": TEXT,
 }
 _IDENTITY = {"name": TEXT, "start": TEXT, "program": TEXT, "role": TEXT, **dict.fromkeys(("rank", "world_size"), COUNT)}
@@ -476,12 +481,12 @@ MANIFEST = {
     "launcher_pid": PID,
     "pid": PID,
     "collector": {"asked": TEXT, "name!": TEXT, "reason": TEXT},
-    "plan": {"argv": _ARGV, "environment_names": [TEXT], "notes": [TEXT]},
+    "plan": {"argv": _ARGV, "environment_names": [TEXT], "notes": [_MESSAGE]},
     "start": {"wall_ns": COUNT, "program_wall_ns": COUNT},
-    "end": {"wall_ns": COUNT, "program_wall_ns": COUNT, "collector_ended": FLAG, "error": TEXT, **_ENDED},
+    "end": {"wall_ns": COUNT, "program_wall_ns": COUNT, "collector_ended": FLAG, "error": _MESSAGE, **_ENDED},
     "client_of": {"pid": PID, "name": TEXT, "port!": COUNT},
     "files": [TEXT],
-    "notes": [TEXT],
+    "notes": [_MESSAGE],
     "streams": [PATH],
     "plain": {"pid": PID, "start_wall_ns": COUNT, "end_wall_ns": COUNT, **_ENDED},
     "overhead": _OVERHEAD,
@@ -565,14 +570,15 @@ def manifest(path: Path) -> dict[str, Any]:
         content = parse(read(path))
     except OSError as error:
         raise TraceError(
+            "not_a_run_dir",
             f"{path.parent} is not a run directory: {path.name}: {error.strerror}",
             "give the directory that `traceable run` named, a .nsys-rep or a .sqlite file",
         ) from None
     except ValueError:
         content = None
     if not isinstance(content, dict) or not str(content.get("schema", "")).startswith("traceable.run/"):
-        raise TraceError(f"{path} is not a manifest of traceable's", remedy)
+        raise TraceError("not_a_manifest", f"{path} is not a manifest of traceable's", remedy)
     try:
         return checked(content, MANIFEST)
     except ValueError as error:
-        raise TraceError(f"{path} is damaged: {error}", remedy) from None
+        raise TraceError("manifest_damaged", f"{path} is damaged: {error}", remedy) from None

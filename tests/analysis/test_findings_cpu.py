@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.made import table, trace_of
+from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
 from traceable.analysis.finding_bimodal import split
@@ -41,7 +42,7 @@ def answer(trace: Trace, rule: str, **thresholds: float) -> list[dict[str, Any]]
 
 def state(trace: Trace, rule: str) -> tuple[str, str | None]:
     (row,) = (row for row in findings(Context(trace)).others["rules"].rows() if row["rule"] == rule)
-    return row["state"], row["reason"]
+    return row["state"], row["code"]
 
 
 def loop(waits: float, work: float, steps: int = 10) -> list[tuple[Any, ...]]:
@@ -59,12 +60,10 @@ def test_the_wait_for_the_next_item_is_won_at_most() -> None:
     (row,) = answer(trace, "loader_wait")
     # The first wait lies before the first step.
     assert (row["count"], row["won_ns"], row["total_ns"], row["before_steady_ns"]) == (9, 450 * MS, 500 * MS, 50 * MS)
-    assert row["sentence"] == (
-        "process 0: the loop waits for its next item 9 times, 50.00 ms each (p50; 50.00 ms at most), 90.0 % of the time"
-    )
+    assert numbers(row["sentence"]) == numbers("0, 9, 50.00 ms, 50.00 ms, 90.0 %")
     assert answer(trace, "loader_wait", wait=0.9)
     assert not answer(trace, "loader_wait", wait=0.91)
-    assert state(of_ranges(("step", 0, 1)), "loader_wait")[0] == "unsupported"
+    assert state(of_ranges(("step", 0, 1)), "loader_wait") == ("unsupported", "no_loader_waits_recorded")
 
 
 def test_a_loop_without_recorded_waits_is_in_no_range_between_its_steps() -> None:
@@ -72,8 +71,8 @@ def test_a_loop_without_recorded_waits_is_in_no_range_between_its_steps() -> Non
     (row,) = answer(trace, "time_outside_ranges")
     assert row["won_ns"] is None
     assert (row["count"], row["total_ns"]) == (9, 450 * MS)
-    assert "is in no range for 90.0 % of 500.0 ms: 450.0 ms in 9 gaps" in row["sentence"]
-    assert "most of it after step, before step: 9 gaps of 50.00 ms (p50)" in row["sentence"]
+    assert {*numbers("90.0 %, 500.0 ms, 450.0 ms, 50.00 ms")} <= {*numbers(row["sentence"])}
+    assert "after step, before step: 9 gaps of 50.00 ms" in row["sentence"]
     assert answer(trace, "time_outside_ranges", outside=0.9)
     assert not answer(trace, "time_outside_ranges", outside=0.91)
 
@@ -105,10 +104,8 @@ def uneven(slow: float, every: int = 4, steps: int = 20) -> Trace:
 def test_slow_steps_are_told_by_what_only_they_do() -> None:
     (row,) = answer(uneven(60), "bimodal_steps")
     assert (row["count"], row["won_ns"]) == (5, 5 * 60 * MS)
-    assert row["sentence"] == (
-        "process 0: 5 of 20 steps take 70.00 ms, the others 10.00 ms (p50 each), one every 4 steps; "
-        "most of it in log: 60.00 ms more"
-    )
+    assert numbers(row["sentence"]) == numbers("0, 5, 20, 70.00 ms, 10.00 ms, 4, 60.00 ms")
+    assert "log" in row["sentence"]
     assert answer(uneven(60), "bimodal_steps", steps=5)
     assert not answer(uneven(60), "bimodal_steps", steps=6)
     assert answer(uneven(2.6), "bimodal_steps")
@@ -138,33 +135,32 @@ def test_collections_are_of_the_range_that_they_interrupt() -> None:
     spans = [("train", 0, 100), *(("gc", begin, end, 0, "traceable.gc", number) for begin, end, number in times)]
     (row,) = answer(of_ranges(*spans), "gc_in_hot_range")
     assert (row["range"], row["count"], row["won_ns"]) == ("train", 2, 6 * MS)
-    assert row["sentence"] == (
-        "train: 2 garbage collections (1 of generation 2) take 6.000 ms, 6.0 % of the range's time; 5.000 ms at most"
-    )
+    assert numbers(row["sentence"]) == numbers("2, 1, 2, 6.000 ms, 6.0 %, 5.000 ms")
     assert answer(of_ranges(*spans), "gc_in_hot_range", hot=0.34)
     assert not answer(of_ranges(*spans), "gc_in_hot_range", hot=0.35)
-    assert state(of_ranges(("train", 0, 1)), "gc_in_hot_range") == ("unsupported", "no garbage collection in the trace")
+    assert state(of_ranges(("train", 0, 1)), "gc_in_hot_range") == ("unsupported", "gc_not_recorded")
 
 
 def test_waits_are_known_by_their_names_inside_of_what_they_hold_up() -> None:
     spans = [("request", 0, 100), ("acquire lock", 10, 40), ("queue.get", 200, 300), ("request", 300, 400)]
     (row,) = answer(of_ranges(*spans), "lock_wait")
     assert (row["range"], row["count"], row["won_ns"]) == ("acquire lock", 1, 30 * MS)
-    assert row["sentence"] == (
-        "request: acquire lock, a wait by its name, takes 15.0 % of its time: "
-        "once, 30.00 ms each (p50; 30.00 ms at most)"
-    )
+    assert numbers(row["sentence"]) == numbers("15.0 %, 30.00 ms, 30.00 ms")
+    assert all(name in row["sentence"] for name in ("request", "acquire lock", "once"))
     assert answer(of_ranges(*spans), "lock_wait", wait=0.15)
     assert not answer(of_ranges(*spans), "lock_wait", wait=0.16)
-    assert state(of_ranges(*(span for span in spans if span[0] == "request")), "lock_wait")[0] == "unsupported"
+    assert state(of_ranges(*(span for span in spans if span[0] == "request")), "lock_wait") == (
+        "unsupported",
+        "no_lock_waits_recorded",
+    )
 
 
 def test_without_ranges_nothing_is_answered() -> None:
-    with pytest.raises(UnanswerableError):
+    with pytest.raises(UnanswerableError, match=r"\[no_gpu_operations\]"):
         findings(Context(trace_of()))
 
 
 def test_rules_about_gpus_say_that_there_is_none() -> None:
     rows = list(findings(Context(of_ranges(("a", 0, 1)))).others["rules"].rows())
-    reasons = {row["rule"]: row["reason"] for row in rows}
-    assert all(reasons[rule.name] == "no GPU operation in the trace" for rule in RULES if rule.needs_gpu)
+    codes = {row["rule"]: row["code"] for row in rows}
+    assert all(codes[rule.name] == "no_gpu_operations" for rule in RULES if rule.needs_gpu)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.analysis.made import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_of, table, trace_of, traces
+from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
 from traceable.analysis.finding_rules import Evidence, Finding
@@ -151,9 +152,8 @@ def found_in(trace: Trace, **thresholds: float) -> list[dict[str, Any]]:
 def test_the_finding_names_the_culprit_and_what_waited() -> None:
     (row,) = found_in(shifted(audited()))
     assert (row["range"], row["count"], row["won_ns"], row["bound_of"]) == ("b", 1, 41 * 10**6, "recording")
-    assert row["sentence"] == (
-        "b blocks the event loop for 41.00 ms, in 1 of 3 a; likely waiting meanwhile: c (once, up to 41.00 ms)"
-    )
+    assert numbers(row["sentence"]) == numbers("41.00 ms, 1, 3, 41.00 ms")
+    assert all(name in row["sentence"] for name in ("3 a;", "c (once"))
     assert found_in(shifted(audited()), block=41_000)
     assert not found_in(shifted(audited()), block=41_001)
 
@@ -164,11 +164,11 @@ def test_a_block_is_counted_among_the_ranges_of_its_own_process() -> None:
     both = replace(trace, ranges=table(model.Ranges, [*rows_of(trace.ranges), *elsewhere]))
     assert len({both.threads[thread].process for thread in both.ranges.thread}) == 2
     (row,) = found_in(both)
-    assert "in 1 of 3 a;" in row["sentence"]
+    assert "1 of 3 a;" in row["sentence"]
 
 
 def test_plain_generators_hold_no_loop() -> None:
-    with pytest.raises(UnanswerableError, match="no active segment of a coroutine"):
+    with pytest.raises(UnanswerableError, match=r"\[no_event_loop_recorded\]"):
         evidence = Evidence(Context(shifted(audited(GENERATOR))), lambda _: pytest.fail("asked"))
         rule_finds(evidence)
 
@@ -184,5 +184,6 @@ def test_outside_every_range_the_callback_is_named() -> None:
     row |= {"clipped": False, "payload": 1, "has_payload": True, "identity": NULL, "fields": -1}
     trace = replace(trace_of(ranges=table(model.Ranges, [{**row, "start_ns": 1, "end_ns": 10**8}])), names=LOOP_NAMES)
     (found,) = found_in(trace)
-    assert found["sentence"].startswith("c (a callback, outside every range) blocks the event loop for 100.0 ms")
+    assert found["sentence"].startswith("c (a callback, ")
+    assert "100.0 ms" in numbers(found["sentence"])
     assert found["range"] is None

@@ -226,7 +226,7 @@ def test_expand_opens_a_folded_name() -> None:
     opened = counts(recording(*names, expand=["layers.*"]))
     assert opened == {"step *": 30, **{f"layers.{i}": 1 for i in range(30)}}
     assert len(counts(recording(*names, expand=["lay*", "st*"]))) == 60
-    with pytest.raises(UnanswerableError, match=r"'tokens.*'; folded are layers.\*, step \*"):
+    with pytest.raises(UnanswerableError, match=r"'tokens.*'; .* layers.\*, step \* \[no_folded_name_matches\]"):
         recording(*names, expand=["tokens.*"])
 
 
@@ -235,7 +235,7 @@ def test_a_range_may_be_meant_by_its_normalized_its_stripped_or_its_recorded_nam
     assert counts(one, range="layers.*") == {"layers.*": 300}
     assert counts(one, range="layers.3") == {"layers.3": 10}
     assert counts(one, range="layers.3, op_id = 33") == {"layers.3, op_id = 33": 1}
-    with pytest.raises(UnanswerableError, match=r"did you mean 'layers.\*'"):
+    with pytest.raises(UnanswerableError, match=r"'layers.\*'.*\[range_not_found\]"):
         one.ranges(range="layers.77")
     # The others are as they were.
     assert counts(one) == {"layers.*": 300}
@@ -270,7 +270,7 @@ def test_by_field_has_a_row_a_range_and_value_and_null_for_ranges_without_it() -
     rows = by_field(one, "layer")
     assert rows == [*((i, "layers.*", 2) for i in range(25)), (None, "pack", 1)]
     assert one.ranges(by="field:layer").values["value"].dtype == np.int64
-    with pytest.raises(UnanswerableError, match="no range has a field 'step'; ranges have the fields layer"):
+    with pytest.raises(UnanswerableError, match=r"'step'; .* layer \[field_not_found\]"):
         one.ranges(by="field:step")
 
 
@@ -310,7 +310,7 @@ def test_names_left_as_recorded_are_those_of_the_trace(captures: Path) -> None:
     assert one.trace.ranges.name.tolist() == trace.ranges.name.tolist()
     assert not any("op_id" in name or "seq" in name for name in counts(one))
     assert sum(counts(one).values()) == len(trace.ranges)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"\[raw_names_conflict\]"):
         load(file, raw_names=True, expand="layers.*")
 
 
@@ -348,16 +348,16 @@ def test_rules_of_a_user_apply_first_and_may_fold_sooner(written: Written) -> No
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("x = 1", "unknown key 'x'"),
-        ("", r"no \[\[rule\]\] and no fold_above"),
-        ("fold_above = 0", "fold_above is not a whole number of at least 1"),
-        ("fold_above = true", "fold_above is not a whole number"),
-        ("rule = 1", "not a list"),
-        ("[[rule]]\nname = 'x'", "rule 1: not a table with name and pattern"),
-        ("[[rule]]\nname = 'x'\npattern = 'y'\nfield = 'z'", "rule 1: not a table with name and pattern"),
-        ("[[rule]]\nname = 'x'\npattern = 7", "rule 1: its values are not texts"),
-        ("[[rule]]\nname = 'x'\npattern = '('", r"rule 1 \(x\): '\('"),
-        ("[[rule", "rules.toml"),
+        ("x = 1", r"'x'.*\[unknown_key\]"),
+        ("", r"\[no_name_rules_in_file\]"),
+        ("fold_above = 0", r"\[fold_above_invalid\]"),
+        ("fold_above = true", r"\[fold_above_invalid\]"),
+        ("rule = 1", r"\[name_rules_not_a_list\]"),
+        ("[[rule]]\nname = 'x'", r"rule 1: .*\[name_rule_malformed\]"),
+        ("[[rule]]\nname = 'x'\npattern = 'y'\nfield = 'z'", r"rule 1: .*\[name_rule_malformed\]"),
+        ("[[rule]]\nname = 'x'\npattern = 7", r"rule 1: .*\[name_rule_values_invalid\]"),
+        ("[[rule]]\nname = 'x'\npattern = '('", r"rule 1 \(x\): '\(': .*\[regex_invalid\]"),
+        ("[[rule", r"rules.toml: .*\[toml_invalid\]"),
     ],
 )
 def test_a_file_that_holds_anything_but_rules_is_refused(written: Written, text: str, reason: str) -> None:
@@ -366,10 +366,10 @@ def test_a_file_that_holds_anything_but_rules_is_refused(written: Written, text:
 
 
 def test_a_file_of_rules_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceableError, match="absent"):
+    with pytest.raises(TraceableError, match=r"absent: .*\[file_unreadable\]"):
         load_rules(tmp_path / "absent")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(TraceableError, match="not UTF-8"):
+    with pytest.raises(TraceableError, match=r"\[file_not_utf8\]"):
         load_rules(tmp_path / "bytes")
 
 
@@ -377,5 +377,5 @@ def test_a_trace_without_ranges_has_no_names(tmp_path: Path) -> None:
     (found,) = range_names([made.trace_of()], load_rules())
     assert isinstance(found, RangeNames)
     assert found.folded == {}
-    with pytest.raises(UnanswerableError, match="no ranges were recorded"):
+    with pytest.raises(UnanswerableError, match=r"\[no_ranges_recorded\]"):
         ranges(Context(made.trace_of(), found), by="field:layer")

@@ -157,10 +157,11 @@ def test_every_kernel_of_the_captures_has_a_family(captures: Path, name: str) ->
 
 def test_graphs_traced_as_wholes_are_said_to_be_missing(captures: Path) -> None:
     (note,) = kernels(context_of(captures, GRAPHS)).notes
-    assert note.startswith("10 graph launches (7811.142 ms) were traced as wholes")
+    assert note.code == "graphs_traced_whole"
+    assert note.startswith("10 graph launches (7811.142 ms) ")
     assert "--cuda-graph-trace=node" in note
 
 
 def test_a_trace_without_cuda_says_what_to_record(captures: Path) -> None:
-    with pytest.raises(UnanswerableError, match=r"no CUDA activity was recorded; (see whether|record on)"):
+    with pytest.raises(UnanswerableError, match=r"\[cuda_not_recorded\]"):
         kernels(context_of(captures, "no-cuda-tables-non-utf8"))

@@ -351,7 +351,9 @@ def test_a_copy_back_waits_for_the_kernels_before_it_and_says_so() -> None:
     )
     found = sync(Context(trace))
     first = next(found.rows())
-    assert found.notes[0] == "d2h waits 3.097 ms in total for forward (cudaStreamSynchronize, once)"
+    note = found.notes[0]
+    assert note.code == "longest_wait"
+    assert all(part in note for part in ("d2h", "3.097 ms", "forward", "cudaStreamSynchronize, once"))
     assert (first["range"], first["waited_for_range"], first["waited_for"]) == ("d2h", "forward", "c")
     assert first["wait_total_ns"] == 3_119_000 - 22_000
     assert first["cpu_share"] == pytest.approx(3_097_000 / 3_110_000)
@@ -360,13 +362,13 @@ def test_a_copy_back_waits_for_the_kernels_before_it_and_says_so() -> None:
 
 
 def test_without_calls_nothing_is_said() -> None:
-    with pytest.raises(UnanswerableError, match="no CUDA API calls"):
+    with pytest.raises(UnanswerableError, match=r"\[no_calls_recorded\]"):
         sync(Context(trace_of()))
 
 
 def test_without_waiting_calls_it_says_so() -> None:
     trace = trace_of(calls=table(model.Calls, [a_call(LAUNCH, 1, 2, 1)]))
-    with pytest.raises(UnanswerableError, match="none of the 1 CUDA API calls"):
+    with pytest.raises(UnanswerableError, match=r" 1 CUDA API calls .*\[no_waiting_calls\]"):
         sync(Context(trace))
 
 

@@ -17,6 +17,7 @@ from traceable.analysis.steps import steps
 from traceable.analysis.streams import streams
 from traceable.analysis.unrecorded import unrecorded, unrecorded_ns
 from traceable.analysis.windows import Asked, Captured, Said, Window, captured, judged
+from traceable.errors import Message
 from traceable.report.windows import lines, plain
 from traceable.trace.model import NULL, Kernels, Ranges, Trace, Windows
 
@@ -26,10 +27,17 @@ ASKED = Asked("10:30", ((10, 30),), (SAID,), pid=7, end="the end of the program 
 WHOLE = Captured("7-1", tuple(range(10, 30)), 0, "app.nsys-rep", ("7-1",))
 
 
-def outcome(window: Window = COMPLETE, file: Captured | None = WHOLE, **said: object) -> tuple[str, str]:
+def outcome(window: Window = COMPLETE, file: Captured | None = WHOLE, **said: object) -> tuple[str, Message]:
     process = replace(SAID, windows=(window,), **said)  # type: ignore[arg-type]
     (verdict,) = judged(replace(ASKED, processes=(process,)), [file] if file else []).verdicts
+    assert verdict.why is not None
     return verdict.outcome, verdict.why
+
+
+def said_of(found: windows.Windows) -> list[tuple[str, str]]:
+    """The code and the text of all that went wrong, in the order it is printed in."""
+    whys = [one.why for one in found.verdicts if one.why is not None]
+    return [(one.code, str(one)) for one in (*whys, *found.problems, *found.aside)]
 
 
 def test_a_window_whose_steps_are_all_there_is_captured():
@@ -44,10 +52,10 @@ PARENT = Said(pid=6, begun=2, ended=2, refused=0, end="exit", windows=())
 def test_a_process_that_took_no_part_does_not_make_a_run_fail():
     found = judged(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
     assert found.met
-    assert lines(plain(found)) == [
-        "asked steps 10-30, captured 20 of 20",
-        "process 6 took 2 steps, none of those that were asked for",
-    ]
+    assert lines(plain(found))[0] == "asked steps 10-30, captured 20 of 20"
+    ((code, text),) = said_of(found)
+    assert code == "process_without_asked_steps"
+    assert "process 6 " in text and " 2 steps" in text
 
 
 def test_where_no_process_took_part_all_count():
@@ -61,11 +69,13 @@ def test_each_rank_must_take_part():
     second = replace(PARENT, pid=8, rank=1, label="app_1")
     found = judged(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
     assert not found.met
-    assert lines(plain(found)) == [
-        "asked steps 10-30, captured 20 of 40 in 1 of 2 windows",
-        "steps 10-30 of app_1: never reached: the program ended after 2 steps",
-        "app_0-worker (6) took 2 steps, none of those that were asked for",
-    ]
+    first_line, second_line, _ = lines(plain(found))
+    assert first_line == "asked steps 10-30, captured 20 of 40 in 1 of 2 windows"
+    assert second_line.startswith("steps 10-30 of app_1: ")
+    never, aside = said_of(found)
+    assert never[0] == "window_never_reached" and " 2 steps" in never[1]
+    assert aside[0] == "process_without_asked_steps"
+    assert "app_0-worker (6) " in aside[1] and " 2 steps" in aside[1]
 
 
 def test_ranks_say_at_which_step_they_opened():
@@ -75,69 +85,82 @@ def test_ranks_say_at_which_step_they_opened():
         said = replace(SAID, pid=rank, rank=rank, label=f"app_{rank}", windows=(window,))
         file = replace(WHOLE, id=window.id, together=(window.id,))
         parts.append(judged(replace(ASKED, processes=(said,)), [file]))
-    said = lines(plain(windows.of_all(parts)))
+    found = windows.of_all(parts)
+    said = lines(plain(found))
     assert said[-2:] == ["ranks 0-2 opened at step 10", "rank 5 opened at step 12"]
-    assert "steps 10-30 of app_5: opened late, at step 12" in said
+    assert [line for line in said if line.startswith("steps 10-30 of app_5: ")]
+    ((code, text),) = said_of(found)
+    assert code == "window_opened_late" and text.endswith(" step 12")
 
 
 @pytest.mark.parametrize(
-    ("change", "file", "expected", "why"),
+    ("change", "file", "expected", "code", "text"),
     [
-        ({}, None, windows.MISSING_REPORT, "no report holds the window 7-1"),
-        ({}, replace(WHOLE, id="7-2"), windows.MISSING_REPORT, "no report holds the window 7-1"),
+        ({}, None, windows.MISSING_REPORT, "window_missing_report", "7-1"),
+        ({}, replace(WHOLE, id="7-2"), windows.MISSING_REPORT, "window_missing_report", "7-1"),
         (
             {},
             replace(WHOLE, together=("7-1", "7-2")),
             windows.MERGED,
-            "one report holds the windows 7-1 and 7-2",
+            "window_merged",
+            "7-1 and 7-2",
         ),
         (
             {},
             replace(WHOLE, steps=(10, 11, *range(14, 29))),
             windows.MISSING_STEPS,
-            "steps 12-13, 29 are not whole in the report",
+            "window_missing_steps",
+            "12-13, 29",
         ),
         (
             {},
             replace(WHOLE, steps=tuple(range(10, 31))),
             windows.MISSING_STEPS,
-            "the report holds 1 step of other windows",
+            "window_holds_other_steps",
+            "1 step",
         ),
         (
             {"opened_step": 11},
             replace(WHOLE, steps=tuple(range(11, 30))),
             windows.OPENED_LATE,
-            "opened late, at step 11",
+            "window_opened_late",
+            "step 11",
         ),
         (
             {"reason": "exit", "closed_step": 17},
             replace(WHOLE, steps=tuple(range(10, 17))),
             windows.STOPPED_EARLY,
-            "stopped early at step 17 by the end of the program (exit code 0)",
+            "window_stopped_early",
+            "step 17 by the end of the program (exit code 0)",
         ),
         (
             {"reason": "exception KeyError", "closed_step": 17},
             replace(WHOLE, steps=tuple(range(10, 17))),
             windows.STOPPED_EARLY,
-            "stopped early at step 17 by KeyError",
+            "window_stopped_early",
+            "step 17 by KeyError",
         ),
         (
             {"opened_step": None, "closed_step": 40, "reason": "missed"},
             None,
             windows.NEVER_OPENED,
-            "its steps were over before it could be opened, at step 40",
+            "window_steps_over",
+            "step 40",
         ),
         (
             {"opened_step": None, "reason": "failed", "error": "no CUDA runtime is there"},
             None,
             windows.NEVER_OPENED,
+            "window_never_opened",
             "no CUDA runtime is there",
         ),
     ],
 )
-def test_whatever_else_is_named(change, file, expected, why):
+def test_whatever_else_is_named(change, file, expected, code, text):
     seen = {"begun": 17, "ended": 17} if change.get("closed_step") == 17 else {}
-    assert outcome(replace(COMPLETE, **change), file, **seen) == (expected, why)
+    became, why = outcome(replace(COMPLETE, **change), file, **seen)
+    assert (became, why.code) == (expected, code)
+    assert text in why
 
 
 def test_a_signal_is_named_with_the_step_it_came_in_and_what_the_report_lost():
@@ -146,42 +169,48 @@ def test_a_signal_is_named_with_the_step_it_came_in_and_what_the_report_lost():
     asked = replace(ASKED, processes=(process,), end="SIGTERM")
     file = replace(WHOLE, steps=(10, 11, 12, 13))
     (verdict,) = judged(asked, [file]).verdicts
-    assert verdict.why == "stopped early at step 17 by SIGTERM; 3 steps before that are not in the report"
+    assert verdict.why is not None and verdict.why.code == "window_stopped_early"
+    assert "step 17 by SIGTERM" in verdict.why and " 3 steps" in verdict.why
     (other,) = judged(replace(asked, pid=99), [file]).verdicts
-    assert "by the end of the process without Python's own end" in other.why
+    assert other.why is not None and other.why.code == "window_stopped_early"
+    assert "SIGTERM" not in other.why
 
 
 def test_of_a_window_that_was_never_reached_the_number_of_steps_is_said():
     never = replace(SAID, windows=())
     found = judged(replace(ASKED, text="90:95", windows=((90, 95),), processes=(never,)), [])
     assert not found.met
-    assert lines(plain(found)) == [
-        "asked steps 90-95, captured 0 of 5",
-        "steps 90-95: never reached: the program ended after 50 steps",
-    ]
+    first_line, second_line = lines(plain(found))
+    assert first_line == "asked steps 90-95, captured 0 of 5"
+    assert second_line.startswith("steps 90-95: ")
+    ((code, text),) = said_of(found)
+    assert code == "window_never_reached" and " 50 steps" in text
 
 
 def test_processes_that_step_are_judged_each():
     second = replace(SAID, pid=8, windows=(replace(COMPLETE, id="8-1"),))
     found = judged(replace(ASKED, processes=(SAID, second)), [WHOLE])
     assert [(one.pid, one.outcome) for one in found.verdicts] == [(7, "captured"), (8, "missing_report")]
-    assert lines(plain(found))[1] == "steps 10-30 of process 8: no report holds the window 8-1"
+    assert lines(plain(found))[1].startswith("steps 10-30 of process 8: ")
+    ((code, text),) = said_of(found)
+    assert code == "window_missing_report" and "8-1" in text
 
 
 def test_an_endless_row_is_judged_by_the_windows_that_came():
     row = replace(ASKED, text="every:10:2", windows=None, processes=(replace(SAID, windows=()),))
-    assert lines(plain(judged(row, []))) == [
-        "asked steps every:10:2, captured 0 of 0",
-        "every:10:2 was never reached: the program ended after 50 steps",
-    ]
+    found = judged(row, [])
+    assert lines(plain(found))[0] == "asked steps every:10:2, captured 0 of 0"
+    ((code, text),) = said_of(found)
+    assert code == "window_never_reached"
+    assert "every:10:2 " in text and " 50 steps" in text
 
 
 def test_a_long_stall_is_said():
     slow = replace(COMPLETE, open_stall_ns=130_000_000, close_stall_ns=1_200_000_000)
     found = judged(replace(ASKED, processes=(replace(SAID, windows=(slow,)),)), [WHOLE])
-    assert lines(plain(found))[1] == (
-        "opening a window held the program up for 130.0 ms, closing it for 1.200 s at most; no step holds any of it"
-    )
+    paused = lines(plain(found))[1]
+    assert isinstance(paused, Message) and paused.code == "program_paused"
+    assert " 130.0 ms" in paused and " 1.200 s " in paused
 
 
 def step(start: int, index: int, thread: int = 0, **more: object) -> dict[str, object]:
@@ -294,20 +323,30 @@ def test_steps_are_those_of_the_program_once_conditions_are_met():
     found = judged(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
     assert lines(plain(found)) == ["asked steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20"]
     later = judged(replace(HELD, processes=(replace(process, windows=(), ended=12),)), [])
-    assert lines(plain(later))[1:] == ["steps 15-35: never reached: the program ended after 12 steps"]
+    (line,) = lines(plain(later))[1:]
+    assert line.startswith("steps 15-35: ")
+    ((code, text),) = said_of(later)
+    assert code == "window_never_reached" and " 12 steps" in text
 
 
 def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
     process = replace(
-        SAID, windows=(), counted_from=None, lacking=("3 of 5 warm-up steps were over", "1 of 2 s were over")
+        SAID,
+        windows=(),
+        counted_from=None,
+        lacking=(
+            Message("warmup_not_over", "3 of 5 warm-up steps were over"),
+            Message("delay_not_over", "1 of 2 s were over"),
+        ),
     )
     found = judged(replace(HELD, processes=(process,)), [])
-    assert lines(plain(found)) == [
-        "asked steps 10-30 after 5 warm-up steps, captured 0 of 20",
-        "steps 10-30: never reached: 3 of 5 warm-up steps were over, 1 of 2 s were over",
-    ]
+    lacking = "3 of 5 warm-up steps were over, 1 of 2 s were over"
+    assert lines(plain(found))[0] == "asked steps 10-30 after 5 warm-up steps, captured 0 of 20"
+    assert said_of(found) == [("warmup_not_over", lacking)]
     endless = judged(replace(HELD, text="every:10:2", windows=None, processes=(process,)), [])
-    assert endless.problems == ("every:10:2 was never reached: 3 of 5 warm-up steps were over, 1 of 2 s were over",)
+    (problem,) = endless.problems
+    assert problem.code == "warmup_not_over"
+    assert problem.startswith("every:10:2 ") and lacking in problem
 
 
 def test_a_window_that_its_duration_ended_is_whole_up_to_there():
@@ -315,15 +354,18 @@ def test_a_window_that_its_duration_ended_is_whole_up_to_there():
     held = replace(WHOLE, steps=tuple(range(10, 20)))
     found = judged(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
     assert lines(plain(found)) == ["asked steps 10-30 for 2.5 s at most, captured 10 of 10"]
-    assert outcome(ended, replace(held, steps=tuple(range(10, 19)))) == (
-        windows.MISSING_STEPS,
-        "steps 19 are not whole in the report",
-    )
+    became, why = outcome(ended, replace(held, steps=tuple(range(10, 19))))
+    assert (became, why.code) == (windows.MISSING_STEPS, "window_missing_steps")
+    assert " 19 " in why
 
 
 def of_time(window: Window, file: Captured | None, asked: Asked = OF_TIME, **said: object) -> list[str]:
+    """Its first line, and what went wrong as it is printed."""
     process = replace(SAID, begun=60, ended=60, counted_from=40, windows=(window,))
-    return lines(plain(judged(replace(asked, processes=(replace(process, **said),)), [file] if file else [])))  # type: ignore[arg-type]
+    found = judged(replace(asked, processes=(replace(process, **said),)), [file] if file else [])  # type: ignore[arg-type]
+    first, *more = lines(plain(found))
+    assert all(line.startswith("the window: ") for line in more) and len(more) == len(said_of(found))
+    return [first, *(f"{text} [{code}]" for code, text in said_of(found))]
 
 
 STEPS_40_60 = replace(WHOLE, steps=tuple(range(40, 60)))
@@ -331,16 +373,15 @@ STEPS_40_60 = replace(WHOLE, steps=tuple(range(40, 60)))
 
 def test_a_window_of_time_holds_the_steps_that_there_were():
     assert of_time(TIMED, STEPS_40_60) == ["asked 5 s after 2 s: the program's steps 40-60, captured 20 of 20"]
-    assert of_time(TIMED, replace(STEPS_40_60, steps=tuple(range(40, 58))))[1:] == [
-        "the window: steps 58-59 are not whole in the report"
-    ]
-    assert of_time(TIMED, None)[1:] == ["the window: no report holds the window 7-1"]
-    assert of_time(replace(TIMED, reason="exit", closed_wall_ns=3 * 10**9 + 9), STEPS_40_60)[1:] == [
-        "the window: stopped early, after 2 s of 5 s, by the end of the program (exit code 0)"
-    ]
-    assert of_time(replace(TIMED, opened_step=None, reason="failed", error="no gate"), None)[1:] == [
-        "the window: no gate"
-    ]
+    (said,) = of_time(TIMED, replace(STEPS_40_60, steps=tuple(range(40, 58))))[1:]
+    assert " 58-59 " in said and said.endswith("[window_missing_steps]")
+    (said,) = of_time(TIMED, None)[1:]
+    assert said.endswith(" 7-1 [window_missing_report]")
+    (said,) = of_time(replace(TIMED, reason="exit", closed_wall_ns=3 * 10**9 + 9), STEPS_40_60)[1:]
+    assert " 2 s of 5 s, by the end of the program (exit code 0)" in said
+    assert said.endswith("[window_stopped_early]")
+    (said,) = of_time(replace(TIMED, opened_step=None, reason="failed", error="no gate"), None)[1:]
+    assert said == "no gate [window_never_opened]"
 
 
 def test_without_steps_it_is_the_time_that_counts():
@@ -355,21 +396,18 @@ def test_until_the_end_of_the_program_any_end_will_do():
     assert of_time(replace(TIMED, reason="exit"), STEPS_40_60, endless) == [asked]
     killed = replace(TIMED, reason=None, closed_step=None, closed_wall_ns=None)
     assert of_time(killed, STEPS_40_60, replace(endless, end="SIGKILL"), end=None) == [asked]
-    assert of_time(killed, None, replace(endless, end="SIGTERM"), end=None)[1:] == [
-        "the window: no report holds the window 7-1: SIGTERM came before it was closed"
-    ]
+    (said,) = of_time(killed, None, replace(endless, end="SIGTERM"), end=None)[1:]
+    assert " 7-1: SIGTERM " in said and said.endswith("[window_missing_report]")
 
 
 def test_a_window_of_time_that_never_came_says_why():
-    process = replace(SAID, windows=(), counted_from=None, lacking=("0.3 of 2 s were over",))
-    assert lines(plain(judged(replace(OF_TIME, processes=(process,)), []))) == [
-        "asked 5 s after 2 s, captured nothing",
-        "never reached: 0.3 of 2 s were over",
-    ]
-    assert judged(OF_TIME, []).problems == (
-        "never reached: no Python of the run loaded traceable (-I, -E or -S keep it out), or it was killed before",
-    )
-    assert judged(replace(OF_TIME, need_steps=True), []).problems[0].startswith("never reached: no step began")
+    process = replace(SAID, windows=(), counted_from=None, lacking=(Message("delay_not_over", "0.3 of 2 s were over"),))
+    found = judged(replace(OF_TIME, processes=(process,)), [])
+    assert lines(plain(found))[0] == "asked 5 s after 2 s, captured nothing"
+    ((code, text),) = said_of(found)
+    assert code == "delay_not_over" and "0.3 of 2 s were over" in text
+    assert [one.code for one in judged(OF_TIME, []).problems] == ["traceable_not_loaded"]
+    assert [one.code for one in judged(replace(OF_TIME, need_steps=True), []).problems] == ["no_step_began"]
 
 
 def test_helpers_whose_window_of_time_nothing_holds_are_left_out():

@@ -122,6 +122,5 @@ mark("mark")
     environment = {**environment_of("pure"), "NVTX_INJECTION64_PATH": "/no/such/library.so"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.splitlines() == [
-        "traceable: no range is emitted: there is neither the native core nor nvtx >= 0.2.12"
-    ]
+    (line,) = result.stderr.splitlines()
+    assert line.endswith(" [nvtx_missing]")

@@ -131,7 +131,8 @@ def test_start_may_say_how_many_steps(serve):
     server = serve()
     assert server.ask("POST", "/start_profile?steps=2", "secret")[1]["asked_steps"] == 2
     status, answer = server.ask("POST", "/start_profile?steps=2", "secret")
-    assert (status, answer["error"]) == (409, "a window is asked for already, by POST /start_profile")
+    assert (status, answer["code"]) == (409, "window_requested")
+    assert answer["error"].endswith(" by POST /start_profile")
     for _ in range(4):
         server.ask("GET", "/")
     assert server.ask("POST", "/stop_profile", "secret")[1]["window"] is None
@@ -154,17 +155,23 @@ def test_who_may_not_is_refused(serve, method, token, scheme, status):
     for path in ("/start_profile", "/stop_profile"):
         found, answer = server.ask(method, path, token, scheme)
         assert found == status
-        assert "error" in answer
+        assert answer["code"] == {401: "token_required", 405: "post_required"}[status]
         assert "secret" not in str(answer)
     server.ask("GET", "/")
     assert server.steps == []
 
 
-@pytest.mark.parametrize("query", ["steps=0", "steps=-1", "steps=x", "steps=", "steps=1&steps=2", "step=2"])
-def test_a_bad_number_of_steps_is_refused(serve, query):
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        *((query, "number_invalid") for query in ("steps=0", "steps=-1", "steps=x", "steps=")),
+        *((query, "parameter_unknown") for query in ("steps=1&steps=2", "step=2")),
+    ],
+)
+def test_a_bad_number_of_steps_is_refused(serve, query, code):
     server = serve()
     status, answer = server.ask("POST", f"/start_profile?{query}", "secret")
-    assert status == 400
+    assert (status, answer["code"]) == (400, code)
     assert "steps" in answer["error"]
 
 

@@ -127,4 +127,4 @@ def test_a_run_directory_that_is_gone_is_said_once_and_stops_nothing(program):
     )
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     assert ran.done.stdout == "0\n1\n2\n"
-    assert sum("how long steps take is not noted" in line for line in ran.said) == 1
+    assert sum("[step_times_not_written]" in line for line in ran.said) == 1

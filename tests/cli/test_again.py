@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.coded import message
 
 PROGRAM = """
 import os, sys, traceable
@@ -83,16 +84,21 @@ def test_a_collector_and_steps_that_no_option_named(run, tmp_path):
     assert again.returncode == 0, again.stderr
     assert manifest(tmp_path / "two")["collector"]["asked"] == "recorder"
     assert manifest(tmp_path / "two")["window"]["windows"] == [[2, 4]]
-    assert "variables that it had and that are not set now: TRACEABLE_NSYS, TRACEABLE_STEPS" in again.stderr
+    assert message(again.stderr, "variables_missing").endswith(" TRACEABLE_NSYS, TRACEABLE_STEPS")
 
 
 def test_variables_and_flags_that_differ_are_said(run, tmp_path):
     run("--collector", "none", "-o", "one", "app.py", flags=("-X", "dev"), HAD="1")
     again = run("--again", "one", "-o", "two", HAS="1")
     assert again.returncode == 0, again.stderr
-    assert "variables that it had and that are not set now: HAD" in again.stderr
-    assert "variables that it had not: HAS" in again.stderr
-    assert "Python's own options were -X dev: write them before -m traceable" in again.stderr
+    assert message(again.stderr, "variables_missing").endswith(" HAD")
+    assert message(again.stderr, "variables_added").endswith(" HAS")
+    assert "-X dev" in message(again.stderr, "python_options_changed")
+
+
+def git_commit(folder: Path, name: str) -> str:
+    command = ["git", "rev-parse", name]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_another_commit_and_changes_are_said(run, tmp_path):
@@ -102,27 +108,29 @@ def test_another_commit_and_changes_are_said(run, tmp_path):
         subprocess.run([*git, *words], **quiet)
     run("--collector", "none", "-o", "one", "app.py")
     (tmp_path / "app.py").write_text(PROGRAM + "# changed\n")
-    assert "changes now that are not committed, and that run had none" in run("--again", "one", "-o", "two").stderr
+    assert "[changes_not_committed]" in run("--again", "one", "-o", "two").stderr
     subprocess.run([*git, "commit", "-am", "second"], **quiet)
     said = run("--again", "two", "-o", "three").stderr
-    assert "that run was of commit" in said and "the code is now at" in said
-    assert "that run had changes that were not committed, which are not known" in said
+    commits = [git_commit(tmp_path, name) for name in ("HEAD~1", "HEAD")]
+    assert all(commit[:12] in message(said, "commit_changed") for commit in commits)
+    assert "[changes_not_recorded]" in said
 
 
 def test_a_value_that_was_not_written_must_be_given(run, tmp_path):
     run("--collector", "none", "-o", "one", "app.py", "--api-key", "k", "--level=3")
     again = run("--again", "one", "-o", "two")
     assert again.returncode == 2
-    assert "the value of --api-key in the command line of one was not written" in again.stderr
+    refused = message(again.stderr, "secret_not_recorded")
+    assert "--api-key" in refused and " one " in refused
     assert not (tmp_path / "two").exists()
     assert run("--again", "one", "-o", "two", "app.py", "--api-key", "k").stdout.endswith("['--api-key', 'k']\n")
 
 
 def test_what_can_not_be_run_again(run, tmp_path):
     for words, said in (
-        (["--again", "nowhere"], "nowhere is not a run directory; give the directory that `traceable run` named"),
-        (["--again"], "--again needs a run directory"),
-        ([], "no program to run"),
+        (["--again", "nowhere"], "[not_a_run_dir]"),
+        (["--again"], "[value_missing]"),
+        ([], "[no_program]"),
     ):
         ended = run(*words)
         assert ended.returncode == 2
@@ -133,4 +141,4 @@ def test_what_can_not_be_run_again(run, tmp_path):
     (tmp_path / "elsewhere").rename(tmp_path / "moved")
     ended = run("--again", "moved/one")
     assert ended.returncode == 2
-    assert "the working directory of that run" in ended.stderr
+    assert str(tmp_path / "elsewhere") in message(ended.stderr, "working_directory_missing")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.coded import message
 from tests.conftest import REPOSITORY, absent
 
 from traceable._native import recorder_library
@@ -118,7 +119,7 @@ def test_a_recording_without_steps_says_so_and_has_its_ranges(report):
     document = json.loads(report("recorder", "stepless", "--json").stdout)
     assert [row["recording"] for row in document["others"]["steps"]] == ["A"]
     (note,) = document["notes"]
-    assert note.startswith("B has no steps to show: ")
+    assert (note["code"], note["text"][:2]) == ("steps_not_shown", "B ")
     # Not inside of a step, so it is another path.
     assert [row["path"] for row in document["rows"]] == [["step"], ["step", "forward"], ["step.wait"], ["forward"]]
     by_name = json.loads(report("recorder", "stepless", "--json", "--by", "name").stdout)["rows"]
@@ -141,25 +142,25 @@ def test_rows_are_chosen_as_in_any_report(report):
 
 
 BAD = {
-    "a view of one": (("--view", "kernels"), "--view kernels is of one recording; several have ranges and steps"),
-    "rows of one": (("--by", "instance"), "no --by instance; use path or name"),
-    "an expectation": (("--expect", "forward"), "--expect is about one recording; leave it out"),
-    "strict": (("--strict",), "--strict is about one recording"),
-    "a threshold": (("--threshold", "low_utilisation.utilisation=0.5"), "--threshold is about one recording"),
-    "no such column": (("--sort", "wall"), "the table has no column 'wall'; it has path, name"),
-    "no such table": (("--csv", "--table", "rules"), "have no table 'rules'; they have steps"),
-    "a table for nobody": (("--table", "steps"), "--table says which table --csv prints"),
-    "no such file": (("absent",), "there is no absent"),
+    "a view of one": (("--view", "kernels"), "view_of_one_recording", "--view kernels"),
+    "rows of one": (("--by", "instance"), "no_such_grouping", "--by instance"),
+    "an expectation": (("--expect", "forward"), "option_of_one_recording", "--expect"),
+    "strict": (("--strict",), "option_of_one_recording", "--strict"),
+    "a threshold": (("--threshold", "low_utilisation.utilisation=0.5"), "option_of_one_recording", "--threshold"),
+    "no such column": (("--sort", "wall"), "no_such_column", "'wall'; it has path, name"),
+    "no such table": (("--csv", "--table", "rules"), "no_such_table", "'rules'; they have steps"),
+    "a table for nobody": (("--table", "steps"), "table_needs_csv", "--table"),
+    "no such file": (("absent",), "no_such_file", "absent"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_one_line_and_code_2(what, report):
-    words, cause = BAD[what]
+    words, code, named = BAD[what]
     ended = report("recorder", "nsys", *words)
     assert (ended.returncode, ended.stdout) == (2, "")
-    (line,) = ended.stderr.splitlines()
-    assert cause in line
+    assert ended.stderr.count("\n") == 1
+    assert named in message(ended.stderr, code)
 
 
 def test_every_column_is_explained(report):

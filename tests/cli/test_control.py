@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.coded import message
 from tests.conftest import absent
 
 import traceable
 from traceable import collect
+from traceable.errors import Message
 from traceable.launch import run_dir
 from traceable.trace import Trace, load
 
@@ -192,7 +194,7 @@ def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
         (one,) = answer["processes"]
         assert one["window"]["closed"]["step"] - one["window"]["opened"]["step"] == length
         assert answer["run_dir"] == str(run.directory)
-        assert answer["files"] or "when the program ends" in answer["note"]
+        assert answer["files"] or answer["note"]["code"] in ("recording_at_end", "report_at_end")
         files += answer["files"]
     code, said = run.end()
     assert code == 0, said
@@ -236,7 +238,8 @@ def test_start_and_stop_print_what_happened(launch, control):
     assert first.startswith(f"process {run.pid} closed at step 2, ")
     assert first.endswith(": 2 steps")
     assert second.startswith(f"written to {run.directory}: recording/{run.pid}-")
-    assert err == "traceable: the recording becomes app.sqlite when the program ends\n"
+    (line,) = err.splitlines()
+    assert line.endswith("[recording_at_end]") and "app.sqlite" in line
     code, out, err = over(control("stop", "--run", "out"))
     assert (code, out, err) == (0, f"process {run.pid}: no window was open\n", "")
     assert run.end()[0] == 0
@@ -268,12 +271,12 @@ def test_a_second_controller_is_refused_and_the_first_goes_on(launch, control):
     first = control("window", "--steps", "+2", "--run", "out")
     asked(control, "out")
     said = refused(control("window", "--steps", "+5", "--run", "out"))
-    assert said.startswith(
-        f"process {run.pid} is asked for a window already, by traceable control of process {first.pid}"
-    )
+    assert said.endswith("[window_requested]")
+    assert f"process {run.pid} " in said and f"traceable control of process {first.pid};" in said
     run.steps(1)
     said = refused(control("start", "--run", "out"))
-    assert said.startswith(f"a window is open in process {run.pid} since step 0, by traceable control")
+    assert said.endswith("[window_open]")
+    assert f"process {run.pid} since step 0, by traceable control of process {first.pid};" in said
     run.steps(2)
     assert over(first)[0] == 0
     assert run.end()[0] == 0
@@ -286,10 +289,12 @@ def test_a_process_that_goes_away_is_said(launch, control):
     asking = control("window", "--steps", "+20", "--run", "out")
     asked(control, "out")
     os.kill(pid, signal.SIGKILL)
-    assert refused(asking) == f"process {pid} has gone"
+    said = refused(asking)
+    assert said.endswith("[process_gone]") and f"process {pid} " in said
     run.end()
-    assert "is over" in refused(control("status", "--run", "out"))
-    assert refused(control("status", "--pid", str(pid))).startswith(f"there is no process {pid}; ")
+    assert refused(control("status", "--run", "out")).endswith("[run_over]")
+    said = refused(control("status", "--pid", str(pid)))
+    assert said.endswith("[no_such_process]") and f"process {pid};" in said
     assert not list(run.directory.glob("control.*"))
 
 
@@ -304,7 +309,8 @@ def test_a_program_that_is_killed_within_an_endless_window_leaves_the_steps_befo
     code, said = run.end()
     assert code == -signal.SIGKILL
     assert "asked steps 0-3, captured 3 of 3" in said
-    assert "steps 0-3: stopped early at step 3 by SIGKILL" in said
+    stopped = message(said, "window_stopped_early")
+    assert "steps 0-3" in stopped and "step 3 " in stopped and "SIGKILL" in stopped
 
 
 def test_a_command_of_ours_within_the_run_does_not_listen_itself(launch, control):
@@ -315,7 +321,8 @@ def test_a_command_of_ours_within_the_run_does_not_listen_itself(launch, control
     run.line()
     run.process.stdin.write("\n")
     run.process.stdin.flush()
-    assert "no process of the run in" in run.line()
+    line = run.line()
+    assert line.endswith("[no_process_listens]") and str(run.directory) in line
     assert run.end()[0] == 0
 
 
@@ -337,57 +344,60 @@ def test_waiting_ends_after_the_time_that_was_said_and_the_window_can_be_withdra
     run = launch(recording)
     run.line()
     said = refused(control("window", "--steps", "+2", "--run", "out", "--timeout", "1"))
-    assert said.startswith(f"process {run.pid} has not done it within 1 s, and still will")
+    assert said.endswith("[not_done_in_time]")
+    assert f"process {run.pid} " in said and " 1 s" in said and "`traceable control stop`" in said
     code, out, _ = over(control("stop", "--run", "out"))
     assert (code, out) == (0, f"process {run.pid}: the window that was asked for is withdrawn\n")
     run.steps(3)
     code, said = run.end()
     assert code == 0
-    assert "no window was asked for while it ran, so nothing is recorded" in said
+    assert "[no_window_requested]" in said
 
 
 def test_a_run_without_control_is_told_how_to_start_it(launch, control):
     run = launch("recorder", options=())
     run.line()
-    assert refused(control("status", "--run", "out")) == (
-        f"the run in {run.directory} was started without --control; start it with `traceable run --control`"
-    )
+    said = refused(control("status", "--run", "out"))
+    assert said.endswith("[control_not_enabled]")
+    assert str(run.directory) in said and "`traceable run --control`" in said
     said = refused(control("window", "--steps", "+2", "--pid", str(run.pid)))
-    assert said == f"process {run.pid} was started without --control; start it with `traceable run --control`"
+    assert said.endswith("[control_not_enabled]")
+    assert f"process {run.pid} " in said and "`traceable run --control`" in said
     assert not list(run.directory.glob("control.*"))
     run.steps(1)
     assert run.end()[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "code", "named"),
     [
-        (("status", "--run", "nowhere"), "there is no run directory "),
-        (("status", "--run", "."), " is not a run directory"),
-        (("status",), "no run under traceable-runs can be controlled; "),
-        (("status", "--pid", "1", "--run", "."), "not allowed with argument"),
-        (("status", "--pid", "99999999"), "there is no process 99999999; "),
-        (("status", "--pid", "x"), "invalid int value"),
-        (("stop", "--steps", "+3"), "control stop takes no --steps; "),
-        (("window",), "control window needs --steps; write +N"),
-        (("window", "--steps", "20"), "--steps '20' is no number of steps from now on; write +N"),
-        (("window", "--steps", "+0"), "--steps '+0' holds no step, or too many; write +N"),
-        (("window", "--steps", "+-3"), "--steps '+-3' is no number"),
-        (("window", "--steps", "+x"), "--steps '+x' is no number"),
-        (("window", "--steps", "+" + "9" * 99), "is no number of steps"),
-        (("window", "--steps", "10:30"), "--steps '10:30' is no number"),
-        (("window", "--steps", "+3", "--timeout", "0"), "--timeout 0 is no time to wait; "),
-        (("dance",), "invalid choice"),
+        (("status", "--run", "nowhere"), "no_such_run", "nowhere"),
+        (("status", "--run", "."), "not_a_run_dir", ""),
+        (("status",), "no_controllable_run", "traceable-runs"),
+        (("status", "--pid", "1", "--run", "."), "arguments_invalid", "--run: not allowed with argument --pid"),
+        (("status", "--pid", "99999999"), "no_such_process", "99999999"),
+        (("status", "--pid", "x"), "arguments_invalid", "--pid: invalid int value: 'x'"),
+        (("stop", "--steps", "+3"), "option_not_supported", "--steps"),
+        (("window",), "steps_missing", "--steps"),
+        (("window", "--steps", "20"), "step_count_invalid", "'20'"),
+        (("window", "--steps", "+0"), "step_count_out_of_range", "'+0'"),
+        (("window", "--steps", "+-3"), "step_count_invalid", "'+-3'"),
+        (("window", "--steps", "+x"), "step_count_invalid", "'+x'"),
+        (("window", "--steps", "+" + "9" * 99), "step_count_invalid", "'+999"),
+        (("window", "--steps", "10:30"), "step_count_invalid", "'10:30'"),
+        (("window", "--steps", "+3", "--timeout", "0"), "seconds_invalid", "--timeout 0 "),
+        (("dance",), "arguments_invalid", "invalid choice: 'dance'"),
     ],
 )
-def test_bad_input_is_one_line(control, words, says):
-    assert says in refused(control(*words))
+def test_bad_input_is_one_line(control, words, code, named):
+    said = Message.parse(refused(control(*words)))
+    assert said.code == code
+    assert named in said
 
 
 def test_the_process_of_nobodys_run_is_said(control):
-    assert f"process {os.getpid()} is of no run of traceable's; " in refused(
-        control("status", "--pid", str(os.getpid()))
-    )
+    said = refused(control("status", "--pid", str(os.getpid())))
+    assert said.endswith("[process_without_run]") and f"process {os.getpid()} " in said
 
 
 def test_sigusr2_to_the_launcher_reaches_the_program(launch, control):

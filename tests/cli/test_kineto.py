@@ -158,15 +158,15 @@ def test_what_was_read_is_said(made: Path) -> None:
     assert lines[0] == f"profile of {made}"
     assert "torch.profiler" in lines[1]
     assert "rank 5" in lines[1]
-    assert lines[-1] == "note: events left out (traceable help kineto): 4 gpu_user_annotation"
+    assert lines[-1].startswith("note: ") and lines[-1].endswith(": 4 gpu_user_annotation [events_left_out]")
 
 
 def test_two_recordings_of_different_days_are_one_only_where_that_is_requested(captures: Path, tmp_path: Path) -> None:
     for name in ("control", "test"):
         (tmp_path / f"{name}.json.gz").symlink_to((captures / "kineto" / f"trace-diff-{name}.json.gz").resolve())
     error = refused(tmp_path)
-    assert f"{tmp_path}/control.json.gz and {tmp_path}/test.json.gz were recorded 8 days, 12:10:0" in error
-    assert error.rstrip().endswith("with --allow-unrelated (allow_unrelated=True in Python)")
+    assert f"{tmp_path}/control.json.gz and {tmp_path}/test.json.gz " in error and " 8 days, 12:10:0" in error
+    assert "--allow-unrelated" in error and error.endswith(" [traces_unrelated]\n")
     assert refused(tmp_path, tmp_path) == error
     both = document(tmp_path, "--allow-unrelated")
     assert both["window"]["duration_ns"] > 735_000 * 10**9
@@ -197,15 +197,16 @@ def test_any_name_will_do(made: Path, tmp_path: Path) -> None:
 
 def test_what_can_not_be_read_is_one_line(made: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.json.gz").write_bytes(made.read_bytes()[:-100])
-    assert "cut.json.gz is cut off after" in refused(tmp_path / "cut.json.gz")
+    assert "cut.json.gz " in (cut := refused(tmp_path / "cut.json.gz")) and cut.endswith(" [file_cut_off]\n")
     (tmp_path / "other.json").write_text('{"lr": 1}')
-    assert "is not an SQLite file, and no trace of torch.profiler either" in refused(tmp_path / "other.json")
+    assert "other.json " in (other := refused(tmp_path / "other.json")) and other.endswith(" [not_a_report]\n")
     (tmp_path / "empty.json").write_text("")
-    assert "is empty" in refused(tmp_path / "empty.json")
+    assert "empty.json " in (empty := refused(tmp_path / "empty.json")) and empty.endswith(" [file_empty]\n")
     (tmp_path / "browser.json").write_text('{"traceEvents": [{"ph": "X", "cat": "v8", "ts": 1, "dur": 1}]}')
-    assert "is JSON, but no trace of torch.profiler" in refused(tmp_path / "browser.json")
+    assert refused(tmp_path / "browser.json").endswith(" [not_a_torch_trace]\n")
     (tmp_path / "directory").mkdir()
-    assert "is not a run directory" in refused(tmp_path / "directory")
+    error = refused(tmp_path / "directory")
+    assert f"{tmp_path / 'directory'} " in error and error.endswith(" [not_a_run_dir]\n")
 
 
 def test_a_run_directory_stays_one_whatever_lies_in_it(made: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.coded import message
 
 from traceable import environment
 from traceable.cli.nsys import as_options
@@ -56,7 +57,7 @@ def test_every_preset_ends_well_and_has_the_ranges(nsys, traceable, tmp_path, pr
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert "--kill=none" in manifest["plan"]["argv"]
     for note in manifest["plan"]["notes"]:
-        assert f"traceable: {note}" in run.stderr.splitlines()
+        assert f"traceable: {note['text']} [{note['code']}]" in run.stderr.splitlines()
 
 
 def test_the_users_options_win_and_the_windows_hold(nsys, traceable, tmp_path):
@@ -67,7 +68,7 @@ def test_the_users_options_win_and_the_windows_hold(nsys, traceable, tmp_path):
     argv = json.loads((tmp_path / "out" / "run.json").read_text())["plan"]["argv"]
     assert [argv[argv.index(word) + 1] for word in ("-t", "--wait")] == ["nvtx,osrt", "all"]
     assert not [word for word in argv if word.startswith(("--trace=", "--wait="))]
-    assert "traceable: --wait all: the report is there when every process" in run.stderr
+    assert message(run.stderr, "report_waits_for_processes").startswith("--wait all: ")
     assert "NVTX" in (tmp_path / "out" / "nsys.log").read_text().upper()
 
 
@@ -83,28 +84,29 @@ def test_one_word_or_two(nsys, traceable, words):
 
 def test_a_dry_run_says_what_a_run_would_say(nsys, traceable):
     run = traceable("--dry-run", "--collector", "nsys", "--nsys-args=--kill=sigterm", "-c", "pass")
-    assert run.stderr == "traceable: --kill=sigterm: nsys may end the program when it stops recording\n"
+    assert message(run.stderr, "nsys_may_end_program").startswith("--kill=sigterm: ")
+    assert run.stderr.count("\n") == 1
     assert "--kill=none" not in ours(run)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "named"),
     [
-        ("--nsys-args=--cudabacktrce=all", "did you mean --cudabacktrace?"),
-        ("--nsys-args='-t nvtx --trace=cuda'", "cannot be specified more than once"),
-        ("--nsys-args='-t nvtx app.py'", "'app.py' in --nsys-args is no option"),
-        ("--nsys-args=--output=x", "name the run directory with `traceable run -o`"),
-        ('--nsys-args="-e \\"A"', "can't be split as a shell does"),
-        ("--steps 1:2 --nsys-args='-c nvtx'", "decided by the windows"),
-        ("--trace-preset everything", "invalid choice: 'everything'"),
+        ("--nsys-args=--cudabacktrce=all", "no_such_nsys_option", "--cudabacktrace"),
+        ("--nsys-args='-t nvtx --trace=cuda'", "nsys_args_refused", "cannot be specified more than once"),
+        ("--nsys-args='-t nvtx app.py'", "nsys_args_not_an_option", "'app.py'"),
+        ("--nsys-args=--output=x", "nsys_output_reserved", "`traceable run -o`"),
+        ('--nsys-args="-e \\"A"', "quoting_invalid", ""),
+        ("--steps 1:2 --nsys-args='-c nvtx'", "nsys_capture_range_reserved", "-c nvtx"),
+        ("--trace-preset everything", "arguments_invalid", ""),
     ],
 )
 @pytest.mark.parametrize("collector", ["nsys", "auto"])
-def test_what_can_not_be_is_one_line_before_anything_starts(nsys, traceable, tmp_path, words, said, collector):
+def test_what_can_not_be_is_one_line_before_anything_starts(nsys, traceable, tmp_path, words, code, named, collector):
     run = traceable("--collector", collector, *shlex.split(words), "-o", "out", "-c", "open('ran', 'w')")
     assert run.returncode == 2
     (line,) = run.stderr.splitlines()
-    assert said in line
+    assert named in message(line, code)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,7 +114,7 @@ def test_what_can_not_be_is_one_line_before_anything_starts(nsys, traceable, tmp
 def test_a_value_that_nsys_refuses_is_said_in_its_words_and_nothing_runs(nsys, traceable, tmp_path, collector):
     run = traceable("--collector", collector, "--nsys-args=--trace=nvtx,nothing", "-o", "out", "-c", "open('ran', 'w')")
     assert run.returncode == 2
-    assert "(Illegal --trace argument 'nothing')" in run.stderr.splitlines()[-1]
+    assert "(Illegal --trace argument 'nothing')" in message(run.stderr, "collector_ended_early")
     assert not (tmp_path / "ran").exists()
 
 
@@ -121,13 +123,15 @@ def test_with_another_collector_they_are_refused(traceable, collector):
     run = traceable("--collector", collector, "--trace-preset", "full", "--nsys-args=-tnvtx", "-c", "pass")
     assert run.returncode == 2
     (line,) = run.stderr.splitlines()
-    assert f"--trace-preset full and --nsys-args: for nsys only, and --collector {collector} records without it" in line
+    refused = message(line, "option_needs_nsys")
+    assert "--trace-preset full and --nsys-args" in refused and f"--collector {collector} " in refused
 
 
 def test_where_there_is_no_nsys_they_have_no_effect(traceable, tmp_path):
     run = traceable("--trace-preset", "full", "-o", "out", "-c", PROGRAM, TRACEABLE_NSYS=str(tmp_path / "absent"))
     assert run.returncode == 0, run.stderr
-    assert "traceable: --trace-preset full: of no effect without nsys" in run.stderr.splitlines()
+    (line,) = [line for line in run.stderr.splitlines() if line.endswith("[option_without_effect]")]
+    assert line.startswith("traceable: --trace-preset full: ") and " nsys " in line
     assert recorded(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}
 
 

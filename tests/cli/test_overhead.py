@@ -183,9 +183,9 @@ def test_a_program_that_fails_without_a_collector_is_not_run_again(run, tmp_path
     assert ended.returncode == code
     assert (tmp_path / "runs").read_text() == "x"
     cause = "exit code 7" if code == 7 else "signal 15"
-    why = f"the run without a collector failed ({cause}): there is no second one to compare"
-    assert ended.stderr.splitlines()[-1] == f"traceable: {why}"
-    assert manifest(tmp_path)["end"]["error"] == why
+    error = manifest(tmp_path)["end"]["error"]
+    assert error["code"] == "plain_run_failed" and f"({cause})" in error["text"]
+    assert ended.stderr.splitlines()[-1] == f"traceable: {error['text']} [plain_run_failed]"
     assert manifest(tmp_path)["plain"]["pid"] is not None
     assert run("out", verb="report").returncode == 2
 
@@ -219,7 +219,7 @@ def test_a_program_that_is_told_to_end_is_not_run_again_even_if_it_ends_well(run
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert (tmp_path / "runs").read_text() == "x"
-    assert "was told to end" in stderr.splitlines()[-1]
+    assert stderr.splitlines()[-1].endswith("[plain_run_interrupted]")
     # Nothing of what --strict asks for was seen.
     assert process.returncode == 3
 
@@ -240,7 +240,7 @@ def test_a_pipe_that_can_be_read_once_is_refused_before_anything_is_done(run, tm
     assert ended.returncode == 2
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
-    assert "what comes through a pipe to its stdin can be read once; give it a file" in line
+    assert line.endswith("[stdin_not_repeatable]")
     assert not (tmp_path / "out").exists()
 
 
@@ -248,7 +248,7 @@ def test_the_place_of_the_first_run_may_be_taken(run, tmp_path):
     (tmp_path / "out" / "plain").mkdir(parents=True)
     ended = run("--force", "-c", PROGRAM)
     assert ended.returncode == 2
-    assert "is where --measure-overhead keeps its first run; name another" in ended.stderr
+    assert "[plain_run_dir_taken]" in ended.stderr and " out/plain " in ended.stderr
     assert ended.stdout == ""
 
 

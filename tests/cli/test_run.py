@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from tests.coded import message, messages
 
 from traceable import environment
 
@@ -26,24 +28,24 @@ def run(tmp_path):
 
 
 BAD = {
-    "no program": ((), "no program to run"),
-    "no script": (("absent.py",), "there is no script absent.py: No such file or directory"),
-    "a near script": (("ap.py",), "did you mean app.py?"),
-    "a directory": (("folder",), "folder is a directory without __main__.py"),
-    "a syntax error": (("broken.py",), "broken.py:2: SyntaxError"),
-    "no module": (("-m", "no_such_module"), "there is no module no_such_module"),
-    "broken code": (("-c", "x ="), "<string>:1: SyntaxError"),
-    "no command": (("--", "no-such-command"), "there is no command no-such-command"),
-    "not executable": (("--", "./app.py"), "is not an executable file"),
-    "an unknown option": (("--jsn", "app.py"), "there is no option --jsn; did you mean --json?"),
-    "an unknown option with a value": (("--colector=nsys", "app.py"), "did you mean --collector?"),
-    "an option of Python's": (("-u", "app.py"), "write it before: python -u -m traceable run"),
-    "no value": (("--collector",), "--collector: expected one argument"),
-    "no such collector": (("--collector", "perf", "app.py"), "invalid choice: 'perf'"),
-    "a name that is a path": (("--name", "a/b", "app.py"), "is no file name"),
-    "an output below a file": (("-o", "app.py/out", "app.py"), "is not a directory"),
-    "an output that can't be made": (("-o", "/proc/nowhere", "app.py"), "can't be made"),
-    "an output that is full": (("-o", "folder", "app.py"), "is not empty; name another directory, or add --force"),
+    "no program": ((), "no_program", ""),
+    "no script": (("absent.py",), "no_such_script", "absent.py: No such file or directory"),
+    "a near script": (("ap.py",), "no_such_script", "app.py"),
+    "a directory": (("folder",), "directory_without_main", "folder"),
+    "a syntax error": (("broken.py",), "syntax_error", "broken.py:2: SyntaxError"),
+    "no module": (("-m", "no_such_module"), "no_such_module", "no_such_module"),
+    "broken code": (("-c", "x ="), "syntax_error", "<string>:1: SyntaxError"),
+    "no command": (("--", "no-such-command"), "no_such_command", "no-such-command"),
+    "not executable": (("--", "./app.py"), "not_executable", "./app.py"),
+    "an unknown option": (("--jsn", "app.py"), "no_such_option", "--json?"),
+    "an unknown option with a value": (("--colector=nsys", "app.py"), "no_such_option", "--collector?"),
+    "an option of Python's": (("-u", "app.py"), "option_of_python", "python -u -m traceable run"),
+    "no value": (("--collector",), "arguments_invalid", "--collector: expected one argument"),
+    "no such collector": (("--collector", "perf", "app.py"), "arguments_invalid", "invalid choice: 'perf'"),
+    "a name that is a path": (("--name", "a/b", "app.py"), "name_invalid", "'a/b'"),
+    "an output below a file": (("-o", "app.py/out", "app.py"), "not_a_directory", "app.py"),
+    "an output that can't be made": (("-o", "/proc/nowhere", "app.py"), "run_dir_not_created", "/proc/nowhere"),
+    "an output that is full": (("-o", "folder", "app.py"), "run_dir_not_empty", "folder"),
 }
 
 
@@ -54,13 +56,13 @@ def test_bad_input_is_one_line_and_code_2(what, run, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    words, cause = BAD[what]
+    words, code, named = BAD[what]
     ended = run(*words)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
     assert ended.stderr.startswith("traceable: ")
-    assert cause in ended.stderr
+    assert named in message(ended.stderr, code)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -93,7 +95,7 @@ def test_dry_run_prints_the_line_and_creates_nothing(nsys, run, tmp_path):
 def test_dry_run_of_a_bad_program_says_so(run):
     ended = run("--collector", "none", "--dry-run", "absent.py")
     assert ended.returncode == 2
-    assert "there is no script" in ended.stderr
+    assert "[no_such_script]" in ended.stderr and "absent.py" in ended.stderr
 
 
 def test_one_line_says_which_collector_and_why(run, tmp_path):
@@ -136,10 +138,10 @@ def test_json_in_a_file_does_not_mix_with_what_the_program_prints(run, tmp_path)
     code = ANNOTATED.replace("SystemExit(4)", "SystemExit(0)")
     ended = run("--collector", "recorder", "--json=answer.json", "--expect", "pack,h2d", "--quiet", "-c", code)
     assert (ended.returncode, ended.stdout) == (0, "served\n" * 3)
-    assert ended.stderr.splitlines() == [
-        "traceable: expected h2d: never entered",
-        "traceable: 1 of 2 expectations not met",
-    ]
+    assert [one.code for one in messages(ended.stderr)] == ["never_entered", "expectations_not_met"]
+    assert len(ended.stderr.splitlines()) == 2
+    assert "h2d" in message(ended.stderr, "never_entered")
+    assert re.findall(r"\d+", message(ended.stderr, "expectations_not_met")) == ["1", "2"]
     assert [row["name"] for row in json.loads((tmp_path / "answer.json").read_text())["names"]] == ["pack"]
     shown = run("--collector", "recorder", "--csv=table.csv", "-o", "out", "-c", code)
     assert "profile of out" in shown.stderr
@@ -185,7 +187,8 @@ def test_a_secret_of_the_environment_is_not_in_the_manifest_nor_given_to_nsys(ns
 def test_a_time_limit_that_is_none_is_said_and_ignored(nsys, run):
     ended = run("--collector", "nsys", "-o", "out", "-c", "pass", **{environment.START_SECONDS: "soon"})
     assert ended.returncode == 0
-    assert "TRACEABLE_START_SECONDS='soon' is no time; ignored" in ended.stderr
+    (said,) = [line for line in ended.stderr.splitlines() if line.endswith("[variable_invalid]")]
+    assert "TRACEABLE_START_SECONDS='soon'" in said
 
 
 def test_the_launcher_spends_no_numpy_before_the_program(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.coded import message
 from tests.report.made import STEPS, export
 
 from traceable.recording import load
@@ -119,7 +120,7 @@ def test_all_is_every_view_and_says_of_the_rest_why_not(database: Path, tmp_path
     without_gpu(cpu_only)
     lines = said(cpu_only, "--view", ALL).splitlines()
     assert sum(line.startswith("not answered: ") for line in lines) >= 4
-    assert "unanswerable" in document(cpu_only, "--view", ALL)["kernels"]
+    assert document(cpu_only, "--view", ALL)["kernels"]["unanswerable"]["code"] == "cuda_not_recorded"
 
 
 def without_gpu(path: Path) -> None:
@@ -135,7 +136,7 @@ def without_gpu(path: Path) -> None:
 def test_one_view_that_cannot_be_answered_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     path = tmp_path / "cpu.sqlite"
     without_gpu(path)
-    assert "on a machine with a GPU" in refused(path, "--view", "kernels")
+    assert "[cuda_not_recorded]" in refused(path, "--view", "kernels")
     assert refused(path, "--view", "gaps", "--json")
 
 
@@ -143,8 +144,8 @@ def test_range_narrows_and_a_range_that_is_not_there_names_those_that_may_be_mea
     whole = document(database, "--view", "memory")["memory"]["rows"]
     assert sum(row["count"] for row in whole) == 2 * STEPS
     error = refused(database, "--view", "memory", "--range", "Forwad")
-    assert "no range 'Forwad'" in error
-    assert "did you mean 'forward'?" in error
+    found = message(error, "range_not_found")
+    assert "'Forwad'" in found and "'forward'?" in found
     kernels = document(database, "--view", "kernels", "--range", "forward")["kernels"]["rows"]
     assert [row["count"] for row in kernels] == [2 * STEPS, 2 * STEPS]
 
@@ -187,58 +188,99 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
     assert names("--sort", "name") == ["gemm_kernel", "softmax_kernel"]
     assert names("--sort", "kernel_max", "--top", "1") == ["gemm_kernel"]
     assert names("--match", "soft*") == ["softmax_kernel"]
-    assert "has no column 'beauty'; it has name" in refused(database, "--view", "kernels", "--sort", "beauty")
+    error = refused(database, "--view", "kernels", "--sort", "beauty")
+    assert "'beauty'; it has name" in message(error, "no_such_column")
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "code", "named"),
     [
-        (("--view", "beauty"), "--view"),
-        (("--view", "gaps", "--by", "name"), "--view gaps takes no --by"),
-        (("--view", "kernels", "--by", "colour"), "--view kernels has no --by colour; use kernel or"),
-        (("--view", "steps", "--range", "step"), "--view steps takes no --range; leave it out; "),
-        (("--range", "stop"), "no range 'stop' in the trace; did you mean 'step'?"),
-        (("--view", "gaps", "--match", "a*"), "takes no --match"),
-        (("--view", "gaps", "--step-range", "step"), "--view gaps takes no --step-range; add --steady"),
-        (("--view", "gaps", "--top", "-1"), "'-1' is not a whole number"),
-        (("--slowest", "2", "--view", "sync"), "--view sync takes no --slowest"),
-        (("--slowest", "2", "--by", "name"), "--slowest prints instances, not --by name"),
-        (("--slowest", "2", "--top", "5"), "--slowest prints whole trees, and --top chooses rows"),
-        (("--by", "field:"), "--view ranges has no --by field:; use path or"),
-        (("--by", "field:layer"), "no range has a field 'layer'; no range has fields"),
-        (("--view", "kernels", "--by", "field:layer"), "--view kernels has no --by field:layer"),
-        (("--raw-names", "--expand", "step"), "--expand has no effect on --raw-names"),
-        (("--expand", "step *"), "no folded range name matches --expand 'step *'; no names are folded"),
-        (("--name-rules", "/nowhere.toml"), "/nowhere.toml"),
-        (("--view", "gaps", "--device", "x"), "'x' is not a whole number"),
-        (("--view", "gaps", "--device", "7"), "no GPU 7"),
-        (("--view", "gaps", "--process", "nobody"), "no process 'nobody'"),
-        (("--time", "now"), "no span of time"),
-        (("--time", "1s:x"), "'x' is no time"),
-        (("--time", "2s:1s"), "ends before it begins"),
-        (("--view", "all", "--csv"), "--json"),
-        (("--view", "all", "--sort", "count"), "takes no --sort; ask one view at a time"),
-        (("--view", "gaps", "--table", "largest"), "add --csv"),
-        (("--view", "gaps", "--csv", "--table", "x"), "has no table 'x'; it has "),
-        (("--view", "kernels", "--names", "long"), "--names"),
-        (("--csv", "--table", "names"), "--view ranges takes no --table"),
-        (("--sort", "beauty"), "has no column 'beauty'"),
-        (("--view", "gaps", "--threshold", "launch_bound.gap=1"), "--view gaps takes no --threshold"),
-        (("--by", "thread", "--threshold", "launch_bound.gap=1"), "--view ranges takes no --threshold"),
-        (("--csv", "--threshold", "launch_bound.gap=1"), "--threshold; add --view findings"),
-        (("--threshold", "launch_bound.gapp=1"), "did you mean launch_bound.gap? there are small_h2d_copies.bytes, "),
-        (("--view", "findings", "--threshold", "launch_bound.gap"), "'launch_bound.gap' is not RULE.NAME=VALUE"),
-        (("--view", "all", "--threshold", "launch_bound.gap=x"), "'launch_bound.gap=x' is not RULE.NAME=VALUE"),
-        (("--threshold", "launch_bound.gap=-1"), "-1.0 is no value for launch_bound.gap; give a number from 0 on"),
-        (("--threshold", "launch_bound.gap=nan"), "nan is no value"),
-        (("--view", "findings", "--range", "step"), "--view findings takes no --range"),
-        (("--view", "kernels", "--families", "/nowhere.toml"), "/nowhere.toml"),
-        (("--view", "steps", "--step-range", "a", "--step-kernel", "b"), "--step-kernel"),
+        (("--view", "beauty"), "arguments_invalid", "--view: invalid choice: 'beauty'"),
+        (("--view", "gaps", "--by", "name"), "option_not_supported", "--view gaps takes no --by;"),
+        (("--view", "kernels", "--by", "colour"), "no_such_grouping", "--by colour; use kernel or"),
+        (("--view", "steps", "--range", "step"), "option_not_supported", "--view steps takes no --range;"),
+        (("--range", "stop"), "range_not_found", "'step'?"),
+        (("--view", "gaps", "--match", "a*"), "option_not_supported", "--match"),
+        (("--view", "gaps", "--step-range", "step"), "option_not_supported", "--step-range; add --steady"),
+        (("--view", "gaps", "--top", "-1"), "number_invalid", "--top: '-1'"),
+        (("--slowest", "2", "--view", "sync"), "option_not_supported", "--slowest"),
+        (("--slowest", "2", "--by", "name"), "slowest_needs_instances", "--by name"),
+        (("--slowest", "2", "--top", "5"), "slowest_needs_all_rows", "--top"),
+        (("--by", "field:"), "no_such_grouping", "--by field:; use path or"),
+        (("--by", "field:layer"), "field_not_found", "'layer'"),
+        (("--view", "kernels", "--by", "field:layer"), "no_such_grouping", "--by field:layer"),
+        (("--raw-names", "--expand", "step"), "raw_names_conflict", "--expand"),
+        (("--expand", "step *"), "no_folded_name_matches", "'step *'"),
+        (("--name-rules", "/nowhere.toml"), "file_unreadable", "/nowhere.toml"),
+        (("--view", "gaps", "--device", "x"), "number_invalid", "--device: 'x'"),
+        (("--view", "gaps", "--device", "7"), "gpu_not_in_trace", "7"),
+        (("--view", "gaps", "--process", "nobody"), "process_not_in_trace", "'nobody'"),
+        (("--time", "now"), "time_span_invalid", "now"),
+        (("--time", "1s:x"), "time_invalid", "'x'"),
+        (("--time", "2s:1s"), "time_span_reversed", "2s:1s"),
+        (("--view", "all", "--csv"), "csv_of_all_views", "--json"),
+        (("--view", "all", "--sort", "count"), "option_not_supported", "--sort"),
+        (("--view", "gaps", "--table", "largest"), "table_needs_csv", "--csv"),
+        (("--view", "gaps", "--csv", "--table", "x"), "no_such_table", "'x'; it has "),
+        (("--view", "kernels", "--names", "long"), "arguments_invalid", "--names: invalid choice: 'long'"),
+        (("--csv", "--table", "names"), "option_not_supported", "--table"),
+        (("--sort", "beauty"), "no_such_column", "'beauty'"),
+        (
+            ("--view", "gaps", "--threshold", "launch_bound.gap=1"),
+            "option_not_supported",
+            "--view gaps takes no --threshold;",
+        ),
+        (
+            ("--by", "thread", "--threshold", "launch_bound.gap=1"),
+            "option_not_supported",
+            "--view ranges takes no --threshold;",
+        ),
+        (("--csv", "--threshold", "launch_bound.gap=1"), "csv_without_findings", "--threshold; add --view findings"),
+        (
+            ("--threshold", "launch_bound.gapp=1"),
+            "threshold_not_found",
+            "launch_bound.gap? there are small_h2d_copies.bytes, ",
+        ),
+        (("--view", "findings", "--threshold", "launch_bound.gap"), "threshold_malformed", "'launch_bound.gap'"),
+        (("--view", "all", "--threshold", "launch_bound.gap=x"), "threshold_malformed", "'launch_bound.gap=x'"),
+        (("--threshold", "launch_bound.gap=-1"), "threshold_invalid", "-1.0"),
+        (("--threshold", "launch_bound.gap=nan"), "threshold_invalid", "nan"),
+        (("--view", "findings", "--range", "step"), "option_not_supported", "--view findings takes no --range;"),
+        (("--view", "kernels", "--families", "/nowhere.toml"), "file_unreadable", "/nowhere.toml"),
+        (("--view", "steps", "--step-range", "a", "--step-kernel", "b"), "arguments_invalid", "--step-kernel"),
     ],
     ids=" ".join,
 )
-def test_what_makes_no_sense_is_refused_in_one_line(database: Path, words: tuple[str, ...], found: str) -> None:
-    assert found in refused(database, *words)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    database: Path, words: tuple[str, ...], code: str, named: str
+) -> None:
+    assert named in message(refused(database, *words), code)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--range", "stop"), ("'stop'", "'step'?")),
+        (("--by", "field:layer"), ("'layer'",)),
+        (("--expand", "step *"), ("'step *'",)),
+        (("--name-rules", "/nowhere.toml"), ("/nowhere.toml",)),
+        (("--view", "gaps", "--device", "7"), ("GPU 7", "0, 1")),
+        (("--view", "gaps", "--process", "nobody"), ("'nobody'", "70", "71")),
+        (("--time", "1s:x"), ("'x'",)),
+        (("--time", "2s:1s"), ("'2s:1s'",)),
+        (("--threshold", "launch_bound.gapp=1"), ("launch_bound.gap?", "small_h2d_copies.bytes, ")),
+        (("--threshold", "launch_bound.gap=-1"), ("-1.0 ", " launch_bound.gap; ", "0")),
+        (("--threshold", "launch_bound.gap=nan"), ("nan ",)),
+        (("--view", "kernels", "--families", "/nowhere.toml"), ("/nowhere.toml",)),
+        (("--view", "steps", "--step-range", "a", "--step-kernel", "b"), ("--step-range", "--step-kernel")),
+    ],
+    ids=" ".join,
+)
+def test_what_is_refused_is_named_with_what_there_is(
+    database: Path, words: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    error = refused(database, *words)
+    assert [name for name in names if name not in error] == []
 
 
 def test_numbers_in_the_names_of_several_recordings_are_folded_together(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from traceable.collect.recorder import RecorderCollector
 from traceable.collect.recording import ProcessRecording, read_recording
+from traceable.errors import Message
 from traceable.trace import Trace, load
 
 
@@ -17,7 +18,7 @@ def process_of(run_dir: Path) -> ProcessRecording:
     return process
 
 
-def finalised(run_dir: Path) -> tuple[Trace, tuple[str, ...]]:
+def finalised(run_dir: Path) -> tuple[Trace, tuple[Message, ...]]:
     done = RecorderCollector(gpu=True).finalise(run_dir, "app")
     assert done.database is not None, done.notes
     return load(done.database), done.notes
@@ -28,5 +29,5 @@ def rows(run_dir: Path, query: str) -> list[Any]:
         return database.execute(query).fetchall()
 
 
-def notes_of(run_dir: Path) -> list[str]:
+def notes_of(run_dir: Path) -> list[Message]:
     return list(RecorderCollector(gpu=True).finalise(run_dir, "app").notes)

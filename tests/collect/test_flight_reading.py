@@ -116,7 +116,9 @@ def test_a_segment_without_its_mark_is_said_and_left_out(run_dir: Path) -> None:
     content = bytearray(ring.read_bytes())
     content[16] ^= 255
     ring.write_bytes(content)
-    assert RecorderCollector().finalise(run_dir, "app").notes == (f"{ring} is damaged; its segment at byte 0 is lost",)
+    (note,) = RecorderCollector().finalise(run_dir, "app").notes
+    assert note.code == "segment_damaged"
+    assert str(ring) in note and "byte 0 " in note
 
 
 def test_a_process_that_died_before_its_first_segment_is_none(run_dir: Path) -> None:
@@ -172,8 +174,14 @@ def test_limits_are_read_and_written(text: str, read: FlightRecorder, written: s
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "5", "s", "5s,", "5s,6ms", "1MB,2MB", "-5s", "1.5s", "5 parsecs", "9" * 18 + "h"]
+    ("text", "code"),
+    [
+        *((text, "flight_recorder_invalid") for text in ("", ",", "5", "s", "5s,", "-5s", "1.5s", "5 parsecs")),
+        *((text, "flight_recorder_repeated") for text in ("5s,6ms", "1MB,2MB")),
+        *((text, "flight_recorder_out_of_range") for text in ("9" * 18 + "h", "0s", "1kB")),
+    ],
 )
-def test_limits_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--flight-recorder"):
+def test_limits_that_are_none_are_refused(text: str, code: str) -> None:
+    with pytest.raises(UsageError, match="--flight-recorder") as refused:
         parse(text)
+    assert refused.value.code == code

@@ -9,7 +9,7 @@ import pytest
 from traceable import collect
 from traceable.collect import gpu_device, recorder
 from traceable.collect.nsys_given import Asked
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, Message
 
 
 def made(root: Path, *files: str) -> Path:
@@ -25,9 +25,9 @@ VERSION = "proc/driver/nvidia/version"
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ((), "this machine has no NVIDIA GPU"),
-        (("dev/nvidiactl", "dev/nvidia-uvm", VERSION), "the NVIDIA driver is loaded, but no GPU is in /dev"),
-        ((VERSION, "proc/driver/nvidia/gpus/0000:01:00.0/information"), "is loaded, but no GPU is in /dev"),
+        ((), "no_gpu"),
+        (("dev/nvidiactl", "dev/nvidia-uvm", VERSION), "no_gpu_in_dev"),
+        ((VERSION, "proc/driver/nvidia/gpus/0000:01:00.0/information"), "no_gpu_in_dev"),
         ((VERSION, "proc/driver/nvidia/gpus/0000:01:00.0/information", "usr/bin/nvidia-modprobe"), None),
         (("dev/nvidia0", "dev/nvidiactl"), None),
         (("dev/dxg",), None),
@@ -36,7 +36,7 @@ VERSION = "proc/driver/nvidia/version"
 )
 def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -> None:
     found = gpu_device.unusable({}, made(tmp_path, *files))
-    assert found is None if why is None else why in str(found)
+    assert (found and found.code) == why
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,22 @@ def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -
 def test_devices_that_the_environment_hides(tmp_path: Path, visible: str, hides: bool) -> None:
     root = made(tmp_path, "dev/nvidia0", "dev/nvidia1")
     found = gpu_device.unusable({"CUDA_VISIBLE_DEVICES": visible}, root)
-    assert found == (f"CUDA_VISIBLE_DEVICES={visible} hides every GPU" if hides else None)
+    if hides:
+        assert found is not None
+        assert found.code == "gpus_hidden"
+        assert f"CUDA_VISIBLE_DEVICES={visible} " in found
+    else:
+        assert found is None
 
 
 def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = made(tmp_path, "dev/nvidia0")
     # Root may open any file.
     monkeypatch.setattr(gpu_device.os, "access", lambda *_: False)
-    assert gpu_device.unusable({}, root) == f"{root}/dev/nvidia0 can't be opened by this user"
+    found = gpu_device.unusable({}, root)
+    assert found is not None
+    assert found.code == "gpu_not_permitted"
+    assert f"{root}/dev/nvidia0 " in found
 
 
 def test_auto_takes_nsys_for_a_gpu_and_where_its_own_options_are_given(nsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,17 +69,18 @@ def test_auto_takes_nsys_for_a_gpu_and_where_its_own_options_are_given(nsys, mon
     asked = {"nsys": Asked(words=("--trace=nvtx",))}
     monkeypatch.setattr(gpu_device, "unusable", lambda: None)
     assert collect.choose("auto").collector.name == "nsys"
-    monkeypatch.setattr(gpu_device, "unusable", lambda: "there is no GPU")
+    monkeypatch.setattr(gpu_device, "unusable", lambda: Message("no_gpu", "there is no GPU"))
     assert collect.choose("auto", settings=asked).collector.name == "nsys"
-    assert collect.choose("auto").reason == "embedded recorder; nsys is not used: there is no GPU"
+    without = collect.choose("auto")
+    assert without.collector.name == "recorder"
+    assert without.reason.endswith("there is no GPU [no_gpu]")
     # Where the recorder was not built.
-    assert collect.choose("auto", {"recorder": "it was not built"}).collector.name == "nsys"
+    assert collect.choose("auto", {"recorder": recorder.NOT_BUILT}).collector.name == "nsys"
 
 
 def test_a_recorder_that_was_not_built_has_one_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "recorder_library", lambda: None)
     with pytest.raises(CollectorError) as raised:
         collect.choose("recorder")
-    assert str(raised.value) == (
-        "the collector recorder: the embedded recorder was not built; reinstall traceable where there is a C compiler"
-    )
+    assert raised.value.code == "recorder_not_built"
+    assert raised.value.remedy == recorder.REBUILD

@@ -17,6 +17,7 @@ from traceable.collect import kineto_clock
 from traceable.collect.kineto_merge import Parts
 from traceable.collect.kineto_threads import Threads
 from traceable.collect.recording import ProcessRecording, ThreadRecording
+from traceable.errors import Message
 
 # ---- one clock
 
@@ -70,7 +71,8 @@ def test_what_kineto_records_lies_in_the_range_that_the_recorder_heard_around_it
     assert set(part.file.events.left_out) <= {"cpu_instant_event"}
     assert not part.file.events.calls
     ((remark,),) = rows(run_dir, "SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = 1")
-    assert f"the GPU work of process {process.pid} is placed among its ranges to " in remark
+    assert Message.parse(remark).code == "gpu_placed_by_markers"
+    assert f" process {process.pid} " in remark
 
 
 def markers(*brackets: tuple[int, int, int]) -> Any:
@@ -124,7 +126,7 @@ def test_without_markers_the_wall_clock_places_the_work_and_that_is_said(tmp_pat
     clock = clock_of(document, tmp_path)
     assert clock.uncertainty_ns is None
     assert clock.monotonic_ns(np.array([1000])).tolist() == [1000]
-    assert "by the wall clock" in kineto_clock.describe(clock, 1)
+    assert kineto_clock.describe(clock, 1).code == "gpu_placed_by_wall_clock"
 
 
 # ---- the threads

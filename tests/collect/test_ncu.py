@@ -155,25 +155,35 @@ def test_the_command_line_holds_all_of_the_selection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("said", "code", "named"),
     [
         (
             "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n==WARNING== No kernels were profiled.",
-            "PERM",
+            "counters_not_permitted",
+            "ERR_NVGPUCTRPERM",
         ),
-        ("==ERROR== Profiling failed because a driver resource was unavailable. Ensure", "another tool holds"),
-        ("==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock.", "lock file"),
-        ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "driver does not fit"),
-        ("==ERROR== Failed to find metric regex:^dram", "no such metric"),
-        ("==ERROR== Invalid configuration for nvtx-include : x", "Invalid configuration for nvtx-include"),
-        ("==ERROR== The application returned an error code (3).\n==WARNING== No kernels were profiled.", "no kernel"),
-        ("==PROF== Connected to process 1", "left no report"),
-        ("", "left no report"),
+        ("==ERROR== Profiling failed because a driver resource was unavailable. Ensure", "counters_taken", ""),
+        ("==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock.", "ncu_lock_file", ""),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "ncu_driver_mismatch", ""),
+        ("==ERROR== Failed to find metric regex:^dram", "ncu_no_such_metric", ""),
+        (
+            "==ERROR== Invalid configuration for nvtx-include : x",
+            "ncu_failed",
+            "Invalid configuration for nvtx-include : x",
+        ),
+        (
+            "==ERROR== The application returned an error code (3).\n==WARNING== No kernels were profiled.",
+            "ncu_no_kernel",
+            "inside of range forward",
+        ),
+        ("==PROF== Connected to process 1", "ncu_no_report", "'==PROF== Connected to process 1'"),
+        ("", "ncu_no_report", ""),
     ],
 )
-def test_why_ncu_left_no_report_is_told_from_what_it_said(said: str, found: str) -> None:
+def test_why_ncu_left_no_report_is_told_from_what_it_said(said: str, code: str, named: str) -> None:
     error = ncu.failure(said, "inside of range forward")
-    assert found in error.found
+    assert error.code == code
+    assert named in error.found
     assert "\n" not in str(error)
     assert error.remedy
 
@@ -192,8 +202,10 @@ def test_only_from_2022_2_on_are_ranges_filtered_by_regular_expressions() -> Non
 def test_a_named_ncu_that_is_none_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for named in (tmp_path, tmp_path / "absent"):
         monkeypatch.setenv("TRACEABLE_NCU", str(named))
-        with pytest.raises(CollectorError, match="is not an executable file"):
+        with pytest.raises(CollectorError, match=f"TRACEABLE_NCU={named} ") as error:
             ncu_install.find()
+        assert error.value.code == "tool_not_executable"
     monkeypatch.setenv("TRACEABLE_NCU", "/bin/false")
-    with pytest.raises(CollectorError, match="--version ends with 1 and says '"):
+    with pytest.raises(CollectorError, match=r"/bin/false --version .* 1 ") as error:
         ncu_install.find()
+    assert error.value.code == "tool_failed"

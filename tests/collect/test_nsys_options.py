@@ -144,10 +144,17 @@ def test_an_option_is_read_as_nsys_reads_it(real, typed, name, value):
     assert (one.name, one.value, list(one.words)) == (name, value, shlex.split(typed))
 
 
-@pytest.mark.parametrize("typed", ["app.py", "-t nvtx app.py", "--trace", "-t", "--", "-t nvtx -- app.py"])
-def test_what_is_no_option_or_lacks_its_value_is_refused(real, typed):
-    with pytest.raises(UsageError, match=r"--nsys-args"):
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [
+        *((typed, "nsys_args_not_an_option") for typed in ("app.py", "-t nvtx app.py", "--", "-t nvtx -- app.py")),
+        *((typed, "value_missing") for typed in ("--trace", "-t")),
+    ],
+)
+def test_what_is_no_option_or_lacks_its_value_is_refused(real, typed, code):
+    with pytest.raises(UsageError, match=r"--nsys-args") as error:
         read_given(typed.split(), real)
+    assert error.value.code == code
 
 
 @pytest.mark.parametrize("typed", ["--trace=osrt", "--trace osrt", "-t osrt", "-tosrt"])
@@ -189,7 +196,8 @@ def test_a_newer_nsys_gets_what_it_offers(newer, tmp_path):
         "--gpu-metrics-devices=all",
     ]
     (missing,) = collector.plan(["program"], tmp_path, "app").notes
-    assert missing == "preset full: nsys 2026.4.1 has no --trace=cusparse: left out"
+    assert missing.code == "nsys_option_missing"
+    assert "preset full: " in missing and "2026.4.1" in missing and "--trace=cusparse" in missing
 
 
 def test_what_the_machine_does_not_permit_is_left_out_and_said(newer, tmp_path):
@@ -198,9 +206,9 @@ def test_what_the_machine_does_not_permit_is_left_out_and_said(newer, tmp_path):
     words = told(collector, tmp_path)
     assert "--sample=none" in words and "--cpuctxsw=none" in words
     assert not [word for word in words if "backtrace" in word or "gpu-metrics" in word]
-    said = collector.plan(["program"], tmp_path, "app").notes[1]
-    assert "samples and backtraces of the CPU (not permitted here" in said
-    assert "the GPU's counters (Insufficient privilege" in said
+    _, samples, counters = collector.plan(["program"], tmp_path, "app").notes
+    assert (samples.code, counters.code) == ("samples_not_permitted", "gpu_counters_unavailable")
+    assert "Insufficient privilege" in counters
 
 
 @pytest.mark.parametrize(
@@ -238,8 +246,9 @@ def test_samples_are_left_alone_where_nsys_is_known_not_to_end_with_them(newer, 
     if modern:
         assert "--sample=none" in told(collector, tmp_path)
         left_out, warned = collector.plan(["program"], tmp_path, "app").notes
-        assert "without samples and backtraces of the CPU (nsys 2022.4.2 may never end with them" in left_out
-        assert warned.startswith("--cpuctxsw=process-tree: nsys 2022.4.2 may never end with them")
+        assert (left_out.code, warned.code) == ("samples_hang_nsys", "samples_hang_nsys")
+        assert "preset python: " in left_out and "nsys 2022.4.2 " in left_out
+        assert warned.startswith("--cpuctxsw=process-tree: nsys 2022.4.2 ")
 
 
 def test_each_preset_records_ranges_and_leaves_the_program_alone(newer, tmp_path):
@@ -250,8 +259,11 @@ def test_each_preset_records_ranges_and_leaves_the_program_alone(newer, tmp_path
 
 
 def test_an_option_that_nsys_does_not_have_names_the_nearest(newer, tmp_path):
-    with pytest.raises(UsageError, match=r"has no option --unheard-sampling; did you mean --python-sampling\?"):
+    with pytest.raises(UsageError) as error:
         told(newer(Asked(words=("--unheard-sampling=true",))), tmp_path)
+    assert error.value.code == "no_such_nsys_option"
+    assert "--unheard-sampling" in error.value.found
+    assert "--python-sampling" in error.value.remedy
 
 
 def test_an_option_that_its_help_keeps_to_itself_is_for_nsys_to_judge(newer, tmp_path):
@@ -259,37 +271,48 @@ def test_an_option_that_its_help_keeps_to_itself_is_for_nsys_to_judge(newer, tmp
 
 
 @pytest.mark.parametrize(
-    ("typed", "why"),
+    ("typed", "code"),
     [
-        ("-c nvtx", "decided by the windows"),
-        ("--capture-range-end=stop", "decided by the windows"),
-        ("-t cuda", "add nvtx"),
-        ("--nvtx-domain-include=default", "let traceable.window in"),
-        ("--nvtx-domain-exclude=traceable.window", "let traceable.window in"),
+        ("-c nvtx", "nsys_capture_range_reserved"),
+        ("--capture-range-end=stop", "nsys_capture_range_reserved"),
+        ("-t cuda", "windows_need_nvtx"),
+        ("--nvtx-domain-include=default", "window_domain_excluded"),
+        ("--nvtx-domain-exclude=traceable.window", "window_domain_excluded"),
     ],
 )
-def test_what_would_undo_the_windows_is_refused_with_them_only(newer, tmp_path, typed, why):
+def test_what_would_undo_the_windows_is_refused_with_them_only(newer, tmp_path, typed, code):
     collector = newer(Asked(words=tuple(typed.split())))
-    with pytest.raises(UsageError, match=re.escape(why)):
+    with pytest.raises(UsageError, match=re.escape(typed)) as error:
         told(collector, tmp_path, Gating(2))
+    assert error.value.code == code
+    assert ("traceable.window" in error.value.remedy) == (code == "window_domain_excluded")
     assert told(collector, tmp_path)[-len(typed.split()) :] == typed.split()
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "code"),
     [
-        ("--kill=sigterm", "may end the program"),
-        ("--wait all", "every process that the program left behind"),
-        ("--trace=cuda", "no range is recorded"),
-        ("-t nvtx,python-gil", "enclose the program's own"),
+        ("--kill=sigterm", "nsys_may_end_program"),
+        ("--wait all", "report_waits_for_processes"),
+        ("--trace=cuda", "nvtx_not_traced"),
+        ("-t nvtx,python-gil", "gil_recorded_as_ranges"),
     ],
 )
-def test_what_comes_of_an_option_that_breaks_a_promise_is_said(newer, tmp_path, typed, said):
+def test_what_comes_of_an_option_that_breaks_a_promise_is_said(newer, tmp_path, typed, code):
     (note,) = newer(Asked(words=tuple(typed.split()))).plan(["program"], tmp_path, "app").notes
-    assert note.startswith(f"{typed}: ") and said in note
+    assert note.code == code
+    assert note.startswith(f"{typed}: ")
 
 
-@pytest.mark.parametrize("typed", ["-o x", "--output=x", "--help", "--help=cuda", "-h", "--os-events=help", "-n false"])
-def test_what_is_not_the_users_to_say_is_refused(nsys, tmp_path, typed):
-    with pytest.raises(UsageError, match=f"{typed} can't be in --nsys-args"):
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [
+        *((typed, "nsys_output_reserved") for typed in ("-o x", "--output=x")),
+        *((typed, "nsys_starts_no_program") for typed in ("--help", "--help=cuda", "-h", "--os-events=help")),
+        ("-n false", "nsys_passes_no_environment"),
+    ],
+)
+def test_what_is_not_the_users_to_say_is_refused(nsys, tmp_path, typed, code):
+    with pytest.raises(UsageError, match=f"{typed} .*--nsys-args") as error:
         told(NsysCollector(Asked(words=tuple(typed.split()))), tmp_path)
+    assert error.value.code == code

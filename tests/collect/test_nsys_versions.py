@@ -22,6 +22,7 @@ from traceable.collect.base import Gating
 from traceable.collect.nsys import NsysCollector
 from traceable.collect.nsys_given import Asked
 from traceable.collect.nsys_options import Options, parse
+from traceable.errors import Message
 
 VERSIONS = stand_in.versions()
 DISCARD = "--discard-environment"
@@ -33,7 +34,7 @@ Asks = list[tuple[str, str]]
 class Permissive:
     """A machine on which everything may be sampled."""
 
-    def no_samples(self) -> str | None:
+    def no_samples(self) -> Message | None:
         return None
 
     def gpu_metrics(self, option: str) -> tuple[str | None, str]:

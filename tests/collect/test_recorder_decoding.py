@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from traceable.collect import recording as rec
 from traceable.collect import recording_events
+from traceable.errors import Message
 
 HEADER = struct.Struct("<8sIIQII16s16x")
 ATTRIBUTES, PAYLOAD, RANGE_ID = 16, 17, 18
@@ -65,7 +66,7 @@ def test_events_are_what_their_records_say_however_the_file_is_cut_into_chunks(
         path = Path(folder) / "1.events"
         body = b"".join(struct.pack("<QQ", data, kind << 56 | value) for kind, value, data in records)
         path.write_bytes(HEADER.pack(b"TRCBLEVT", rec.VERSION, 0, 1, 1, 0, b"main") + body + bytes(64))
-        notes: list[str] = []
+        notes: list[Message] = []
         thread = rec.ThreadRecording(path, path.with_suffix(".text"), 1, 1, "main")
         found: list[Seen] = []
         for part in recording_events.read_events(thread, notes, chunk):

@@ -16,7 +16,7 @@ from traceable.collect import kineto_clock, recorder_gpu
 from traceable.collect.base import Gating
 from traceable.collect.recorder import RecorderCollector
 from traceable.collect.recording import read_recording
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, Message
 from traceable.trace import load
 
 # ---- what is missing is said
@@ -25,9 +25,9 @@ from traceable.trace import load
 def test_a_process_that_never_imported_torch_is_named(recorded: Callable[..., Path]) -> None:
     run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
     pid = process_of(run_dir).pid
-    assert notes_of(run_dir) == [
-        f"process {pid} never imported torch: GPU work of its own, if any, is not recorded",
-    ]
+    (note,) = notes_of(run_dir)
+    assert note.code == "torch_not_imported"
+    assert f"process {pid} " in note
 
 
 def test_a_torch_without_cuda_says_so_once_and_the_ranges_are_recorded(recorded: Callable[..., Path]) -> None:
@@ -46,11 +46,13 @@ if __name__ == "__main__":
 """
     run_dir = recorded(code)
     lines = [line for line in (run_dir / "stderr").read_text().splitlines() if line.startswith("traceable: ")]
-    assert lines == [f"traceable: torch {torch.__version__} is built without CUDA: --gpu records no GPU"]
+    (line,) = lines
+    assert f" {torch.__version__} " in line
+    assert line.endswith(" [torch_without_cuda]")
     assert notes_of(run_dir) == []
     assert len(load(run_dir / "app.sqlite").ranges) == 2
     ((remark,),) = rows(run_dir, "SELECT text FROM DIAGNOSTIC_EVENT")
-    assert remark.endswith("is built without CUDA: no GPU is recorded")
+    assert Message.parse(remark).code == "torch_without_cuda"
 
 
 def test_what_a_killed_process_recorded_of_the_gpu_is_lost_and_its_ranges_are_kept(
@@ -67,28 +69,27 @@ os.kill(os.getpid(), signal.SIGKILL)
     run_dir = recorded(code, status=-9)
     pid = process_of(run_dir).pid
     (note,) = notes_of(run_dir)
-    assert note.startswith(f"process {pid} did not end its recording of the GPU (it was killed, or still runs)")
+    assert note.code == "gpu_recording_not_ended"
+    assert f"process {pid} " in note
     assert len(load(run_dir / "app.sqlite").ranges) == 1
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
+    ("state", "code"),
     [
-        (gpu_gate.LOST, "what process {pid} recorded of the GPU could not be written: no room"),
-        (gpu_gate.REFUSED, "the GPU work of process {pid} is not recorded: no room"),
-        (
-            gpu_gate.WAITING,
-            "process {pid} imported torch and did not use CUDA with it: there is no GPU work",
-        ),
+        (gpu_gate.LOST, "gpu_recording_not_written"),
+        (gpu_gate.REFUSED, "gpu_refused"),
+        (gpu_gate.WAITING, "cuda_not_used"),
     ],
 )
-def test_what_a_process_says_of_itself_is_said_at_the_end(
-    recorded: Callable[..., Path], state: str, expected: str
-) -> None:
+def test_what_a_process_says_of_itself_is_said_at_the_end(recorded: Callable[..., Path], state: str, code: str) -> None:
     run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
     pid = process_of(run_dir).pid
     say(run_dir, pid, state, "no room")
-    assert notes_of(run_dir) == [expected.format(pid=pid)]
+    (note,) = notes_of(run_dir)
+    assert note.code == code
+    assert f"process {pid} " in note
+    assert ("no room" in note) == (state != gpu_gate.WAITING)
 
 
 def test_a_damaged_file_costs_its_own_work_alone(captures: Path, recorded: Callable[..., Path]) -> None:
@@ -102,9 +103,9 @@ def test_a_damaged_file_costs_its_own_work_alone(captures: Path, recorded: Calla
     unclocked = write(foreign, run_dir, process.pid, 3)
     say(run_dir, process.pid, gpu_gate.STOPPED)
     notes = notes_of(run_dir)
-    assert len(notes) == 2
-    assert notes[0].startswith(f"{cut} is cut off after ")
-    assert notes[1] == f"{unclocked} does not say when it was recorded and was left out"
+    assert [note.code for note in notes] == ["file_cut_off", "gpu_file_without_clock"]
+    assert notes[0].startswith(f"{cut} ")
+    assert notes[1].startswith(f"{unclocked} ")
     assert len(load(run_dir / "app.sqlite").kernels) == 130
 
 
@@ -140,11 +141,12 @@ assert state() == "waiting"
     (child,) = (pid for pid, one in processes.items() if one.parent_pid in processes)
     (parent,) = processes.keys() - {child}
     why = "this torch was built without CUPTI"
-    assert f"traceable: the GPU is not recorded in process {child}: {why}\n" in (run_dir / "stderr").read_text()
-    assert notes_of(run_dir) == [
-        f"the GPU work of process {child} is not recorded: {why}",
-        f"process {parent} imported torch and did not use CUDA with it: there is no GPU work",
-    ]
+    (line,) = (one for one in (run_dir / "stderr").read_text().splitlines() if one.endswith(" [torch_without_cupti]"))
+    assert f"process {child}: {why} " in line
+    refused, unused = notes_of(run_dir)
+    assert (refused.code, unused.code) == ("gpu_refused", "cuda_not_used")
+    assert f"process {child} " in refused and why in refused
+    assert f"process {parent} " in unused
     assert len(load(run_dir / "app.sqlite").ranges) == 2
 
 
@@ -163,7 +165,7 @@ with torch.autograd.profiler.profile(use_kineto=True):
 """
     run_dir = recorded(code)
     lines = [line for line in (run_dir / "stderr").read_text().splitlines() if line.startswith("traceable: ")]
-    assert "traceable: the program starts a torch profiler of its own, so ours ended there: " in "\n".join(lines)
+    assert [line for line in lines if line.endswith(" [other_profiler_started]")]
     assert len(list((run_dir / "gpu").glob("*.gz"))) == 1
     assert notes_of(run_dir) == []
 
@@ -187,7 +189,7 @@ for index in traceable.steps(range(9)):
     assert sorted(path.name for path in (run_dir / "gpu").glob("*.gz")) == [
         f"{pid}-{number}.pt.trace.json.gz" for number in (1, 2)
     ]
-    assert len(rows(run_dir, "SELECT 1 FROM DIAGNOSTIC_EVENT WHERE text LIKE '%is placed among its ranges to%'")) == 2
+    assert len(rows(run_dir, "SELECT 1 FROM DIAGNOSTIC_EVENT WHERE text LIKE '%[gpu_placed_by_markers]'")) == 2
 
 
 # ---- how it is asked for
@@ -214,8 +216,9 @@ def test_only_the_recorder_needs_help_and_under_nsys_it_is_refused(monkeypatch: 
     assert collect.with_gpu(none) is none
     assert "the GPU by the program's own torch" in collect.with_gpu(collect.choose("recorder")).reason
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    with pytest.raises(CollectorError, match="one profiler at a time"):
+    with pytest.raises(CollectorError) as error:
         collect.with_gpu(collect.choose("recorder"))
+    assert error.value.code == "inside_nsys"
 
 
 def test_the_two_sides_agree_on_their_words() -> None:

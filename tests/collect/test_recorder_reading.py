@@ -73,7 +73,7 @@ def test_the_collector_is_registered_and_names_what_it_sets(tmp_path: Path) -> N
     collector = named("recorder")
     assert collector.name == "recorder"
     if not collector.availability().available:
-        assert "not built" in collector.availability().reason
+        assert collector.availability().code == "recorder_not_built"
         return
     plan = collector.plan(("python", "app.py"), tmp_path, "app")
     assert plan.argv == ("python", "app.py")
@@ -126,8 +126,9 @@ def test_what_is_no_export_is_never_overwritten_or_deleted(run_dir: Path, tmp_pa
         database.write_text("mine")
     before = database.lstat()
     for _ in range(2):
-        with pytest.raises(CollectorError, match="no export of one; move it away"):
+        with pytest.raises(CollectorError, match=str(database)) as error:
             RecorderCollector().finalise(run_dir, "app")
+        assert error.value.code == "file_in_the_way"
         after = database.lstat()
         assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
         for events in run_dir.glob("recording/*/*.events"):
@@ -137,7 +138,7 @@ def test_what_is_no_export_is_never_overwritten_or_deleted(run_dir: Path, tmp_pa
 
 def test_nothing_recorded_is_said_and_is_no_database(tmp_path: Path) -> None:
     recorded = RecorderCollector().finalise(tmp_path, "app")
-    assert (recorded.database, recorded.notes) == (None, ("no range or mark was recorded",))
+    assert (recorded.database, [note.code for note in recorded.notes]) == (None, ["nothing_recorded"])
     (tmp_path / "recording").mkdir()
     assert RecorderCollector().finalise(tmp_path, "app").database is None
 
@@ -145,7 +146,9 @@ def test_nothing_recorded_is_said_and_is_no_database(tmp_path: Path) -> None:
 def test_a_process_that_recorded_nothing_is_counted(run_dir: Path) -> None:
     record(run_dir, "import nvtx; nvtx.get_domain('silent')")
     recorded = RecorderCollector().finalise(run_dir, "app")
-    assert recorded.notes == ("1 of 2 processes used NVTX and recorded no range or mark",)
+    (note,) = recorded.notes
+    assert note.code == "processes_without_ranges"
+    assert "1 of 2 " in note
     assert query(recorded.database, RANGES) == WHOLE
 
 
@@ -176,10 +179,12 @@ def test_a_damaged_record_is_noted_and_what_stands_before_it_used(run_dir: Path)
     path.write_bytes(content)
     recorded = RecorderCollector().finalise(run_dir, "app")
     (note,) = recorded.notes
+    assert note.code == "events_damaged"
     assert str(path) in note
-    assert "record 40" in note
-    assert query(recorded.database, "SELECT text FROM DIAGNOSTIC_EVENT") == [(note,)]
-    assert RecorderCollector().finalise(run_dir, "app").notes == recorded.notes
+    assert " 40 " in note
+    assert query(recorded.database, "SELECT text FROM DIAGNOSTIC_EVENT") == [(note.printed,)]
+    again = RecorderCollector().finalise(run_dir, "app").notes
+    assert [one.plain for one in again] == [note.plain]
 
 
 def test_lost_names_and_texts_leave_the_ranges(run_dir: Path) -> None:
@@ -194,7 +199,7 @@ def test_one_foreign_process_directory_does_not_cost_the_others(run_dir: Path) -
     (run_dir / "recording" / "notes.txt").write_text("mine")
     recorded = RecorderCollector().finalise(run_dir, "app")
     assert query(recorded.database, RANGES) == WHOLE
-    assert len(recorded.notes) == 2
+    assert [note.code for note in recorded.notes] == ["file_unreadable", "not_a_process_recording"]
     assert str(other / "process") in recorded.notes[0]
     assert "notes.txt" in recorded.notes[1]
 
@@ -207,14 +212,19 @@ def test_a_process_killed_before_its_header_was_written_is_nothing(run_dir: Path
     assert (query(recorded.database, RANGES), recorded.notes) == (WHOLE, ())
 
 
-@pytest.mark.parametrize("content", [b"x" * 10, b"something else entirely" * 300])
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(b"x" * 10, "header_unknown"), (b"something else entirely" * 300, "file_unreadable")],
+    ids=["short", "longer than a header"],
+)
 def test_a_recording_of_which_nothing_can_be_read_is_an_error_that_names_the_file(
-    run_dir: Path, content: bytes
+    run_dir: Path, content: bytes, code: str
 ) -> None:
     path = only(run_dir, "*/process")
     path.write_bytes(content)
-    with pytest.raises(CollectorError, match=str(path)):
+    with pytest.raises(CollectorError, match=str(path)) as error:
         RecorderCollector().finalise(run_dir, "app")
+    assert error.value.code == code
     assert path.read_bytes() == content
 
 
@@ -224,8 +234,9 @@ def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, n
     content = bytearray(path.read_bytes())
     content[8] = 99
     path.write_bytes(content)
-    with pytest.raises(CollectorError, match=f"{path} is in recording format 99"):
+    with pytest.raises(CollectorError, match=f"{path} .* 99,") as error:
         RecorderCollector().finalise(run_dir, "app")
+    assert error.value.code == "recording_version_unknown"
 
 
 @pytest.mark.parametrize(
@@ -251,13 +262,15 @@ def test_a_header_that_no_recorder_writes_is_left_out_by_name(
     path.write_bytes(content)
     recorded = RecorderCollector().finalise(run_dir, "app")
     assert query(recorded.database, RANGES) == WHOLE
-    assert len(recorded.notes) == 1
-    assert f"{path} is damaged ({why}" in recorded.notes[0]
+    (note,) = recorded.notes
+    assert note.code == "header_damaged"
+    assert str(path) in note and f"({why}" in note
 
 
 def test_an_unwritable_place_is_an_error_and_leaves_no_half_file(run_dir: Path) -> None:
-    with pytest.raises(CollectorError, match=r"app\.sqlite can't be written"):
+    with pytest.raises(CollectorError, match=r"app\.sqlite ") as error:
         RecorderCollector().finalise(run_dir, "app", run_dir / "gone")
+    assert error.value.code == "file_not_written"
     assert sorted(path.name for path in run_dir.iterdir()) == ["recording"]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import struct
 
 import pytest
 from tests.launch.test_windows import PROGRAM, ran, recording  # noqa: F401 - fixtures
 
-from traceable.launch import run_dir
+from traceable.capture.conditions import Conditions
+from traceable.launch import run_dir, windows
 
 SERVER = """
 import sys, traceable
@@ -62,16 +65,15 @@ def test_a_delay_is_counted_from_the_first_range(form, ran, monkeypatch):  # noq
 
 def test_a_window_that_closed_before_the_first_range_is_said(ran):  # noqa: F811
     run = ran("recorder", "--delay", "start+0.2", "--duration", "0.3", code=SLOW_IMPORT)
-    (said,) = [line for line in run.said if "before the first range" in line]
-    assert re.match(r"certain: the window closed \d+\.\d s before the first range \(process \d+ made its first", said)
+    (said,) = [line for line in run.said if line.endswith(" [closed_before_first_range]")]
+    assert re.match(r"certain: .* \d+\.\d s .*\(process \d+ ", said)
     assert not any(line.startswith("likely: ") for line in run.said)
 
 
 def test_a_delay_from_a_range_that_never_came_is_said(ran):  # noqa: F811
     run = ran("recorder", "--delay", "0.2", "--strict", code="import traceable")
     assert run.done.returncode == 3
-    (said,) = [line for line in run.said if "never reached" in line]
-    assert "no range and no step began, from which the delay is counted (--delay start+S" in said
+    assert any(line.endswith("[delay_not_begun]") and "--delay start+S" in line for line in run.said)
 
 
 def test_after_requests_everything_is_recorded_to_the_end(recording, ran):  # noqa: F811
@@ -82,37 +84,61 @@ def test_after_requests_everything_is_recorded_to_the_end(recording, ran):  # no
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "code", "start", "how_far"),
     [
-        (["--after-request", "100", "--steps", "1:2"], "steps 1-2: never reached: 0 of 100 requests were over"),
-        (["--after-request", "100"], "never reached: 0 of 100 requests were over"),
-        (["--warmup-steps", "60", "--steps", "1:2"], "steps 1-2: never reached: 50 of 60 warm-up steps were over"),
-        (["--warmup-steps", "50"], "never reached: no step began after its conditions were met"),
-        (["--warmup-steps", "45", "--steps", "10:12"], "steps 55-57: never reached: the program ended after 50 steps"),
-        (["--idle", "1000"], "never reached: no step came after 1000 s without one (the longest was "),
+        (["--after-request", "100", "--steps", "1:2"], "requests_not_over", "steps 1-2: ", " 0 of 100 requests "),
+        (["--after-request", "100"], "requests_not_over", "", " 0 of 100 requests "),
+        (["--warmup-steps", "60", "--steps", "1:2"], "warmup_not_over", "steps 1-2: ", " 50 of 60 warm-up steps "),
+        (["--warmup-steps", "50"], "no_step_after_conditions", "", ""),
+        (["--warmup-steps", "45", "--steps", "10:12"], "window_never_reached", "steps 55-57: ", " 50 steps "),
+        (["--idle", "1000"], "no_idle_pause", "", " 1000 s "),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_what_was_never_met_is_said_with_how_far_it_came(ran, options, said):  # noqa: F811
+def test_what_was_never_met_is_said_with_how_far_it_came(ran, options, code, start, how_far):  # noqa: F811
     run = ran("recorder", *options, "--strict")
     assert run.done.returncode == 3
-    assert any(line.startswith(said) for line in run.said), run.done.stderr
+    said = [line for line in run.said if line.startswith(start) and line.endswith(f" [{code}]")]
+    assert said and how_far in said[0], run.done.stderr
     assert run_dir.read(run.directory)["end"]["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("conditions", "end", "waited_s", "lacks"),
+    [
+        (Conditions(warmup_steps=60), "exit", None, {"warmup_not_over": "50 of 60"}),
+        (Conditions(requests=100), "exit", None, {"requests_not_over": "30 of 100"}),
+        (Conditions(idle_s=1000.0), "exit", None, {"no_idle_pause": "0.25 s"}),
+        (Conditions(delay_s=2.0), "exit", None, {"delay_not_begun": "--delay start+S"}),
+        (Conditions(delay_s=2.0), "exit", 0.5, {"delay_not_over": "0.5 of 2 s"}),
+        (Conditions(delay_s=2.0), None, 0.5, {"delay_not_over": "2 s"}),
+        (Conditions(delay_s=2.0), None, None, {"delay_not_over": "2 s"}),
+        (Conditions(warmup_steps=51, requests=31), "exit", None, {"warmup_not_over": "51", "requests_not_over": "31"}),
+        (Conditions(warmup_steps=50), "exit", None, {"no_step_after_conditions": ""}),
+    ],
+)
+def test_each_condition_that_was_not_met_has_a_code_and_how_far_it_came(tmp_path, conditions, end, waited_s, lacks):
+    content = {"schema": "traceable.status/1", "pid": 7, "steps": {"begun": 0, "ended": 0}, "refused": 0, "windows": []}
+    content |= {"end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
+    (tmp_path / "status.7.json").write_text(json.dumps(content))
+    (tmp_path / "status.7.steps").write_bytes(struct.pack("<qqq", 50, 50, 30))
+    (process,) = windows.told(tmp_path, conditions)
+    assert [one.code for one in process.lacking] == list(lacks)
+    assert all(number in one for one, number in zip(process.lacking, lacks.values(), strict=True))
 
 
 def test_requests_are_counted_up_to_a_kill(ran):  # noqa: F811
     code = SERVER + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
     run = ran("recorder", "--after-request", "100", code=code, words=("30",))
-    assert "never reached: 30 of 100 requests were over" in run.said
+    assert any(line.endswith("[requests_not_over]") and " 30 of 100 requests " in line for line in run.said)
 
 
 def test_a_duration_longer_than_the_program_is_said(ran):  # noqa: F811
     run = ran("recorder", "--duration", "1000", "--strict")
     assert run.done.returncode == 3
     (said,) = [line for line in run.said if line.startswith("the window: ")]
-    assert re.fullmatch(
-        r"the window: stopped early, after \S+ s of 1000 s, by the end of the program \(exit code 0\)", said
-    )
+    assert said.endswith("[window_stopped_early]")
+    assert re.search(r" \S+ s of 1000 s, by the end of the program \(exit code 0\)", said)
 
 
 def test_each_process_has_its_own_window_of_time(ran):  # noqa: F811
@@ -137,7 +163,7 @@ def test_steps_of_a_function_of_a_program_that_knows_nothing_of_us(recording, ra
 
 def test_a_window_in_code_that_nsys_was_not_told_of_is_said_and_all_is_recorded(ran, nsys):  # noqa: F811
     run = ran("nsys", code="import traceable\ntraceable.window(10, 30)\n" + PROGRAM)
-    said = "traceable.window() has no effect: nsys was started to record everything; "
-    assert run.said.count(said + "name the steps with `run --steps`, or run with --control") == 1
+    (line,) = (line for line in run.said if line.endswith(" [nsys_not_gated]"))
+    assert "traceable.window()" in line
     assert run.steps("app.sqlite") == list(range(50))
     assert run.report["capture"] is None

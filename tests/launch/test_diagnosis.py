@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -134,8 +135,9 @@ def test_a_healthy_run_says_nothing_and_keeps_what_was_ruled_out(healthy):
 def test_nothing_is_annotated(collector, run, tmp_path):
     done = run(collector, "print('hello')")
     assert (done.returncode, done.stdout) == (0, "hello\n")
-    assert "traceable: likely: the program is not annotated" in done.stderr
-    assert "fix: put `with traceable.annotate" in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.endswith(" [nothing_annotated]"))
+    assert line.startswith("traceable: likely: ")
+    assert "with traceable.annotate(" in done.stderr[done.stderr.index("fix: ") :]
     assert first(tmp_path / "out").cause == "nothing_annotated"
 
 
@@ -161,7 +163,7 @@ def test_processes_that_were_left_out_are_not_missing(run, tmp_path):
 
 def test_ranges_before_an_exec(nsys, run, tmp_path):
     done = run("nsys", REPLACED)
-    assert "replaced itself" in done.stderr
+    assert "[exec]" in done.stderr
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty, found.loss) == ("exec", "likely", "everything")
 
@@ -170,9 +172,10 @@ def test_ranges_before_an_exec(nsys, run, tmp_path):
 def test_a_child_without_the_environment(collector, run, tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     done = run(collector, SCRUBBED)
-    assert "without the environment of the run" in done.stderr
+    assert "[environment_scrubbed]" in done.stderr
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty, found.loss) == ("environment_scrubbed", "likely", "everything")
+    assert found.evidence[0].endswith(" TRACEABLE_RUN_DIR")
 
 
 @pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
@@ -180,14 +183,14 @@ def test_a_child_without_the_variables_of_the_collector(collector, run, tmp_path
     run(collector, WITHOUT_INJECTION)
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty) == ("environment_scrubbed", "certain")
-    assert "it made the ranges unheard" in found.evidence
+    assert any(one.endswith(" unheard") for one in found.evidence)
 
 
 def test_a_program_that_fails_before_it_does_anything(run, tmp_path):
     run("recorder", "import traceable, nowhere\nwith traceable.annotate('work'): pass\n")
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty) == ("program_failed", "likely")
-    assert any("exception ModuleNotFoundError" in one for one in found.evidence)
+    assert any("ModuleNotFoundError" in one for one in found.evidence)
 
 
 def test_the_nvtx_package_is_silent_under_this_nsys(nsys, run, tmp_path):
@@ -202,7 +205,7 @@ def test_the_nvtx_package_is_silent_under_this_nsys(nsys, run, tmp_path):
 def test_a_capture_range_whose_string_is_not_registered(nsys, run, tmp_path):
     waits = "-c nvtx -p unregistered --capture-range-end=stop --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
     done = run("nsys", UNREGISTERED, "--nsys-args", waits)
-    assert "was told to hear registered strings only" in done.stderr
+    assert "[unregistered_string]" in done.stderr
     assert first(tmp_path / "out").cause == "unregistered_string"
 
 
@@ -227,13 +230,12 @@ def test_cuda_is_traced_and_no_context_was_created(healthy, tmp_path):
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty, found.loss) == ("no_cuda_context", "possible", "part")
-    assert "CUDA was traced, and no CUDA call was recorded" in found.evidence
+    assert any("NVIDIA H100" in one for one in found.evidence)
 
 
 def test_nvtx_was_not_asked_for(nsys, run, tmp_path):
     done = run("nsys", WORK, "--nsys-args=-tcuda")
-    assert "environment of the run" not in done.stderr
-    assert "variables of the collector" not in done.stderr
+    assert "[environment_scrubbed]" not in done.stderr
     (found,) = diagnosed(tmp_path / "out").findings
     assert (found.cause, found.certainty) == ("nvtx_not_traced", "certain")
 
@@ -265,10 +267,10 @@ def test_the_workers_of_a_pool_are_terminated(nsys, run, tmp_path):
     os.mkfifo(tmp_path / "ready")
     done = run("nsys", "")
     assert done.returncode == 0
-    assert "nsys may lack the last ranges of process" in done.stderr
-    assert "end workers by close() and join()" in done.stderr
+    assert "[tail_lost]" in done.stderr
+    assert "close() and join()" in done.stderr
     found = {one.cause: one for one in diagnosed(tmp_path / "out").findings}["tail_lost"]
-    assert found.evidence[0].startswith("Python's own end is missing in status.")
+    assert re.search(r" status\.\d+\.lives$", found.evidence[0])
     # Whether nsys has taken a range over by then is chance. If it has, it does not last until the recording ends.
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "app.sqlite")) as file:
         (closed_ns,) = file.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
@@ -289,7 +291,7 @@ def test_nsys_is_killed_before_it_exports(nsys, command, start, tmp_path):
     (tmp_path / "go").write_text("")
     _, said = process.communicate()
     assert process.returncode == 0
-    assert b"nsys was killed before it had written its report" in said
+    assert b"[collector_killed]" in said
     assert first(tmp_path / "out").cause == "collector_killed"
 
 
@@ -301,7 +303,7 @@ def test_steps_that_are_not_in_the_recording(run, tmp_path):
         file.commit()
     found = first(tmp_path / "out")
     assert found.cause == "ranges_missing"
-    assert "3 ranges that process" in found.found
+    assert found.found.startswith("3 ranges ")
 
 
 def test_torch_profiler_in_the_program(nsys, run, tmp_path):
@@ -313,7 +315,7 @@ def test_torch_profiler_in_the_program(nsys, run, tmp_path):
     # By its cause: on a busy machine nsys may lose the range as well.
     (found,) = (one for one in diagnosed(tmp_path / "out").findings if one.cause == "cupti_taken")
     assert found.certainty == "likely"
-    assert "had a torch.profiler of its own" in found.evidence[0]
+    assert re.search(r"process \d+ .*torch\.profiler", found.evidence[0])
 
 
 def test_nsys_that_never_began_to_listen(healthy, tmp_path):
@@ -338,7 +340,7 @@ def test_ncu_around_the_run(healthy, tmp_path):
     manifest.write_text(json.dumps(content | {"gpus": [{"name": "NVIDIA H100"}], "environment_names": names}))
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty) == ("cupti_taken", "likely")
-    assert "the run was under ncu" in found.evidence[0]
+    assert found.evidence[0].startswith("NV_COMPUTE_PROFILER_PERFWORKS_DIR ")
 
 
 def test_a_report_that_was_cut(healthy, tmp_path):
@@ -371,7 +373,8 @@ def without_importer(nsys, tmp_path) -> dict[str, str]:
 
 def test_an_nsys_without_its_importer(run, doctor, without_importer, tmp_path):
     done = run("nsys", WORK, **without_importer)
-    assert "traceable: certain: this nsys has no importer" in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("traceable: certain: "))
+    assert line.endswith(" [importer_missing]")
     said = json.loads(doctor("out", "--json", **without_importer).stdout)
     assert said["findings"][0]["cause"] == "importer_missing"
 
@@ -397,7 +400,7 @@ def test_an_importer_that_does_not_start(nsys, tmp_path, monkeypatch):
 def test_a_recording_that_was_full(run, tmp_path):
     program = "import traceable\nfor _ in range(400_000):\n    with traceable.annotate('work'): pass\n"
     done = run("recorder", program, TRACEABLE_RECORDING_MAX_BYTES="2000000")
-    assert "fix: record less" in done.stderr
+    assert "TRACEABLE_RECORDING_MAX_BYTES" in done.stderr[done.stderr.index("fix: ") :]
     assert first(tmp_path / "out").cause == "events_dropped"
 
 
@@ -405,7 +408,7 @@ def test_ranges_that_are_made_and_never_entered(run, tmp_path):
     run("recorder", "import traceable\n@traceable.annotate('never called')\ndef work(): pass\n")
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty) == ("nothing_entered", "likely")
-    assert "defined and never entered: never called" in found.evidence
+    assert any(one.endswith(": never called") for one in found.evidence)
 
 
 def test_a_run_without_a_collector(run, tmp_path):
@@ -433,12 +436,13 @@ def test_the_command_line_prints_all_of_it(run, doctor, tmp_path):
     assert (done.returncode, said["schema"]) == (1, "traceable.diagnosis/1")
     assert said["findings"][0]["cause"] == "nothing_annotated"
     done = doctor("out")
-    assert done.stdout.startswith("likely    nothing_annotated: the program is not annotated (all of it is missing)\n")
-    assert "ruled out not_recorded: the collector was recorder" in done.stdout
+    assert done.stdout.startswith("likely    nothing_annotated: ")
+    assert re.search(r"^ruled out not_recorded: .* recorder$", done.stdout, re.MULTILINE)
     done = doctor("nowhere")
-    assert done.returncode == 2
-    assert done.stderr == "traceable: there is no nowhere; " + done.stderr.partition("; ")[2]
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert " nowhere; " in done.stderr
+    assert done.stderr.endswith(" [no_such_file]\n")
     (tmp_path / "empty").mkdir()
     done = doctor("empty")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "empty is not a run directory" in done.stderr
+    assert "empty " in done.stderr and done.stderr.endswith(" [not_a_run_dir]\n")

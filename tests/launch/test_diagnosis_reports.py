@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from traceable.errors import Message
 from traceable.launch import diagnosis, diagnosis_case, doctor_facts
 from traceable.launch.diagnosis_rules import Rule
 
@@ -62,7 +63,7 @@ def test_graphs_that_torch_profiler_recorded_by_node(captures):
     path = captures / "kineto" / "trace-diff-test.json.gz"
     with diagnosis_case.opened(path) as case:
         ruled_out = dict(diagnosis.diagnose(case).ruled_out)
-    assert ruled_out["graphs_traced_as_one"] == "5046 GPU operations were launched by cudaGraphLaunch"
+    assert ruled_out["graphs_traced_as_one"].startswith("5046 GPU operations ")
 
 
 def test_graphs_of_which_an_old_nsys_leaves_no_table(changed):
@@ -81,7 +82,7 @@ def test_the_thread_of_autograd(changed):
     found = causes(path)
     assert next(iter(found)) == "autograd_thread"
     assert found["autograd_thread"].loss == "nothing"
-    assert "launched by pt_autograd_0 (thread 2654095)" in found["autograd_thread"].evidence
+    assert any("pt_autograd_0 (thread 2654095)" in one for one in found["autograd_thread"].evidence)
 
 
 def test_the_thread_of_a_helper(changed):
@@ -95,7 +96,7 @@ def test_the_thread_of_a_helper(changed):
     )
     assert "autograd_thread" not in found
     assert found["launched_by_another_thread"].loss == "nothing"
-    assert "launched by uploader (thread 2654095)" in found["launched_by_another_thread"].evidence
+    assert any("uploader (thread 2654095)" in one for one in found["launched_by_another_thread"].evidence)
 
 
 IDLE = (
@@ -174,8 +175,8 @@ def test_what_the_container_lacks_is_evidence():
     messages = ("Unable to collect CPU kernel IP/backtrace samples. perf event paranoid level is 4.",)
     case = diagnosis_case.Case(Path("out"), collector="nsys", messages=messages, machine=machine)
     (found,) = (one for one in diagnosis.diagnose(case).findings if one.cause == "samples_not_permitted")
-    assert "perf_event_paranoid is 4" in found.evidence
-    assert "a container (Docker) without CAP_SYS_ADMIN and CAP_PERFMON" in found.evidence
+    assert any(one.startswith("perf_event_paranoid ") and one.endswith(" 4") for one in found.evidence)
+    assert any("(Docker)" in one and "CAP_SYS_ADMIN" in one and "CAP_PERFMON" in one for one in found.evidence)
 
 
 def test_linux_on_windows():
@@ -185,13 +186,16 @@ def test_linux_on_windows():
 
 
 def test_a_report_of_windows(captures):
-    assert "on Windows" in causes(captures / "nsys" / "windows-three-adapters.sqlite")["windows"].found
+    found = causes(captures / "nsys" / "windows-three-adapters.sqlite")["windows"]
+    assert "(WSL)" not in found.found
+    assert any(one.startswith("DEVICE_TYPE ") for one in found.evidence)
 
 
 def test_a_report_of_linux_on_windows(captures):
     found = causes(captures / "nsys" / f"{EMPTY}.sqlite")["windows"]
     assert "(WSL)" in found.found
-    assert found.evidence == ("the process Relay(470) in the report",)
+    (evidence,) = found.evidence
+    assert "Relay(470)" in evidence
 
 
 def test_a_trace_of_torch_profiler(captures):
@@ -204,9 +208,10 @@ def test_a_rule_that_fails_is_said_and_the_others_stand(captures):
     def fails(_case):
         raise ZeroDivisionError("as it happens")
 
-    said: list[str] = []
+    said: list[Message] = []
     with diagnosis_case.opened(captures / "nsys" / f"{GRAPHS}.sqlite") as case:
         found = diagnosis.diagnose(case, said.append, (Rule("broken", fails), *diagnosis.RULES))
-    assert said == ["the diagnosis of broken failed (ZeroDivisionError: as it happens); the others stand"]
+    assert [one.code for one in said] == ["diagnosis_rule_failed"]
+    assert " broken " in said[0] and "ZeroDivisionError: as it happens" in said[0]
     assert found.failed == (("broken", "ZeroDivisionError: as it happens"),)
     assert "graphs_traced_as_one" in {one.cause for one in found.findings}

@@ -81,8 +81,10 @@ def test_a_folder_is_judged_by_the_nearest_that_is_there(tmp_path):
     (tmp_path / "file").touch()
     found = doctor_space.place(tmp_path / "a" / "b", made=True)
     assert (found.standing, found.unusable(0)) == (tmp_path, None)
-    assert doctor_space.place(tmp_path / "a", made=False).unusable(0) == "is not there"
-    assert doctor_space.place(tmp_path / "file" / "runs", made=True).unusable(0) == "is not a folder"
+    absent = doctor_space.place(tmp_path / "a", made=False).unusable(0)
+    below = doctor_space.place(tmp_path / "file" / "runs", made=True).unusable(0)
+    assert absent is not None and below is not None
+    assert (absent.code, below.code) == ("folder_missing", "not_a_directory")
 
 
 def test_how_a_folder_is_mounted_is_seen(tmp_path):
@@ -127,8 +129,9 @@ def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp
     assert [name for name, _ in found.broken] == ["_recorder"]
     assert "_recorder" not in found.missing and not found.recorder
     said = doctor_checks.core(found)
-    assert said.state == "warning"
-    assert "_recorder can't be loaded (file too short): there is no embedded recorder" in said.found
+    assert (said.state, said.found.code) == ("warning", "extension_not_loadable")
+    assert "_recorder" in said.found
+    assert said.evidence["broken"] == {"_recorder": "file too short"}
 
 
 CUDA_LIBRARY = """
@@ -171,9 +174,9 @@ def test_what_does_not_answer_is_a_line_and_is_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(doctor, "SECONDS", 1.0)
     said = {finding.name: finding.said for finding in doctor.examine(tmp_path)}
-    assert said["ncu"].state == "warning"
-    assert said["ncu"].found == "could not be checked: no answer within 1 s"
-    assert said["nsys"].state == "problem"
+    assert (said["ncu"].state, said["ncu"].found.code) == ("warning", "check_timed_out")
+    assert " 1 s" in said["ncu"].found
+    assert (said["nsys"].state, said["nsys"].found.code) == ("problem", "nsys_unusable")
     assert "nsys capture" not in said
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
@@ -189,6 +192,6 @@ def test_a_fault_of_a_check_hides_no_other(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
     first, second = doctor.examine(tmp_path)
-    assert first.said.state == "warning"
-    assert first.said.found == "could not be checked: ZeroDivisionError: division by zero"
+    assert (first.said.state, first.said.found.code) == ("warning", "check_failed")
+    assert "ZeroDivisionError: division by zero" in first.said.found
     assert second.said.evidence["path"] == str(tmp_path)

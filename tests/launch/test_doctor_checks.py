@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from traceable import environment
+from traceable.errors import Message
 from traceable.launch import doctor_checks, doctor_facts, doctor_tools
 from traceable.launch.doctor_canary import Canary
 from traceable.launch.doctor_facts import Driver, Machine, Packages, Parts, Python, Running, Torch, Variables
@@ -34,254 +35,274 @@ WHOLE = Packages({"numpy": "2.1.0"}, {})
 BROKEN = Packages({}, {"numpy": "No module named 'numpy'"})
 
 
-def says(said: Said | None, state: str, *words: str) -> None:
-    """Assert a judgement and what stands in its line or its fix."""
+def says(said: Said | None, state: str, code: str, *words: str) -> None:
+    """Assert a judgement, and the numbers and names that stand in its line or its fix."""
     assert said is not None
-    assert said.state == state, said
+    assert (said.state, said.found.code) == (state, code), said
     for word in words:
         assert word in f"{said.found} | {said.fix}"
     assert (said.fix is None) == (state == "ok")
 
 
 def test_pythons_that_are_tested_are_ok():
-    says(doctor_checks.python(PYTHON), "ok", "CPython 3.11.2 at /usr/bin/python3")
+    says(doctor_checks.python(PYTHON), "ok", "python_supported", "CPython 3.11.2", "/usr/bin/python3")
     for other in (replace(PYTHON, version=(3, 14, 0)), replace(PYTHON, implementation="PyPy")):
-        says(doctor_checks.python(other), "warning", "not tested", "CPython 3.10 to 3.13")
-    says(doctor_checks.python(replace(PYTHON, free_threaded=True)), "warning", "free-threaded")
-    says(doctor_checks.python(replace(PYTHON, flags=("-I",))), "warning", "with -I", "from outside")
+        says(doctor_checks.python(other), "warning", "python_untested", "CPython", "3.10", "3.13")
+    says(doctor_checks.python(replace(PYTHON, free_threaded=True)), "warning", "python_free_threaded")
+    says(doctor_checks.python(replace(PYTHON, flags=("-I",))), "warning", "python_isolated", "-I")
 
 
 def test_packages_that_can_not_be_imported(tmp_path, monkeypatch):
-    says(doctor_checks.packages(doctor_facts.packages()), "ok", "numpy", "wrapt")
+    says(doctor_checks.packages(doctor_facts.packages()), "ok", "packages_importable", "numpy", "wrapt")
     (tmp_path / "wrapt.py").write_text("raise ImportError('\\n\\nof another Python')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wrapt", raising=False)
     found = doctor_checks.packages(doctor_facts.packages())
-    says(found, "problem", "wrapt can't be imported: of another Python", "force-reinstall wrapt")
+    says(found, "problem", "package_not_importable", "of another Python", "--force-reinstall wrapt")
+    assert found.evidence["errors"] == {"wrapt": "of another Python"}
 
 
 def test_parts_that_were_not_built():
     parts = Parts("0.1.0", (), (), False)
-    says(doctor_checks.core(parts), "ok", "traceable 0.1.0")
-    says(doctor_checks.core(replace(parts, missing=("_pages",))), "warning", "not built", "ten times", "C compiler")
+    says(doctor_checks.core(parts), "ok", "extensions_usable", "0.1.0")
+    says(doctor_checks.core(replace(parts, missing=("_pages",))), "warning", "extension_not_built", "_pages: ")
     foreign = replace(parts, missing=("_core",), foreign=("_core",))
-    says(doctor_checks.core(foreign), "warning", "for another Python", "several times more")
-    says(doctor_checks.core(replace(parts, pure=True)), "warning", "unset TRACEABLE_PURE")
+    says(doctor_checks.core(foreign), "warning", "extension_of_another_python", "_core: ")
+    says(doctor_checks.core(replace(parts, pure=True)), "warning", "native_core_off", "unset TRACEABLE_PURE")
 
 
 def test_without_recorder_and_nsys_nothing_can_record():
-    says(doctor_tools.recorder(NO_NSYS, WHOLE, None), "problem", "nothing can record", "C compiler")
-    says(doctor_tools.recorder(NSYS, WHOLE, None), "warning", "needs nsys")
-    says(doctor_tools.recorder(NSYS, WHOLE, SUNG), "ok", "20 of 20")
+    says(doctor_tools.recorder(NO_NSYS, WHOLE, None), "problem", "no_collector")
+    says(doctor_tools.recorder(NSYS, WHOLE, None), "warning", "recorder_not_built")
+    says(doctor_tools.recorder(NSYS, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
 
 
 def test_systems():
-    says(doctor_checks.system(MACHINE), "ok", "Linux 5.15")
-    says(doctor_checks.system(replace(ADMIN, container="Podman")), "ok", "container (Podman) with CAP_SYS_ADMIN")
-    says(doctor_checks.system(replace(MACHINE, wsl=True)), "warning", "WSL")
-    says(doctor_checks.system(replace(MACHINE, system="Darwin")), "problem", "use Linux")
+    says(doctor_checks.system(MACHINE), "ok", "linux", "5.15")
+    says(doctor_checks.system(replace(ADMIN, container="Podman")), "ok", "linux", "Podman", "with CAP_SYS_ADMIN")
+    says(doctor_checks.system(replace(MACHINE, wsl=True)), "warning", "inside_wsl")
+    says(doctor_checks.system(replace(MACHINE, system="Darwin")), "problem", "not_linux", "Darwin")
 
 
 @pytest.mark.parametrize(
-    ("change", "with_nsys", "without", "words"),
+    ("change", "with_nsys", "without", "code", "words"),
     [
-        ({}, "ok", "ok", "free"),
-        ({"noexec": True}, "warning", "ok", "/x (TMPDIR)"),
-        ({"free_bytes": 10**8}, "warning", "warning", "may not fit"),
-        ({"free_bytes": 10**6}, "problem", "warning", "976.6 KiB free"),
-        ({"free_files": 0}, "problem", "warning", "no room for another file"),
-        ({"writable": False}, "problem", "warning", "can't be written"),
-        ({"there": False}, "problem", "warning", "is not there"),
+        ({}, "ok", "ok", "folder_usable", "/x (TMPDIR)"),
+        ({"noexec": True}, "warning", "ok", "folder_noexec", "/x (TMPDIR)"),
+        ({"free_bytes": 10**8}, "warning", "warning", "low_space", "95.37 MiB"),
+        ({"free_bytes": 10**6}, "problem", "warning", "no_space", "976.6 KiB"),
+        ({"free_files": 0}, "problem", "warning", "no_inodes", "/x (TMPDIR)"),
+        ({"writable": False}, "problem", "warning", "folder_not_writable", "/x (TMPDIR)"),
+        ({"directory": False}, "problem", "warning", "not_a_directory", "/x (TMPDIR)"),
+        ({"there": False}, "problem", "warning", "folder_missing", "/x (TMPDIR)"),
     ],
 )
-def test_the_folder_for_temporary_files_is_what_nsys_needs(change, with_nsys, without, words):
+def test_the_folder_for_temporary_files_is_what_nsys_needs(change, with_nsys, without, code, words):
     space = replace(SPACE, temporary=replace(FOLDER, **change))
-    says(doctor_checks.temporary(space, NSYS), with_nsys, words)
-    says(doctor_checks.temporary(space, NO_NSYS), without, words)
+    says(doctor_checks.temporary(space, NSYS), with_nsys, code, words)
+    says(doctor_checks.temporary(space, NO_NSYS), without, "folder_usable" if without == "ok" else code, words)
 
 
 def test_where_nsys_gets_another_folder_for_temporary_files():
-    for change, why in (
-        ({"noexec": True}, "mounted noexec"),
-        ({"free_bytes": 10**6}, "976.6 KiB"),
-        ({}, "76.29 MiB free"),
+    for change, code, why in (
+        ({"noexec": True}, "folder_noexec", "/x"),
+        ({"free_bytes": 10**6}, "no_space", "976.6 KiB"),
+        ({}, "low_space", "76.29 MiB"),
     ):
         space = replace(SPACE, temporary=replace(FOLDER, **{"free_bytes": 80_000_000, **change}), instead=Path("/y"))
-        says(doctor_checks.temporary(space, NSYS), "warning", f"{why}", "nsys gets /y", "set TMPDIR")
+        says(doctor_checks.temporary(space, NSYS), "warning", code, why, "/y", "set TMPDIR")
 
 
 def test_outputs():
-    says(doctor_checks.output(SPACE), "ok", "/x, ")
-    says(doctor_checks.output(replace(SPACE, file_limit_bytes=1 << 20)), "warning", "1.000 MiB", "ulimit -f unlimited")
+    says(doctor_checks.output(SPACE), "ok", "folder_usable", "/x, ")
+    limited = doctor_checks.output(replace(SPACE, file_limit_bytes=1 << 20))
+    says(limited, "warning", "file_size_limited", "1.000 MiB", "ulimit -f unlimited")
     full = replace(FOLDER, free_bytes=10**8)
-    says(doctor_checks.output(replace(SPACE, output=full)), "warning", "may not fit")
+    says(doctor_checks.output(replace(SPACE, output=full)), "warning", "low_space", "95.37 MiB")
     below = replace(FOLDER, path=Path("/x/runs"), writable=False)
-    says(doctor_checks.output(replace(SPACE, output=below)), "problem", "/x/runs: /x can't be written", "run -o")
+    says(doctor_checks.output(replace(SPACE, output=below)), "problem", "folder_not_writable", "/x/runs: /x ", "run -o")
 
 
 def test_shared_memory_is_what_nsys_needs():
     small = replace(SPACE, shared=replace(FOLDER, free_bytes=1 << 20))
-    says(doctor_checks.shared(small, NSYS), "problem", "nsys does not start", "--shm-size")
-    says(doctor_checks.shared(SPACE, NSYS), "ok")
+    says(doctor_checks.shared(small, NSYS), "problem", "no_space", "/dev/shm", "1.000 MiB", "--shm-size")
+    says(doctor_checks.shared(SPACE, NSYS), "ok", "folder_usable", "/dev/shm")
     assert doctor_checks.shared(small, NO_NSYS) is None
 
 
 def test_samples_of_the_cpu():
     refused = replace(NSYS, no_samples="not permitted here, see `nsys status --environment`")
-    says(doctor_checks.cpu_samples(MACHINE, NSYS), "ok", "perf_event_paranoid 2")
-    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=4), NO_NSYS), "ok", "only nsys")
-    says(
-        doctor_checks.cpu_samples(replace(MACHINE, paranoid=4), refused),
-        "note",
-        "perf_event_paranoid=2",
-        "--cap-add",
-    )
-    says(doctor_checks.cpu_samples(replace(ADMIN, paranoid=4), refused), "note", "seccomp")
-    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=None), refused), "note", "no perf events")
+    says(doctor_checks.cpu_samples(MACHINE, NSYS), "ok", "samples_permitted", "perf_event_paranoid 2")
+    strict = replace(MACHINE, paranoid=4)
+    says(doctor_checks.cpu_samples(strict, NO_NSYS), "ok", "samples_need_nsys", "perf_event_paranoid 4")
+    fix = ("perf_event_paranoid=2", "--cap-add")
+    says(doctor_checks.cpu_samples(strict, refused), "note", "perf_event_paranoid", *fix)
+    says(doctor_checks.cpu_samples(replace(ADMIN, paranoid=4), refused), "note", "samples_not_permitted")
+    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=None), refused), "note", "no_perf_events")
     old = replace(refused, hangs_with_samples=True)
-    says(doctor_checks.cpu_samples(replace(MACHINE, paranoid=4), old), "note", "nsys 2023 or newer")
+    says(doctor_checks.cpu_samples(strict, old), "note", "samples_hang_nsys", "2023")
 
 
 def test_torch_is_judged_by_what_it_was_built_for():
-    says(doctor_checks.torch(Torch(None), CUDA), "ok", "not installed")
-    says(doctor_checks.torch(Torch("2.9.0", "13.0"), CUDA), "ok", "CUDA 13.0")
-    says(doctor_checks.torch(Torch("2.9.0+cpu"), NO_CUDA), "ok", "torch.cuda.nvtx raises")
-    says(doctor_checks.torch(Torch("2.9.0+cpu"), CUDA), "warning", "build with CUDA")
+    says(doctor_checks.torch(Torch(None), CUDA), "ok", "torch_not_installed")
+    says(doctor_checks.torch(Torch("2.9.0", "13.0"), CUDA), "ok", "torch_with_cuda", "CUDA 13.0")
+    says(doctor_checks.torch(Torch("2.9.0+cpu"), NO_CUDA), "ok", "torch_without_cuda", "2.9.0+cpu")
+    says(doctor_checks.torch(Torch("2.9.0+cpu"), CUDA), "warning", "torch_without_cuda", "2.9.0+cpu")
     older = replace(CUDA, version=(12, 8))
-    says(doctor_checks.torch(Torch("2.9.0", "13.0"), older), "warning", "the driver serves 12.8: it sees no GPU")
-    says(doctor_checks.torch(Torch("2.9.0", "12.9"), older), "ok")
-    says(doctor_checks.torch(Torch("2.9.0", hip="6.4"), NO_CUDA), "warning", "AMD")
+    says(doctor_checks.torch(Torch("2.9.0", "13.0"), older), "warning", "torch_cuda_too_new", "13.0", "12.8")
+    says(doctor_checks.torch(Torch("2.9.0", "12.9"), older), "ok", "torch_with_cuda")
+    says(doctor_checks.torch(Torch("2.9.0", hip="6.4"), NO_CUDA), "warning", "torch_for_amd")
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "code", "words"),
     [
-        ({"NVTX_DISABLE": "1"}, "every annotation is a no-op"),
-        ({environment.LEVEL: "1"}, "up to that level"),
-        ({environment.RUN_DIR: "/x"}, "another run"),
+        ({"NVTX_DISABLE": "1"}, "annotations_disabled", "NVTX_DISABLE"),
+        ({environment.LEVEL: "1"}, "level_too_low", "TRACEABLE_LEVEL=1"),
+        ({environment.RUN_DIR: "/x"}, "inside_another_run", "TRACEABLE_RUN_DIR"),
         (
             {"NSYS_PROFILING_SESSION_ID": "1", environment.NVTX_INJECTION: "/x"},
-            "under nsys (NSYS_PROFILING_SESSION_ID)",
+            "inside_nsys",
+            "(NSYS_PROFILING_SESSION_ID)",
         ),
-        ({"LD_PRELOAD": "/opt/libToolsInjectionProxy64.so"}, "under nsys (LD_PRELOAD)"),
-        ({environment.NVTX_INJECTION: "/no/such.so"}, "a file that is not there"),
-        ({environment.NVTX_INJECTION: os.devnull}, "another NVTX listener"),
-        ({"CUDA_INJECTION64_PATH": "/x.so"}, "may hold CUPTI"),
-        ({"KINETO_USE_DAEMON": "1"}, "Kineto"),
-        ({"CUDA_LAUNCH_BLOCKING": "1"}, "each launch waits"),
+        ({"LD_PRELOAD": "/opt/libToolsInjectionProxy64.so"}, "inside_nsys", "(LD_PRELOAD)"),
+        ({environment.NVTX_INJECTION: "/no/such.so"}, "nvtx_listener_missing", "(/no/such.so)"),
+        ({environment.NVTX_INJECTION: os.devnull}, "nvtx_listener_set", f"({os.devnull})"),
+        ({"CUDA_INJECTION64_PATH": "/x.so"}, "cuda_injection_set", "CUDA_INJECTION64_PATH=/x.so"),
+        ({"KINETO_USE_DAEMON": "1"}, "kineto_daemon_set", "KINETO_USE_DAEMON"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "cuda_launch_blocking", "CUDA_LAUNCH_BLOCKING=1"),
     ],
 )
-def test_variables_that_change_what_is_recorded(given, words):
+def test_variables_that_change_what_is_recorded(given, code, words):
     (said,) = doctor_checks.variables(Variables(given, listening=given.get(environment.NVTX_INJECTION) == os.devnull))
-    says(said, "warning", words)
+    says(said, "warning", code, words)
 
 
 def test_other_variables_are_named_without_their_values():
     (said,) = doctor_checks.variables(
         Variables({environment.CONTROL_TOKEN: "hush", "PATH": "/bin", "KINETO_USE_DAEMON": "0"})
     )
-    says(said, "ok", "set: TRACEABLE_CONTROL_TOKEN")
+    says(said, "ok", "environment_harmless", "TRACEABLE_CONTROL_TOKEN")
+    assert said.evidence == {"names": ["TRACEABLE_CONTROL_TOKEN"]}
     assert "hush" not in f"{said}"
-    says(doctor_checks.variables(Variables({}))[0], "ok", "nothing set")
-    says(doctor_checks.variables(Variables({}, disabled=True))[0], "warning", "no-op")
+    (nothing,) = doctor_checks.variables(Variables({}))
+    says(nothing, "ok", "environment_harmless")
+    assert nothing.evidence == {"names": []}
+    (off,) = doctor_checks.variables(Variables({}, disabled=True))
+    says(off, "warning", "annotations_disabled", "TRACEABLE_DISABLE")
 
 
 def test_other_profilers():
-    says(doctor_checks.profilers(QUIET, GPU), "ok")
-    says(doctor_checks.profilers(Running(((5, "nsys"), (6, "nsys")), False), GPU), "ok", "nsys (5, 6)")
-    says(doctor_checks.profilers(Running(((5, "nv-hostengine"),), False), GPU), "warning", "dcgmi profile --pause")
-    says(doctor_checks.profilers(Running(((5, "ncu"),), False), GPU), "warning", "ncu (5)")
-    says(doctor_checks.profilers(Running(((5, "ncu"),), False), NO_GPU), "ok", "ncu (5)")
+    def judged(driver: Driver, *processes: tuple[int, str]) -> Said:
+        return doctor_checks.profilers(Running(processes, False), driver)
+
+    says(doctor_checks.profilers(QUIET, GPU), "ok", "no_other_profiler")
+    says(judged(GPU, (5, "nsys"), (6, "nsys")), "ok", "other_profilers_harmless", "nsys (5, 6)")
+    says(judged(GPU, (5, "nv-hostengine")), "warning", "dcgm_running", "nv-hostengine (5)", "dcgmi profile --pause")
+    says(judged(GPU, (5, "ncu")), "warning", "ncu_running", "ncu (5)")
+    says(judged(NO_GPU, (5, "ncu")), "ok", "other_profilers_harmless", "ncu (5)")
 
 
 def test_an_nsys():
-    says(doctor_tools.nsys(NSYS, GPU), "ok", "nsys 2024.6.1 at /opt/nsys (windows); not: Python samples")
-    says(doctor_tools.nsys(replace(NSYS, offers={"windows": False}), NO_GPU), "warning", "--steps", "a newer nsys")
-    says(doctor_tools.nsys(NO_NSYS, GPU), "warning", "GPU work is not", "install-nsys.sh")
-    says(doctor_tools.nsys(NO_NSYS, NO_GPU), "note", "GPU work is not", "install-nsys.sh")
+    said = doctor_tools.nsys(NSYS, GPU)
+    says(said, "ok", "nsys_usable", "2024.6.1", "/opt/nsys", "(windows)", "Python samples")
+    assert said.evidence["offers"] == OFFERS
+    without = replace(NSYS, offers={"windows": False})
+    says(doctor_tools.nsys(without, NO_GPU), "warning", "nsys_without_windows", "--steps")
+    says(doctor_tools.nsys(NO_NSYS, GPU), "warning", "nsys_not_installed", "install-nsys.sh")
+    says(doctor_tools.nsys(NO_NSYS, NO_GPU), "note", "nsys_not_installed", "install-nsys.sh")
     broken = Tool(None, error="/x/nsys --version ends with -11", remedy="reinstall it")
-    says(doctor_tools.nsys(Nsys(broken, {}), NO_GPU), "problem", "ends with -11", "reinstall it")
+    says(doctor_tools.nsys(Nsys(broken, {}), NO_GPU), "problem", "nsys_unusable", "ends with -11", "reinstall it")
 
 
 def test_the_importer_is_of_the_same_version_as_nsys():
-    says(doctor_tools.importer(NSYS), "ok", "/opt/QdstrmImporter")
-    says(doctor_tools.importer(replace(NSYS, importer_version="2024.6.1")), "ok")
+    says(doctor_tools.importer(NSYS), "ok", "importer_usable", "/opt/QdstrmImporter")
+    says(doctor_tools.importer(replace(NSYS, importer_version="2024.6.1")), "ok", "importer_usable")
     other = replace(NSYS, importer_version="2022.4.2")
-    says(doctor_tools.importer(other), "warning", "is of nsys 2022.4.2 and may not read what 2024.6.1 leaves")
-    failed = replace(SUNG, error="the stream can't be read")
-    says(doctor_tools.nsys_capture(other, SPACE, WHOLE, failed), "problem", "see `nsys importer`")
+    says(doctor_tools.importer(other), "warning", "importer_version_differs", "2022.4.2", "2024.6.1")
+    failed = replace(SUNG, error=Message("stream_unreadable", "the stream can't be read"))
+    says(doctor_tools.nsys_capture(other, SPACE, WHOLE, failed), "problem", "capture_failed", "see `nsys importer`")
 
 
 def test_what_became_of_nsyss_canary():
-    says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, SUNG), "ok", "20 of 20")
+    says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
     assert doctor_tools.nsys_capture(NO_NSYS, SPACE, WHOLE, None) is None
-    says(
-        doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, replace(SUNG, read=19)),
-        "problem",
-        "only 19 of 20",
-        "nsys profile",
-    )
-    failed = replace(SUNG, error="it did not end within 11 s")
-    says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, failed), "problem", "it did not end within 11 s")
+    fewer = doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, replace(SUNG, read=19))
+    says(fewer, "problem", "ranges_missing", "19 of 20", "nsys profile")
+    failed = replace(SUNG, error=Message("capture_timed_out", "it did not end within 11 s"))
+    said = doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, failed)
+    says(said, "problem", "capture_failed", "it did not end within 11 s")
+    assert said.evidence["error"] == {"code": "capture_timed_out", "text": "it did not end within 11 s"}
     limited = replace(SPACE, file_limit_bytes=1 << 18)
-    says(doctor_tools.nsys_capture(NSYS, limited, WHOLE, failed), "problem", "see `output`")
-    says(doctor_tools.nsys_capture(NSYS, SPACE, BROKEN, failed), "problem", "see `packages`")
+    says(doctor_tools.nsys_capture(NSYS, limited, WHOLE, failed), "problem", "capture_failed", "see `output`")
+    says(doctor_tools.nsys_capture(NSYS, SPACE, BROKEN, failed), "problem", "capture_failed", "see `packages`")
     pure = replace(SUNG, read=0, core=False, nvtx_read=0)
-    says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, pure), "problem", "without the native core")
+    says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, pure), "problem", "nvtx_silent", "see `traceable` and `nvtx`")
 
 
 def test_the_nvtx_package_is_judged_by_who_hears_it():
     deaf = replace(SUNG, nvtx_read=0)
-    says(
-        doctor_tools.nvtx("0.2.17", SUNG, deaf, CUDA),
-        "warning",
-        "0 of 20 ranges by nsys and 20 of 20",
-        "import traceable as nvtx",
-    )
-    says(doctor_tools.nvtx("0.2.17", SUNG, deaf, NO_CUDA), "note", "0 of 20 ranges by nsys")
-    says(doctor_tools.nvtx("0.2.11", SUNG, SUNG, CUDA), "ok", "20 of 20 ranges by nsys")
-    says(doctor_tools.nvtx("0.2.17", SUNG, None, CUDA), "ok", "by the recorder")
-    says(doctor_tools.nvtx(None, SUNG, None, CUDA), "warning", "pip install nvtx")
+    said = doctor_tools.nvtx("0.2.17", SUNG, deaf, CUDA)
+    says(said, "warning", "nvtx_silent", "0.2.17", "0 of 20", "20 of 20", "import traceable as nvtx")
+    assert said.evidence["read"] == {"nsys": 0, "the recorder": 20}
+    says(doctor_tools.nvtx("0.2.17", SUNG, deaf, NO_CUDA), "note", "nvtx_silent", "0 of 20 ranges by nsys")
+    says(doctor_tools.nvtx("0.2.11", SUNG, SUNG, CUDA), "ok", "nvtx_usable", "20 of 20 ranges by nsys")
+    alone = doctor_tools.nvtx("0.2.17", SUNG, None, CUDA)
+    says(alone, "ok", "nvtx_usable")
+    assert alone.evidence["read"] == {"the recorder": 20}
+    says(doctor_tools.nvtx(None, SUNG, None, CUDA), "warning", "nvtx_not_installed", "pip install nvtx")
 
 
 def test_an_ncu():
-    says(doctor_tools.ncu(Tool(Path("/opt/ncu"), "2024.1.1.0"), GPU), "ok", "/opt/ncu")
+    says(doctor_tools.ncu(Tool(Path("/opt/ncu"), "2024.1.1.0"), GPU), "ok", "ncu_usable", "/opt/ncu", "2024.1.1.0")
     absent = Tool(None, error="ncu (Nsight Compute) is not installed", remedy="install it", there=False)
-    says(doctor_tools.ncu(absent, GPU), "note", "nsight-compute")
-    says(doctor_tools.ncu(absent, NO_GPU), "ok", "no GPU")
-    says(doctor_tools.ncu(replace(absent, there=True), NO_GPU), "problem", "install it")
+    says(doctor_tools.ncu(absent, GPU), "note", "ncu_not_installed", "nsight-compute")
+    says(doctor_tools.ncu(absent, NO_GPU), "ok", "ncu_not_installed")
+    says(doctor_tools.ncu(replace(absent, there=True), NO_GPU), "problem", "ncu_unusable", "install it")
 
 
 def test_a_driver():
-    says(doctor_tools.cuda_driver(NO_GPU, MACHINE, NO_CUDA), "ok", "no GPU work")
-    says(doctor_tools.cuda_driver(GPU, MACHINE, CUDA), "ok", "driver 580.65.06, CUDA 13.0")
+    says(doctor_tools.cuda_driver(NO_GPU, MACHINE, NO_CUDA), "ok", "no_gpu")
+    says(doctor_tools.cuda_driver(GPU, MACHINE, CUDA), "ok", "cuda_driver_usable", "580.65.06", "CUDA 13.0")
     unloaded = Cuda("libcuda.so.1: cannot open shared object file")
-    says(doctor_tools.cuda_driver(GPU, MACHINE, unloaded), "warning", "libcuda1")
+    says(doctor_tools.cuda_driver(GPU, MACHINE, unloaded), "warning", "libcuda_not_loadable", "libcuda1")
     inside = replace(MACHINE, container="Docker")
-    says(doctor_tools.cuda_driver(GPU, inside, unloaded), "warning", "--gpus all")
-    for result, words in ((100, "sees no GPU"), (803, "two versions"), (999, "cuInit says 999")):
-        says(doctor_tools.cuda_driver(GPU, MACHINE, Cuda(None, result, (13, 0))), "warning", words)
+    says(doctor_tools.cuda_driver(GPU, inside, unloaded), "warning", "libcuda_not_loadable", "--gpus all")
+    for result, code in (
+        (34, "libcuda_stub"),
+        (100, "no_cuda_device"),
+        (802, "gpus_not_ready"),
+        (803, "driver_mismatch"),
+        (804, "cuda_compat_mismatch"),
+        (999, "cuda_init_failed"),
+    ):
+        said = doctor_tools.cuda_driver(GPU, MACHINE, Cuda(None, result, (13, 0)))
+        says(said, "warning", code, "580.65.06")
+        assert said.evidence["cuInit"] == result
+    says(said, "warning", "cuda_init_failed", "999")
 
 
 def test_gpus_that_this_nsys_knows():
-    says(doctor_tools.gpus(CUDA, NSYS, QUIET), "ok", "2 x NVIDIA H100 80GB HBM3 (9.0)")
+    says(doctor_tools.gpus(CUDA, NSYS, QUIET), "ok", "gpus_supported", "2 x NVIDIA H100 80GB HBM3 (9.0)")
     assert doctor_tools.gpus(NO_CUDA, NSYS, QUIET) is None
     old = replace(NSYS, cupti=((11, 0), (11, 7)))
-    says(doctor_tools.gpus(CUDA, old, QUIET), "warning", "CUPTI 11.7 at most, and this GPU needs 11.8")
-    says(doctor_tools.gpus(CUDA, NO_NSYS, QUIET), "ok")
+    says(doctor_tools.gpus(CUDA, old, QUIET), "warning", "cupti_too_old", "11.7", "11.8")
+    says(doctor_tools.gpus(CUDA, NO_NSYS, QUIET), "ok", "gpus_supported")
     volta = replace(CUDA, devices=(Device("Tesla V100", (7, 0)),))
-    says(doctor_tools.gpus(volta, NSYS, QUIET), "ok")
+    says(doctor_tools.gpus(volta, NSYS, QUIET), "ok", "gpus_supported")
     newer = replace(NSYS, tool=replace(NSYS.tool, version="2025.5.1"))
-    says(doctor_tools.gpus(volta, newer, QUIET), "warning", "below 7.5")
+    says(doctor_tools.gpus(volta, newer, QUIET), "warning", "gpu_too_old", "7.5")
     blackwell = replace(CUDA, devices=(Device("NVIDIA B200", (10, 0)),))
     knows = replace(NSYS, cupti=((12, 8),), cuda_by_software=True)
-    says(doctor_tools.gpus(blackwell, knows, QUIET), "ok")
-    says(doctor_tools.gpus(blackwell, knows, Running((), True)), "warning", "under MPS", "cuda-sw")
+    says(doctor_tools.gpus(blackwell, knows, QUIET), "ok", "gpus_supported")
+    shared = doctor_tools.gpus(blackwell, knows, Running((), True))
+    says(shared, "warning", "hardware_trace_unavailable", "MPS", "cuda-sw")
 
 
 def test_the_gpus_counters():
     restricted = replace(GPU, admin_only=True)
-    says(doctor_tools.gpu_counters(GPU, MACHINE, CUDA), "ok")
-    says(doctor_tools.gpu_counters(restricted, ADMIN, CUDA), "ok")
-    says(doctor_tools.gpu_counters(restricted, MACHINE, CUDA), "note", "NVreg_RestrictProfilingToAdminUsers=0")
+    says(doctor_tools.gpu_counters(GPU, MACHINE, CUDA), "ok", "counters_permitted")
+    says(doctor_tools.gpu_counters(restricted, ADMIN, CUDA), "ok", "counters_permitted")
+    fix = "NVreg_RestrictProfilingToAdminUsers=0"
+    says(doctor_tools.gpu_counters(restricted, MACHINE, CUDA), "note", "counters_not_permitted", fix)
     assert doctor_tools.gpu_counters(restricted, MACHINE, NO_CUDA) is None

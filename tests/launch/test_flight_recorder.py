@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.coded import message
 
 import traceable
 from traceable import collect
@@ -160,7 +161,8 @@ def test_dumps_are_made_while_it_runs_and_read_at_once(
     run = served("1min", "--sigusr2")
     run.serve(100)
     assert main(["report", str(run.directory)]) == 2
-    assert "still running; dump it: traceable control dump --run " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"traceable control dump --run {run.directory}" in said and said.endswith(" [still_running]\n")
     done = control(run, environ, "dump", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -204,17 +206,17 @@ def test_a_flight_recorder_opens_no_window_and_a_run_without_one_dumps_nothing(
     run = served("1min")
     done = control(run, environ, "window", "--steps", "+2")
     assert done.returncode == 2
-    assert f"process {run.pid} refused: the flight recorder records all the time: ask for a dump" in done.stderr
+    assert "[flight_recorder_on]" in done.stderr and f"process {run.pid} " in done.stderr
     assert "its flight recorder is on" in control(run, environ, "status").stdout
     run.tell("do traceable.capture_when(lambda s: True, steps=1), traceable.window(5, 9)")
     assert run.line().startswith("done")
     run.serve(10)
     run.tell("")
     stderr = run.end()
-    assert "capture_when(steps=...) has no effect: the flight recorder records all the time" in stderr
-    assert "traceable.window() has no effect: the flight recorder records all the time" in stderr
+    lines = [line for line in stderr.splitlines() if line.endswith(" [flight_recorder_on]")]
+    assert ["capture_when(" in lines[0], "traceable.window()" in lines[1]] == [True, True]
     assert requests(run.directory) == list(range(10))
-    assert control(run, environ, "dump").stderr.endswith("is over; start another with `traceable run --control`\n")
+    assert control(run, environ, "dump").stderr.endswith("[run_over]\n")
     words = [sys.executable, "-c", "import traceable; print(traceable.dump())"]
     assert subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout == "None\n"
 
@@ -328,30 +330,31 @@ def test_a_post_with_the_token_dumps(served: Callable[..., Served]) -> None:
     assert (status, json.loads(body)["dump"]["directory"]) == (200, str(run.directory / "dump-1"))
     assert requests(run.directory / "dump-1") == [1]
     status, body = ask("/start_profile")
-    assert status == 409
-    assert "the flight recorder records all the time" in json.loads(body)["error"]
+    assert (status, json.loads(body)["code"]) == (409, "flight_recorder_on")
     run.tell("")
     run.end()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "named"),
     [
-        (["--flight-recorder", "5"], "'5' is neither a time nor a size"),
-        (["--flight-recorder", "5s,6s"], "has two times"),
-        (["--flight-recorder", "0s"], "out of range; at least 1ms"),
-        (["--flight-recorder", "1kB"], "out of range; at least 1MB"),
-        (["--flight-recorder", "5s", "--collector", "nsys"], "the embedded recorder's, and the collector is nsys"),
-        (["--flight-recorder", "5s", "--steps", "1:2"], "keeps what came last of all; leave one of them out"),
-        (["--flight-recorder", "5s", "--control"], "leave --control out"),
-        (["--flight-recorder", "5s", "--sigusr2=9"], "write --sigusr2 without a number"),
-        (["--flight-recorder", "5s", "--gpu"], "leave one of them out"),
+        (["--flight-recorder", "5"], "flight_recorder_invalid", "'5'"),
+        (["--flight-recorder", "5s,6s"], "flight_recorder_repeated", "'5s,6s'"),
+        (["--flight-recorder", "0s"], "flight_recorder_out_of_range", " 1ms"),
+        (["--flight-recorder", "1kB"], "flight_recorder_out_of_range", " 1MB"),
+        (["--flight-recorder", "5s", "--collector", "nsys"], "flight_recorder_needs_recorder", " nsys;"),
+        (["--flight-recorder", "5s", "--steps", "1:2"], "flight_recorder_with_steps", "--steps"),
+        (["--flight-recorder", "5s", "--control"], "flight_recorder_with_control", "--control"),
+        (["--flight-recorder", "5s", "--sigusr2=9"], "flight_recorder_with_step_count", "--sigusr2=9"),
+        (["--flight-recorder", "5s", "--gpu"], "flight_recorder_with_gpu", "--gpu"),
     ],
 )
-def test_what_can_not_be_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_is_one_line(
+    words: list[str], code: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", *words, "-c", "pass"]) == 2
     captured = capsys.readouterr()
-    assert said in captured.err
+    assert named in message(captured.err, code)
     assert len(captured.err.splitlines()) == 1
 
 

@@ -51,9 +51,10 @@ def test_a_run_of_another_user_that_goes_on_is_not_over(tmp_path, as_nobody, sta
     assert (tmp_path / "ready").read_text() == ""
     pid = json.loads((tmp_path / "out" / "run.json").read_text())["pid"]
     reported = traceable(as_nobody, "report", str(tmp_path / "out"))
-    assert (reported.returncode, "is still running" in reported.stderr) == (2, True), reported.stderr
+    assert (reported.returncode, "[still_running]" in reported.stderr) == (2, True), reported.stderr
     controlled = traceable(as_nobody, "control", "status", "--run", str(tmp_path / "out"))
-    assert (controlled.returncode, f"process {pid} belongs to another user" in controlled.stderr) == (2, True)
+    assert (controlled.returncode, "[process_of_another_user]" in controlled.stderr) == (2, True)
+    assert f"process {pid} " in controlled.stderr
     (tmp_path / "go").write_text("")
     assert process.wait() == 0
 
@@ -81,23 +82,24 @@ def test_nothing_is_written_into_what_was_put_in_the_place_of_the_run_directory(
     words = [sys.executable, "-m", "traceable", "run", "--collector", "recorder", "--name", "app", "-c", code]
     ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "traceable-runs can be written by every user" in ended.stderr
-    assert ended.stderr.count("another was put in its place") == 2, ended.stderr
+    assert "[directory_of_everybody]" in ended.stderr
+    # Neither is read nor written what is in the place of it.
+    assert [ended.stderr.count(f"[{code}]") for code in ("run_dir_replaced", "manifest_not_written")] == [1, 1]
     (place,) = [tmp_path / "victim"] if kind == "link" else (tmp_path / "traceable-runs").iterdir()
     assert [path.name for path in place.iterdir()] == ["run.json"]
     assert (place / "run.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("owner", "mode", "why"),
+    ("owner", "mode", "code"),
     [
         (None, 0o755, None),
         (None, 0o1777, None),
-        (None, 0o777, "can be written by every user"),
-        (NOBODY, 0o755, "belongs to user"),
+        (None, 0o777, "directory_of_everybody"),
+        (NOBODY, 0o755, "directory_of_another_user"),
     ],
 )
-def test_who_else_may_replace_a_run(tmp_path: Path, owner: int | None, mode: int, why: str | None) -> None:
+def test_who_else_may_replace_a_run(tmp_path: Path, owner: int | None, mode: int, code: str | None) -> None:
     parent = tmp_path / "traceable-runs"
     parent.mkdir()
     parent.chmod(mode)
@@ -107,8 +109,9 @@ def test_who_else_may_replace_a_run(tmp_path: Path, owner: int | None, mode: int
         os.chown(parent, owner, owner)
     directory = run_dir.create(parent / "run", "app", force=False)
     said = run_dir.exposed(directory)
-    assert said is None if why is None else (said or "").startswith(f"{parent} {why}")
-    assert run_dir.is_ours(directory) == (why is None)
+    assert (said.code if said else None) == code
+    assert said is None or said.startswith(f"{parent} ")
+    assert run_dir.is_ours(directory) == (code is None)
 
 
 def test_a_directory_is_never_open_to_everybody(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_directory_that_is_not_empty_is_refused(tmp_path, environ):
     (tmp_path / "out" / "mine").write_text("mine")
     ended = run(tmp_path, environ, "-o", "out")
     assert ended.returncode == 2
-    assert "is not empty; name another directory, or add --force" in ended.stderr
+    assert "[run_dir_not_empty]" in ended.stderr and "--force" in ended.stderr
     assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["mine"]
 
 
@@ -50,7 +50,7 @@ def test_force_leaves_other_files_alone_and_overwrites_none(tmp_path, environ):
     (tmp_path / "other" / "python.sqlite").write_text("mine")
     ended = run(tmp_path, environ, "-o", "other", "--force")
     assert ended.returncode == 2
-    assert "python.sqlite" in ended.stderr
+    assert "[file_would_be_overwritten]" in ended.stderr and "python.sqlite" in ended.stderr
     assert (tmp_path / "other" / "python.sqlite").read_text() == "mine"
 
 
@@ -58,7 +58,7 @@ def test_force_does_not_move_the_working_directory(tmp_path, environ):
     assert run(tmp_path, environ, "-o", "out").returncode == 0
     ended = run(tmp_path / "out", environ, "-o", ".", "--force")
     assert ended.returncode == 2
-    assert "is the working directory" in ended.stderr
+    assert "[run_in_working_directory]" in ended.stderr
 
 
 def test_force_does_not_touch_a_run_that_is_not_over(tmp_path, environ, start, command):
@@ -68,7 +68,7 @@ def test_force_does_not_touch_a_run_that_is_not_over(tmp_path, environ, start, c
     assert (tmp_path / "ready").read_text() == ""
     ended = run(tmp_path, environ, "-o", "out", "--force")
     assert ended.returncode == 2
-    assert "is not over" in ended.stderr
+    assert "[still_running]" in ended.stderr
     (tmp_path / "go").write_text("")
     assert process.wait() == 0
 
@@ -84,8 +84,9 @@ def test_a_place_that_can_not_be_written(tmp_path, environ):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_without_permission(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(UsageError, match="can't be written"):
+    with pytest.raises(UsageError) as refused:
         run_dir.create(tmp_path / "locked" / "out", "app", force=False)
+    assert refused.value.code == "folder_not_writable"
 
 
 def test_the_manifest_has_names_of_the_environment_and_no_values(tmp_path, environ):
@@ -117,11 +118,11 @@ def test_the_manifest_names_the_commit_and_whether_it_is_changed(tmp_path, envir
 
 
 def test_a_directory_that_is_no_run(tmp_path):
-    with pytest.raises(TraceError, match="is not a run directory"):
+    with pytest.raises(TraceError) as refused:
         run_dir.read(tmp_path)
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(TraceError, match="is not a manifest"):
-        run_dir.read(tmp_path)
-    (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(TraceError, match="is not a manifest"):
-        run_dir.read(tmp_path)
+    assert refused.value.code == "not_a_run_dir"
+    for content in ("{", "[]"):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(TraceError) as refused:
+            run_dir.read(tmp_path)
+        assert refused.value.code == "not_a_manifest"

@@ -17,12 +17,14 @@ from pathlib import Path
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from tests.coded import message
 from tests.lacking import lacking
 
 from traceable import confidential
 from traceable._native import discreet_library
 from traceable.collect import nsys_environments, nsys_private, nsys_seen
 from traceable.collect.nsys import NsysCollector, _prepared
+from traceable.errors import Message
 from traceable.launch import handover, secrets
 
 VALUE = "hunter2-hunter2"
@@ -368,8 +370,9 @@ def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_pat
     variables = {**environ, "API_KEY": VALUE, "EMPTY": ""}
     ended = subprocess.run(words, capture_output=True, text=True, env=variables, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert nsys_private.NOT_PREVENTED in ended.stderr
-    said = next(line for line in ended.stderr.splitlines() if "app.nsys-rep holds the environment of" in line)
+    assert "[environments_not_hidden]" in ended.stderr
+    said = message(ended.stderr, "report_holds_secrets")
+    assert said.startswith("app.nsys-rep ") and " environment of " in said
     assert "API_KEY" in said and VALUE not in ended.stderr
     assert "API_KEY" in {
         name for one in exported_anew(tmp_path / "out" / "app.nsys-rep", tmp_path) for name in one.variables
@@ -386,7 +389,8 @@ def test_values_are_found_in_a_report_of_whatever_form(tmp_path, monkeypatch):
     monkeypatch.setenv("SHORT_TOKEN", "none")
     monkeypatch.setenv("NO_SECRET", "other-words")
     (said,) = nsys_seen.notes(*files, [])
-    assert "a.nsys-rep holds the values of SOME_TOKEN:" in said
+    assert said.code == "report_holds_secrets"
+    assert said.startswith("a.nsys-rep ") and " SOME_TOKEN:" in said
     assert nsys_seen.notes(files[1], tmp_path / "empty.sqlite", []) == ()
 
 
@@ -398,13 +402,14 @@ def test_an_export_that_can_not_be_looked_through_is_said(tmp_path, monkeypatch)
     monkeypatch.setenv("TRACEABLE_NSYS", str(nsys))
     (tmp_path / "app.nsys-rep").write_bytes(b"report")
     notes = NsysCollector().finalise(tmp_path, "app").notes
-    assert any("can't be looked through for environments (file is not a database)" in note for note in notes)
+    (note,) = (note for note in notes if note.code == "environments_not_removed")
+    assert "(file is not a database)" in note
 
 
 def test_a_value_on_the_command_line_under_nsys_is_said(nsys, command, environ, tmp_path):
     words = command("nsys", "--dry-run", "-c", "pass", "--api-key", "k-1")
     ended = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path)
-    assert "the command line holds the value of a secret, and nsys writes it into its report" in ended.stderr
+    assert "[secret_on_command_line]" in ended.stderr
 
 
 @pytest.fixture
@@ -455,12 +460,16 @@ def older(tmp_path) -> Path:
 
 def test_what_a_report_leaks(older):
     found = secrets.leaks(older)
-    assert [str(one) for one in found] == [
-        "older.sqlite: the environment of 4 processes, with the values of API_KEY, MY SECRET, MY_SECRET, HOME, LANG",
-        "older.sqlite: nsys's own environment, with the values of HF_TOKEN, PATH",
-        "older.sqlite: what the program printed (24 characters)",
+    assert [(one.message.code, one.names, one.secrets) for one in found] == [
+        ("environment_stored", ("API_KEY", "MY SECRET", "MY_SECRET", "HOME", "LANG"), 3),
+        ("nsys_environment_stored", ("HF_TOKEN", "PATH"), 1),
+        ("output_stored", (), 0),
     ]
-    assert [one.secrets for one in found] == [3, 1, 0]
+    processes, of_nsys, printed = (one.message for one in found)
+    assert "older.sqlite: " in processes and " 4 processes" in processes
+    assert processes.endswith(" API_KEY, MY SECRET, MY_SECRET, HOME, LANG")
+    assert of_nsys.endswith(" HF_TOKEN, PATH")
+    assert "24 characters" in printed
 
 
 def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
@@ -516,13 +525,13 @@ def test_without_room_to_write_it_anew_the_export_stays_and_that_is_said(older, 
         connection.commit()
         connection.close()
         stored: list[nsys_environments.Stored] = []
-        notes: list[str] = []
+        notes: list[Message] = []
         _prepared(stored, notes, {}, database)
         assert [entry.name for entry in small.iterdir()] == ["older.sqlite"]
         assert "API_KEY" in {name for one in stored for name in one.variables}
-        assert len(notes) == 1
-        assert "can't be written anew without the environments" in notes[0]
-        assert "full" in notes[0]
+        (note,) = notes
+        assert note.code == "export_not_rewritten"
+        assert "full" in note
         connection = sqlite3.connect(database)
         assert connection.execute("SELECT count(*) FROM StringIds").fetchone() == (187,)
         connection.close()
@@ -624,7 +633,8 @@ def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, co
 def test_doctor_says_what_a_report_leaks(older, environ, tmp_path):
     words = [sys.executable, "-m", "traceable", "doctor", "--report", str(older)]
     said = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path).stdout
-    names = "API_KEY, MY SECRET, MY_SECRET, HOME, LANG"
-    assert f"leaks     older.sqlite: the environment of 4 processes, with the values of {names}" in said
+    (line,) = (line for line in said.splitlines() if line.endswith(" [environment_stored]"))
+    assert line.startswith("leaks     older.sqlite: ")
+    assert "API_KEY, MY SECRET, MY_SECRET, HOME, LANG" in line and VALUE not in said
     found = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, env=environ).stdout)
-    assert len(found["leaks"]) == 3
+    assert [one["code"] for one in found["leaks"]] == ["environment_stored", "nsys_environment_stored", "output_stored"]

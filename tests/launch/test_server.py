@@ -230,7 +230,7 @@ def test_the_server_is_killed(collector, serve):
         assert found["request"] == REQUESTS + 1 + served.healths  # the one in flight was cut off
     else:
         assert found["request"] <= REQUESTS + 1 + served.healths
-        why = rb"^traceable: (certain|likely): the program died of signal 9"
+        why = rb"^traceable: (certain|likely): .* signal 9\b.* \[tail_lost\]$"
         assert re.search(why, served.output, re.MULTILINE), served.output
 
 
@@ -253,8 +253,7 @@ def test_all_of_nsys_is_killed(nsys, serve):
     assert served.ends() == 0, served.output
     assert rb"served 25 requests in 7 batches" in served.output
     (line,) = re.findall(rb"^traceable: nsys left no report.*$", served.output, re.MULTILINE)
-    assert re.search(rb"nsys's stream (\S+) \(.*\) has no end and is lost", line), line
-    assert re.search(rb"process %d took 7 steps and made ranges named d2h, forward, h2d, pack" % served.pid, line), line
+    assert re.search(rb"process %d took 7 steps .* d2h, forward, h2d, pack" % served.pid, line), line
     Path(os.fsdecode(re.search(rb"stream (\S+)", line)[1])).unlink()
 
 
@@ -279,6 +278,6 @@ def test_everything_is_killed_as_by_a_machine_that_goes_down(nsys, serve):
     told = served.reported()
     assert told.returncode == 2
     (line,) = told.stderr.splitlines()
-    assert line.startswith(b"traceable: nsys left no report")
+    assert line.endswith(b" [no_report]")
     assert b"process %d took 6 steps (status.%d.*)" % (served.pid, served.pid) in line
     Path(os.fsdecode(re.search(rb"stream (\S+)", line)[1])).unlink()

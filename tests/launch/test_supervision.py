@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.coded import message
 from tests.launch.nsys_losses import skip_what_nsys_lost
 
 from traceable.launch import reports, supervisor
@@ -117,7 +118,7 @@ def test_without_its_agent_there_is_no_report_and_the_run_says_so(nsys, command,
     (fifos / "go").write_text("")
     _, said = process.communicate()
     assert process.returncode == 6, said
-    assert re.search(r"nsys left no report in .*its last words: .*Connection to (the )?Agent lost", said), said
+    assert re.search(r"Connection to (the )?Agent lost", message(said, "no_report")), said
 
 
 def test_what_a_slow_shutdown_does_is_recorded(nsys, command, start, fifos):
@@ -182,11 +183,12 @@ def test_a_program_that_closes_all_descriptors_ends_and_so_does_its_child(nsys, 
     assert ended.stdout.count("continued") == 0
     assert "Traceback" not in ended.stderr
     pid = manifest(tmp_path / "out")["pid"]
-    assert f"process {pid} has closed the descriptors of nsys's library" in ended.stderr
-    (child,) = re.findall(r"process (\d+) hung at its exit in nsys's library.* --collector recorder", ended.stderr)
+    assert re.search(rf"process {pid} .*\[exit_hang_avoided\]", ended.stderr)
+    (child,) = re.findall(r"process (\d+) .* --collector recorder .*\[process_hung_at_exit\]", ended.stderr)
     assert int(child) != pid
-    notes = manifest(tmp_path / "out")["notes"]
-    assert len([note for note in notes if "nsys's library" in note]) == 2
+    codes = [note["code"] for note in manifest(tmp_path / "out")["notes"]]
+    of_release = ("exit_hang_avoided", "process_hung_at_exit", "released_process_died")
+    assert [codes.count(code) for code in of_release] == [1, 1, 0]
 
 
 def test_what_comes_after_exec_is_recorded(nsys, command, start, tmp_path):
@@ -202,9 +204,8 @@ def test_a_passing_failure_at_the_start_is_tried_once_more(stand_in, command, en
     (fifos / "app.py").write_text("import traceable\nwith traceable.annotate('pack'): open('ran', 'a').write('x')\n")
     ended = subprocess.run(command("nsys", "app.py"), capture_output=True, text=True, env=environ, cwd=fifos)
     assert ended.returncode == 0, ended.stderr
-    assert (
-        "nsys ended with 1 before it started the program (Connection reset by peer): trying once more" in ended.stderr
-    )
+    (line,) = [line for line in ended.stderr.splitlines() if line.endswith("[collector_start_retried]")]
+    assert "nsys ended with 1 " in line and "(Connection reset by peer)" in line
     assert (fifos / "ran").read_text() == "x"
     assert names(fifos / "out") == {"pack"}
 
@@ -219,7 +220,8 @@ def test_it_is_not_tried_a_third_time_and_a_refusal_not_a_second(says, times, st
     ended = subprocess.run(command("nsys", "app.py"), capture_output=True, text=True, env=environ, cwd=fifos)
     assert ended.returncode == 2
     assert (fifos / "tried").read_text() == "x\n" * times
-    assert f"({says})" in ended.stderr
+    assert ended.stderr.endswith("[collector_ended_early]\n") and f"({says})" in ended.stderr.splitlines()[-1]
+    assert ended.stderr.count("[collector_start_retried]") == times - 1
 
 
 # The program is what follows the bystander's options; this nsys never ends after it.
@@ -242,7 +244,7 @@ def test_an_nsys_that_never_ends_is_left_alone(stand_in, command, environ, start
     assert (fifos / "gone").read_text() == "hangs\n"
     _, said = process.communicate()
     assert process.returncode == 6, said
-    assert "nsys has written nothing for 0.5 s and is left alone" in said
+    assert "[report_stalled]" in said and " 0.5 s " in said
     assert manifest(fifos / "out")["end"]["exit_code"] == 6
     end_session_of(fifos / "out")
 
@@ -280,13 +282,13 @@ def test_ctrl_c_twice_in_the_export_keeps_exit_code_and_report(exporting, nsys, 
     process, gone = exporting
     process.send_signal(signal.SIGINT)
     for line in process.stderr:
-        if "once more" in line:
+        if "[recording_being_read]" in line:
             break
     process.send_signal(signal.SIGINT)
     said = process.stderr.read()
     assert process.wait() == 6
     assert gone.read() == ""  # nsys has been ended with it
-    assert "the recording was not read back, as you asked" in said and "Traceback" not in said
+    assert "[reading_back_skipped]" in said and "Traceback" not in said
     assert [entry.name for entry in (fifos / "out").iterdir() if ".part" in entry.name] == []
     assert names(fifos / "out") == {"before", "after"}
 
@@ -310,12 +312,12 @@ def test_ctrl_c_twice_while_nsys_writes_leaves_it_alone(stand_in, nsys, command,
     process.send_signal(signal.SIGINT)
     with process.stderr:
         for line in process.stderr:
-            if "nsys is still writing the report; once more, and it is left to finish alone" in line:
+            if "[report_being_written]" in line:
                 break
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.wait() == 6
-    assert "nsys was left to finish its report alone" in said
+    assert "[report_not_awaited]" in said
     assert "Traceback" not in said
     end_session_of(fifos / "out")
     assert names(fifos / "out") == {"before", "after"}
@@ -327,7 +329,7 @@ def test_an_orchestrator_that_kills_in_the_export_loses_nothing(exporting, nsys,
     process.send_signal(signal.SIGUSR2)  # for the program, and too late: it ends nothing
     process.send_signal(signal.SIGTERM)
     for line in process.stderr:
-        if "once more" in line:
+        if "[recording_being_read]" in line:
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -407,13 +409,14 @@ def small(environ, tmp_path):
     return folder, run
 
 
-@pytest.mark.parametrize(("options", "why"), [(",noexec", "is mounted noexec"), ("", "has 2 MB free")])
+@pytest.mark.parametrize(("options", "why"), [(",noexec", " noexec"), ("", " 2 MB free")])
 def test_a_temporary_folder_that_does_not_serve_is_passed_over(options, why, nsys, small, command, tmp_path):
     folder, run = small
     code = "import os, traceable\nwith traceable.annotate('pack'): print(os.environ['TMPDIR'])"
     ended = run(command("nsys", "-c", code), options, TMPDIR=str(folder))
     assert ended.returncode == 0, ended.stderr
-    assert f"{folder} {why}: nsys keeps its temporary files in /tmp" in ended.stderr
+    said = message(ended.stderr, "temporary_folder_replaced")
+    assert said.startswith(f"{folder} ") and why in said and said.endswith(" /tmp")
     assert ended.stdout == f"{folder}\n"  # the program's own is what it was
     assert names(tmp_path / "out") == {"pack"}
 
@@ -430,8 +433,9 @@ def test_a_full_disk_is_said_and_the_exit_code_is_the_programs(nsys, small, tmp_
     ended = run(words)
     assert ended.returncode == 4, ended.stderr
     assert "Traceback" not in ended.stderr
-    assert re.search(r"nsys left no report|can't be written|can't export|No space left", ended.stderr), ended.stderr
-    assert "how the program ended is not known" not in ended.stderr
+    lost = r"\[(no_report|file_not_written|nsys_export_failed)\]|No space left"
+    assert re.search(lost, ended.stderr), ended.stderr
+    assert "[wrapper_killed]" not in ended.stderr
 
 
 def test_a_limit_on_memory_costs_the_profile_and_not_the_exit_code(command, environ, tmp_path):
@@ -443,11 +447,11 @@ def test_a_limit_on_memory_costs_the_profile_and_not_the_exit_code(command, envi
 
     ended = run(*command("recorder", "-c", "import sys, traceable\nwith traceable.annotate('pack'): sys.exit(4)"))
     assert ended.returncode == 4, ended.stderr
-    assert "memory limit of 146.5 MiB (ulimit -v)" in ended.stderr
     assert len(ended.stderr.splitlines()) == 2, ended.stderr  # the collector's, and this
+    assert ended.stderr.endswith("[memory_limit_too_low]\n") and " 146.5 MiB " in ended.stderr
     read = run(sys.executable, "-m", "traceable", "report", "out")
     assert read.returncode == 2
-    assert len(read.stderr.splitlines()) == 1 and "memory limit" in read.stderr
+    assert len(read.stderr.splitlines()) == 1 and "[memory_limit_too_low]" in read.stderr
     with reports.opened(tmp_path / "out") as database, closing(sqlite3.connect(database)) as connection:  # without it
         assert connection.execute("SELECT value FROM StringIds WHERE value = 'pack'").fetchone()
 
@@ -456,6 +460,7 @@ def test_a_program_that_deletes_the_run_directory_ends_as_it_ends(collector, com
     code = "import os, shutil, sys; shutil.rmtree(os.environ['TRACEABLE_RUN_DIR']); sys.exit(4)"
     ended = subprocess.run(command(collector, "-c", code), capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert ended.returncode == 4, ended.stderr
-    assert "out is gone, and with it what was recorded: the program deleted it" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert len(ended.stderr.splitlines()) == 2, ended.stderr  # the collector's, and this
+    assert ended.stderr.splitlines()[-1].startswith("traceable: out ")
+    assert ended.stderr.endswith("[run_dir_deleted]\n")

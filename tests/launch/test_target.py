@@ -102,15 +102,17 @@ def test_modules_are_found_and_not_imported(tmp_path, monkeypatch):
     for name in (package.name, f"{package.name}.mod", f"{package.name}.sub.mod", "json.tool", "this", "timeit"):
         target.check(Target("module", name))
     assert package.name not in sys.modules
-    for name, cause in {
-        "no_such_module_at_all": "there is no module no_such_module_at_all",
-        f"{package.name}.other": f"there is no module {package.name}.other",
-        f"{package.name}.mod.deeper": "is a module, not a package",
-        "json": "is a package without __main__.py",
-        f"{package.name}.sub": "is a package without __main__.py",
-    }.items():
-        with pytest.raises(UsageError, match=cause):
+    for name, code, named in (
+        ("no_such_module_at_all", "no_such_module", "no_such_module_at_all"),
+        (f"{package.name}.other", "no_such_module", f"{package.name}.other"),
+        (f"{package.name}.mod.deeper", "not_a_package", f"{package.name}.mod"),
+        ("json", "package_without_main", "json"),
+        (f"{package.name}.sub", "package_without_main", f"{package.name}.sub"),
+    ):
+        with pytest.raises(UsageError) as refused:
             target.check(Target("module", name))
+        assert refused.value.code == code
+        assert named in refused.value.found.split()
 
 
 def test_a_package_that_changes_its_path_is_left_to_python(tmp_path, monkeypatch):
@@ -124,10 +126,10 @@ def test_the_line_of_a_syntax_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("x = 1\ny = = 2\n")
     (tmp_path / "bytes.py").write_bytes(b"x = '\xe4'\n")
-    with pytest.raises(UsageError, match=r"broken\.py:2: SyntaxError"):
-        target.check(Target("script", "broken.py"))
-    with pytest.raises(UsageError, match=r"broken\.py:2: SyntaxError"):
-        target.check(Target("module", "broken"))
+    for kind, program in (("script", "broken.py"), ("module", "broken")):
+        with pytest.raises(UsageError, match=r"broken\.py:2: SyntaxError") as refused:
+            target.check(Target(kind, program))
+        assert refused.value.code == "syntax_error"
     with pytest.raises(UsageError, match=r"<string>:1: SyntaxError"):
         target.check(Target("code", "x ="))
     with pytest.raises(UsageError, match=r"bytes\.py.*SyntaxError"):

@@ -83,31 +83,32 @@ worker.call(time.sleep, 600)
 
 
 @pytest.mark.parametrize(
-    ("module", "holder", "function", "how", "said"),
+    ("module", "holder", "function", "how", "code", "how_it_ended"),
     [
         (
             *("traceable.collect.recorder", "RecorderCollector", "finalise"),
-            *("os.kill(os.getpid(), signal.SIGKILL)", "reading the recording back was killed (SIGKILL"),
+            *("os.kill(os.getpid(), signal.SIGKILL)", "reading_back_died", "(SIGKILL"),
         ),
         (
             *("traceable.cli", "profile", "show"),
-            *("os.kill(os.getpid(), signal.SIGKILL)", "making the profile was killed (SIGKILL"),
+            *("os.kill(os.getpid(), signal.SIGKILL)", "profile_process_died", "(SIGKILL"),
         ),
-        ("traceable.cli", "profile", "show", "raise MemoryError", "making the profile ran out of memory"),
+        ("traceable.cli", "profile", "show", "raise MemoryError", "profile_process_died", "out of memory"),
     ],
     ids=["reading back is killed", "the analysis is killed", "the analysis has no memory"],
 )
 def test_whatever_dies_after_the_program_its_exit_code_and_recording_are_kept(
-    tmp_path: Path, module: str, holder: str, function: str, how: str, said: str
+    tmp_path: Path, module: str, holder: str, function: str, how: str, code: str, how_it_ended: str
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    code = DYING.format(module=module, holder=holder, function=function, how=how)
+    dying = DYING.format(module=module, holder=holder, function=function, how=how)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", dying], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 7, done.stderr
-    assert said in done.stderr
-    assert "python -m traceable report out" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.endswith(f"[{code}]")]
+    assert how_it_ended in line
+    assert "python -m traceable report out" in line
     assert "Traceback" not in done.stderr
     assert [path.name for path in (tmp_path / "out").glob(".program.sqlite*")] == []
     report = [sys.executable, "-m", "traceable", "report", "out"]

@@ -23,14 +23,14 @@ from traceable.trace.sqlite import Database
 pytestmark = pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")
 
 
-def read(path: Path, decode: bool, wanted: Wanted = WANTED) -> Rows | str:
+def read(path: Path, decode: bool, wanted: Wanted = WANTED) -> Rows | TraceError:
     """Return the rows of table `events`, or the refusal."""
     try:
         with Database(path, decode=decode) as database:
             return database.read({"events": wanted})["events"]
     except TraceError as error:
         assert "\n" not in str(error)
-        return str(error)
+        return error
 
 
 def decoded(path: Path, wanted: Wanted = WANTED) -> Rows | None:
@@ -42,11 +42,11 @@ def decoded(path: Path, wanted: Wanted = WANTED) -> Rows | None:
 def agree(path: Path) -> str:
     """Read a file both ways, compare, and return how it went."""
     ours, theirs = read(path, True), read(path, False)
-    if isinstance(ours, str):
+    if isinstance(ours, TraceError):
         # SQLite reads some damage as rows: a page that is there twice, a cell that reaches beyond its page.
-        assert isinstance(theirs, str) or "is damaged" in ours
+        assert isinstance(theirs, TraceError) or ours.code == "file_damaged"
         return "refused"
-    assert not isinstance(theirs, str), theirs
+    assert not isinstance(theirs, TraceError), theirs
     assert not differences(ours, theirs)
     return "read"
 
@@ -147,7 +147,7 @@ def test_unusual_files_are_left_to_sqlite(tmp_path: Path, setting: str) -> None:
     wanted = Wanted(integers=("start",), texts=("text_",))
     assert decoded(path, wanted) is None
     rows = read(path, True, wanted)
-    assert not isinstance(rows, str)
+    assert not isinstance(rows, TraceError)
     assert (rows["start"].tolist(), len(rows.texts("text_"))) == ([1], 1)
 
 
@@ -161,14 +161,19 @@ def test_a_page_that_is_in_a_table_twice_is_refused(tmp_path: Path) -> None:
     second = root + int.from_bytes(data[root + 14 : root + 16], "big")
     data[second : second + 4] = data[first : first + 4]
     path.write_bytes(data)
-    assert "a page that is in the table twice" in str(read(path, True, Wanted(integers=("start",))))
+    refused = read(path, True, Wanted(integers=("start",)))
+    assert isinstance(refused, TraceError)
+    assert refused.code == "file_damaged"
+    assert isinstance(refused.__cause__, pages.DamagedPagesError)
+    assert refused.__cause__.kind == "page_repeated"
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "start INTEGER", [(i,) for i in range(40_000)])
-    with pytest.raises(TraceError, match="was written to while it was read"), Database(path) as database:
+    with pytest.raises(TraceError) as refused, Database(path) as database:
         os.truncate(path, path.stat().st_size // 2)
         database.read({"events": Wanted(integers=("start",))})
+    assert refused.value.code == "written_while_read"
 
 
 def test_tables_that_are_decoded_at_once_are_all_there(tmp_path: Path) -> None:

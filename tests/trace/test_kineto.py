@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import random
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -40,7 +41,7 @@ from traceable.analysis.rules import THREAD
 from traceable.errors import TraceError, UnanswerableError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
-from traceable.trace import load
+from traceable.trace import kineto_json, load
 from traceable.trace.kineto_json import nanoseconds
 from traceable.trace.model import NULL, Trace
 
@@ -53,11 +54,11 @@ def capture(captures: Path, name: str) -> tuple[Trace, dict[str, Any]]:
     return load(path), json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path) -> TraceError:
     with pytest.raises(TraceError) as error:
         load(path)
     assert "\n" not in str(error.value)
-    return str(error.value)
+    return error.value
 
 
 def names_of(trace: Trace, table: str) -> list[str | None]:
@@ -95,7 +96,9 @@ def test_what_is_said_beside_the_events_of_a_capture(captures: Path) -> None:
     assert trace.utc_epoch_ns is not None and trace.utc_epoch_ns // 10**9 == 1716423322
     assert trace.capture_ns == 4458677117099727 - 4458676388068751
     assert trace.source.product == "torch.profiler"
-    assert trace.source.notes == ("events left out (traceable help kineto): 14346 cpu_op, 30 gpu_user_annotation",)
+    (note,) = trace.source.notes
+    assert note.code == "events_left_out"
+    assert note.endswith(": 14346 cpu_op, 30 gpu_user_annotation")
 
 
 # Kineto's GPU annotations move by this much: they begin before their first operation and end behind their last.
@@ -314,6 +317,7 @@ def test_categories_of_the_first_versions(tmp_path: Path) -> None:
     trace = load(write(tmp_path / "t.json", events))
     assert [len(table) for table in (trace.ranges, trace.calls, trace.kernels, trace.copies, trace.memsets)] == [1] * 5
     assert (names_of(trace, "ranges"), trace.ranges.payload.tolist()) == (["ProfilerStep"], [3])
+    assert trace.source.notes[0].code == "events_left_out"
     assert "1 operator" in trace.source.notes[0]
 
 
@@ -344,6 +348,7 @@ def test_begins_and_ends_are_whole_events(tmp_path: Path) -> None:
     assert trace.ranges.start_ns.tolist() == [0, 10, 50]
     assert trace.ranges.end_ns.tolist() == [40, 20, 65]
     assert trace.ranges.clipped.tolist() == [False, False, True]
+    assert trace.source.notes[0].code == "events_left_out"
     assert "1 begin without an end, 1 end without a begin" in trace.source.notes[0]
 
 
@@ -404,7 +409,9 @@ def test_events_years_from_the_rest_are_left_out(tmp_path: Path) -> None:
     trace = load(write(tmp_path / "t.json", [kernel("lost", 0, 0), kernel("k", T, 5), annotation("a", T - 7, 20)]))
     assert names_of(trace, "kernels") == ["k"]
     assert (trace.utc_epoch_ns, trace.kernels.start_ns.tolist()) == (T - 7, [7])
-    assert trace.source.notes == ("1 events without a time and a length that can be: left out",)
+    (note,) = trace.source.notes
+    assert note.code == "events_without_time"
+    assert note.startswith("1 ")
 
 
 def test_times_since_some_unknown_moment_have_no_wall_clock(tmp_path: Path) -> None:
@@ -520,7 +527,10 @@ def test_ranks_of_two_machines_have_gpus_of_their_own(tmp_path: Path) -> None:
     assert len({thread.global_id for thread in trace.threads}) == 4
     assert trace.kernels.process.tolist() == [0, 1, 2, 3]
     assert trace.kernels.device.tolist() == [0, 1, 2, 3]
-    assert "GPU 2 is device 0 of rank 2, GPU 3 is device 1 of rank 3" in trace.source.notes[1]
+    together, moved = trace.source.notes
+    assert (together.code, moved.code) == ("files_read_as_one", "gpus_renumbered")
+    assert re.findall(r"\d+", together) == ["4"]
+    assert re.findall(r"\d+", moved) == ["2", "0", "2", "3", "1", "3"]  # GPU, device and rank, twice
     assert [device.number for device in trace.devices] == [0, 2]
 
 
@@ -542,11 +552,12 @@ def test_files_with_nothing_recorded_between_them_for_over_a_minute_are_refused(
     for number, at in enumerate((T, last + 60 * 10**9, last + 60 * 10**9 + 50 + 60 * 10**9 + 1)):
         process = (0, "a", 67) if same_process else (number, "a", 67 + number)
         ranked(tmp_path / f"{number}.json", *process, [annotation("f", at, 50)])
-    assert refusal(tmp_path) == (
-        f"{tmp_path / '1.json'} and {tmp_path / '2.json'} were recorded 0:01:00 apart, so they are probably of "
-        "different runs; report each file by itself, or read them as one recording with --allow-unrelated "
-        "(allow_unrelated=True in Python)"
+    refused = refusal(tmp_path)
+    assert refused.code == "traces_unrelated"
+    assert (
+        refused.found.startswith(f"{tmp_path / '1.json'} and {tmp_path / '2.json'} ") and " 0:01:00 " in refused.found
     )
+    assert "--allow-unrelated" in refused.remedy and "allow_unrelated=True" in refused.remedy
     assert load(tmp_path, allow_unrelated=True).ranges.start_ns.tolist() == [0, 60 * 10**9 + 50, 120 * 10**9 + 101]
     (tmp_path / "2.json").unlink()
     assert len(load(tmp_path).ranges) == 2
@@ -562,14 +573,15 @@ def test_a_file_that_lasts_through_the_others_holds_them_together(tmp_path: Path
 def test_a_copy_of_a_file_beside_it_is_refused(tmp_path: Path) -> None:
     for name in ("t.json", "t.json.gz"):
         ranked(tmp_path / name, 0, "a", 67, [annotation("forward", T, 50)])
-    assert "t.json and " in refusal(tmp_path)
-    assert "are of the same process and time" in refusal(tmp_path)
+    refused = refusal(tmp_path)
+    assert refused.code == "traces_overlap"
+    assert "t.json and " in refused.found
 
 
 def test_files_without_a_wall_clock_can_not_be_put_together(tmp_path: Path) -> None:
     for rank in (0, 1):
         ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", 50, 50)])
-    assert "says no wall clock" in refusal(tmp_path)
+    assert refusal(tmp_path).code == "wall_clock_unknown"
 
 
 def test_files_of_torchs_own_handlers_go_before_other_json(tmp_path: Path) -> None:
@@ -582,7 +594,9 @@ def test_one_file_of_several_that_is_cut_off_is_named(tmp_path: Path) -> None:
     for rank in (0, 1):
         path = ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", T, 50)])
     path.write_bytes(path.read_bytes()[:-40])
-    assert refusal(tmp_path).startswith(f"{path} is cut off after 2 events; ")
+    refused = refusal(tmp_path)
+    assert refused.code == "file_cut_off"
+    assert refused.found.startswith(f"{path} ") and " 2 events" in refused.found
 
 
 # What can't be read
@@ -598,10 +612,9 @@ def test_a_file_cut_off_anywhere_is_refused_in_one_line(tmp_path: Path, packed: 
     for length in range(1, len(content) - 1):
         path.write_bytes(content[:length])
         found = refusal(path)
-        assert str(path) in found
+        assert str(path) in found.found
         if length > 20:
-            assert "is cut off after " in found, (length, found)
-            assert "the process dies while the trace is being written" in found
+            assert (found.code, found.remedy) == ("file_cut_off", kineto_json.CUT_OFF), (length, found)
 
 
 @settings(max_examples=200, deadline=None)
@@ -626,25 +639,27 @@ def test_damage_is_read_or_refused_and_never_a_fault_of_ours(
 
 
 @pytest.mark.parametrize(
-    ("content", "cause"),
+    ("content", "code", "place"),
     [
-        ('{"traceEvents": [{"ph": "X"} oops]}', "is damaged after 1 events, at character 29: expecting value"),
-        ('{"traceEvents": []} {"traceEvents": []}', "is damaged after 0 events, at character 20: something follows"),
-        ('{"traceEvents": [' + "[" * 100_000, "nested without end"),
-        ('{"traceEvents": [' + "1" * 5_000 + "]}", "exceeds the limit"),
-        ('{"traceEvents": [], 5: 6}', "a name and a colon should stand here"),
-        ('{"traceEvents": 5}', "is not an SQLite file"),
-        ('{"traceEvents": []}', "is JSON, but no trace of torch.profiler"),
-        ('{"traceEvents": [{"ph": "X", "cat": "browser", "ts": 1, "dur": 2}]}', "is JSON, but no trace"),
-        ("[1, 2, 3]", "is JSON, but no trace of torch.profiler"),
-        ('{"lr": 0.1}', "is not an SQLite file"),
-        ("", "is empty"),
+        ('{"traceEvents": [{"ph": "X"} oops]}', "file_damaged", " 1 events, at character 29: "),
+        ('{"traceEvents": []} {"traceEvents": []}', "trailing_data", " 0 events, at character 20: "),
+        ('{"traceEvents": [' + "[" * 100_000, "json_nested_too_deep", ""),
+        ('{"traceEvents": [' + "1" * 5_000 + "]}", "json_number_too_long", ""),
+        ('{"traceEvents": [], 5: 6}', "json_member_malformed", ""),
+        ('{"traceEvents": 5}', "not_sqlite", ""),
+        ('{"traceEvents": []}', "not_a_torch_trace", ""),
+        ('{"traceEvents": [{"ph": "X", "cat": "browser", "ts": 1, "dur": 2}]}', "not_a_torch_trace", ""),
+        ("[1, 2, 3]", "not_a_torch_trace", ""),
+        ('{"lr": 0.1}', "not_sqlite", ""),
+        ("", "file_empty", ""),
     ],
 )
-def test_what_is_no_trace_is_said(tmp_path: Path, content: str, cause: str) -> None:
+def test_what_is_no_trace_is_said(tmp_path: Path, content: str, code: str, place: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(content)
-    assert cause in refusal(path)
+    refused = refusal(path)
+    assert refused.code == code
+    assert place in refused.found
 
 
 def test_a_packed_file_that_can_not_be_unpacked_is_said(tmp_path: Path) -> None:
@@ -652,7 +667,9 @@ def test_a_packed_file_that_can_not_be_unpacked_is_said(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[40:60] = bytes(20)
     path.write_bytes(content)
-    assert refusal(path).startswith(f"{path} is damaged")
+    refused = refusal(path)
+    assert refused.code == "file_damaged"
+    assert refused.found.startswith(f"{path} ")
 
 
 def test_what_stands_in_the_wrong_type_is_absent_and_no_fault(tmp_path: Path) -> None:

@@ -119,35 +119,42 @@ def test_a_table_that_was_saved_anew_without_quotes_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cause"),
+    ("text", "code", "named"),
     [
-        ("", "no CSV of ncu's"),
-        ("==ERROR== ERR_NVGPUCTRPERM\n==WARNING== No kernels were profiled.\n", "no CSV of ncu's"),
-        ('"name","time"\n"f","1"\n', "no CSV of ncu's"),
-        (HEAD_LONG, "no launch of a kernel"),
-        (WIDE_2024.partition('"0"')[0], "no launch of a kernel"),
-        (WIDE_2024.replace(DURATION, "a").replace(COMPUTE, "b"), "no metric of 1 launches"),
-        (WIDE_2024.replace('"239008"', '"lots"'), "line 4: 'lots' is no value of gpu__time_duration.sum"),
-        (WIDE_2024.replace('"46.54"', '"-1"'), "'-1' is no value of sm__throughput"),
-        (WIDE_2024.replace("nsecond", "cycle"), "'cycle' is no unit of time"),
-        (WIDE_2024.replace(',"239008","46.54"', ""), "line 4: 11 columns where the header has 13"),
-        (WIDE_2024.replace('"46.54"', '"46.54'), "is no line of CSV"),
-        (long('"x","Duration","ns"'), "14 columns where the header has 18"),
+        ("", "not_an_ncu_csv", ()),
+        ("==ERROR== ERR_NVGPUCTRPERM\n==WARNING== No kernels were profiled.\n", "not_an_ncu_csv", ()),
+        ('"name","time"\n"f","1"\n', "not_an_ncu_csv", ()),
+        (HEAD_LONG, "no_kernel_launches", ()),
+        (WIDE_2024.partition('"0"')[0], "no_kernel_launches", ()),
+        (WIDE_2024.replace(DURATION, "a").replace(COMPUTE, "b"), "no_metrics", ("1 launches",)),
+        (
+            WIDE_2024.replace('"239008"', '"lots"'),
+            "metric_invalid",
+            ("line 4: ", "'lots'", "gpu__time_duration.sum"),
+        ),
+        (WIDE_2024.replace('"46.54"', '"-1"'), "metric_invalid", ("'-1'", "sm__throughput")),
+        (WIDE_2024.replace("nsecond", "cycle"), "unit_unknown", ("'cycle'",)),
+        (WIDE_2024.replace(',"239008","46.54"', ""), "csv_columns_differ", ("line 4: 11 columns", " 13")),
+        (WIDE_2024.replace('"46.54"', '"46.54'), "csv_malformed", ()),
+        (long('"x","Duration","ns"'), "csv_columns_differ", (": 14 columns", " 18")),
     ],
 )
-def test_what_is_no_table_of_ncus_is_one_clear_error(text: str, cause: str, tmp_path: Path) -> None:
+def test_what_is_no_table_of_ncus_is_one_clear_error(
+    text: str, code: str, named: tuple[str, ...], tmp_path: Path
+) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(TraceError) as caught:
         ncu_csv.read(path)
-    assert cause in str(caught.value)
-    assert str(path) in caught.value.found
+    assert caught.value.code == code
+    assert all(one in caught.value.found for one in (str(path), *named))
     assert "\n" not in str(caught.value)
 
 
 def test_an_absent_file_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="can't be read: No such file"):
+    with pytest.raises(TraceError, match="No such file") as caught:
         ncu_csv.read(tmp_path / "absent.csv")
+    assert caught.value.code == "file_unreadable"
 
 
 VALID = (WIDE_2022, WIDE_2024, long('"S","Duration","us","1.5",', '"S","Memory Throughput","%","91.75",'))

@@ -12,7 +12,7 @@ class Unusual(Exception):  # noqa: N818
     """What only SQLite should read."""
 
 class Damaged(Unusual):
-    """What no sound file holds, and SQLite would not always notice."""
+    """What no sound file holds, and SQLite would not always notice; its text is the kind of damage."""
 
 class Stopped(Exception):  # noqa: N818
     """The caller had it end."""

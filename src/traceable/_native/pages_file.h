@@ -29,7 +29,7 @@ typedef struct {
     uint8_t *window;
     uint32_t first, held; /* the pages in the window: [first, first + held) */
     uint32_t most;        /* pages that the window has room for */
-    const char *why;      /* why the table can't be decoded here; static text */
+    const char *why;      /* why the table can't be decoded here; of damage its kind; static text */
     bool no_memory, damaged, stopped;
     int error;                    /* errno of a read that failed */
     const volatile uint8_t *stop; /* decoding ends soon after this is no longer 0 */
@@ -83,10 +83,10 @@ static bool unusual(File *file, const char *why)
 
 /* What no sound file holds. SQLite is not asked either: it reads some of it as rows that are there twice, or beyond the
  * page, and then says what chance left in its memory (3.40: the same file gave rows once and an error once). */
-static bool damaged(File *file, const char *why)
+static bool damaged(File *file, const char *kind)
 {
     file->damaged = true;
-    return unusual(file, why);
+    return unusual(file, kind);
 }
 
 static bool out_of_memory(File *file)
@@ -133,14 +133,14 @@ static bool fill_window(File *file, uint32_t number)
     if (file->held)
         return true;
     file->error = error;
-    return damaged(file, "the file ends before a page of the table");
+    return damaged(file, "page_missing");
 }
 
 /* Return page `number`, valid until the next call; NULL where there is none. */
 static const uint8_t *page_at(File *file, uint32_t number)
 {
     if (number < 2 || number > file->page_count || number == file->lock_page) {
-        damaged(file, "a pointer to no page");
+        damaged(file, "page_pointer");
         return NULL;
     }
     if ((number < file->first || number - file->first >= file->held) && !fill_window(file, number))

@@ -207,7 +207,7 @@ static bool first_visit(Table *table, uint32_t number)
 {
     uint8_t *byte = &table->visited[number / 8], bit = (uint8_t)(1 << number % 8);
     if (*byte & bit)
-        return damaged(&table->file, "a page that is in the table twice");
+        return damaged(&table->file, "page_repeated");
     *byte |= bit;
     return true;
 }
@@ -241,17 +241,17 @@ static bool leaf_cell(Table *table, const uint8_t *cell, const uint8_t *end, uin
     const uint8_t *p = varint(cell, end, &payload);
     p = p ? varint(p, end, &rowid) : NULL;
     if (!p || payload > LONGEST_RECORD)
-        return damaged(file, "a cell");
+        return damaged(file, "cell");
     *used += (uint64_t)(p - cell);
     if (payload <= table->most_local) {
         *used += payload;
         return (uint64_t)(end - p) >= payload ? record(table, p, payload, payload, (int64_t)rowid, NULL)
-                                              : damaged(file, "a cell beyond its page");
+                                              : damaged(file, "cell_too_long");
     }
     uint64_t local = table->least_local + (payload - table->least_local) % (file->usable - 4);
     local = local > table->most_local ? table->least_local : local;
     if ((uint64_t)(end - p) < local + 4 || payload / file->usable > file->page_count)
-        return damaged(file, "a cell beyond its page");
+        return damaged(file, "cell_too_long");
     *used += local + 4;
     if (!record(table, p, local, payload, (int64_t)rowid, &need))
         return false;
@@ -283,21 +283,21 @@ static bool leaf(Table *table, const uint8_t *page, uint32_t number, bool root)
     uint32_t first = 8 + 2 * cells;
     uint64_t used = first;
     if (first > file->usable || (!cells && !root))
-        return damaged(file, "the number of cells");
+        return damaged(file, "cell_count");
     if (!make_room(table, cells))
         return false;
     for (unsigned i = 0; i < cells; i++) {
         uint32_t at = two(page + 8 + 2 * i);
         bool moved = false;
         if (at < first || at >= file->usable)
-            return damaged(file, "a pointer to no cell");
+            return damaged(file, "cell_pointer");
         if (!leaf_cell(table, page + at, page + file->usable, &used, &moved))
             return false;
         if (moved && !(page = page_at(file, number)))
             return false;
     }
     /* Else two bytes of a file would be a row of dozens, and a small file fill the memory. */
-    return used <= file->usable || damaged(file, "cells that share bytes");
+    return used <= file->usable || damaged(file, "cells_overlap");
 }
 
 static bool subtree(Table *table, uint32_t number, int depth);
@@ -311,11 +311,11 @@ static bool interior(Table *table, const uint8_t *page, int depth)
     unsigned cells = two(page + 3);
     uint32_t first = 12 + 2 * cells;
     if (!cells || first > file->usable)
-        return damaged(file, "the number of cells");
+        return damaged(file, "cell_count");
     for (unsigned i = 0; i < cells; i++) {
         uint32_t at = two(page + 12 + 2 * i);
         if (at < first || at + 5 > file->usable)
-            return damaged(file, "a pointer to no cell");
+            return damaged(file, "cell_pointer");
         if (!subtree(table, four(page + at), depth + 1))
             return false;
     }

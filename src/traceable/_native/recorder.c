@@ -348,7 +348,7 @@ static uint64_t read_max_bytes(void) {
     errno = 0;
     unsigned long long value = strtoull(text, &rest, 10);
     if (errno || *rest || text[0] < '0' || text[0] > '9') {
-        say("TRACEABLE_RECORDING_MAX_BYTES is not a number of bytes, 2 GiB are used", text);
+        say("variable_invalid", "TRACEABLE_RECORDING_MAX_BYTES is not a number of bytes, 2 GiB are used", text);
         return DEFAULT_MAX_BYTES;
     }
     return value;
@@ -380,7 +380,8 @@ static bool read_ring(void) {
 static bool read_root(void) {
     const char *root = getenv("TRACEABLE_RECORDING_DIR");
     if (!root || root[0] != '/' || strlen(root) >= sizeof recorder.root) {
-        say("nothing is recorded: TRACEABLE_RECORDING_DIR is not an absolute path", root ? root : "unset");
+        say("recording_dir_invalid", "nothing is recorded: TRACEABLE_RECORDING_DIR is not an absolute path",
+            root ? root : "unset");
         return false;
     }
     strcpy(recorder.root, root);
@@ -403,7 +404,7 @@ static void start_recorder(void) {
     lock_recorder(&saved);
     recorder.max_bytes = read_max_bytes();
     if (!read_ring())
-        say("TRACEABLE_FLIGHT_RECORDER is not like 5000000000ns,64000000B, and everything is kept",
+        say("variable_invalid", "TRACEABLE_FLIGHT_RECORDER is not like 5000000000ns,64000000B, and everything is kept",
             getenv("TRACEABLE_FLIGHT_RECORDER"));
     const char *gated = getenv("TRACEABLE_RECORDING_GATED");
     if (gated && gated[0] == '1' && !has_ring() && !recorder.window_owner && !follow_window())
@@ -411,7 +412,7 @@ static void start_recorder(void) {
     bool hooked = pthread_key_create(&recorder.thread_end, end_thread) == 0 &&
                   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     if (!hooked)
-        say("nothing is recorded: no room for the recorder's thread and fork hooks", "");
+        say("recorder_not_started", "nothing is recorded: no room for the recorder's thread and fork hooks", "");
     if (!hooked || !read_root() || !open_process())
         atomic_store(&recorder.state, STATE_OFF);
     else

@@ -152,9 +152,10 @@ static int64_t clock_ns(clockid_t clock) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static void say(const char *what, const char *detail) {
+static void say(const char *code, const char *what, const char *detail) {
     char line[PATH_MAX + 256];
-    int length = snprintf(line, sizeof line, "traceable: %s%s%s\n", what, detail[0] ? ": " : "", detail);
+    int length = snprintf(line, sizeof line, "traceable: %s%s%.*s [%s]\n", what, detail[0] ? ": " : "", PATH_MAX, detail,
+                          code); /* however long the detail, the code is there */
     if (length < 0)
         return;
     size_t room = (size_t)length < sizeof line ? (size_t)length : sizeof line - 1;

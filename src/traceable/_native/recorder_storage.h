@@ -49,7 +49,7 @@ static bool open_process(void) {
     }
     if (!page) {
         snprintf(path, sizeof path, "%s: %s", recorder.root, errno ? strerror(errno) : "no room");
-        say("nothing is recorded: can't write the recording directory", path);
+        say("recording_dir_not_writable", "nothing is recorded: can't write the recording directory", path);
         atomic_store(&recorder.state, STATE_OFF);
         return false;
     }

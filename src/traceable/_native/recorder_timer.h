@@ -104,7 +104,7 @@ static void start_timer(void) {
     if (pthread_create(&thread, NULL, keep_time, NULL) == 0)
         pthread_detach(thread);
     else
-        say("no window is opened or closed by time: no thread can be made", "");
+        say("timer_not_started", "no window is opened or closed by time: no thread can be made", "");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 

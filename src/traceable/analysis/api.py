@@ -21,7 +21,7 @@ from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order
 from traceable.analysis.remedies import record_gpu
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int32, Int64, NDArray, Trace
 
@@ -76,7 +76,9 @@ def _asked(context: Context, range_name: str | None) -> _Asked:
         which = context.calls_in(range_name)
         if not which.any():
             raise UnanswerableError(
-                f"no CUDA API call lies inside a range {range_name!r}", "`--view ranges` lists what each range did"
+                "no_calls_in_range",
+                f"no CUDA API call lies inside a range {range_name!r}",
+                "`--view ranges` lists what each range did",
             )
         calls, inside = model.Calls(**calls.take(which)), inside[which]
     function, first = numbered(calls.name)
@@ -160,7 +162,9 @@ BY = (*_VIEWS, "range")
 def _by_range(context: Context, range_name: str | None) -> Table:
     found = context.found
     if not len(found):
-        raise UnanswerableError("the trace holds no ranges", "annotate the program, and have nvtx in --trace")
+        raise UnanswerableError(
+            "no_ranges_recorded", "the trace holds no ranges", "annotate the program, and have nvtx in --trace"
+        )
     asked = _asked(context, None)
     path, first_of_path = numbered(found.path, found.domain, found.style)
     name, first_of_name = numbered(found.domain, found.name, found.style)
@@ -169,7 +173,9 @@ def _by_range(context: Context, range_name: str | None) -> Table:
     by_path = credits_of(pieces, path, len(asked.calls), wanted is None).once()
     if not len(by_path):
         raise UnanswerableError(
-            f"no CUDA API call lies inside a range {range_name!r}", "`--view ranges` lists what each range did"
+            "no_calls_in_range",
+            f"no CUDA API call lies inside a range {range_name!r}",
+            "`--view ranges` lists what each range did",
         )
     by_name = by_path.moved(name[first_of_path] + 1).once()
     paths = _range_table(context, asked, by_path, path, first_of_path, paths=True)
@@ -262,13 +268,16 @@ def _errors(returned: _Returned, group: Int64, groups: int, which: Int64 | None 
     return integers(np.bincount(group[of], minlength=groups), known)
 
 
-def _notes(asked: _Asked) -> tuple[str, ...]:
+def _notes(asked: _Asked) -> tuple[Message, ...]:
     inner = asked.duration_ns[asked.nested]
     if not len(inner):
         return ()
     return (
-        f"{len(inner)} calls were made inside another call of their thread: their {inner.sum() / 1e6:.3f} ms count in "
-        "both, as in nsys's sums",
+        Message(
+            "calls_nested",
+            f"{len(inner)} calls were made inside another call of their thread: their {inner.sum() / 1e6:.3f} ms count "
+            "in both, as in nsys's sums",
+        ),
     )
 
 
@@ -282,11 +291,16 @@ def _require_calls(trace: Trace) -> None:
     tables = trace.source.tables
     if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables:
         raise UnanswerableError(
-            "no CUDA API call in the part of the trace that was asked about", "ask about more of it"
+            "no_calls_selected",
+            "no CUDA API call in the part of the trace that was asked about",
+            "ask about more of it",
         )
     if len(trace.kernels) or any(table.startswith("CUPTI_ACTIVITY_KIND_") for table in tables):
         raise UnanswerableError(
+            "gpu_work_without_calls",
             "no CUDA API call in the trace, though GPU work was recorded",
             "record with nsys and --trace=cuda, which records calls and GPU work together",
         )
-    raise UnanswerableError("no CUDA API call in the trace: no CUDA activity was recorded", record_gpu(trace))
+    raise UnanswerableError(
+        "cuda_not_recorded", "no CUDA API call in the trace: no CUDA activity was recorded", record_gpu(trace)
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from traceable.errors import Message
 from traceable.trace.emitted import WINDOW_DOMAIN
 from traceable.trace.model import Int64, Trace
 
@@ -55,13 +56,13 @@ class Lost:
 
     Attributes:
         pid: of the process.
-        text: the same as a sentence.
+        text: the same as a message.
         codes: EVENTS_DROPPED, NAMES_LOST or FILES_CUT, each with how much: events, names, bytes.
         reason: why, as a code (docs/diagnosis.md); None for not known.
     """
 
     pid: int
-    text: str
+    text: Message
     codes: Mapping[str, int]
     reason: str | None = None
 
@@ -101,7 +102,7 @@ class Completeness:
 
     processes: tuple[ProcessCount, ...] = ()
     not_compared: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     idle: frozenset[int] = frozenset()
 
     @property
@@ -262,20 +263,26 @@ def _text(trace: Trace, index: int) -> str | None:
     return None if index < 0 else trace.names[index]
 
 
-def _notes(rows: Iterable[ProcessCount], said: Iterable[str]) -> tuple[str, ...]:
+def _notes(rows: Iterable[ProcessCount], said: Iterable[Message]) -> tuple[Message, ...]:
     notes = []
     missing = [one for one in rows if one.missing]
     for one in missing[:_SENTENCES]:
         named = f" ({one.name})" if one.name else ""
         assert one.emitted is not None
         notes.append(
-            f"{RANGES_MISSING}: process {one.pid}{named} emitted {one.emitted} ranges, and {one.missing} of them are "
-            "not in the recording"
+            Message(
+                "ranges_missing",
+                f"process {one.pid}{named} emitted {one.emitted} ranges, and {one.missing} of them are not in the "
+                "recording",
+            )
         )
     more = missing[_SENTENCES:]
     if more:
         notes.append(
-            f"{RANGES_MISSING}: {len(more)} more processes emitted {sum(one.emitted or 0 for one in more)} ranges, and "
-            f"{sum(one.missing for one in more)} of them are not in the recording"
+            Message(
+                "ranges_missing",
+                f"{len(more)} more processes emitted {sum(one.emitted or 0 for one in more)} ranges, and "
+                f"{sum(one.missing for one in more)} of them are not in the recording",
+            )
         )
     return (*notes, *dict.fromkeys(said))

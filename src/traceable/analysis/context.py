@@ -190,7 +190,7 @@ class Context:
             wanted |= (self.found.domain == names.index(domain)) & (self.found.name == names.index(bare))
         if not wanted.any():
             raise UnanswerableError(
-                f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are"
+                "range_not_found", f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are"
             )
         return wanted
 

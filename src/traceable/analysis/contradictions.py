@@ -11,6 +11,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.shared import once
+from traceable.errors import Message
 from traceable.trace.model import PUSH_POP, Trace
 
 _NAMES = 3
@@ -18,14 +19,14 @@ _NAMES = 3
 
 
 @once
-def contradictions(context: Context) -> tuple[str, ...]:
-    """Return one sentence for each kind of contradiction in a recording; of a part those of the whole."""
+def contradictions(context: Context) -> tuple[Message, ...]:
+    """Return one note for each kind of contradiction in a recording; of a part those of the whole."""
     if context.whole is not None:
         return contradictions(context.whole)
     return (*_early_operations(context), *_never_popped(context.trace))
 
 
-def _early_operations(context: Context) -> tuple[str, ...]:
+def _early_operations(context: Context) -> tuple[Message, ...]:
     """Report the operations that begin before their launch call does, as none can: host and GPU clocks disagree."""
     launched = np.flatnonzero(context.launched.call_of >= 0)
     lead = context.launched.calls.start_ns[context.launched.call_of[launched]] - context.gpu.start_ns[launched]
@@ -34,12 +35,16 @@ def _early_operations(context: Context) -> tuple[str, ...]:
         return ()
     which = "operation begins" if len(early) == 1 else "operations begin"
     return (
-        f"{len(early)} of {len(context.gpu)} GPU {which} before the launch call, by up to {early.max() / 1e3:.3f} us: "
-        "the clocks of CPU and GPU disagree by at least that, and so do times between the two (queues, causes of gaps)",
+        Message(
+            "operations_before_launch",
+            f"{len(early)} of {len(context.gpu)} GPU {which} before the launch call, by up to "
+            f"{early.max() / 1e3:.3f} us: the clocks of CPU and GPU disagree by at least that, and so do times between "
+            "the two (queues, causes of gaps)",
+        ),
     )
 
 
-def _never_popped(trace: Trace) -> tuple[str, ...]:
+def _never_popped(trace: Trace) -> tuple[Message, ...]:
     """Report pushed ranges that were never popped.
 
     A range may be open at the end because the recording ended. Of several of one name (but for numbers in it) that are
@@ -67,6 +72,9 @@ def _never_popped(trace: Trace) -> tuple[str, ...]:
     more = f" and {len(names) - _NAMES} other names" if len(names) > _NAMES else ""
     were = "range was" if len(left_open) == 1 else "ranges were"
     return (
-        f"{len(left_open)} {were} pushed and never popped: {', '.join(most)}{more}; each seems to last until the end "
-        "of the recording, and what follows on its thread to lie inside it",
+        Message(
+            "ranges_never_popped",
+            f"{len(left_open)} {were} pushed and never popped: {', '.join(most)}{more}; each seems to last until the "
+            "end of the recording, and what follows on its thread to lie inside it",
+        ),
     )

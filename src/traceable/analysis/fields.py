@@ -65,7 +65,7 @@ def field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
     there = {name for fields in carried for name in fields}
     if all(value is None for value in of_pair):
         known = f"ranges have the fields {', '.join(sorted(there)[:20])}" if there else "no range has fields"
-        raise UnanswerableError(f"no range has a field {field!r}", known)
+        raise UnanswerableError("field_not_found", f"no range has a field {field!r}", known)
     known_values = [value for value in of_pair if value is not None]
     if all(_is_number(value) for value in known_values):
         # The smallest integer is NULL.

@@ -46,7 +46,9 @@ def small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
     if not (copies.direction == _H2D).any():
         return []
     if not copies.sized[copies.direction == _H2D].any():
-        raise UnanswerableError("the sizes of copies were not recorded", "export the recording with a newer nsys")
+        raise UnanswerableError(
+            "copy_sizes_not_recorded", "the sizes of copies were not recorded", "export the recording with a newer nsys"
+        )
     small = (copies.direction == _H2D) & copies.sized & (copies.moves.size_bytes[: len(copies)] <= values["bytes"])
     if not small.any() or _most_in_one_instance(evidence.context, copies, small) < values["run"]:
         return []
@@ -106,7 +108,9 @@ def pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
     told = moves.told[: len(copies)]
     if not told[with_host].any():
         raise UnanswerableError(
-            "the kind of host memory of the copies was not recorded", "export the recording with a newer nsys"
+            "host_memory_kind_not_recorded",
+            "the kind of host memory of the copies was not recorded",
+            "export the recording with a newer nsys",
         )
     large = moves.size_bytes[: len(copies)] >= values["bytes"]
     row = np.flatnonzero(moves.pageable[: len(copies)] & with_host & large)
@@ -159,6 +163,7 @@ def _with_known_peak(evidence: Evidence, copies: _Copies, row: Int64) -> Bool:
         names = [device.name or "without a name" for device in evidence.context.trace.devices if device.number in used]
         of = f" ({listed(names)})" if names else ""
         raise UnanswerableError(
+            "link_peak_unknown",
             f"the peak of the link to the GPU{of} is not known, and without it no bound",
             "`--view memory` shows the rate that the copies reached",
         )

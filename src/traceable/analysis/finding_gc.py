@@ -23,7 +23,7 @@ def gc_in_hot_range(evidence: Evidence, values: Values) -> list[Finding]:
     instances, labels = context.found, evidence.labels
     rows = np.flatnonzero((instances.domain == context.trace.name_index(GC_DOMAIN)) & instances.entered)
     if not len(rows):
-        raise UnanswerableError("no garbage collection in the trace", "record with --record-gc")
+        raise UnanswerableError("gc_not_recorded", "no garbage collection in the trace", "record with --record-gc")
     process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread]
     trace = context.trace if context.trace.cut is None else context.trace.cut.whole
     generation = trace.ranges.payload[context.range_of_instance[rows]]

@@ -58,7 +58,9 @@ def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
     call = context.launched.call_of[evidence.gaps.after]
     if not (context.launched.call_of >= 0).any():
         raise UnanswerableError(
-            "no launch call is recorded for any GPU operation", "record the launches too, with --trace=cuda,nvtx"
+            "launches_not_recorded",
+            "no launch call is recorded for any GPU operation",
+            "record the launches too, with --trace=cuda,nvtx",
         )
     gaps = evidence.gaps
     length = gaps.end_ns - gaps.start_ns
@@ -125,9 +127,8 @@ def low_utilisation(evidence: Evidence, values: Values) -> list[Finding]:
     """
     context = evidence.context
     unseen = unseen_graphs(context)
-    if unseen:
-        found, _, remedy = unseen[0].partition("; ")
-        raise UnanswerableError(found, remedy)
+    if unseen is not None:
+        raise unseen
     gaps = evidence.gaps
     idle, total = evidence.idle_ns, evidence.total_ns
     # What the profiler made idle can only raise it.
@@ -183,7 +184,9 @@ def device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     out evenly within each step, each GPU takes the mean of the step.
     """
     if len(evidence.used) < 2:
-        raise UnanswerableError("the recording has one GPU only", "record the processes of all GPUs together")
+        raise UnanswerableError(
+            "single_gpu", "the recording has one GPU only", "record the processes of all GPUs together"
+        )
     part = evidence.part
     work = _work_between(evidence, np.array([part.start_ns, part.end_ns]))[0]
     member = np.flatnonzero(work >= max(1.0, values["member"] * work.max()))

@@ -25,7 +25,9 @@ def loader_wait(evidence: Evidence, values: Values) -> list[Finding]:
     waits, instances = loader_waits(context), context.found
     if not len(waits):
         raise UnanswerableError(
-            "no wait for the next item of a loop in the trace", "iterate over traceable.steps(loader)"
+            "no_loader_waits_recorded",
+            "no wait for the next item of a loop in the trace",
+            "iterate over traceable.steps(loader)",
         )
     process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread[waits]]
     found = []

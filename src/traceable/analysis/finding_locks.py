@@ -45,7 +45,9 @@ def lock_wait(evidence: Evidence, values: Values) -> list[Finding]:
     waits &= (instances.parent >= 0) & ~np.append(waits, False)[instances.parent]
     rows = np.flatnonzero(waits)
     if not called.any():
-        raise UnanswerableError("no range is called as a wait for a lock or a queue is", "annotate the waits")
+        raise UnanswerableError(
+            "no_lock_waits_recorded", "no range is called as a wait for a lock or a queue is", "annotate the waits"
+        )
     process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread]
     label, around = labels.of_instance[rows], labels.of_instance[instances.parent[rows]]
     found = []

@@ -33,6 +33,7 @@ def blocked_event_loop(evidence: Evidence, values: Values) -> list[Finding]:
     every = blocks(context)
     if not len(every):
         raise UnanswerableError(
+            "no_event_loop_recorded",
             "no active segment of a coroutine, and no callback of an event loop in the trace",
             "decorate coroutines (`async with` blocks have no active segments), or record with --record-loop-pauses",
         )

@@ -116,7 +116,9 @@ def launch_queue_full(evidence: Evidence, values: Values) -> list[Finding]:
     which = overheads_like(context, QUEUE_FULL_OVERHEAD)
     if not len(which) and _KINDS_OF_OVERHEAD not in trace.source.tables:
         raise UnanswerableError(
-            "the recording does not tell whether the launch queue was full", "record with a current version of nsys"
+            "launch_queue_not_recorded",
+            "the recording does not tell whether the launch queue was full",
+            "record with a current version of nsys",
         )
     found = []
     for process in distinct(overheads.process[which]).tolist():
@@ -183,12 +185,13 @@ def _queued(evidence: Evidence) -> Between:
     """
     if not (evidence.context.launched.call_of >= 0).any():
         raise UnanswerableError(
-            "no launch call is recorded for any GPU operation", "record the launches too, with --trace=cuda,nvtx"
+            "launches_not_recorded",
+            "no launch call is recorded for any GPU operation",
+            "record the launches too, with --trace=cuda,nvtx",
         )
     unseen = unseen_graphs(evidence.context)
-    if unseen:
-        found, _, remedy = unseen[0].partition("; ")
-        raise UnanswerableError(found, remedy)
+    if unseen is not None:
+        raise unseen
     gaps = evidence.gaps
     # Why a gap is there takes longest to say: shorter ones are never queued.
     which = gaps.end_ns - gaps.start_ns > LAUNCH_LATENCY_NS

@@ -332,9 +332,13 @@ class Evidence:
     def need_calls(self) -> None:
         """Raise UnanswerableError where the trace holds no API calls."""
         if not len(self.context.trace.calls):
-            raise UnanswerableError("no CUDA API calls in the trace", "record with --trace=cuda,nvtx")
+            raise UnanswerableError(
+                "no_calls_recorded", "no CUDA API calls in the trace", "record with --trace=cuda,nvtx"
+            )
 
     def need_ranges(self) -> None:
         """Raise UnanswerableError where the trace holds no ranges."""
         if not len(self.context.found):
-            raise UnanswerableError("no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx")
+            raise UnanswerableError(
+                "no_ranges_recorded", "no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx"
+            )

@@ -38,7 +38,7 @@ def uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     context = evidence.context
     steady = evidence.steps.values["steady"]
     if not steady.any():
-        raise UnanswerableError("no step is in the steady state", "record more steps")
+        raise UnanswerableError("no_steady_step", "no step is in the steady state", "record more steps")
     found = []
     for process, operation in _equal_steps(context, steady):
         times = context.gpu.end_ns[operation] - context.gpu.start_ns[operation]

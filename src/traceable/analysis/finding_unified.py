@@ -39,6 +39,7 @@ def unified_memory_migration(evidence: Evidence, values: Values) -> list[Finding
     if not len(migration):
         if names_like(context.trace, _MANAGED, context.trace.calls.name).any():
             raise UnanswerableError(
+                "migrations_not_recorded",
                 "unified memory is allocated, but no migration of it was recorded",
                 "record with --cuda-um-gpu-page-faults=true --cuda-um-cpu-page-faults=true",
             )

@@ -260,7 +260,7 @@ def allocation_in_steady_state(evidence: Evidence, values: Values) -> list[Findi
     steps = evidence.steps.values
     steady = steps["steady"]
     if not steady.any():
-        raise UnanswerableError("no step is in the steady state", "record more steps")
+        raise UnanswerableError("no_steady_step", "no step is in the steady state", "record more steps")
     pid = np.array([trace.processes[thread.process].pid for thread in trace.threads], np.int64)
     of_call = pid[calls.thread[allocating]]
     found = []

@@ -31,7 +31,7 @@ from traceable.analysis.finding_unified import UNIFIED_MEMORY_MIGRATION
 from traceable.analysis.finding_waits import ALLOCATION_IN_STEADY_STATE, SYNC_IN_HOT_RANGE
 from traceable.analysis.table import Table, objects
 from traceable.analysis.units import time
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import Message, UnanswerableError, UsageError
 from traceable.trace.model import NULL, NDArray
 
 RULES: tuple[Rule, ...] = (
@@ -45,7 +45,9 @@ RULES: tuple[Rule, ...] = (
 FOUND, NOTHING, UNSUPPORTED = "found", "nothing", "unsupported"
 """What became of a rule."""
 
-NOT_ADDITIVE = "several findings may be about the same time: their bounds must not be added up"
+NOT_ADDITIVE = Message(
+    "bounds_overlap", "several findings may be about the same time: their bounds must not be added up"
+)
 
 _UNKNOWN_REMEDY = "`--view findings` lists the rules and their thresholds"
 
@@ -100,7 +102,9 @@ def findings(
     notes = [NOT_ADDITIVE, _bound_of(evidence)] if found else [_nothing(len(RULES) - len(refused), len(refused))]
     if early:
         listing = ", ".join(f"{time(ns)} of {name}" for name, ns in early.items())
-        notes.append(f"before the steady part (load, warm-up), and in no bound: {listing}")
+        notes.append(
+            Message("time_before_steady", f"before the steady part (load, warm-up), and in no bound: {listing}")
+        )
     rules = _rules(values, refused, [rule.name for rule, _ in found])
     return Table(_columns(evidence, found), {"rules": rules}, tuple(notes))
 
@@ -119,9 +123,13 @@ def checked(thresholds: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
             near = difflib.get_close_matches(full, known, n=1)
             mean = f"did you mean {near[0]}? " if near else ""
-            raise UsageError(f"no rule has a threshold {full!r}", f"{mean}there are {', '.join(known)}")
+            raise UsageError(
+                "threshold_not_found", f"no rule has a threshold {full!r}", f"{mean}there are {', '.join(known)}"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise UsageError(f"{value!r} is no value for {full}", f"give a number from 0 on, {_unit(full)}")
+            raise UsageError(
+                "threshold_invalid", f"{value!r} is no value for {full}", f"give a number from 0 on, {_unit(full)}"
+            )
         rule, _, name = full.partition(".")
         values[rule][name] = float(value)
     return values
@@ -149,16 +157,18 @@ def _is_significant(evidence: Evidence, values: Mapping[str, float], finding: Fi
     return won is None or (won > 0 and won >= values["share"] * evidence.window_ns)
 
 
-def _bound_of(evidence: Evidence) -> str:
+def _bound_of(evidence: Evidence) -> Message:
     part = evidence.part
     if part.unsteady:
-        return (
-            f"bounds are of the whole recording, load and warm-up included, for no steady part is known: "
-            f"{part.unsteady.found}"
+        return Message(
+            "bounds_of_recording",
+            "bounds are of the whole recording, load and warm-up included, for no steady part is known: "
+            f"{part.unsteady.found}",
         )
-    return (
+    return Message(
+        "bounds_of_steady_part",
         f"bounds are of the steady part: {time(evidence.window_ns)}, from {part.start_ns / 1e9:.6f} s to "
-        f"{part.end_ns / 1e9:.6f} s of the recording"
+        f"{part.end_ns / 1e9:.6f} s of the recording",
     )
 
 
@@ -204,13 +214,14 @@ def _rules(
             "findings": np.array(
                 [NULL if rule.name in refused else found.count(rule.name) for rule in RULES], np.int64
             ),
-            "reason": objects(error.found if error else None for error in errors),
+            "code": objects(error.code if error else None for error in errors),
+            "reason": objects(error.cause if error else None for error in errors),
             "remedy": objects(error.remedy if error else None for error in errors),
             "thresholds": objects([f"{name}={value:g}" for name, value in values[rule.name].items()] for rule in RULES),
         }
     )
 
 
-def _nothing(looked: int, refused: int) -> str:
+def _nothing(looked: int, refused: int) -> Message:
     rest = f"; the recording does not support {refused} more" if refused else ""
-    return f"{looked} {'rule' if looked == 1 else 'rules'} looked, and found nothing{rest}"
+    return Message("no_findings", f"{looked} {'rule' if looked == 1 else 'rules'} looked, and found nothing{rest}")

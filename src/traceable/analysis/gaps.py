@@ -24,7 +24,7 @@ from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import time
 from traceable.analysis.unrecorded import unrecorded
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Int8, Int64, NDArray
 
 BUCKETS = (
@@ -64,17 +64,23 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     found = worked.gaps.take(~across) if across.any() else worked.gaps
     idle = _idle(found, len(used))
     out = _idle(worked.gaps.take(across), len(used))
-    notes = [*used.notes, *unseen_graphs(context)]
+    unseen = unseen_graphs(context)
+    notes = [*used.notes, *([unseen.message] if unseen else [])]
     if range_name is not None:
         inside = context.operations_in(range_name)
         if not inside.any():
             raise UnanswerableError(
-                f"range {range_name!r} put nothing on the GPU", "`--view ranges` shows which ranges did"
+                "no_gpu_work_in_range",
+                f"range {range_name!r} put nothing on the GPU",
+                "`--view ranges` shows which ranges did",
             )
         found = found.take(inside[found.after])
         notes.append(
-            f"gaps ended by an operation of range {range_name!r} only; total, busy, idle and utilisation are of the "
-            "whole device"
+            Message(
+                "gaps_of_range_only",
+                f"gaps ended by an operation of range {range_name!r} only; total, busy, idle and utilisation are of "
+                "the whole device",
+            )
         )
     cause = causes_of(context, found, used.of_operation, launch_latency_ns)
     others = {
@@ -86,12 +92,17 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         others_used = set(gpus(context.whole).number) - {*used.number, -1}
         if others_used:
             listed = ", ".join(map(str, sorted(others_used)))
-            notes.append(f"GPU {listed} ran nothing in the selected time and has no row")
+            notes.append(
+                Message("gpu_not_used_in_time", f"GPU {listed} ran nothing in the selected time and has no row")
+            )
     at_edges = int((worked.before_ns + worked.after_ns).sum())
     if at_edges:
         notes.append(
-            f"{time(at_edges)} between the edges of the selected time and the nearest operations count as idle, but "
-            "not as gaps: a part of a gap has no length and no cause of its own"
+            Message(
+                "idle_at_edges",
+                f"{time(at_edges)} between the edges of the selected time and the nearest operations count as idle, "
+                "but not as gaps: a part of a gap has no length and no cause of its own",
+            )
         )
     return Table(_devices(context, used, worked, found, idle, out), others, tuple(notes))
 

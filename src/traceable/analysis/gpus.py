@@ -22,7 +22,7 @@ from traceable.analysis.select import gpu_number
 from traceable.analysis.shared import calls_like, once
 from traceable.analysis.table import objects
 from traceable.analysis.unrecorded import unrecorded
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 from traceable.trace.rows import distinct
 
@@ -66,7 +66,7 @@ class Gpus:
     number: tuple[int, ...]
     streams: Streams
     processes: tuple[tuple[int, ...], ...]
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
 
     def __len__(self) -> int:
         return len(self.number)
@@ -102,7 +102,11 @@ def gpus(context: Context) -> Gpus:
     trace = context.trace
     if not len(context.gpu):
         if context.whole is not None and len(context.whole.gpu):
-            raise UnanswerableError("no GPU operation lies in the selected time", "select more of the recording")
+            raise UnanswerableError(
+                "no_gpu_operations_selected",
+                "no GPU operation lies in the selected time",
+                "select more of the recording",
+            )
         raise _no_operations(trace)
     streams = streams_of(context)
     used = distinct(streams.number).tolist()
@@ -219,19 +223,28 @@ def lanes_by(context: Context, lane_of_stream: Int64, count: int) -> Lanes:
     return lanes_of(narrowed(lane_of_stream, count)[streams_of(context).of_operation], count, context.gpu.by_start)
 
 
-@once
-def unseen_graphs(context: Context) -> tuple[str, ...]:
-    """Return a note if CUDA graphs were launched and no operation of any was recorded: their time looks idle."""
-    launching = calls_like(context, GRAPH_LAUNCHING)
-    if not len(launching) or np.isin(context.launched.call_of, launching).any():
-        return ()
-    return (
-        f"CUDA graphs were launched ({len(launching)} times) but left no operation in the trace: their time looks "
-        "idle; record with --cuda-graph-trace=node",
+def unseen_graphs(context: Context) -> UnanswerableError | None:
+    """Return what is to be said if CUDA graphs were launched and no operation of any was recorded: their time looks
+    idle. None if that is not so.
+    """
+    launches = _unseen_launches(context)
+    if not launches:
+        return None
+    return UnanswerableError(
+        "graphs_not_recorded",
+        f"CUDA graphs were launched ({launches} times) but left no operation in the trace: their time looks idle",
+        "record with --cuda-graph-trace=node",
     )
 
 
-def _notes(trace: Trace, process: list[int], device: list[int], number: list[int]) -> tuple[str, ...]:
+@once
+def _unseen_launches(context: Context) -> int:
+    """Return how many times CUDA graphs were launched; 0 where an operation of any was recorded."""
+    launching = calls_like(context, GRAPH_LAUNCHING)
+    return 0 if np.isin(context.launched.call_of, launching).any() else len(launching)
+
+
+def _notes(trace: Trace, process: list[int], device: list[int], number: list[int]) -> tuple[Message, ...]:
     guessed = {
         gpu
         for index, cuda, gpu in zip(process, device, number, strict=True)
@@ -241,23 +254,32 @@ def _notes(trace: Trace, process: list[int], device: list[int], number: list[int
     notes = []
     if shared:
         notes.append(
-            f"several processes use device {', '.join(shared)}: taken for one GPU, because the trace does not tell "
-            "which GPU a process's device number stands for (CUDA_VISIBLE_DEVICES may renumber them)"
+            Message(
+                "gpu_identity_assumed",
+                f"several processes use device {', '.join(shared)}: taken for one GPU, because the trace does not tell "
+                "which GPU a process's device number stands for (CUDA_VISIBLE_DEVICES may renumber them)",
+            )
         )
     if min(number) < 0:
-        notes.append("operations without a device number are shown as one device without a number")
+        notes.append(
+            Message(
+                "device_number_missing", "operations without a device number are shown as one device without a number"
+            )
+        )
     return tuple(notes)
 
 
 def _no_operations(trace: Trace) -> UnanswerableError:
     if names_like(trace, GRAPH_LAUNCHING, trace.calls.name).any():
         return UnanswerableError(
+            "graphs_not_recorded",
             "CUDA graphs were launched, but no GPU operation was recorded",
             "record with --cuda-graph-trace=node: exporters before Nsight Systems 2024 leave whole graphs out",
         )
     if len(trace.calls):
         return UnanswerableError(
+            "calls_without_gpu_work",
             "CUDA calls were recorded, but no GPU operation",
             "record a window in which the GPU works, without another user of CUPTI (torch.profiler, ncu) beside nsys",
         )
-    return UnanswerableError("no GPU operation in the trace", record_gpu(trace))
+    return UnanswerableError("no_gpu_operations", "no GPU operation in the trace", record_gpu(trace))

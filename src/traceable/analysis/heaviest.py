@@ -89,10 +89,10 @@ def heaviest(
     """
     inside = _kernels_in(context, instances)
     if not inside.any():
-        where = "in the range" if instances is not None else "in the trace"
-        raise UnanswerableError(
-            f"no kernel was recorded {where}", "`--view ranges` shows what each range put on the GPU"
-        )
+        remedy = "`--view ranges` shows what each range put on the GPU"
+        if instances is not None:
+            raise UnanswerableError("no_kernels_in_range", "no kernel was recorded in the range", remedy)
+        raise UnanswerableError("no_kernels_recorded", "no kernel was recorded in the trace", remedy)
     kernels, names = context.trace.kernels, context.trace.names
     duration = np.where(inside, kernels.end_ns - kernels.start_ns, 0)
     named, of_kernel = np.unique(kernels.name, return_inverse=True)
@@ -105,6 +105,7 @@ def heaviest(
     wanted = [place for place, name in known if _matches(matching, name, short[place])]
     if not wanted:
         raise UnanswerableError(
+            "no_kernel_matches",
             f"none of the {len(known)} kernels there that ncu could replay is named so",
             "`--view kernels` lists them; * and ? are wildcards",
         )

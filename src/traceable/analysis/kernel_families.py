@@ -74,27 +74,31 @@ def _from_file(path: Path) -> tuple[Family, ...]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise TraceableError(f"{path}: {error.strerror or error}", "name a readable file of kernel families") from None
+        raise TraceableError(
+            "file_unreadable", f"{path}: {error.strerror or error}", "name a readable file of kernel families"
+        ) from None
     except UnicodeDecodeError:
-        raise TraceableError(f"{path}: not UTF-8 text", _FORM) from None
+        raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", _FORM) from None
     except tomllib.TOMLDecodeError as error:
-        raise TraceableError(f"{path}: {error}", _FORM) from None
+        raise TraceableError("toml_invalid", f"{path}: {error}", _FORM) from None
     entries = document.pop("family", None)
     if document:
-        raise TraceableError(f"{path}: unknown key {next(iter(document))!r}", _FORM)
+        raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)
     if not isinstance(entries, list) or not entries:
-        raise TraceableError(f"{path}: no [[family]] in it", _FORM)
+        raise TraceableError("no_families_in_file", f"{path}: no [[family]] in it", _FORM)
     return tuple(_family(entry, f"{path}, family {number}") for number, entry in enumerate(entries, 1))
 
 
 def _family(entry: object, place: str) -> Family:
     if not isinstance(entry, dict) or set(entry) != {"name", "patterns"}:
-        raise TraceableError(f"{place}: not a table of exactly a name and patterns", _FORM)
+        raise TraceableError("family_malformed", f"{place}: not a table of exactly a name and patterns", _FORM)
     name, patterns = entry["name"], entry["patterns"]
     if not isinstance(name, str) or not name:
-        raise TraceableError(f"{place}: its name is not a text", _FORM)
+        raise TraceableError("family_name_invalid", f"{place}: its name is not a text", _FORM)
     if not isinstance(patterns, list) or not patterns or not all(isinstance(one, str) and one for one in patterns):
-        raise TraceableError(f"{place} ({name}): its patterns are not a list of texts", _FORM)
+        raise TraceableError(
+            "family_patterns_invalid", f"{place} ({name}): its patterns are not a list of texts", _FORM
+        )
     return Family(name, re.compile("|".join(_checked(one, f"{place} ({name})") for one in patterns), re.IGNORECASE))
 
 
@@ -103,5 +107,5 @@ def _checked(pattern: str, place: str) -> str:
         re.compile(pattern)
     except re.error as error:
         remedy = "correct the regular expression; a backslash before a special character takes it literally"
-        raise TraceableError(f"{place}: {pattern!r}: {error}", remedy) from None
+        raise TraceableError("regex_invalid", f"{place}: {pattern!r}: {error}", remedy) from None
     return f"(?:{pattern})"

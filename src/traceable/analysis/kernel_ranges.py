@@ -52,7 +52,9 @@ def by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str
     """
     found = context.found
     if not len(found):
-        raise UnanswerableError("the trace holds no ranges", "annotate the program, and have nvtx in --trace")
+        raise UnanswerableError(
+            "no_ranges_recorded", "the trace holds no ranges", "annotate the program, and have nvtx in --trace"
+        )
     of_instance, first = numbered(found.domain, found.name, found.style)
     wanted = None
     if range_name is not None:
@@ -62,7 +64,9 @@ def by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str
     key, ours = _ours(context, label, of_instance, wanted)
     if not len(key):
         raise UnanswerableError(
-            f"no kernel belongs to a range {range_name!r}", "`--view ranges` shows what each range put on the GPU"
+            "no_kernels_in_range",
+            f"no kernel belongs to a range {range_name!r}",
+            "`--view ranges` shows what each range put on the GPU",
         )
     their_key, theirs = _theirs(context, label, of_instance, wanted)
     split = len(key)

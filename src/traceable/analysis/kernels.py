@@ -21,7 +21,7 @@ from traceable.analysis.named import call_name
 from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import gpu_number
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace import model
 from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, NDArray, Trace
 
@@ -103,7 +103,9 @@ def _asked(context: Context, kinds: Kinds, named: KernelNames, range_name: str |
     inside = context.operations_in(range_name)[: len(kind)]
     if not inside.any():
         raise UnanswerableError(
-            f"no kernel belongs to a range {range_name!r}", "`--view ranges` shows what each range put on the GPU"
+            "no_kernels_in_range",
+            f"no kernel belongs to a range {range_name!r}",
+            "`--view ranges` shows what each range put on the GPU",
         )
     kind, first = numbered(kind[inside])
     some = kinds.of_kernel[np.flatnonzero(inside)[first]]
@@ -178,7 +180,9 @@ def _by_launch(asked: _Asked) -> Table:
         at, call = at[chosen], call[chosen]
     if not len(at):
         raise UnanswerableError(
-            f"none of {len(asked.kind)} kernels has its launch call in the trace", "record the calls: --trace=cuda"
+            "launches_not_recorded",
+            f"none of {len(asked.kind)} kernels has its launch call in the trace",
+            "record the calls: --trace=cuda",
         )
     group, rows = _launched(asked, at, call)
     groups = len(rows["label"])
@@ -206,8 +210,11 @@ def _by_launch(asked: _Asked) -> Table:
     launched = np.zeros(len(kernels), np.bool_)
     launched[at] = True
     missing = len(asked.kind) - int(np.count_nonzero(launched))
-    notes = (f"{missing} of {len(asked.kind)} kernels have no launch call in the trace and are left out",)
-    return replace(_largest_first(values), notes=notes if missing else ())
+    without = Message(
+        "kernels_without_launch",
+        f"{missing} of {len(asked.kind)} kernels have no launch call in the trace and are left out",
+    )
+    return replace(_largest_first(values), notes=(without,) if missing else ())
 
 
 def _launched(asked: _Asked, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
@@ -310,23 +317,31 @@ def _require_kernels(context: Context) -> None:
     tables = trace.source.tables
     if len(trace.graph_launches):
         found = f"no kernel in the trace: its {len(trace.graph_launches)} graph launches were traced as wholes"
-        raise UnanswerableError(found, _GRAPH_REMEDY)
+        raise UnanswerableError("only_whole_graphs", found, _GRAPH_REMEDY)
     if "CUPTI_ACTIVITY_KIND_KERNEL" in tables:
-        raise UnanswerableError("no kernel in the part of the trace that was asked about", "ask about more of it")
+        raise UnanswerableError(
+            "no_kernels_selected", "no kernel in the part of the trace that was asked about", "ask about more of it"
+        )
     if len(trace.calls) or any(table.startswith("CUPTI_ACTIVITY_KIND_") for table in tables):
         raise UnanswerableError(
+            "cuda_without_kernels",
             "no kernel in the trace, though CUDA was traced",
             f"record while the program launches kernels; where it launches CUDA graphs, {_GRAPH_REMEDY}",
         )
-    raise UnanswerableError("no kernel in the trace: no CUDA activity was recorded", record_gpu(trace))
+    raise UnanswerableError(
+        "cuda_not_recorded", "no kernel in the trace: no CUDA activity was recorded", record_gpu(trace)
+    )
 
 
-def _graph_notes(trace: Trace) -> tuple[str, ...]:
+def _graph_notes(trace: Trace) -> tuple[Message, ...]:
     graphs = trace.graph_launches
     if not len(graphs):
         return ()
     total = int((graphs.end_ns - graphs.start_ns).sum())
     return (
-        f"{len(graphs)} graph launches ({total / 1e6:.3f} ms) were traced as wholes and their kernels are not here: "
-        f"{_GRAPH_REMEDY}",
+        Message(
+            "graphs_traced_whole",
+            f"{len(graphs)} graph launches ({total / 1e6:.3f} ms) were traced as wholes and their kernels are not "
+            f"here: {_GRAPH_REMEDY}",
+        ),
     )

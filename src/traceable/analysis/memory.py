@@ -26,13 +26,13 @@ from traceable.analysis.named import (
 )
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray, Trace
 
 BY = ("operation", "range", "process")
 """What a row of the answer can be."""
 
-_NO_ALLOCATIONS = "no device memory data: record with --cuda-memory-usage=true"
+_NO_ALLOCATIONS = Message("memory_usage_not_recorded", "no device memory data: record with --cuda-memory-usage=true")
 
 SIZE_BUCKETS = (
     (0, "<1 KiB"),
@@ -127,7 +127,9 @@ def _by_range(context: Context, moves: Moves, which: Int64) -> Table:
     """Return one row a range and operation; what belongs to no range is one more, without a name."""
     found = context.found
     if not len(found):
-        raise UnanswerableError("no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx")
+        raise UnanswerableError(
+            "no_ranges_recorded", "no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx"
+        )
     label, first_of_label = range_labels(found)
     wanted = np.zeros(len(context.gpu), np.bool_)
     wanted[moves.first + which] = True
@@ -299,11 +301,14 @@ def _by_time(key: dict[str, NDArray[Any]], columns: dict[str, NDArray[Any]]) -> 
 def _nothing_moved(context: Context, range_name: str | None) -> UnanswerableError:
     if range_name is not None and len(context.trace.copies) + len(context.trace.memsets):
         return UnanswerableError(
-            f"no copy and no memset belongs to a range {range_name!r}", "`--view memory` without --range lists them all"
+            "no_copies_in_range",
+            f"no copy and no memset belongs to a range {range_name!r}",
+            "`--view memory` without --range lists them all",
         )
     # Without any operation this raises and tells the reason.
     number = len(gpus(context).of_operation)
     return UnanswerableError(
+        "no_copies_recorded",
         f"{number} GPU operations were recorded, and no copy, memset or allocation among them",
         "record a window in which data moves, and with --cuda-memory-usage=true what is allocated",
     )

@@ -23,7 +23,7 @@ from traceable.analysis.named import range_columns, range_labels
 from traceable.analysis.select import gpu_number
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
@@ -65,7 +65,9 @@ def usage_over_time(context: Context) -> Table:
     """
     trace = context.trace
     if not len(trace.allocations):
-        raise UnanswerableError("no device memory data in the trace", "record with --cuda-memory-usage=true")
+        raise UnanswerableError(
+            "memory_usage_not_recorded", "no device memory data in the trace", "record with --cuda-memory-usage=true"
+        )
     steps = _steps(trace)
     call = _calls(trace)[steps.event]
     innermost = context.innermost_around_calls(call)
@@ -249,12 +251,27 @@ def _identity(trace: Trace, steps: _Steps, group: Int64) -> dict[str, NDArray[An
     }
 
 
-def _notes(trace: Trace, steps: _Steps) -> tuple[str, ...]:
-    notes = ["memory usage counts from the beginning of the capture: what was allocated before is not in it"]
+def _notes(trace: Trace, steps: _Steps) -> tuple[Message, ...]:
+    notes = [
+        Message(
+            "memory_counted_from_capture",
+            "memory usage counts from the beginning of the capture: what was allocated before is not in it",
+        )
+    ]
     unmatched = len(_unmatched(trace, steps))
     if unmatched:
-        notes.append(f"{unmatched} releases are of memory whose allocation was not recorded: they take nothing off")
+        notes.append(
+            Message(
+                "allocations_not_recorded",
+                f"{unmatched} releases are of memory whose allocation was not recorded: they take nothing off",
+            )
+        )
     unclear = int((trace.allocations.release < 0).sum())
     if unclear:
-        notes.append(f"{unclear} memory records say neither allocation nor release and are left out")
+        notes.append(
+            Message(
+                "memory_records_unclear",
+                f"{unclear} memory records say neither allocation nor release and are left out",
+            )
+        )
     return tuple(notes)

@@ -281,7 +281,7 @@ def _expanded(folds: dict[str, str], expand: Sequence[str]) -> dict[str, str]:
         matches = [name for name in there if name == glob or fnmatchcase(name, glob)]
         if not matches:
             some = f"folded are {', '.join(there[:10])}" if there else "no names are folded"
-            raise UnanswerableError(f"no folded range name matches --expand {glob!r}", some)
+            raise UnanswerableError("no_folded_name_matches", f"no folded range name matches --expand {glob!r}", some)
         opened.update(matches)
     return {name: whole for name, whole in folds.items() if whole not in opened} if opened else folds
 
@@ -362,20 +362,22 @@ def _from_file(path: Path) -> tuple[tuple[Rule, ...], int | None]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise TraceableError(f"{path}: {error.strerror or error}", "name a readable file of name rules") from None
+        raise TraceableError(
+            "file_unreadable", f"{path}: {error.strerror or error}", "name a readable file of name rules"
+        ) from None
     except UnicodeDecodeError:
-        raise TraceableError(f"{path}: not UTF-8 text", _FORM) from None
+        raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", _FORM) from None
     except tomllib.TOMLDecodeError as error:
-        raise TraceableError(f"{path}: {error}", _FORM) from None
+        raise TraceableError("toml_invalid", f"{path}: {error}", _FORM) from None
     entries, fold_above = document.pop("rule", []), document.pop("fold_above", None)
     if document:
-        raise TraceableError(f"{path}: unknown key {next(iter(document))!r}", _FORM)
+        raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)
     if fold_above is not None and (isinstance(fold_above, bool) or not isinstance(fold_above, int) or fold_above < 1):
-        raise TraceableError(f"{path}: fold_above is not a whole number of at least 1", _FORM)
+        raise TraceableError("fold_above_invalid", f"{path}: fold_above is not a whole number of at least 1", _FORM)
     if not isinstance(entries, list):
-        raise TraceableError(f"{path}: rule is not a list of [[rule]] tables", _FORM)
+        raise TraceableError("name_rules_not_a_list", f"{path}: rule is not a list of [[rule]] tables", _FORM)
     if not entries and fold_above is None:
-        raise TraceableError(f"{path}: no [[rule]] and no fold_above in it", _FORM)
+        raise TraceableError("no_name_rules_in_file", f"{path}: no [[rule]] and no fold_above in it", _FORM)
     return tuple(_rule(entry, f"{path}, rule {number}") for number, entry in enumerate(entries, 1)), fold_above
 
 
@@ -383,14 +385,16 @@ def _rule(entry: object, place: str) -> Rule:
     if not isinstance(entry, dict) or not {"name", "pattern"} <= set(entry) <= {
         *("name", "pattern", "replacement", "contains"),
     }:
-        raise TraceableError(f"{place}: not a table with name and pattern", _FORM)
+        raise TraceableError("name_rule_malformed", f"{place}: not a table with name and pattern", _FORM)
     if not all(isinstance(value, str) for value in entry.values()) or not entry["name"] or not entry["pattern"]:
-        raise TraceableError(f"{place}: its values are not texts, or empty", _FORM)
+        raise TraceableError("name_rule_values_invalid", f"{place}: its values are not texts, or empty", _FORM)
     try:
         pattern = re.compile(entry["pattern"])
     except re.error as error:
         remedy = "correct the regular expression; a backslash before a special character takes it literally"
-        raise TraceableError(f"{place} ({entry['name']}): {entry['pattern']!r}: {error}", remedy) from None
+        raise TraceableError(
+            "regex_invalid", f"{place} ({entry['name']}): {entry['pattern']!r}: {error}", remedy
+        ) from None
     # The replacement is text as it stands: nothing in it refers to a group.
     template = entry.get("replacement", "").replace("\\", r"\\")
     return Rule(entry["name"], pattern, template, entry.get("contains", ""))

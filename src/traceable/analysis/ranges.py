@@ -34,9 +34,12 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
         UnanswerableError: the trace holds no ranges, or none of that name, or none with that field.
     """
     if context.whole is not None and len(context.whole.found) and not len(context.found):
-        raise UnanswerableError("no range lies in the selected time", "select more of the recording")
+        raise UnanswerableError(
+            "no_ranges_selected", "no range lies in the selected time", "select more of the recording"
+        )
     if not len(context.found):
         raise UnanswerableError(
+            "no_ranges_recorded",
             "no ranges were recorded",
             "annotate the program (traceable help annotation), and with nsys have nvtx in --trace",
         )
@@ -44,7 +47,9 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
         context.instances_of(range_name)
     if slowest is not None:
         if by != "instance":
-            raise UsageError(f"the slowest are instances, and the rows are by {by}", "ask by instance")
+            raise UsageError(
+                "slowest_needs_instances", f"the slowest are instances, and the rows are by {by}", "ask by instance"
+            )
         return slowest_instances(context, slowest, range_name=range_name)
     if by == "instance":
         return range_instances(context, range_name=range_name)

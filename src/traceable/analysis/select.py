@@ -43,7 +43,7 @@ def parse_time(text: str) -> int:
     """
     found = _TIME.fullmatch(text.strip())
     if found is None or len(text) > 40:
-        raise UsageError(f"{text[:40]!r} is no time", "write a number and ns, us, ms or s, as in 1.5s")
+        raise UsageError("time_invalid", f"{text[:40]!r} is no time", "write a number and ns, us, ms or s, as in 1.5s")
     return int((Decimal(found[1]) * _UNITS[found[2]]).to_integral_value(ROUND_HALF_UP))
 
 
@@ -51,10 +51,14 @@ def parse_time_span(text: str) -> tuple[int | None, int | None]:
     """Return the ns that `A:B` says; None for a side that is empty, which is open. Raises as `parse_time`."""
     first, colon, last = text.partition(":")
     if not colon:
-        raise UsageError(f"{text[:40]!r} is no span of time", "write A:B, A: or :B, as in 1.5s:2s")
+        raise UsageError("time_span_invalid", f"{text[:40]!r} is no span of time", "write A:B, A: or :B, as in 1.5s:2s")
     span = tuple(parse_time(side) if side.strip() else None for side in (first, last))
     if span[0] is not None and span[1] is not None and span[0] >= span[1]:
-        raise UsageError(f"the span of time {text[:40]!r} ends before it begins", "write the earlier time first")
+        raise UsageError(
+            "time_span_reversed",
+            f"the span of time {text[:40]!r} ends before it begins",
+            "write the earlier time first",
+        )
     return span[0], span[1]
 
 
@@ -127,7 +131,9 @@ def _matching(trace: Trace, patterns: Sequence[str]) -> Bool:
         if not matches:
             there = ", ".join(f"{process.pid} ({process.name or 'no name'})" for process in trace.processes[:20])
             raise UnanswerableError(
-                f"no process {pattern!r} in the trace", f"there {'are ' + there if there else 'is none at all'}"
+                "process_not_in_trace",
+                f"no process {pattern!r} in the trace",
+                f"there {'are ' + there if there else 'is none at all'}",
             )
         chosen[matches] = True
     return chosen
@@ -152,7 +158,9 @@ def _of_devices(trace: Trace, devices: Sequence[int]) -> Trace:
     for device in devices:
         if device not in seen:
             there = ", ".join(map(str, sorted(seen)))
-            raise UnanswerableError(f"no GPU {device} in the trace", f"there {'are ' + there if there else 'is none'}")
+            raise UnanswerableError(
+                "gpu_not_in_trace", f"no GPU {device} in the trace", f"there {'are ' + there if there else 'is none'}"
+            )
     return trace.part(**tables)
 
 
@@ -160,6 +168,7 @@ def _cut(trace: Trace, cut: Cut) -> Trace:
     extent = trace.extent_ns()
     if extent is not None and (cut.first_ns > extent[1] or cut.last_ns <= max(extent[0], cut.first_ns)):
         raise UnanswerableError(
+            "nothing_selected",
             "nothing was recorded in the selected time",
             f"the recording extends from {extent[0] / 1e9:.3f}s to {extent[1] / 1e9:.3f}s: select a part of that",
         )

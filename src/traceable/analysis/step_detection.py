@@ -37,7 +37,7 @@ from traceable.analysis.naming import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.analysis.statistics import totals
 from traceable.analysis.step_period import FEWEST, approximate_period, exact_period, first_kept
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import Message, UnanswerableError, UsageError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace
 from traceable.trace.rows import distinct
 
@@ -88,7 +88,7 @@ class Steps:
         instance: of RANGE the range instance, else -1.
         edge: whether the capture may have cut it, so that it may have been longer.
         label: index into `labels`: the range, the first range of the sequence, or the boundary.
-        rules: sentences that say what a step is.
+        rules: what a step is.
     """
 
     kind: int
@@ -102,7 +102,7 @@ class Steps:
     edge: Bool
     label: Int64
     labels: tuple[str, ...]
-    rules: tuple[str, ...]
+    rules: tuple[Message, ...]
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -120,13 +120,21 @@ def steps_of(context: Context, range_name: str | None, step_kernel: str | None) 
         UnanswerableError: nothing has that name; or nothing is named and nothing repeats.
     """
     if range_name is not None and step_kernel is not None:
-        raise UsageError("a step is a range or ends with a kernel, not both", "give --step-range or --step-kernel")
+        raise UsageError(
+            "step_options_conflict",
+            "a step is a range or ends with a kernel, not both",
+            "give --step-range or --step-kernel",
+        )
     if range_name is not None:
         which = _named_instances(context, range_name)
-        return _of_instances(context, which, "named", (f"a step is an instance of the range {range_name!r}",))
+        rule = Message("step_is_range", f"a step is an instance of the range {range_name!r}")
+        return _of_instances(context, which, "named", (rule,))
     if step_kernel is not None:
         kernels = _matching_kernels(context.trace, step_kernel)
-        rule = f"a step ends with a kernel {step_kernel!r}, and begins where the one before ended"
+        rule = Message(
+            "step_ends_with_kernel",
+            f"a step ends with a kernel {step_kernel!r}, and begins where the one before ended",
+        )
         return _of_boundaries(context, np.flatnonzero(kernels), "named", (rule,))
     return _inferred(context)
 
@@ -170,7 +178,9 @@ def _named_instances(context: Context, name: str) -> Bool:
         which = context.instances_of(name)
     which = which & found.entered
     if not which.any():
-        raise UnanswerableError(f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are")
+        raise UnanswerableError(
+            "range_not_found", f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are"
+        )
     return which
 
 
@@ -178,7 +188,9 @@ def _matching_kernels(trace: Trace, pattern: str) -> Bool:
     kernels = trace.kernels
     if not len(kernels):
         raise UnanswerableError(
-            "no kernel in the trace", "record with --trace=cuda, and CUDA graphs with --cuda-graph-trace=node"
+            "no_kernels_recorded",
+            "no kernel in the trace",
+            "record with --trace=cuda, and CUDA graphs with --cuda-graph-trace=node",
         )
     used = distinct(np.concatenate([distinct(kernels.name), distinct(kernels.short_name)]))
     matches = np.zeros(len(trace.names) + 1, np.bool_)
@@ -186,11 +198,13 @@ def _matching_kernels(trace: Trace, pattern: str) -> Bool:
         matches[index] = trace.names[index] == pattern or fnmatchcase(trace.names[index], pattern)
     which: Bool = matches[kernels.name] | matches[kernels.short_name]
     if not which.any():
-        raise UnanswerableError(f"no kernel matches {pattern!r}", "`--view kernels` lists the kernels that there are")
+        raise UnanswerableError(
+            "no_kernel_matches", f"no kernel matches {pattern!r}", "`--view kernels` lists the kernels that there are"
+        )
     return which
 
 
-def _of_instances(context: Context, which: Bool, source: Source, rules: tuple[str, ...]) -> Steps:
+def _of_instances(context: Context, which: Bool, source: Source, rules: tuple[Message, ...]) -> Steps:
     """Return the instances `which` as steps."""
     trace, found = context.trace, context.found
     process = _process_of_thread(trace)[found.thread]
@@ -215,7 +229,7 @@ def _of_instances(context: Context, which: Bool, source: Source, rules: tuple[st
 
 
 def _of_boundaries(
-    context: Context, boundary: Int64, source: Source, rules: tuple[str, ...], begin_ns: Int64 | None = None
+    context: Context, boundary: Int64, source: Source, rules: tuple[Message, ...], begin_ns: Int64 | None = None
 ) -> Steps:
     """Return the steps that the operations `boundary` end.
 
@@ -270,6 +284,7 @@ def _inferred(context: Context) -> Steps:
     steps = exact or _by_graph(context, lanes) or _by_cycle(context, lanes)
     if steps is None:
         raise UnanswerableError(
+            "no_steps_found",
             "no step is known: no range is called step or iteration, and neither ranges nor the operations of a "
             "stream repeat as steps do",
             "name the step with --step-range NAME or --step-kernel GLOB",
@@ -300,7 +315,7 @@ def _by_word(context: Context) -> Steps | None:
             candidates.append((-int((found.end_ns - found.start_ns)[which].sum()), stem, which))
     for _, stem, which in sorted(candidates, key=lambda one: one[:2]):
         if _holds_gpu_time(context, which):
-            rule = f"a step is an instance of the range {stem!r}, found by its name"
+            rule = Message("step_range_by_name", f"a step is an instance of the range {stem!r}, found by its name")
             return _of_instances(context, which, "range", (rule,))
     return None
 
@@ -385,7 +400,9 @@ def _by_ranges(context: Context) -> Steps | None:
     names = [tuple(paths.texts[paths.name[rows[0]]] for rows in sequence) for sequence in sequences]
     if all(len(sequence) == 1 for sequence in sequences):
         said = ", ".join(sorted({repr(name) for (name,) in names}))
-        rule = f"a step is an instance of the range {said}, found by its repetition"
+        rule = Message(
+            "step_range_by_repetition", f"a step is an instance of the range {said}, found by its repetition"
+        )
         return _of_instances(context, which, "range", (rule,))
     return _of_sequences(context, sequences, names)
 
@@ -458,7 +475,10 @@ def _of_sequences(context: Context, sequences: list[list[Int64]], names: list[tu
     size = [len(start) for start in starts]
     firsts = [name[0] for name in names]
     labels = tuple(sorted(set(firsts)))
-    rules = [f"a step lasts from one {one[0]!r} to the next: {' > '.join(one)} repeat" for one in names]
+    rules = [
+        Message("step_is_sequence", f"a step lasts from one {one[0]!r} to the next: {' > '.join(one)} repeat")
+        for one in names
+    ]
     return Steps(
         kind=SEQUENCE,
         source="range",
@@ -718,14 +738,16 @@ def _by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
             at = one.begin + np.flatnonzero(sequence.label[one.begin : one.end] == label)
         items.append(sequence.operation[at])
         begins.append(np.full(len(at), sequence.start_ns[one.begin]))
-        rules.append(_rule("step", context, lane, at, lane.exact or (1, 1.0), "repeat exactly"))
+        ends_with = _what_ends("step", context, lane, at, lane.exact or (1, 1.0), "repeat exactly")
+        rules.append(Message("step_by_repetition", ends_with))
         is_graph &= bool(sequence.label[at[0]] >= sequence.graphs)
-    rules = [*dict.fromkeys(rules), "an inferred step may be a layer, if no whole step was recorded"]
+    unsure = Message("step_may_be_layer", "an inferred step may be a layer, if no whole step was recorded")
+    rules = [*dict.fromkeys(rules), unsure]
     source: Source = "graph" if is_graph else "repetition"
     return _of_boundaries(context, np.concatenate(items), source, tuple(rules), np.concatenate(begins))
 
 
-def _rule(word: str, context: Context, lane: _Lane, at: Int64, period: tuple[int, float], how: str) -> str:
+def _what_ends(word: str, context: Context, lane: _Lane, at: Int64, period: tuple[int, float], how: str) -> str:
     """Return what ends a step or cycle, and why."""
     sequence = lane.sequence
     name = operation_name(context.trace, int(operation_labels(context, sequence.operation[at[:1]])[0]))
@@ -762,7 +784,10 @@ def _by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
             some.append(lane)
     if not _take_most_time(some, lanes):
         return None
-    rule = "a step ends with a launch of the CUDA graph that takes most of the GPU's time, inferred"
+    rule = Message(
+        "step_ends_with_graph",
+        "a step ends with a launch of the CUDA graph that takes most of the GPU's time, inferred",
+    )
     return _of_boundaries(context, np.concatenate(items), "graph", (rule,))
 
 
@@ -789,8 +814,12 @@ def _by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
         end = max(ends, key=lambda each: (each >= lane.sequence.graphs, idle[each]))
         at = np.flatnonzero(lane.sequence.label == end)
         items.append(lane.sequence.operation[at])
-        rules.append(_rule("cycle", context, lane, at, (length, share), "repeat approximately"))
-    unknown = "no step is known: what is shown are cycles, each of which may be a step, a part of one, or several"
+        ends_with = _what_ends("cycle", context, lane, at, (length, share), "repeat approximately")
+        rules.append(Message("cycle_by_repetition", ends_with))
+    unknown = Message(
+        "cycles_not_steps",
+        "no step is known: what is shown are cycles, each of which may be a step, a part of one, or several",
+    )
     rules = [unknown, *dict.fromkeys(rules)]
     return _of_boundaries(context, np.concatenate(items), "cycle", tuple(rules))
 

@@ -31,7 +31,7 @@ from traceable.analysis.step_work import Work, columns_of, inferred, work_of
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.analysis.windows import STEP
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Bool, Int64, NDArray
 from traceable.trace.rows import distinct
 
@@ -55,9 +55,17 @@ MEASURES = (
 """Columns of a step that `others["summary"]` gives the means of."""
 
 _MEMBERS = {
-    RANGE: "a step has the operations that belong to its range, also those that ran on the GPU after it ended",
-    SEQUENCE: "a step has the operations whose launch call began in it, also those that ran on the GPU after it ended",
-    BOUNDARY: "a step has the operations of its process and device that began in it",
+    RANGE: Message(
+        "operations_of_step_range",
+        "a step has the operations that belong to its range, also those that ran on the GPU after it ended",
+    ),
+    SEQUENCE: Message(
+        "operations_launched_in_step",
+        "a step has the operations whose launch call began in it, also those that ran on the GPU after it ended",
+    ),
+    BOUNDARY: Message(
+        "operations_begun_in_step", "a step has the operations of its process and device that began in it"
+    ),
 }
 
 
@@ -121,7 +129,9 @@ def steady_window(table: Table) -> tuple[int, int]:
     summary = table.others["summary"].values
     some = summary["steady"] > 0
     if not some.any():
-        raise UnanswerableError("no step is in the steady state", "record more steps, or leave --steady out")
+        raise UnanswerableError(
+            "no_steady_step", "no step is in the steady state", "record more steps, or leave --steady out"
+        )
     starts, ends = summary["steady_start_ns"][some], summary["steady_end_ns"][some]
     if starts.max() < ends.min():
         return int(starts.max()), int(ends.min())
@@ -322,40 +332,64 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
     )
 
 
-def _notes(context: Context, found: Steps, work: Work, phases: _Phases) -> tuple[str, ...]:
+def _notes(context: Context, found: Steps, work: Work, phases: _Phases) -> tuple[Message, ...]:
     """Say what a step is, which are left out of the steady state and why, and what is in no step."""
     gpu = context.gpu
     notes = [*found.rules, _MEMBERS[found.kind]]
     if phases.in_range.any():
-        notes.append(f"left out of the steady state as warm-up: {_counted(phases.in_range)} in a range of that name")
+        notes.append(
+            Message(
+                "steps_in_warm_up_range",
+                f"left out of the steady state as warm-up: {_counted(phases.in_range)} in a range of that name",
+            )
+        )
     if phases.other.any():
         notes.append(
-            f"left out of the steady state as of another phase: {_counted(phases.other)}, which a warm-up range parts "
-            "from the most"
+            Message(
+                "steps_of_other_phase",
+                f"left out of the steady state as of another phase: {_counted(phases.other)}, which a warm-up range "
+                "parts from the most",
+            )
         )
     slow = phases.warm_up & ~phases.in_range
     if slow.any():
         notes.append(
-            f"left out of the steady state as warm-up: {_counted(slow)}, the first ones that last over "
-            f"{WARM_UP_FACTOR:g} times the median of the later half, or allocate memory where the later half does not"
+            Message(
+                "warm_up_steps",
+                f"left out of the steady state as warm-up: {_counted(slow)}, the first ones that last over "
+                f"{WARM_UP_FACTOR:g} times the median of the later half, or allocate memory where the later half does "
+                "not",
+            )
         )
     if found.edge.any():
         why = "the first of its process and device, whose begin is not known" if found.kind == BOUNDARY else "cut"
         why = "the last, whose end is not known" if found.kind == SEQUENCE else why
-        notes.append(f"left out of the steady state at the edge of the capture: {_counted(found.edge)}, {why}")
+        notes.append(
+            Message(
+                "steps_at_capture_edge",
+                f"left out of the steady state at the edge of the capture: {_counted(found.edge)}, {why}",
+            )
+        )
     inside = np.zeros(len(gpu), np.bool_)
     inside[work.operation] = True
     outside = np.flatnonzero(~inside)
     if len(outside):
         time = int((gpu.end_ns[outside] - gpu.start_ns[outside]).sum())
-        notes.append(f"{len(outside)} GPU operations, {time / 1e6:.3f} ms in sum, are of no step")
+        notes.append(
+            Message(
+                "operations_outside_steps",
+                f"{len(outside)} GPU operations, {time / 1e6:.3f} ms in sum, are of no step",
+            )
+        )
     without = [
         str(process.pid)
         for index, process in enumerate(context.trace.processes)
         if index not in found.process and (streams_of(context).process == index).any()
     ]
     if without:
-        notes.append(f"no step in process {', '.join(without[:20])}, which used the GPU")
+        notes.append(
+            Message("process_without_steps", f"no step in process {', '.join(without[:20])}, which used the GPU")
+        )
     return tuple(notes)
 
 

@@ -33,7 +33,7 @@ from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import Bool, Int64, NDArray
 
 _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
@@ -62,9 +62,12 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         order = order[inside[order]]
         if not len(order):
             raise UnanswerableError(
-                f"range {range_name!r} put nothing on the GPU", "`--view ranges` shows which ranges did"
+                "no_gpu_work_in_range",
+                f"range {range_name!r} put nothing on the GPU",
+                "`--view ranges` shows which ranges did",
             )
-        notes = (*notes, f"all numbers are of operations of range {range_name!r} only")
+        only = Message("numbers_of_range_only", f"all numbers are of operations of range {range_name!r} only")
+        notes = (*notes, only)
     place = _Places.of(used)
     by_stream = lanes_of(place.row_of_operation(used), len(place), order)
     of_stream = extents(gpu.start_ns, gpu.end_ns, by_stream)

@@ -22,7 +22,7 @@ from traceable.analysis.remedies import record_gpu
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import often, time
-from traceable.errors import UnanswerableError
+from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 _OUTSIDE, _NOTHING = -1, -2
@@ -50,8 +50,10 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     trace = context.trace
     if not len(trace.calls):
         if context.whole is not None and len(context.whole.trace.calls):
-            raise UnanswerableError("no CUDA API call lies in the selected time", "select more of the recording")
-        raise UnanswerableError("no CUDA API calls in the trace", record_gpu(context.trace))
+            raise UnanswerableError(
+                "no_calls_selected", "no CUDA API call lies in the selected time", "select more of the recording"
+            )
+        raise UnanswerableError("no_calls_recorded", "no CUDA API calls in the trace", record_gpu(context.trace))
     waits = waiting_calls(context)
     number = len(waits)
     if range_name is not None:
@@ -262,11 +264,14 @@ def _longest_first(columns: dict[str, NDArray[Any]]) -> Table:
     return Table(columns).take(np.argsort(-columns["wait_total_ns"], kind="stable"))
 
 
-def _sentences(answer: Table) -> tuple[str, ...]:
+def _sentences(answer: Table) -> tuple[Message, ...]:
     real = [row for row in answer.rows() if row["waited_for"] is not None]
     return tuple(
-        f"{row['range'] or 'what is outside every range'} waits {time(row['wait_total_ns'])} in total for "
-        f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {often(row['count'])})"
+        Message(
+            "longest_wait",
+            f"{row['range'] or 'what is outside every range'} waits {time(row['wait_total_ns'])} in total for "
+            f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {often(row['count'])})",
+        )
         for row in real[:_SENTENCES]
     )
 
@@ -274,10 +279,12 @@ def _sentences(answer: Table) -> tuple[str, ...]:
 def _nobody_waits(calls: int, waits: int, range_name: str | None) -> UnanswerableError:
     if waits:
         return UnanswerableError(
+            "no_waits_in_range",
             f"none of the {waits} waiting API calls is inside a range {range_name!r}",
             "`--view sync` without --range lists them all",
         )
     return UnanswerableError(
+        "no_waiting_calls",
         f"none of the {calls} CUDA API calls in the trace waits for the GPU",
         "record a window that holds what waits: a synchronising call, or a synchronous or pageable copy",
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable.errors import Message
 from traceable.trace.model import NULL, NDArray
 
 
@@ -23,12 +24,12 @@ class Table:
     Attributes:
         values: the columns.
         others: what belongs to the same answer and has other rows, by name: the size buckets beside the largest gaps.
-        notes: sentences that must be said with the numbers.
+        notes: what must be said with the numbers.
     """
 
     values: Mapping[str, NDArray[Any]]
     others: Mapping[str, Table] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from traceable.analysis.windows import (
     MISSING_REPORT,
     MISSING_STEPS,
     NEVER_OPENED,
+    NO_STEP_BEGAN,
     STOPPED_EARLY,
     Asked,
     Captured,
@@ -22,9 +23,11 @@ from traceable.analysis.windows import (
     Window,
     Windows,
     cause_of,
+    conditions_not_met,
     lacking,
-    listed,
+    steps_not_whole,
 )
+from traceable.errors import Message
 
 
 def judged(asked: Asked, by_id: Mapping[str, Captured]) -> Windows:
@@ -35,7 +38,7 @@ def judged(asked: Asked, by_id: Mapping[str, Captured]) -> Windows:
         for window in process.windows[:1]
         if (verdict := _verdict(asked, process, window, by_id.get(window.id))) is not None
     ]
-    return Windows(asked.text, tuple(found), () if found else (f"never reached: {_why_never(asked)}",))
+    return Windows(asked.text, tuple(found), () if found else (_never_reached(asked),))
 
 
 def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None) -> Verdict | None:
@@ -44,22 +47,23 @@ def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None)
     held = set(file.steps) if file else set()
     missing = lacking(steps, held)
 
-    def say(outcome: str, why: str = "") -> Verdict:
+    def say(outcome: str, why: Message | None = None) -> Verdict:
         captured, name = len(steps) - sum(map(len, missing)), file.file if file else None
         return Verdict(steps.start, steps.stop, outcome, captured, why, process.pid, window, name)
 
     if window.opened_step is None:
-        return say(NEVER_OPENED, window.error or "it was not opened")
+        return say(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
     if file is None:
         # nsys records all processes while one has its window open, so those of helpers may come to nothing.
         if not steps and process.pid != asked.pid:
             return None
         ended = f": {cause_of(asked, process, window)} came before it was closed" if window.reason is None else ""
-        return say(MISSING_REPORT, f"no report holds the window {window.id}{ended}")
+        return say(MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}{ended}"))
     if window.reason == "stopped" or (asked.duration_s and window.reason != "duration"):
-        return say(STOPPED_EARLY, f"stopped early, {_after(asked, window)} by {cause_of(asked, process, window)}")
+        stopped = f"stopped early, {_after(asked, window)} by {cause_of(asked, process, window)}"
+        return say(STOPPED_EARLY, Message("window_stopped_early", stopped))
     if missing:
-        return say(MISSING_STEPS, f"steps {listed(missing)} are not whole in the report")
+        return say(MISSING_STEPS, steps_not_whole(missing))
     return say(CAPTURED)
 
 
@@ -71,11 +75,19 @@ def _after(asked: Asked, window: Window) -> str:
     return f"after {lasted_ns / 1e9:.3g} s{limit},"
 
 
-def _why_never(asked: Asked) -> str:
+def _never_reached(asked: Asked) -> Message:
+    why = _why_never(asked)
+    return Message(why.code, f"never reached: {why}")
+
+
+def _why_never(asked: Asked) -> Message:
     told = sorted(asked.processes, key=lambda process: process.pid != asked.pid)
     for process in told:
         if process.lacking:
-            return ", ".join(process.lacking)
+            return conditions_not_met(process)
     if asked.need_steps:
-        return "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step()"
-    return "no Python of the run loaded traceable (-I, -E or -S keep it out), or it was killed before"
+        return NO_STEP_BEGAN
+    return Message(
+        "traceable_not_loaded",
+        "no Python of the run loaded traceable (-I, -E or -S keep it out), or it was killed before",
+    )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from traceable.errors import Message
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.trace.model import Trace
@@ -35,6 +37,11 @@ MISSING_REPORT = "missing_report"
 MERGED = "merged"
 MISSING_STEPS = "missing_steps"
 """What became of a window."""
+
+NO_STEP_BEGAN = Message(
+    "no_step_began", "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step()"
+)
+"""Why a window of steps was never reached by a program that takes none."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class Said:
     label: str = ""
     rank: int | None = None
     counted_from: int | None = 0
-    lacking: tuple[str, ...] = ()
+    lacking: tuple[Message, ...] = ()
     first_range_wall_ns: int | None = None
 
 
@@ -140,7 +147,7 @@ class Verdict:
     Attributes:
         outcome: CAPTURED, or what went wrong.
         steps, captured: how many it has, and how many of them are whole in a file.
-        why: a sentence, empty where it was captured.
+        why: why it was not captured; None where it was.
         window: what the process said of it; None where no process got to it.
         file: the file that holds it; None where none does.
         label, rank: of the process.
@@ -151,7 +158,7 @@ class Verdict:
     stop_step: int
     outcome: str
     captured: int
-    why: str = ""
+    why: Message | None = None
     pid: int | None = None
     window: Window | None = None
     file: str | None = None
@@ -173,14 +180,14 @@ class Windows:
         asked: as it was asked.
         verdicts: one a window and process; empty where an endless row has not begun.
         problems: what is not about one window.
-        aside: processes that took steps and no part in what was asked, a sentence each.
+        aside: processes that took steps and no part in what was asked, a message each.
         conditions, duration_s: as of `Asked`.
     """
 
     asked: str
     verdicts: tuple[Verdict, ...]
-    problems: tuple[str, ...] = field(default=())
-    aside: tuple[str, ...] = field(default=())
+    problems: tuple[Message, ...] = field(default=())
+    aside: tuple[Message, ...] = field(default=())
     conditions: str = ""
     duration_s: float = 0.0
 
@@ -246,10 +253,9 @@ def judged(asked: Asked, found: Iterable[Captured]) -> Windows:
 def _of_steps(asked: Asked, by_id: dict[str, Captured]) -> Windows:
     stepping = [process for process in asked.processes if process.begun]
     if not stepping:
-        why = "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step()"
         if asked.windows is None:
-            return Windows(asked.text, (), (f"{asked.text} was never reached: {why}",))
-        return Windows(asked.text, tuple(Verdict(*window, NEVER_REACHED, 0, why) for window in asked.windows))
+            return Windows(asked.text, (), (_never_reached(asked.text, NO_STEP_BEGAN),))
+        return Windows(asked.text, tuple(Verdict(*window, NEVER_REACHED, 0, NO_STEP_BEGAN) for window in asked.windows))
     taking_part = [process for process in stepping if process.windows]
     by_others = {process.rank for process in taking_part}
     idle = [process for process in stepping if not process.windows and process.rank in by_others]
@@ -260,13 +266,16 @@ def _of_steps(asked: Asked, by_id: dict[str, Captured]) -> Windows:
         for verdict in _of_process(asked, process, by_id)
     ]
     aside = tuple(
-        f"{f'{process.label} ({process.pid})' if process.label else f'process {process.pid}'} took "
-        f"{_count(process.ended)}, none of those that were asked for"
+        Message(
+            "process_without_asked_steps",
+            f"{f'{process.label} ({process.pid})' if process.label else f'process {process.pid}'} took "
+            f"{_count(process.ended)}, none of those that were asked for",
+        )
         for process in idle
     )
     if not verdicts:
         last = max(stepping, key=lambda process: process.ended)
-        return Windows(asked.text, (), (f"{asked.text} was never reached: {_ended_after(asked, last)}",))
+        return Windows(asked.text, (), (_never_reached(asked.text, _ended_after(asked, last)),))
     return Windows(asked.text, tuple(verdicts), aside=aside)
 
 
@@ -299,36 +308,56 @@ def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None)
     own = [step for step in dict.fromkeys(file.steps) if step in steps] if file else []
     missing = lacking(steps, own)
 
-    def say(outcome: str, why: str = "") -> Verdict:
+    def say(outcome: str, why: Message | None = None) -> Verdict:
         name = file.file if file else None
         return Verdict(steps.start, steps.stop, outcome, len(own), why, process.pid, window, name)
 
     if window.opened_step is None:
         if window.reason == "missed":
-            return say(NEVER_OPENED, f"its steps were over before it could be opened, at step {window.closed_step}")
-        return say(NEVER_OPENED, window.error or "it was not opened")
+            over = f"its steps were over before it could be opened, at step {window.closed_step}"
+            return say(NEVER_OPENED, Message("window_steps_over", over))
+        return say(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
     if window.reason != "complete" and not ended_by_time:
         lost = min(process.ended, window.stop_step) - window.opened_step - len(own)
         loss = f"; {_count(lost)} before that {'is' if lost == 1 else 'are'} not in the report" if lost > 0 else ""
         cause = cause_of(asked, process, window)
-        return say(STOPPED_EARLY, f"stopped early at step {_last(process, window)} by {cause}{loss}")
+        stopped = f"stopped early at step {_last(process, window)} by {cause}{loss}"
+        return say(STOPPED_EARLY, Message("window_stopped_early", stopped))
     if file is None:
-        return say(MISSING_REPORT, f"no report holds the window {window.id}")
+        return say(MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}"))
     if len(file.together) > 1:
-        return say(MERGED, f"one report holds the windows {' and '.join(file.together)}")
+        return say(MERGED, Message("window_merged", f"one report holds the windows {' and '.join(file.together)}"))
     if window.opened_step > window.start_step:
-        return say(OPENED_LATE, f"opened late, at step {window.opened_step}")
+        return say(OPENED_LATE, Message("window_opened_late", f"opened late, at step {window.opened_step}"))
     if missing:
-        return say(MISSING_STEPS, f"steps {listed(missing)} are not whole in the report")
+        return say(MISSING_STEPS, steps_not_whole(missing))
     foreign = len(file.steps) - len(own)
-    return say(MISSING_STEPS, f"the report holds {_count(foreign)} of other windows") if foreign else say(CAPTURED)
+    if foreign:
+        others = Message("window_holds_other_steps", f"the report holds {_count(foreign)} of other windows")
+        return say(MISSING_STEPS, others)
+    return say(CAPTURED)
 
 
-def _ended_after(asked: Asked, process: Said) -> str:
+def steps_not_whole(missing: Sequence[range]) -> Message:
+    """Return which steps of a window are missing from its report."""
+    return Message("window_missing_steps", f"steps {_listed(missing)} are not whole in the report")
+
+
+def _never_reached(text: str, why: Message) -> Message:
+    return Message(why.code, f"{text} was never reached: {why}")
+
+
+def conditions_not_met(process: Said) -> Message:
+    """Return what the conditions of a process's windows lacked, with the code of the first."""
+    return Message(process.lacking[0].code, ", ".join(process.lacking))
+
+
+def _ended_after(asked: Asked, process: Said) -> Message:
     if process.lacking:
-        return ", ".join(process.lacking)
+        return conditions_not_met(process)
     killed = process.end is None and process.pid == asked.pid and asked.end and asked.end.startswith("SIG")
-    return f"the program ended after {_count(process.ended)}" + (f", by {asked.end}" if killed else "")
+    ended = f"the program ended after {_count(process.ended)}" + (f", by {asked.end}" if killed else "")
+    return Message("window_never_reached", ended)
 
 
 def _count(steps: int) -> str:
@@ -365,7 +394,7 @@ def lacking(steps: range, held: Iterable[int]) -> list[range]:
     return found + ([range(begin, steps.stop)] if begin < steps.stop else [])
 
 
-def listed(parts: Sequence[range]) -> str:
+def _listed(parts: Sequence[range]) -> str:
     """Return stretches of numbers as people write them: `3, 5-9`."""
     said = [str(part.start) if len(part) == 1 else f"{part.start}-{part.stop - 1}" for part in parts[:5]]
     return ", ".join(said) + (" and more" if len(parts) > 5 else "")

@@ -118,7 +118,8 @@ def _fields(payload: Any) -> str | None:
         try:
             from json import dumps as _dumps
         except Exception as error:  # noqa: BLE001 - no descriptor is left, or no interpreter: the range has no fields
-            environment.warn_once("fields", f"the fields of ranges are not recorded: {type(error).__name__}: {error}")
+            message = f"the fields of ranges are not recorded: {type(error).__name__}: {error}"
+            environment.warn_once("fields_not_recorded", message)
             return None
     text: str = _dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return text
@@ -163,7 +164,7 @@ def _plain(item: Any) -> Any:
 def log_lost_range() -> None:
     """Log, once, that a range could not be made: there is no memory, or the interpreter is ending."""
     if sys.meta_path is not None:  # the interpreter sets it so as it ends, and then there is nobody to tell
-        environment.warn_once("memory", "a range is not recorded: no memory is left")
+        environment.warn_once("range_not_recorded", "a range is not recorded: no memory is left")
 
 
 def checked_payload(value: object) -> int | float | str | None:

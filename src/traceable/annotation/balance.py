@@ -100,10 +100,6 @@ def _driver(frame: FrameType) -> FrameType | None:
     return above
 
 
-def _say(kind: str, message: str, *places: str) -> None:
-    environment.warn_once(f"{kind} {places}", message)
-
-
 def _opened(range_: Any, place: str, frame: FrameType | None) -> None:
     _stack(range_).append(_Open(range_, place, frame))
 
@@ -115,26 +111,24 @@ def _left(range_: Any, frame: FrameType, place: str) -> None:
     here = [entry for entry in mine if entry.frame is frame]
     if not mine:
         name = range_._arguments[0]
-        _say("left", f"range {name!r} is left at {place} on a thread that did not enter it: use start_range", place)
+        message = f"range {name!r} is left at {place} on a thread that did not enter it: use start_range"
+        environment.warn_once("range_left_on_other_thread", message, key=place)
         return
     entry = (here or mine)[-1]
     innermost = stack[-1]
     stack.remove(entry)
     if entry.driver is not None and _driver(frame) is not entry.driver:
-        _say(
-            "await",
+        environment.warn_once(
+            "range_over_await",
             f"{entry} is left at {place} after an await: other tasks ran in it, and may have closed it. "
             "Use `async with`, or decorate the coroutine",
-            entry.place,
-            place,
+            key=f"{entry.place} {place}",
         )
     elif innermost is not entry:
-        _say(
-            "crossed",
+        environment.warn_once(
+            "ranges_crossed",
             f"{entry} is left at {place} while {innermost} is still open: NVTX closes the latter here",
-            entry.place,
-            innermost.place,
-            place,
+            key=f"{entry.place} {innermost.place} {place}",
         )
 
 
@@ -144,17 +138,16 @@ def _popped(range_: Any, place: str) -> None:
     pushed = [entry for entry in stack if entry.frame is None]
     if not pushed:
         inner = f": NVTX closes {stack[-1]} here" if stack else ""
-        _say("pop", f"a range is popped at {place} without a push on this thread and domain{inner}", place)
+        message = f"a range is popped at {place} without a push on this thread and domain{inner}"
+        environment.warn_once("pop_without_push", message, key=place)
         return
     entry, innermost = pushed[-1], stack[-1]
     stack.remove(entry)
     if innermost is not entry:
-        _say(
-            "crossed",
+        environment.warn_once(
+            "ranges_crossed",
             f"{entry} is popped at {place} while {innermost} is still open: NVTX closes the latter here",
-            entry.place,
-            innermost.place,
-            place,
+            key=f"{entry.place} {innermost.place} {place}",
         )
 
 
@@ -162,7 +155,8 @@ def _ended(thread: _Thread) -> None:
     for stack in thread.stacks.values():
         for entry in stack:
             if entry.frame is None:
-                _say("never", f"{entry} was never popped on its thread, {thread.name}", entry.place, thread.name)
+                message = f"{entry} was never popped on its thread, {thread.name}"
+                environment.warn_once("push_never_popped", message, key=f"{entry.place} {thread.name}")
 
 
 @atexit.register

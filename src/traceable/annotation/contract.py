@@ -61,4 +61,4 @@ def _write(run_dir: str, pid: int, names: list[str]) -> None:
             file.write(json_of({"schema": SCHEMA, "pid": pid, "names": names}))
         os.replace(part, f"{run_dir}/{file_name}")  # noqa: PTH105
     except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
-        environment.warn_once("expect", f"the launcher is not told what is expected: {error}")
+        environment.warn_once("expectation_not_written", f"the launcher is not told what is expected: {error}")

@@ -179,7 +179,7 @@ class Counts:
                 self._write(number, text or b"\0")
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             self._map = None
-            environment.warn_once("status", f"the launcher is not told what this process does: {error}")
+            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
         self._count_in()
 
     def _allocate(self, descriptor: int, least: int) -> None:
@@ -234,7 +234,7 @@ class Counts:
             if self._core is None:
                 self.counter = _Unopened(self)
         except Exception as error:  # noqa: BLE001 - the child is the user's
-            environment.warn_once("status", f"the launcher is not told what this process does: {error}")
+            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
 
     def _selection_changed(self) -> None:
         assert decision.current is not None

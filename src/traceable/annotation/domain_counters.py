@@ -81,7 +81,8 @@ class DomainCounter(Counter):
         if len([*values]) != len([*timestamps]):
             raise ValueError("values and timestamps must have the same length.")
         environment.warn_once(
-            "batch_submit", "samples given to batch_submit() are not recorded: NVTX's marks take no time of their own"
+            "batch_not_recorded",
+            "samples given to batch_submit() are not recorded: NVTX's marks take no time of their own",
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -111,7 +111,7 @@ def _counters(dtype: Any) -> tuple[Any, Any]:
 
         return domain_counters, domain_counters.checked_dtype(dtype)
     except (ImportError, OSError, MemoryError) as error:
-        environment.warn_once("get_counter", f"no counter is recorded: {type(error).__name__}: {error}")
+        environment.warn_once("counter_not_recorded", f"no counter is recorded: {type(error).__name__}: {error}")
         return None, None
 
 

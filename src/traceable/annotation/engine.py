@@ -64,7 +64,9 @@ else:
         Range, Run, wrap, identify = pure.Range, pure.Run, pure.wrap, pure.identify  # type: ignore[misc,assignment]
         pure.record_up_to = level
     else:
-        environment.warn_once("engine", "no range is emitted: there is neither the native core nor nvtx >= 0.2.12")
+        environment.warn_once(
+            "nvtx_missing", "no range is emitted: there is neither the native core nor nvtx >= 0.2.12"
+        )
         Range, Run, wrap = silent.Range, silent.Run, silent.wrap  # type: ignore[misc,assignment]
         identify = silent.identify
 

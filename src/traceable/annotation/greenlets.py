@@ -76,7 +76,9 @@ class _Thread:
             for _, run in _ranges(target):
                 run.show()
         except Exception as error:  # noqa: BLE001 - raised here it would be raised in the program's greenlet
-            environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+            environment.warn_once(
+                "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
+            )
 
     def follow(self, current: Any) -> None:
         """Take note of a switch that we were not told of, and have us told of the next."""
@@ -86,7 +88,7 @@ class _Thread:
             self._before = trace
             settrace(self)
             environment.warn_once(
-                "greenlet trace",
+                "greenlet_trace_replaced",
                 "another trace function took the place of traceable's in greenlet.settrace(): until now the active "
                 "times of ranges in greenlets may be too long",
             )
@@ -127,7 +129,9 @@ def push(range_: annotate) -> bool:
         current.__dict__.setdefault(_RANGES, []).append((range_, run))
         return True
     except Exception as error:  # noqa: BLE001 - the range is a plain one then
-        environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+        environment.warn_once(
+            "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
+        )
         return False
 
 
@@ -154,7 +158,9 @@ def pop(range_: annotate) -> bool:
         run.end()
         return True
     except Exception as error:  # noqa: BLE001 - as above
-        environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+        environment.warn_once(
+            "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
+        )
         return False
 
 
@@ -169,7 +175,9 @@ def tracked(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
             _thread_of(current)
             ranges = current.__dict__.setdefault(_RANGES, [])
         except Exception as error:  # noqa: BLE001 - the stretch is one of its thread then
-            environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+            environment.warn_once(
+                "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
+            )
         run.resume()
         if ranges is not None:
             ranges.append(own)

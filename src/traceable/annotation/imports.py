@@ -79,4 +79,4 @@ class Watch:
             loader.exec_module = exec_module
         except AttributeError:
             message = f"{self._name} is loaded in an unknown way: traceable does not learn of its import"
-            environment.warn_once(f"import {self._name}", message)
+            environment.warn_once("import_not_seen", message, key=self._name)

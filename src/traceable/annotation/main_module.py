@@ -237,7 +237,8 @@ class _Instrumented:
             try:
                 return patching.replaced(one, target, name, function, in_class)
             except Exception as error:  # noqa: BLE001 - the program goes on, not annotated
-                environment.warn_once(f"annotate {name}", f"{name} was not annotated: {type(error).__name__}: {error}")
+                message = f"{name} was not annotated: {type(error).__name__}: {error}"
+                environment.warn_once("not_annotated", message, key=name)
                 return function
 
         return decorate

@@ -13,6 +13,7 @@ from traceable import environment
 from traceable.annotation import lookup
 from traceable.annotation.patterns import STEP_FUNCTION, Target, has_wildcard
 from traceable.decision import json_of
+from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ def at_exit(patchings: Sequence[Patching]) -> None:
             save(patchings, final=True)
         elif _speaks():
             for note in notes_of([_report(patchings, final=True)]):
-                environment.warn_once(f"annotate {note}", note)  # what was said when it happened is not said again
+                environment.warn_once(note.code, note, key=note)  # what was said when it happened is not said again
     except Exception as error:  # noqa: BLE001 - the program has ended as it ended; nothing of ours changes that
-        environment.warn_once("annotate report", f"no report on the annotate patterns: {error}")
+        environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")
 
 
 def _speaks() -> bool:
@@ -58,7 +59,7 @@ def save(patchings: Sequence[Patching], final: bool = False) -> None:
             file.write(json_of(_report(patchings, final)))
         os.replace(f"{path}.tmp", path)  # noqa: PTH105
     except Exception as error:  # noqa: BLE001 - a full disk, no descriptor, no memory: the program goes on
-        environment.warn_once("annotate report", f"no report on the annotate patterns: {error}")
+        environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")
 
 
 def _report(patchings: Sequence[Patching], final: bool) -> dict[str, Any]:
@@ -74,9 +75,9 @@ def _row(patching: Patching, target: Target, final: bool) -> dict[str, Any]:
         "preset": target.preset,
         "matched": len(matched),
         "names": matched[:_NAMES_KEPT],
-        "problems": problems,
+        "problems": [problem.printed for problem in problems],
         "imported": any(map(target.matches_module, list(sys.modules))) or _names_main(target),
-        "why": _why_nothing(target) if final and not matched and not problems else "",
+        "why": _why_nothing(target).printed if final and not matched and not problems else "",
     }
 
 
@@ -86,41 +87,49 @@ def _names_main(target: Target) -> bool:
     return main_module is not None and main_module.names_main(target)
 
 
-def _why_nothing(target: Target) -> str:
+def _why_nothing(target: Target) -> Message:
     modules = {
         name: module for name, module in list(sys.modules.items()) if module is not None and target.matches_module(name)
     }
     if _names_main(target):
         modules["__main__"] = sys.modules["__main__"]
     elif target.module == "__main__":
-        return "only a program that is a file or a module (-m) can be annotated from outside: put the code into a file"
+        why = "only a program that is a file or a module (-m) can be annotated from outside: put the code into a file"
+        return Message("program_not_a_file", why)
     if not modules:
         return _never_imported(target)
     names = [(f"{name}:", known) for name, module in modules.items() for known in lookup.callable_names(module, name)]
     if target.module_is_exact and any(known == target.qualname for _, known in names):
-        return f"{target.qualname} came into {target.module} after its import, or past the hook: name it where defined"
+        why = f"{target.qualname} came into {target.module} after its import, or past the hook: name it where defined"
+        return Message("defined_after_import", why)
     close = _close(target.qualname, [known for _, known in names])
     near = list(dict.fromkeys(module + known for word in close for module, known in names if known == word))[:3]
     where = target.module if target.module_is_exact else f"{len(modules)} imported modules"
-    return f"no {target.qualname} in {where}" + (f"; near: {', '.join(near)}" if near else _kinds(modules, target))
+    why = f"no {target.qualname} in {where}"
+    if near:
+        return Message("name_not_in_module", f"{why}; near: {', '.join(near)}")
+    return _kinds(why, modules, target)
 
 
-def _kinds(modules: Mapping[str, object], target: Target) -> str:
+def _kinds(why: str, modules: Mapping[str, object], target: Target) -> Message:
     """Say what stands under the first part of an exact name that leads to no function."""
     first = target.qualname.partition(".")[0]
     for module in modules.values():
         value = lookup.namespace(module).get(first)
         if value is not None and not lookup.is_class(value) and not has_wildcard(first):
-            return f"; {first} is an instance of {type(value).__qualname__}: name its class"
+            kind = type(value).__qualname__
+            return Message("name_of_instance", f"{why}; {first} is an instance of {kind}: name its class")
         if value is None and "__getattr__" in lookup.namespace(module):
-            return "; the module makes names when asked for them: name the module that defines it"
-    return ""
+            made = "the module makes names when asked for them: name the module that defines it"
+            return Message("name_made_on_demand", f"{why}; {made}")
+    return Message("name_not_in_module", why)
 
 
-def _never_imported(target: Target) -> str:
+def _never_imported(target: Target) -> Message:
     close = _close(target.module, [name for name in list(sys.modules) if not name.startswith("_")])
     kind = "module" if target.module_is_exact else "module that fits"
-    return f"no {kind} {target.module} was imported" + (f"; near: {', '.join(close)}" if close else "")
+    near = f"; near: {', '.join(close)}" if close else ""
+    return Message("module_never_imported", f"no {kind} {target.module} was imported{near}")
 
 
 def _close(word: str, known: Sequence[str]) -> list[str]:
@@ -132,7 +141,7 @@ def _close(word: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*difflib.get_close_matches(plain, known, 3, 0.7), *same_end]))[:3]
 
 
-def notes(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[str, ...]:
+def notes(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[Message, ...]:
     """Return a sentence for each pattern that matched nothing in any process of the run; empty if all matched.
 
     Args:
@@ -149,38 +158,43 @@ def notes(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[s
     reports = [json.loads(path.read_text("utf-8")) for path in paths]
     wanted = () if environment.flag(environment.DISABLE) else tuple(targets)
     if wanted and not reports:
-        return (
+        said = (
             "the annotate patterns were never read: the program started no Python that could read them, or was killed "
-            "before one matched",
+            "before one matched"
         )
+        return (Message("patterns_never_read", said),)
     return notes_of(reports, [(str(target), target.preset) for target in wanted])
 
 
-def notes_of(reports: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, str]] = ()) -> tuple[str, ...]:
+def notes_of(reports: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, str]] = ()) -> tuple[Message, ...]:
     """Put the reports of one or more processes together; `order`: pattern and preset of each target asked for."""
-    said: dict[str, None] = {}
+    said: dict[Message, None] = {}
     rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {key: [] for key in order}
     for report in reports:
         if "note" in report:  # from an interpreter that could not load traceable
-            said[report["note"]] = None
+            said[Message.parse(report["note"])] = None
         for row in report["patterns"]:
             rows.setdefault((row["pattern"], row["preset"]), []).append(row)
     matched = {key for key, found in rows.items() if any(row["matched"] for row in found)}
     for (pattern, preset), found in rows.items():
-        said.update(dict.fromkeys(problem for row in found for problem in row["problems"]))
+        said.update(dict.fromkeys(Message.parse(problem) for row in found for problem in row["problems"]))
         if (pattern, preset) in matched or any(row["problems"] for row in found):
             continue
         if preset in ("", STEP_FUNCTION):
             kind = "annotate pattern" if not preset else "step function"
-            said[f"{kind} '{pattern}' matched nothing: {_best_reason(found)}"] = None
+            why = _best_reason(found)
+            said[Message(why.code, f"{kind} '{pattern}' matched nothing: {why}")] = None
         elif not any(other == preset for _, other in matched):
-            said[
-                f"annotate preset {preset} matched nothing: was {pattern.partition('.')[0].partition(':')[0]} imported?"
-            ] = None
+            package = pattern.partition(".")[0].partition(":")[0]
+            said[Message("preset_unmatched", f"annotate preset {preset} matched nothing: was {package} imported?")] = (
+                None
+            )
     return tuple(said)
 
 
-def _best_reason(rows: Sequence[Mapping[str, Any]]) -> str:
+def _best_reason(rows: Sequence[Mapping[str, Any]]) -> Message:
     """A process that did import the module knows better than one that never did."""
     reasons = [row["why"] for row in sorted(rows, key=lambda row: not row["imported"]) if row["why"]]
-    return reasons[0] if reasons else "no process that ended by itself imported its module"
+    if reasons:
+        return Message.parse(reasons[0])
+    return Message("pattern_unmatched", "no process that ended by itself imported its module")

@@ -21,6 +21,7 @@ from traceable.annotation.change import Change, is_held_elsewhere, keep_picklabl
 from traceable.annotation.handle import Handle
 from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.annotation.wrapping import annotated
+from traceable.errors import CauseError, Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Patching(Handle):
         self.targets = targets
         self.make = make
         self.matched: dict[Target, list[str]] = {target: [] for target in targets}
-        self.problems: dict[Target, list[str]] = {}
+        self.problems: dict[Target, list[Message]] = {}
         self._changes: list[Change] = []
 
     def remove(self) -> None:
@@ -77,7 +78,8 @@ class Patching(Handle):
                     change.undo()
                     _installed.pop(id(change.replacement), None)
                 except Exception as error:  # noqa: BLE001 - a class may refuse; the rest is still put back
-                    environment.warn_once(f"remove {change.attribute}", f"{change.attribute} stays annotated: {error}")
+                    message = f"{change.attribute} stays annotated: {error}"
+                    environment.warn_once("annotation_not_removed", message, key=change.attribute)
 
 
 def annotate_targets(*patterns: str | Target) -> Patching:
@@ -136,8 +138,8 @@ def replaced(patching: Patching, target: Target, name: str, function: Any, in_cl
     """Return what stands in the place of a function that is just being defined; itself where it can't be replaced."""
     try:
         replacement = patching.make(function, target, name, in_class)
-    except ValueError as error:
-        _problem(patching, target, f"{name} {error}")
+    except CauseError as error:
+        _problem(patching, target, Message(error.code, f"{name} {error}"))
         return function
     _matched(patching, target, name)
     _installed[id(replacement)] = replacement
@@ -156,7 +158,7 @@ def report_idle_process() -> None:
 def _targets_of_environment() -> tuple[Target, ...]:
     targets, problems = decode_targets(os.environ.get(environment.ANNOTATE, ""))
     for problem in problems:
-        environment.warn_once(problem, problem)
+        environment.warn_once("pattern_invalid", problem, key=problem)
     return tuple(filter(_is_allowed, targets))
 
 
@@ -164,7 +166,7 @@ def _is_allowed(target: Target) -> bool:
     try:
         _check_allowed(target)
     except ValueError as error:
-        environment.warn_once(str(error), str(error))
+        environment.warn_once("pattern_not_allowed", str(error), key=str(error))
         return False
     return True
 
@@ -248,7 +250,7 @@ def _is_wanted(module_name: str) -> bool:
 
 def _not_annotated(module_name: str, error: Exception) -> None:
     message = f"{module_name} was not annotated: {type(error).__name__}: {error}"
-    environment.warn_once(f"annotate {module_name}", message)
+    environment.warn_once("not_annotated", message, key=module_name)
 
 
 def _spec_of_others(fullname: str, path: Sequence[str] | None, target: Any) -> ModuleSpec | None:
@@ -323,7 +325,8 @@ def _patch_module(patching: Patching, name: str, roots: list[Any], copies_in: It
                     if replacement is not None and place.owner is root and _is_own_function(place.value, name):
                         moved[id(place.value)] = (place.value, replacement)
         except Exception as error:  # noqa: BLE001 - the program goes on, unpatched
-            _problem(patching, target, f"{name} was not annotated: {type(error).__name__}: {error}")
+            message = Message("not_annotated", f"{name} was not annotated: {type(error).__name__}: {error}")
+            _problem(patching, target, message)
     if moved:
         _replace_copies(patching, moved, roots if copies_in is None else [*roots, *copies_in], copies_in is None)
     if _known(patching) != known:
@@ -347,8 +350,8 @@ def _replace(patching: Patching, target: Target, module_name: str, place: lookup
         return None
     try:
         replacement = patching.make(place.value, target, name, lookup.is_class(place.owner))
-    except ValueError as error:
-        _problem(patching, target, f"{name} {error}")
+    except CauseError as error:
+        _problem(patching, target, Message(error.code, f"{name} {error}"))
         return None
     if replacement is place.value:  # no one can listen
         _matched(patching, target, name)
@@ -357,7 +360,8 @@ def _replace(patching: Patching, target: Target, module_name: str, place: lookup
         made = _change(patching, Change(place.owner, place.attribute, place.value, replacement, place.own))
     except (AttributeError, TypeError):
         owner = getattr(place.owner, "__qualname__", None) or module_name
-        _problem(patching, target, f"{name} can't be replaced: {owner} is an extension type or refuses new attributes")
+        why = f"{name} can't be replaced: {owner} is an extension type or refuses new attributes"
+        _problem(patching, target, Message("not_replaceable", why))
         return None
     if made and is_held and lookup.defined_in(place.value, module_name):
         keep_picklable(place)
@@ -392,12 +396,12 @@ def _matched(patching: Patching, target: Target, name: str) -> None:
         patching.matched[target].append(name)
 
 
-def _problem(patching: Patching, target: Target, text: str) -> None:
+def _problem(patching: Patching, target: Target, message: Message) -> None:
     found = patching.problems.setdefault(target, [])
-    if text not in found:
-        found.append(text)
+    if message not in found:
+        found.append(message)
     if not os.environ.get(environment.RUN_DIR):  # else the launcher says it, once for all processes
-        environment.warn_once(f"annotate {text}", text)
+        environment.warn_once(message.code, message, key=message)
 
 
 def _save_progress() -> None:

@@ -113,7 +113,9 @@ def record_from_environment() -> None:
         if value := os.environ.get(environment.LOOP_PAUSES, "").strip():
             _record_loop_pauses_asked(value)
     except Exception as error:  # noqa: BLE001 - the program imports traceable all the same
-        environment.warn_once("pauses", f"the runtime's pauses are not recorded: {type(error).__name__}: {error}")
+        environment.warn_once(
+            "pauses_not_recorded", f"the runtime's pauses are not recorded: {type(error).__name__}: {error}"
+        )
 
 
 def _record_loop_pauses_asked(value: str) -> None:
@@ -121,7 +123,8 @@ def _record_loop_pauses_asked(value: str) -> None:
         record_loop_pauses(float(value))
     except ValueError:
         name = environment.LOOP_PAUSES
-        environment.warn_once(name, f"{name}={value!r} is no number of milliseconds from 0 to below 1e9; ignored")
+        message = f"{name}={value!r} is no number of milliseconds from 0 to below 1e9; ignored"
+        environment.warn_once("variable_invalid", message, key=name)
 
 
 class _Collections:
@@ -236,11 +239,12 @@ class _Callbacks:
             from asyncio import events
         except Exception as error:  # noqa: BLE001 - no descriptor is left: the program goes on
             message = f"the event loop's pauses are not recorded: {type(error).__name__}: {error}"
-            environment.warn_once("loop pauses", message)
+            environment.warn_once("loop_pauses_not_recorded", message)
             return False
         original = getattr(events.Handle, "_run", None)
         if not callable(original):
-            environment.warn_once("loop pauses", "the event loop's pauses are not recorded: asyncio has no Handle._run")
+            message = "the event loop's pauses are not recorded: asyncio has no Handle._run"
+            environment.warn_once("loop_pauses_not_recorded", message)
             return False
         self._handle, self._original = events.Handle, original
         self._patched = _recorded(original, self._open)
@@ -253,7 +257,7 @@ class _Callbacks:
     def _say_if_nothing_heard(self) -> None:
         if not self._heard and "uvloop" in sys.modules:
             environment.warn_once(
-                "loop pauses",
+                "uvloop_not_recorded",
                 "no pause of the event loop was recorded: uvloop runs its callbacks where Python can't see; run the "
                 "server with asyncio's own loop (uvicorn: --loop asyncio). What annotated coroutines block, "
                 "`report --view findings` says under uvloop too",

@@ -242,7 +242,7 @@ def _torch_compiles() -> None:
         torch_compile.make_transparent()
     except Exception as error:  # noqa: BLE001 - another torch: it compiles as it would without us
         if engine.emits():
-            environment.warn_once("torch.compile", f"torch.compile breaks its graphs at ranges: {error}")
+            environment.warn_once("compile_graph_breaks", f"torch.compile breaks its graphs at ranges: {error}")
 
 
 def _greenlets_switch() -> None:
@@ -251,7 +251,9 @@ def _greenlets_switch() -> None:
 
         greenlets.begin()
     except Exception as error:  # noqa: BLE001 - another greenlet, no descriptor: the program goes on
-        environment.warn_once("greenlets", f"ranges do not follow greenlets: {type(error).__name__}: {error}")
+        environment.warn_once(
+            "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
+        )
 
 
 def watch_imports() -> None:

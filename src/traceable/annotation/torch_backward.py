@@ -229,5 +229,6 @@ def balanced(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _failed(error: Exception) -> None:
     environment.warn_once(
-        "torch-backward", f"a module's backward could not be named ({type(error).__name__}: {error}); the model goes on"
+        "backward_not_named",
+        f"a module's backward could not be named ({type(error).__name__}: {error}); the model goes on",
     )

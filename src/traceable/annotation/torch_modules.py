@@ -191,7 +191,7 @@ def _selected(depth: int | None, match: str | Callable[[str], bool] | None, plac
 def _report_unmatched(model: nn.Module, match: str) -> None:
     near = difflib.get_close_matches(match, [place.path for place in places(model)], 3, 0.3)
     said = f"; the nearest are {', '.join(near)}" if near else ""
-    environment.warn_once(f"torch-match-{match}", f"instrument(match={match!r}) names no module{said}")
+    environment.warn_once("modules_unmatched", f"instrument(match={match!r}) names no module{said}", key=match)
 
 
 def _remember(module: nn.Module, named: Named) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import types
 
+from traceable.errors import CauseError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +30,7 @@ def annotated(value: Any, target: Target, name: str, in_class: bool) -> Any:
         in_class: whether the owner is a class, so that binding matters.
 
     Raises:
-        ValueError: `value` can't be annotated; the message is a clause that says why.
+        CauseError: `value` can't be annotated; its text is a clause that says why.
     """
     from traceable.annotation.ranges import annotate
 
@@ -58,8 +60,9 @@ def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Cal
             from traceable import environment
 
             environment.warn_once(
-                f"payload {target.payload}",
+                "payload_failed",
                 f"{name} has no payload: {target.payload} raises {type(error).__name__}: {error}",
+                key=str(target.payload),
             )
             return None
 
@@ -73,7 +76,7 @@ def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Cal
             except (TypeError, ValueError) as error:
                 from traceable import environment
 
-                environment.warn_once(f"payload {target.payload}", f"{name} has no payload: {error}")
+                environment.warn_once("payload_invalid", f"{name} has no payload: {error}", key=str(target.payload))
                 return plain(function)
             return range_(function)
 
@@ -105,7 +108,7 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
         from traceable.annotation.proxy import proxied
 
         return proxied(value, decorate)
-    raise ValueError(f"is no function but of type {kind.__name__}")
+    raise CauseError("not_a_function", f"is no function but of type {kind.__name__}")
 
 
 def _cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:

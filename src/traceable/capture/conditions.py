@@ -96,7 +96,7 @@ def number(name: str, text: str) -> int:
     """
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > _LARGEST_COUNT:
-        raise UsageError(f"{name} {text[:40]!r} is no number from 0 on", "write one like 5")
+        raise UsageError("number_invalid", f"{name} {text[:40]!r} is no number from 0 on", "write one like 5")
     return int(digits)
 
 
@@ -111,7 +111,8 @@ def seconds(name: str, text: str, *, least: str = "from 0 on") -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= _LARGEST_S or (value == 0 and least != "from 0 on"):
-        raise UsageError(f"{name} {text[:40]!r} is no number of seconds {least}", "write one like 2.5")
+        found = f"{name} {text[:40]!r} is no number of seconds {least}"
+        raise UsageError("seconds_invalid", found, "write one like 2.5")
     return value
 
 
@@ -179,7 +180,8 @@ def from_environment() -> Conditions:
         try:
             found = merged(found, read({name: text}, by_option=False), (name,))
         except UsageError as error:  # noqa: PERF203 - five at most
-            environment.warn_once(_READ[name][0], f"{_READ[name][0]} is ignored: {error}")
+            variable = _READ[name][0]
+            environment.warn_once("variable_invalid", f"{variable} is ignored: {error.message}", key=variable)
     return found
 
 

@@ -25,7 +25,7 @@ from traceable.capture.open_window import COMPLETE, DURATION, EXIT, MISSED, STOP
 from traceable.capture.plan import NEVER, Plan
 from traceable.capture.request import Request
 from traceable.capture.status import Status
-from traceable.errors import UsageError
+from traceable.errors import Message, UsageError, code_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Session:
             if self._current is not None:
                 self._refused += 1
                 environment.warn_once(
-                    "nested step",
+                    "nested_step",
                     "a step began inside of another: it is not counted (traceable help windows, Nested steps)",
                 )
                 return None
@@ -153,7 +153,7 @@ class Session:
 
     def _failed(self, error: Exception) -> None:
         self._current = None
-        environment.warn_once("steps", f"a step is not counted: {type(error).__name__}: {error}")
+        environment.warn_once("step_not_counted", f"a step is not counted: {type(error).__name__}: {error}")
 
     def boundary(self, payload: Any = None) -> None:
         """End the current step and begin the next: a bare `step()` at the end of an iteration."""
@@ -189,19 +189,21 @@ class Session:
         """
         with self._lock:
             if self._plan.asks is not None:
-                says = f"{self._plan.asks} says what is recorded"
-                environment.warn_once("window", f"traceable.window() has no effect: {says}")
+                message = f"traceable.window() has no effect: {self._plan.asks} says what is recorded"
+                environment.warn_once("launcher_decides", message, key="window")
                 return
             if self.ungated:
-                environment.warn_once("window", f"traceable.window() has no effect: {gates.UNGATED}")
+                message = f"traceable.window() has no effect: {gates.UNGATED}"
+                environment.warn_once(gates.UNGATED.code, message, key="window")
                 return
             if flight.active():
-                environment.warn_once("window", f"traceable.window() has no effect: {flight.NO_WINDOWS}")
+                message = f"traceable.window() has no effect: {flight.NO_WINDOWS}"
+                environment.warn_once(flight.NO_WINDOWS.code, message, key="window")
                 return
             try:
                 self._plan.add(window, synchronise)
             except UsageError as error:
-                raise ValueError(str(error)) from None
+                raise ValueError(error.message) from None
             self._arm()
 
     @property
@@ -223,7 +225,7 @@ class Session:
             self._gate = gates.from_environment()
             self._follows = self._gate.arm(not self._leads)
         except Exception as error:  # noqa: BLE001 - no recorder, or no descriptor to load what opens it
-            environment.warn_once("gate", f"no window can be opened: {error}")
+            environment.warn_once(code_of(error, "windows_impossible"), f"no window can be opened: {error}")
             self._gate = gates.NoGate()
 
     def _lead(self) -> None:
@@ -286,18 +288,18 @@ class Session:
 
     # ---- windows on request, from any thread
 
-    def ask(self, request: Request) -> str | None:
+    def ask(self, request: Request) -> Message | None:
         """Have a window opened when the next step begins. Takes no lock, so a signal handler may call it too.
 
         Returns:
             None, or why not: a window is open, or asked for.
         """
         if engine.disabled:
-            return "annotations are off (TRACEABLE_DISABLE)"
+            return Message("annotations_off", "annotations are off (TRACEABLE_DISABLE)")
         if (open_ := self._open) is not None:
-            return f"a window is open since step {open_.window.start}{_of(open_.by)}"
+            return Message("window_open", f"a window is open since step {open_.window.start}{_of(open_.by)}")
         if self._requests:
-            return f"a window is asked for already{_of(self._requests[0].by)}"
+            return Message("window_requested", f"a window is asked for already{_of(self._requests[0].by)}")
         self._requests.append(request)
         return None
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from traceable.errors import CauseError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 _LIBRARIES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 
 
-class CudaError(Exception):
+class CudaError(CauseError):
     """CUDA is not there, or refused."""
 
 
@@ -46,7 +48,7 @@ class Runtime:
     def _checked(self, name: str) -> None:
         code = self._call(name)
         if code:
-            raise CudaError(f"{name} through {self.way} returns error {code}")
+            raise CudaError("cuda_call_failed", f"{name} through {self.way} returns error {code}")
 
 
 def find() -> Runtime:
@@ -59,7 +61,9 @@ def find() -> Runtime:
         runtime = look()
         if runtime is not None:
             return runtime
-    raise CudaError("no CUDA runtime is there: neither torch with CUDA, cuda-bindings nor libcudart")
+    raise CudaError(
+        "cuda_runtime_missing", "no CUDA runtime is there: neither torch with CUDA, cuda-bindings nor libcudart"
+    )
 
 
 def _through_torch() -> Runtime | None:

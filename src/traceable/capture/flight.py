@@ -13,6 +13,7 @@ from _thread import RLock, allocate_lock, start_new_thread
 
 from traceable import environment
 from traceable.annotation import engine
+from traceable.errors import CauseError, Message, code_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DIRECTORY = "dump-{number}"
-NO_WINDOWS = "the flight recorder records all the time: ask for a dump"
+NO_WINDOWS = Message("flight_recorder_on", "the flight recorder records all the time: ask for a dump")
 """Why a process with a flight recorder opens no window."""
 
 _RECORDING = "recording"
@@ -33,7 +34,7 @@ _next: str | None = None
 """Who asked for the dump that follows the one being written; None for nobody."""
 
 
-class DumpError(Exception):
+class DumpError(CauseError):
     """Nothing was written; the text says why."""
 
 
@@ -56,7 +57,7 @@ def dump() -> str | None:
             return None
         written: str = write("traceable.dump()")["directory"]
     except Exception as error:  # noqa: BLE001 - no descriptor is left, the interpreter ends: the program goes on
-        environment.warn_once("dump", f"nothing is dumped: {error}")
+        environment.warn_once(code_of(error, "dump_failed"), f"nothing is dumped: {error}")
         return None
     return written
 
@@ -75,10 +76,11 @@ def write(by: str, number: int | None = None) -> dict[str, Any]:
         DumpError: it can't be written, or nothing was recorded yet.
     """
     if not active():
-        raise DumpError("there is no flight recorder: start the program with `traceable run --flight-recorder 5s`")
+        why = "there is no flight recorder: start the program with `traceable run --flight-recorder 5s`"
+        raise DumpError("no_flight_recorder", why)
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if not run_dir:
-        raise DumpError(f"{environment.RUN_DIR} is not set, so there is no run directory")
+        raise DumpError("no_run_dir", f"{environment.RUN_DIR} is not set, so there is no run directory")
     with _lock:
         wall_ns, begun = time.time_ns(), time.perf_counter_ns()
         try:
@@ -87,9 +89,9 @@ def write(by: str, number: int | None = None) -> dict[str, Any]:
             number, directory = _directory(run_dir, number)
             _copy(directory, by, ctypes.CDLL)
         except OSError as error:
-            raise DumpError(error.strerror or str(error)) from None
+            raise DumpError("dump_failed", error.strerror or str(error)) from None
         except (ImportError, MemoryError) as error:
-            raise DumpError(f"{type(error).__name__}: {error}") from None
+            raise DumpError("dump_failed", f"{type(error).__name__}: {error}") from None
         return {
             "number": number,
             "directory": directory,
@@ -116,7 +118,7 @@ def begin(by: str) -> None:
         start_new_thread(_write_aside, (by,))
     except RuntimeError as error:
         _writing = False
-        environment.warn_once("dump", f"nothing is dumped: {error}")
+        environment.warn_once("dump_failed", f"nothing is dumped: {error}")
 
 
 def _write_aside(by: str | None) -> None:
@@ -127,12 +129,12 @@ def _write_aside(by: str | None) -> None:
         # Signals are for the program's own threads.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     except Exception as error:  # noqa: BLE001 - no descriptor is left: a signal may be handled a little later
-        environment.warn_once("dump signals", f"signals are not blocked in a thread that dumps: {error}")
+        environment.warn_once("signals_not_blocked", f"signals are not blocked in a thread that dumps: {error}")
     while by:
         try:
             write(by)
         except Exception as error:  # noqa: BLE001, PERF203 - each is a dump
-            environment.warn_once(f"dump by {by}", f"nothing is dumped: {error}")
+            environment.warn_once(code_of(error, "dump_failed"), f"nothing is dumped: {error}", key=by)
         finally:
             with _asking:
                 by, _next = _next, None
@@ -164,11 +166,13 @@ def _copy(directory: str, by: str, load: Callable[[str], Any]) -> None:
         write_ring = load(os.environ.get(environment.NVTX_INJECTION, "")).traceable_recorder_dump
     except (OSError, AttributeError):
         _remove(recording, directory)
-        raise DumpError("this process is not recorded by the embedded recorder") from None
+        raise DumpError("not_our_recorder", "this process is not recorded by the embedded recorder") from None
     error: int = write_ring(os.fsencode(recording), by.encode()[:60])
     if error:
         _remove(recording, directory)
-        raise DumpError("nothing was recorded yet" if error == errno.ENODATA else os.strerror(error))
+        if error == errno.ENODATA:
+            raise DumpError("nothing_recorded_yet", "nothing was recorded yet")
+        raise DumpError("dump_failed", os.strerror(error))
 
 
 def _remove(*directories: str) -> None:

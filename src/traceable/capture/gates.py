@@ -13,6 +13,7 @@ from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.capture import process
+from traceable.errors import CauseError, Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
             """Have it stop; return when it has."""
 
 
-UNGATED = "nsys was started to record everything; name the steps with `run --steps`, or run with --control"
+UNGATED = Message(
+    "nsys_not_gated", "nsys was started to record everything; name the steps with `run --steps`, or run with --control"
+)
 """Why a window in code comes to nothing under nsys, which has to be told when it is started."""
 
 
-class GateError(Exception):
+class GateError(CauseError):
     """The gate can't be opened here; the text says why."""
 
 
@@ -71,7 +74,8 @@ class NvtxGate:
     def open(self) -> None:
         """Start the range. nsys 2022.4 returns from it when the collection has started (0.1-0.3 s)."""
         if self._range._silent and engine.emits():
-            raise GateError("no range is emitted, so nsys's capture range is not either (TRACEABLE_LEVEL or _DISABLE)")
+            why = "no range is emitted, so nsys's capture range is not either (TRACEABLE_LEVEL or _DISABLE)"
+            raise GateError("capture_range_silent", why)
         self._id = self._range._start()
 
     def close(self) -> None:
@@ -121,7 +125,7 @@ class RecorderGate:
             library = ctypes.CDLL(path)
             self._gate, self._follow = library.traceable_recorder_gate, library.traceable_recorder_follow
         except (OSError, AttributeError):
-            raise GateError(f"{path or 'the recorder'} is not traceable's recorder") from None
+            raise GateError("not_our_recorder", f"{path or 'the recorder'} is not traceable's recorder") from None
 
     def arm(self, follow: bool) -> bool:
         """Record nothing until the first window, or while the process records that started this one."""
@@ -189,6 +193,7 @@ def from_environment() -> Gate:
         return NoGate()
     name = os.environ.get(environment.GATE) or NvtxGate.name
     if name not in _GATES:
-        environment.warn_once(environment.GATE, f"{environment.GATE}={name!r} is none of {', '.join(_GATES)}; ignored")
+        message = f"{environment.GATE}={name!r} is none of {', '.join(_GATES)}; ignored"
+        environment.warn_once("variable_invalid", message, key=environment.GATE)
         name = NvtxGate.name
     return named(name)

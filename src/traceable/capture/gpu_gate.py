@@ -21,6 +21,7 @@ from _thread import RLock
 from traceable import environment
 from traceable.capture import kineto, process
 from traceable.capture.gates import GateError, RecorderGate
+from traceable.errors import code_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class GpuProfiler(kineto.Kineto):
         if not _has_cuda(torch):
             self._say(NO_CUDA)
             if not _is_worker():
-                environment.warn_once("gpu", f"torch {torch.__version__} is built without CUDA: --gpu records no GPU")
+                message = f"torch {torch.__version__} is built without CUDA: --gpu records no GPU"
+                environment.warn_once("torch_without_cuda", message)
             return
         self.watch()
         if torch.cuda.is_initialized():
@@ -115,7 +117,8 @@ class GpuProfiler(kineto.Kineto):
 
     def _refuse(self, error: Exception) -> None:
         self._say(REFUSED, str(error))
-        environment.warn_once("gpu refused", f"the GPU is not recorded in process {os.getpid()}: {error}")
+        message = f"the GPU is not recorded in process {os.getpid()}: {error}"
+        environment.warn_once(code_of(error, "gpu_not_recorded"), message)
 
     # ---- how
 
@@ -127,7 +130,7 @@ class GpuProfiler(kineto.Kineto):
         if ProfilerActivity.CUDA in torch._C._autograd._supported_activities():
             activities.add(ProfilerActivity.CUDA)
         elif _has_cuda(torch):
-            raise GateError("this torch was built without CUPTI")
+            raise GateError("torch_without_cupti", "this torch was built without CUPTI")
         options = kineto.configuration(*_OPTIONS)
         config = ProfilerConfig(ProfilerState.KINETO, False, False, False, False, False, options, "")
         self._clock = []
@@ -189,7 +192,9 @@ class GpuProfiler(kineto.Kineto):
                 json.dump({"schema": SCHEMA, "pid": os.getpid(), "state": state, "detail": detail}, file)
             os.replace(f"{path}.part", path)  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
-            environment.warn_once("gpu state", f"the launcher is not told what of the GPU was recorded: {error}")
+            environment.warn_once(
+                "gpu_state_not_written", f"the launcher is not told what of the GPU was recorded: {error}"
+            )
 
 
 def _has_cuda(torch: Any) -> bool:
@@ -210,7 +215,8 @@ def _finish_gpu_work(torch: Any) -> None:
             if torch._C._cuda_hasPrimaryContext(device):
                 torch.cuda.synchronize(device)
     except Exception as error:  # noqa: BLE001 - an error of the program's kernels is the program's to find
-        environment.warn_once("gpu wait", f"the GPU was not waited for, its last operations may be missing: {error}")
+        message = f"the GPU was not waited for, its last operations may be missing: {error}"
+        environment.warn_once("gpu_not_waited_for", message)
 
 
 def _gpus(torch: Any) -> dict[str, str]:

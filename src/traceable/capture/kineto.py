@@ -98,16 +98,18 @@ class Kineto:
         """
         torch = sys.modules.get("torch")
         if torch is None:
-            raise GateError("the program has not imported torch")
+            raise GateError("torch_not_imported", "the program has not imported torch")
         directory = os.environ.get(self.directory_variable)
         if not directory:
-            raise GateError(f"{self.directory_variable} is not set: run with traceable run {self.option}")
+            why = f"{self.directory_variable} is not set: run with traceable run {self.option}"
+            raise GateError("trace_dir_not_set", why)
         if self._forked:
-            raise GateError(f"this process was forked while {self.what} recorded")
+            raise GateError("forked_while_recording", f"this process was forked while {self.what} recorded")
         self.watch()
         enabled = torch._C._autograd._profiler_enabled()
         if self._theirs or enabled:
-            raise GateError(f"the program has a torch profiler of its own running, and {ONE_ONLY}")
+            why = f"the program has a torch profiler of its own running, and {ONE_ONLY}"
+            raise GateError("other_profiler_running", why)
         self._directory = directory
         self._ours = True
         try:
@@ -115,7 +117,8 @@ class Kineto:
         except GateError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a torch says, the program goes on
-            raise GateError(f"torch.profiler does not start ({type(error).__name__}: {error})") from None
+            why = f"torch.profiler does not start ({type(error).__name__}: {error})"
+            raise GateError("torch_profiler_not_started", why) from None
         finally:
             self._ours = False
         self._end_with_worker()
@@ -147,7 +150,8 @@ class Kineto:
         try:
             self.stop()
         except Exception as error:  # noqa: BLE001 - the program ends as it ends
-            environment.warn_once(f"trace of {self.what}", f"the trace of {self.what} was not written: {error}")
+            message = f"the trace of {self.what} was not written: {error}"
+            environment.warn_once("trace_not_written", message, key=self.what)
 
     def _stopped(self) -> Callable[[str], Any] | None:
         recording, self._running = self._running, None
@@ -216,7 +220,7 @@ class Kineto:
             module: Any = importlib.import_module("torch.autograd.profiler")
             prepare, enable, disable = module._prepare_profiler, module._enable_profiler, module._disable_profiler
         except (ImportError, AttributeError) as error:
-            raise GateError(f"this torch has no profiler ({error})") from None
+            raise GateError("torch_without_profiler", f"this torch has no profiler ({error})") from None
         module._prepare_profiler, module._enable_profiler = self._before(prepare), self._before(enable)
         module._disable_profiler = self._after(disable)
         self._watched = True
@@ -247,7 +251,7 @@ class Kineto:
         if not self.running:
             return
         said = f"the program starts a torch profiler of its own, so ours ended there: {ONE_ONLY}"
-        environment.warn_once("torch profiler", said)
+        environment.warn_once("other_profiler_started", said)
         self.stop_quietly()
 
     def _in_child(self) -> None:
@@ -282,7 +286,7 @@ def configuration(*options: str) -> Any:
     make: Any = _ExperimentalConfig
     known = {name: True for name in (_ALL_THREADS, *options) if name in (make.__init__.__doc__ or "")}
     if _ALL_THREADS not in known:
-        environment.warn_once("torch threads", "this torch records the thread that starts its profiler alone")
+        environment.warn_once("one_thread_recorded", "this torch records the thread that starts its profiler alone")
     return make(**known)
 
 

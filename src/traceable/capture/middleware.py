@@ -20,6 +20,7 @@ from traceable.annotation import engine
 from traceable.capture import flight
 from traceable.capture.control import session
 from traceable.capture.request import Request
+from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class _Answer(Exception):  # noqa: N818 - the answer that is given, whatever it 
             self.headers.append(("WWW-Authenticate", "Bearer"))
 
 
+def _refusal(status: str, why: Message, **content: Any) -> _Answer:
+    return _Answer(status, error=why, code=why.code, **content)
+
+
 def _secret(token: str | None) -> bytes:
     """Return the token; empty for none.
 
@@ -71,23 +76,24 @@ def _check(secret: bytes, method: str, authorization: bytes) -> None:
         _Answer: it may not.
     """
     if method != "POST":
-        raise _Answer("405 Method Not Allowed", error="send POST")
+        raise _refusal("405 Method Not Allowed", Message("post_required", "send POST"))
     scheme, _, given = authorization.strip().partition(b" ")
     # Compared whole, so that the time it takes says nothing of how much of it is right.
     if not hmac.compare_digest(given.strip(), secret) or scheme.lower() != b"bearer":
-        raise _Answer("401 Unauthorized", error="send `Authorization: Bearer TOKEN` with the token of this server")
+        what = "send `Authorization: Bearer TOKEN` with the token of this server"
+        raise _refusal("401 Unauthorized", Message("token_required", what))
 
 
 def _dump() -> _Answer:
     try:
         return _Answer("200 OK", dump=flight.write(f"POST {DUMP}"))
     except flight.DumpError as error:
-        return _Answer("409 Conflict", error=str(error))
+        return _refusal("409 Conflict", error.message)
 
 
 def _refuse_windows() -> None:
     if flight.active():
-        raise _Answer("409 Conflict", error=f"{flight.NO_WINDOWS}, POST {DUMP}")
+        raise _refusal("409 Conflict", Message(flight.NO_WINDOWS.code, f"{flight.NO_WINDOWS}, POST {DUMP}"))
 
 
 def _start(query: str) -> _Answer:
@@ -95,7 +101,7 @@ def _start(query: str) -> _Answer:
     steps = _steps(query)
     refused = session.ask(Request(steps, f"POST {START}"))
     if refused:
-        return _Answer("409 Conflict", error=refused, state=session.state)
+        return _refusal("409 Conflict", refused, state=session.state)
     return _Answer("202 Accepted", asked_steps=steps, opens="when the next step begins", state=session.state)
 
 
@@ -115,12 +121,13 @@ def _steps(query: str) -> int | None:
     named = parse_qs(query, keep_blank_values=True)
     given = named.get("steps", [])
     if set(named) - {"steps"} or len(given) > 1:
-        raise _Answer("400 Bad Request", error="the only parameter is steps, as in ?steps=20")
+        raise _refusal("400 Bad Request", Message("parameter_unknown", "the only parameter is steps, as in ?steps=20"))
     if not given:
         return None
     text = given[0]
     if not (text.isascii() and text.isdigit()) or len(text) > 16 or not 0 < int(text) <= _STEPS_MAX:
-        raise _Answer("400 Bad Request", error=f"steps={text[:40]!r} is no number of steps from 1 on")
+        what = f"steps={text[:40]!r} is no number of steps from 1 on"
+        raise _refusal("400 Bad Request", Message("number_invalid", what))
     return int(text)
 
 

@@ -52,7 +52,7 @@ class Step:
             self.range._pop()
         else:
             environment.warn_once(
-                "step thread",
+                "step_thread_changed",
                 "a step ended on another thread than it began on: its range stays open (traceable help windows)",
             )
 

@@ -12,6 +12,7 @@ from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.capture.request import UNTIL_STOPPED
+from traceable.errors import code_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ class OpenWindow:
                 engine.counts.recording(True)
             self._number = self._marker._start()
         except Exception as error:  # noqa: BLE001 - whatever CUDA or a library says, the program goes on
-            self.entry["closed"] = moment(step, FAILED, error=str(error))
-            environment.warn_once("gate open", f"the window {self.window} was not opened: {error}")
+            code = code_of(error, "window_not_opened")
+            self.entry["closed"] = moment(step, FAILED, error=str(error), code=code)
+            environment.warn_once(code, f"the window {self.window} was not opened: {error}", key="open")
             return False
         self.entry["opened"] = moment(step, stall_ns=time.perf_counter_ns() - begun)
         return True
@@ -94,8 +96,9 @@ class OpenWindow:
                 engine.counts.recording(False)
             self._gate.close()
         except Exception as error:  # noqa: BLE001 - as above
-            problem = {"error": str(error)}
-            environment.warn_once("gate close", f"the window {self.window} was not closed as it should be: {error}")
+            problem = {"error": str(error), "code": code_of(error, "window_not_closed")}
+            message = f"the window {self.window} was not closed as it should be: {error}"
+            environment.warn_once(problem["code"], message, key="close")
         if reason == COMPLETE and self.by is not None:
             # One that was asked for while the program runs is as long as it was let run.
             self.entry["stop_step"] = step

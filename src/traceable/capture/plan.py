@@ -135,7 +135,8 @@ def _asked() -> Spec | None:
     try:
         return parse(text)
     except UsageError as error:
-        environment.warn_once(environment.STEPS, f"{environment.STEPS} is ignored: {error}")
+        message = f"{environment.STEPS} is ignored: {error.message}"
+        environment.warn_once("variable_invalid", message, key=environment.STEPS)
         return None
 
 
@@ -149,6 +150,6 @@ def _controlled(asked: conditions.Conditions) -> bool:
         return False
     what = _words(asked)
     environment.warn_once(
-        "conditions", f"{what!r} is ignored: it is for windows of {environment.STEPS}, and none is asked"
+        "conditions_ignored", f"{what!r} is ignored: it is for windows of {environment.STEPS}, and none is asked"
     )
     return True

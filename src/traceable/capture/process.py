@@ -158,4 +158,4 @@ class _Teller:
             told.name, told.start, told.lost = name or f"{told.program}-fork", FORK, "forked"
             told.tell()
         except Exception as error:  # noqa: BLE001 - the process is the user's
-            environment.warn_once("forked", f"the launcher is not told of a forked process: {error}")
+            environment.warn_once("fork_not_reported", f"the launcher is not told of a forked process: {error}")

@@ -24,6 +24,7 @@ from traceable.capture import flight, process
 from traceable.capture.control import session
 from traceable.capture.request import Request
 from traceable.capture.timer import ends_for_fork
+from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class Server:
             asked = json.loads(peer.received)
             return self._answer(peer, str(asked["ask"]), asked, str(asked.get("by", "a controller"))[:200])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            peer.send("refused", why="it is not understood")
+            _refuse(peer, Message("request_invalid", "it is not understood"))
             return False
 
     def _answer(self, peer: Peer, what: str, asked: dict[str, Any], by: str) -> bool:
@@ -237,7 +238,7 @@ class Server:
         if what == "dump":
             return _dump(peer, asked.get("number"), by)
         if flight.active():
-            peer.send("refused", why=flight.NO_WINDOWS)
+            _refuse(peer, flight.NO_WINDOWS)
             return False
         if what == "stop":
             withdrawn = bool(session.state["asked"])
@@ -251,7 +252,7 @@ class Server:
         request = Request(steps, by)
         refused = session.ask(request)
         if refused:
-            peer.send("refused", why=refused)
+            _refuse(peer, refused)
             return False
         peer.request = request
         return peer.send("asked")
@@ -284,12 +285,16 @@ def _dump(peer: Peer, number: int | None, by: str) -> bool:
     try:
         peer.send("dumped", **flight.write(by, number))
     except flight.DumpError as error:
-        peer.send("refused", why=str(error))
+        _refuse(peer, error.message)
     return False
 
 
+def _refuse(peer: Peer, why: Message) -> None:
+    peer.send("refused", code=why.code, why=why)
+
+
 def _unheard(error: Exception) -> None:
-    environment.warn_once("control", f"process {os.getpid()} can't be controlled: {error}")
+    environment.warn_once("control_not_served", f"process {os.getpid()} can't be controlled: {error}")
 
 
 _server: Server | None = None

@@ -99,10 +99,10 @@ def parse(text: str) -> Spec:
     """
     words = [word.strip() for word in text.split(",")]
     if not text.strip():
-        raise UsageError("no steps are named", _FORMS)
+        raise UsageError("no_steps_named", "no steps are named", _FORMS)
     if any(word.startswith(_EVERY) for word in words):
         if len(words) > 1:
-            raise UsageError(f"steps {text[:60]!r}: `every` stands alone", _FORMS)
+            raise UsageError("every_not_alone", f"steps {text[:60]!r}: `every` stands alone", _FORMS)
         return Spec(every=_every(words[0]))
     return Spec([_window(word) for word in words])
 
@@ -110,14 +110,14 @@ def parse(text: str) -> Spec:
 def _window(word: str) -> Window:
     start, colon, stop = word.partition(":")
     if not colon:
-        raise UsageError(f"steps {word[:40]!r} are no window", _FORMS)
+        raise UsageError("steps_invalid", f"steps {word[:40]!r} are no window", _FORMS)
     return Window(_number(start, word), _number(stop, word))
 
 
 def _every(word: str) -> Every:
     name, *parts = word.split(":")
     if name != _EVERY or len(parts) not in (2, 3):
-        raise UsageError(f"steps {word[:40]!r} are no row of windows", _FORMS)
+        raise UsageError("every_invalid", f"steps {word[:40]!r} are no row of windows", _FORMS)
     numbers = [_number(part, word) for part in parts]
     return Every(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else numbers[0])
 
@@ -126,23 +126,28 @@ def _number(text: str, word: str) -> int:
     digits = text.strip()
     # A sign would be a step before the first; other scripts' digits are surely a slip.
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > _LARGEST:
-        raise UsageError(f"steps {word[:40]!r}: {text[:20]!r} is no number of a step, from 0 on", _FORMS)
+        found = f"steps {word[:40]!r}: {text[:20]!r} is no number of a step, from 0 on"
+        raise UsageError("step_number_invalid", found, _FORMS)
     return int(digits)
 
 
 def _check(spec: Spec) -> None:
     if spec.every is None and not spec.windows:
-        raise UsageError("no steps are named", _FORMS)
+        raise UsageError("no_steps_named", "no steps are named", _FORMS)
     for window in spec.windows:
         if window.stop <= window.start:
             raise UsageError(
+                "steps_empty",
                 f"steps {window} hold none: the second number is the first step that is not recorded",
                 f"write {window.stop}:{window.start}" if window.stop < window.start else "write a larger second number",
             )
     for before, after in zip(spec.windows, spec.windows[1:], strict=False):
         if after.start < before.stop:
             raise UsageError(
-                f"steps {before} and {after} overlap", f"write {before.start}:{max(before.stop, after.stop)}"
+                "steps_overlap",
+                f"steps {before} and {after} overlap",
+                f"write {before.start}:{max(before.stop, after.stop)}",
             )
     if spec.every is not None and not 0 < spec.every.steps <= spec.every.period:
-        raise UsageError(f"steps {spec.every} are no row of windows", "record at least 1 step, at most the period")
+        found = f"steps {spec.every} are no row of windows"
+        raise UsageError("every_invalid", found, "record at least 1 step, at most the period")

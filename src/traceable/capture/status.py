@@ -65,7 +65,7 @@ class Status:
                 file.write(json_of({"schema": SCHEMA, "process": process.identity(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
-            environment.warn_once("status", f"the launcher is not told what this process does: {error}")
+            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
 
     def _open_counter(self) -> None:
         try:
@@ -82,4 +82,4 @@ class Status:
                 os.close(descriptor)
             self._counter = memoryview(self._map).cast("q")
         except Exception as error:  # noqa: BLE001 - as above
-            environment.warn_once("status", f"the launcher is not told what this process does: {error}")
+            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")

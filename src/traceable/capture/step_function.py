@@ -13,6 +13,7 @@ import types
 from traceable import environment
 from traceable.annotation import engine, patching
 from traceable.annotation.patterns import parse_step_function
+from traceable.errors import CauseError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,27 +38,28 @@ def begin_from_environment() -> None:
     try:
         patching.replace_targets(parse_step_function(text), make=stepping)
     except ValueError as error:
-        environment.warn_once(environment.STEP_FUNCTION, f"{environment.STEP_FUNCTION} is ignored: {error}")
+        message = f"{environment.STEP_FUNCTION} is ignored: {error}"
+        environment.warn_once("variable_invalid", message, key=environment.STEP_FUNCTION)
 
 
 def stepping(value: Any, target: Target, name: str, in_class: bool) -> Any:
     """Return what stands in the place of `value`, and makes of each call a step.
 
     Raises:
-        ValueError: there is no telling where a step of it begins and ends; the message is a clause that says why.
+        CauseError: there is no telling where a step of it begins and ends; its text is a clause that says why.
     """
     if isinstance(value, (staticmethod, classmethod)):
         return type(value)(stepping(value.__func__, target, name, in_class=False))
     functools = sys.modules.get("functools")
     if isinstance(value, property) or (functools is not None and isinstance(value, functools.cached_property)):
-        raise ValueError("is a property: a step is a call of a function")
+        raise CauseError("step_is_property", "is a property: a step is a call of a function")
     if isinstance(value, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
         return _function(value)
     if callable(value):
         from traceable.annotation.proxy import proxied
 
         return proxied(value, _function)
-    raise ValueError(f"is no function but of type {type(value).__name__}")
+    raise CauseError("not_a_function", f"is no function but of type {type(value).__name__}")
 
 
 def _function(function: Any) -> Callable[..., Any]:
@@ -67,7 +69,8 @@ def _function(function: Any) -> Callable[..., Any]:
     from traceable.capture.control import session
 
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ValueError("is a generator: its call runs nothing yet; name what it calls for one step")
+        why = "is a generator: its call runs nothing yet; name what it calls for one step"
+        raise CauseError("step_is_generator", why)
     if inspect.iscoroutinefunction(function):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:

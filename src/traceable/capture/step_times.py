@@ -107,7 +107,7 @@ class StepTimes:
             self._values = memoryview(self._map).cast("q")
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             self._until = _NEVER
-            environment.warn_once("step times", f"how long steps take is not noted: {error}")
+            environment.warn_once("step_times_not_written", f"how long steps take is not noted: {error}")
 
 
 def from_environment() -> StepTimes | None:

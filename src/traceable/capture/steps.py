@@ -180,5 +180,5 @@ def window(start: int, stop: int, *, synchronize: bool = False) -> None:
     try:
         Spec([Window(start, stop)])
     except UsageError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(error.message) from None
     session.plan(Window(start, stop), synchronize)

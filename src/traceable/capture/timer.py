@@ -75,7 +75,7 @@ class Timer:
             self._thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
             self._thread = self._deadline = None
-            environment.warn_once("timer", f"no window is opened or closed by time: {error}")
+            environment.warn_once("timer_not_started", f"no window is opened or closed by time: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -84,7 +84,7 @@ class Timer:
             try:
                 call()
             except Exception as error:  # noqa: BLE001, PERF203 - a fault of ours; the program goes on
-                environment.warn_once("timer", f"a window was not opened or closed by time: {error}")
+                environment.warn_once("timer_failed", f"a window was not opened or closed by time: {error}")
 
     def _next(self) -> Callable[[], None] | None:
         """Return what to call when it is to be called; None when there is nothing more to wait for."""

@@ -96,5 +96,6 @@ class TorchGate:
     def close(self) -> None:
         """Stop it and write the file."""
         if not profiler.running:
-            raise GateError(f"the program started a torch profiler of its own, and {kineto.ONE_ONLY}")
+            why = f"the program started a torch profiler of its own, and {kineto.ONE_ONLY}"
+            raise GateError("other_profiler_started", why)
         profiler.stop()

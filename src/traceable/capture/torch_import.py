@@ -11,6 +11,7 @@ import sys
 
 from traceable import environment
 from traceable.annotation.imports import Watch
+from traceable.errors import code_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,4 +65,5 @@ def begin() -> None:
                 torch_gate.profiler.watch()
                 _tell_windows()
     except Exception as error:  # noqa: BLE001 - the program goes on, not recorded
-        environment.warn_once("torch", f"{what} records nothing in process {os.getpid()}: {error}")
+        message = f"{what} records nothing in process {os.getpid()}: {error}"
+        environment.warn_once(code_of(error, "torch_not_recorded"), message)

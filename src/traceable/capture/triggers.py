@@ -16,6 +16,7 @@ from traceable.annotation import engine
 from traceable.capture import conditions, flight, gates, process
 from traceable.capture.control import session
 from traceable.capture.request import Request
+from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,14 +101,17 @@ def capture_when(
                 _check(name, value, (int, float), 0)
     if flight.active() is not dump:
         if not dump:
-            environment.warn_once("capture_when", f"capture_when(steps=...) has no effect: {flight.NO_WINDOWS}")
+            message = f"capture_when(steps=...) has no effect: {flight.NO_WINDOWS}"
+            environment.warn_once(flight.NO_WINDOWS.code, message, key="capture_when")
         return
     if session.asks is not None and not environment.flag(environment.CONTROL):
-        message = f"{session.asks} says what is recorded; `traceable run --control` lets both"
-        environment.warn_once("capture_when", f"traceable.capture_when() has no effect: {message}")
+        decides = f"{session.asks} says what is recorded; `traceable run --control` lets both"
+        message = f"traceable.capture_when() has no effect: {decides}"
+        environment.warn_once("launcher_decides", message, key="capture_when")
         return
     if session.ungated:
-        environment.warn_once("capture_when", f"traceable.capture_when() has no effect: {gates.UNGATED}")
+        message = f"traceable.capture_when() has no effect: {gates.UNGATED}"
+        environment.warn_once(gates.UNGATED.code, message, key="capture_when")
         return
     if engine.disabled:
         return
@@ -198,7 +202,7 @@ class Watch:
             self._drop(trigger)
             said = f"{type(error).__name__}: {error}"
             environment.warn_once(
-                f"condition {id(trigger)}", f"a condition of capture_when failed and is dropped: {said}"
+                "condition_failed", f"a condition of capture_when failed and is dropped: {said}", key=str(id(trigger))
             )
             return False
 
@@ -283,11 +287,12 @@ class OnSignal:
         import threading
 
         if threading.current_thread() is not threading.main_thread():
-            environment.warn_once("sigusr2", "SIGUSR2 opens no window: traceable was not imported by the main thread")
+            message = "SIGUSR2 opens no window: traceable was not imported by the main thread"
+            environment.warn_once("not_main_thread", message)
             return
         current: Any = signal.getsignal(signal.SIGUSR2)
         if current is None:
-            environment.warn_once("sigusr2", "SIGUSR2 opens no window: a handler that is not Python's has it")
+            environment.warn_once("signal_taken", "SIGUSR2 opens no window: a handler that is not Python's has it")
             return
         if isinstance(current, OnSignal):
             current.steps = self.steps
@@ -305,16 +310,16 @@ class OnSignal:
             if self.steps is None:
                 flight.begin("SIGUSR2")
             elif refused := session.ask(Request(self.steps, "SIGUSR2")):
-                _say(f"SIGUSR2 opens no window: {refused}")
+                _say(Message(refused.code, f"SIGUSR2 opens no window: {refused}"))
             if callable(self._before):
                 self._before(number, frame)
         finally:
             self._handling.pop()
 
 
-def _say(message: str) -> None:
+def _say(message: Message) -> None:
     try:
-        sys.stderr.write(f"traceable: {environment.escaped(message)}\n")
+        sys.stderr.write(f"traceable: {environment.escaped(message.printed)}\n")
     except Exception:  # noqa: BLE001 - stderr may be closed, or in the middle of a write that the signal interrupts
         return
 
@@ -333,7 +338,7 @@ def listen_from_environment() -> None:
 
             server.serve(run_dir)
         else:
-            environment.warn_once(environment.CONTROL, f"{environment.CONTROL} needs a run directory; ignored")
+            environment.warn_once("no_run_dir", f"{environment.CONTROL} needs a run directory; ignored")
     steps = os.environ.get(environment.CONTROL_SIGNAL, "").strip()
     if steps.isascii() and steps.isdigit() and int(steps[:16]) > 0:
         on_signal(int(steps[:16]))
@@ -341,7 +346,9 @@ def listen_from_environment() -> None:
         on_signal(None)
     elif steps:
         environment.warn_once(
-            environment.CONTROL_SIGNAL, f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is no number of steps; ignored"
+            "variable_invalid",
+            f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is no number of steps; ignored",
+            key=environment.CONTROL_SIGNAL,
         )
 
 

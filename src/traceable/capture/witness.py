@@ -71,7 +71,7 @@ class _Witness:
                 }
             )
         except Exception as error:  # noqa: BLE001 - the program is over, and all that is lost is a reason
-            environment.warn_once("witness", f"the launcher is not told of annotations: {error}")
+            environment.warn_once("witness_not_written", f"the launcher is not told of annotations: {error}")
 
     def _write(self, content: dict[str, Any]) -> None:
         try:

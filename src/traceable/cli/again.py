@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable import confidential
-from traceable.errors import TraceError, UsageError
+from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import facts, reports, target, windows
 
 OPTION = "--again"
@@ -56,12 +56,16 @@ def completed(
         return options, program
     name = named[-1][0].partition("=")[2] or "".join(named[-1][1:])
     if not name:
-        raise UsageError(f"{OPTION} needs a run directory", _NAME_A_RUN)
+        raise UsageError("value_missing", f"{OPTION} needs a run directory", _NAME_A_RUN)
     directory = Path(name)
     manifest = _manifest(directory)
     words = [str(word) for word in manifest.get("argv") or ()][1:]
     if words[:1] != ["run"]:
-        raise UsageError(f"the run in {directory} was not started by `traceable run`", "type its command line anew")
+        raise UsageError(
+            "run_not_repeatable",
+            f"the run in {directory} was not started by `traceable run`",
+            "type its command line anew",
+        )
     before, ran = split(words[1:])
     given = {_destination(parser, one) for one in options}
     kept = [one for one in before if _destination(parser, one) not in given | _NOT_TAKEN and not _names_a_file(one)]
@@ -69,6 +73,7 @@ def completed(
     hidden = _hidden(word for words in (*kept, () if program else ran) for word in words)
     if hidden:
         raise UsageError(
+            "secret_not_recorded",
             f"the value of {hidden} in the command line of {directory} was not written, as it is a secret",
             f"give the program anew: traceable run {OPTION} {directory} PROGRAM ARGUMENTS",
         )
@@ -121,7 +126,9 @@ def enter(directory: Path) -> list[str]:
         os.chdir(folder)
     except OSError as error:
         raise UsageError(
-            f"the working directory of that run, {folder}, can't be entered: {error.strerror}", "make it"
+            "working_directory_missing",
+            f"the working directory of that run, {folder}, can't be entered: {error.strerror}",
+            "make it",
         ) from None
     where = [f"in {folder}, as that run"] if folder != here else []
     return [*where, *_of_code(manifest), *_of_interpreter(manifest), *_of_machine(manifest), *_of_variables(manifest)]
@@ -132,32 +139,37 @@ def _manifest(directory: Path) -> Mapping[str, Any]:
     try:
         manifest = reports.manifest_of(directory)
     except TraceError as error:
-        raise UsageError(error.found, _NAME_A_RUN) from None
+        raise UsageError(error.code, error.found, _NAME_A_RUN) from None
     if manifest is None:
-        raise UsageError(f"{directory} is not a run directory", _NAME_A_RUN)
+        raise UsageError("not_a_run_dir", f"{directory} is not a run directory", _NAME_A_RUN)
     return manifest
 
 
-def _of_code(manifest: Mapping[str, Any]) -> list[str]:
+def _of_code(manifest: Mapping[str, Any]) -> list[Message]:
     then, now = manifest.get("git"), facts.git()
     if not then:
-        return [] if not now else ["that run was not in a git repository, and this one is"]
+        changed = Message("git_repository_changed", "that run was not in a git repository, and this one is")
+        return [changed] if now else []
     said = []
     if not now or now["commit"] != then.get("commit"):
         is_now = f"the code is now at {now['commit'][:12]}" if now else "there is no git repository now"
-        said.append(f"that run was of commit {str(then.get('commit'))[:12]}, and {is_now}")
+        said.append(Message("commit_changed", f"that run was of commit {str(then.get('commit'))[:12]}, and {is_now}"))
     if then.get("dirty"):
-        said.append("that run had changes that were not committed, which are not known")
+        said.append(
+            Message("changes_not_recorded", "that run had changes that were not committed, which are not known")
+        )
     elif now and now["dirty"]:
-        said.append("there are changes now that are not committed, and that run had none")
+        said.append(
+            Message("changes_not_committed", "there are changes now that are not committed, and that run had none")
+        )
     return said
 
 
-def _of_interpreter(manifest: Mapping[str, Any]) -> list[str]:
+def _of_interpreter(manifest: Mapping[str, Any]) -> list[Message]:
     now = facts.gathered_versions()
     then = {"python": (manifest.get("python") or {}).get("version"), **(manifest.get("versions") or {})}
     said = [
-        f"{name} was {then[name] or 'absent'} and is {now.get(name) or 'absent'}"
+        Message("version_changed", f"{name} was {then[name] or 'absent'} and is {now.get(name) or 'absent'}")
         for name in then
         if then[name] != now.get(name)
     ]
@@ -166,22 +178,26 @@ def _of_interpreter(manifest: Mapping[str, Any]) -> list[str]:
         words = list(ran.get("command") or ())
         flags = words[1 : len(words) - len(ran.get("arguments") or ()) - (1 if ran.get("kind") == target.SCRIPT else 2)]
         if flags != target.interpreter_flags():
-            said.append(f"Python's own options were {' '.join(flags) or 'none'}: write them before -m traceable")
+            were = f"Python's own options were {' '.join(flags) or 'none'}: write them before -m traceable"
+            said.append(Message("python_options_changed", were))
     return said
 
 
-def _of_machine(manifest: Mapping[str, Any]) -> list[str]:
+def _of_machine(manifest: Mapping[str, Any]) -> list[Message]:
     then = (manifest.get("host") or {}).get("name")
-    return [f"that run was on {then}, and this is {os.uname().nodename}"] if then != os.uname().nodename else []
+    changed = Message("host_changed", f"that run was on {then}, and this is {os.uname().nodename}")
+    return [changed] if then != os.uname().nodename else []
 
 
-def _of_variables(manifest: Mapping[str, Any]) -> list[str]:
+def _of_variables(manifest: Mapping[str, Any]) -> list[Message]:
     then, now = set(manifest.get("environment_names") or ()) - _OF_SHELLS, set(os.environ) - _OF_SHELLS
     said = []
     if then - now:
-        said.append(f"variables that it had and that are not set now: {_listed(then - now)}")
+        said.append(
+            Message("variables_missing", f"variables that it had and that are not set now: {_listed(then - now)}")
+        )
     if now - then:
-        said.append(f"variables that it had not: {_listed(now - then)}")
+        said.append(Message("variables_added", f"variables that it had not: {_listed(now - then)}"))
     return said
 
 

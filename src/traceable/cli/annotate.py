@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.annotation.patterns import Target
 
+_HELP = "see `traceable help annotate-from-outside`"
+
 
 def add_annotate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --annotate, --annotate-file and --annotate-preset."""
@@ -56,14 +58,23 @@ def targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     from traceable.annotation.patterns import load_targets, parse_pattern
     from traceable.annotation.presets import preset_targets
 
+    found: list[Target] = []
     try:
-        found = [parse_pattern(text) for text in arguments.annotate]
+        found += [parse_pattern(text) for text in arguments.annotate]
+    except ValueError as error:
+        raise UsageError("pattern_invalid", str(error), _HELP) from None
+    try:
         for path in arguments.annotate_file:
             found += load_targets(path)
+    except ValueError as error:
+        if isinstance(error.__context__, OSError):
+            raise UsageError("file_unreadable", str(error), _HELP) from None
+        raise UsageError("annotate_file_invalid", str(error), _HELP) from None
+    try:
         for names in arguments.annotate_preset:
             found += preset_targets(names)
-    except (ValueError, OSError) as error:
-        raise UsageError(str(error), "see `traceable help annotate-from-outside`") from None
+    except ValueError as error:
+        raise UsageError("no_such_preset", str(error), _HELP) from None
     return tuple(found)
 
 
@@ -87,7 +98,7 @@ def check(targets: Sequence[Target], command: Sequence[str]) -> None:
     from traceable.annotation.bootstrap import bootstrap_problem
 
     if problem := bootstrap_problem(command):
-        raise UsageError(problem, "or annotate in the code with traceable.annotate_targets")
+        raise UsageError("python_isolated", problem, "or annotate in the code with traceable.annotate_targets")
 
 
 def unmatched(targets: Sequence[Target], run_dir: Path) -> tuple[str, ...]:

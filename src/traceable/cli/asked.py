@@ -106,13 +106,19 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
         taken |= set(FINDINGS.options)
     for name, flag in _OF_VIEWS.items():
         if getattr(arguments, name) is not None and name not in taken:
-            raise UsageError(f"--view {arguments.view} takes no {flag}", _who_takes(name))
+            raise UsageError("option_not_supported", f"--view {arguments.view} takes no {flag}", _who_takes(name))
     for name, flag in (("step_range", "--step-range"), ("step_kernel", "--step-kernel")):
         if getattr(arguments, name) is not None and name not in taken and not arguments.steady:
-            raise UsageError(f"--view {arguments.view} takes no {flag}", "add --steady, or use --view steps")
+            raise UsageError(
+                "option_not_supported", f"--view {arguments.view} takes no {flag}", "add --steady, or use --view steps"
+            )
     _check_output(arguments, every)
     if not every and arguments.by is not None and not views[0].takes_by(arguments.by):
-        raise UsageError(f"--view {arguments.view} has no --by {arguments.by}", f"use {' or '.join(_by(views[0]))}")
+        raise UsageError(
+            "no_such_grouping",
+            f"--view {arguments.view} has no --by {arguments.by}",
+            f"use {' or '.join(_by(views[0]))}",
+        )
     return views
 
 
@@ -129,7 +135,7 @@ def names_requested(arguments: argparse.Namespace) -> Rules | None:
         return load_rules(arguments.name_rules)
     if arguments.expand or arguments.name_rules:
         flag = "--expand" if arguments.expand else "--name-rules"
-        raise UsageError(f"{flag} has no effect on --raw-names", "leave one of them out")
+        raise UsageError("raw_names_conflict", f"{flag} has no effect on --raw-names", "leave one of them out")
     return None
 
 
@@ -141,10 +147,16 @@ def documented(views: Sequence[View], arguments: argparse.Namespace) -> bool:
 def _check_slowest(arguments: argparse.Namespace) -> None:
     """Have --slowest say what a row is about, and refuse what would leave a tree without some of its ranges."""
     if arguments.by not in (None, "instance"):
-        raise UsageError(f"--slowest prints instances, not --by {arguments.by}", "leave one of them out")
+        raise UsageError(
+            "slowest_needs_instances", f"--slowest prints instances, not --by {arguments.by}", "leave one of them out"
+        )
     for name in ("sort", "top", "match", "domain"):
         if getattr(arguments, name) is not None:
-            raise UsageError(f"--slowest prints whole trees, and --{name} chooses rows", "leave one of them out")
+            raise UsageError(
+                "slowest_needs_all_rows",
+                f"--slowest prints whole trees, and --{name} chooses rows",
+                "leave one of them out",
+            )
     arguments.by = "instance"
 
 
@@ -161,7 +173,9 @@ def thresholds_of(arguments: argparse.Namespace) -> dict[str, float]:
             said[name.strip()] = float(value)
         except ValueError:
             raise UsageError(
-                f"--threshold {word[:80]!r} is not RULE.NAME=VALUE", "say for instance low_utilisation.utilisation=0.8"
+                "threshold_malformed",
+                f"--threshold {word[:80]!r} is not RULE.NAME=VALUE",
+                "say for instance low_utilisation.utilisation=0.8",
             ) from None
     if said:
         # The rules need numpy, which takes a tenth of a second to import.
@@ -210,11 +224,19 @@ def part_asked(recording: Recording, arguments: argparse.Namespace) -> Recording
 
 def _check_output(arguments: argparse.Namespace, every: bool) -> None:
     if arguments.csv and every:
-        raise UsageError("--view all is no single table for --csv", "use --json, or --csv with one view")
+        raise UsageError(
+            "csv_of_all_views", "--view all is no single table for --csv", "use --json, or --csv with one view"
+        )
     if arguments.threshold is not None and arguments.csv and arguments.view == RANGES.name:
-        raise UsageError("--csv of the ranges has no findings for --threshold", f"add --view {FINDINGS.name}")
+        raise UsageError(
+            "csv_without_findings",
+            "--csv of the ranges has no findings for --threshold",
+            f"add --view {FINDINGS.name}",
+        )
     if arguments.table is not None and not arguments.csv:
-        raise UsageError("--table says which table --csv prints", "add --csv; without it all tables are printed")
+        raise UsageError(
+            "table_needs_csv", "--table says which table --csv prints", "add --csv; without it all tables are printed"
+        )
 
 
 def _who_takes(name: str) -> str:

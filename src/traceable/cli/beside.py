@@ -13,7 +13,7 @@ from traceable.cli import asked, windows
 from traceable.cli.lines import say
 from traceable.cli.profile import TERMINAL_ROWS, check_output_files, on_stdout, prints_tables, write_output
 from traceable.cli.report import choice_for
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import Message, UnanswerableError, UsageError
 from traceable.report.choice import Choice
 from traceable.report.views import RANGES
 
@@ -86,25 +86,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(path: Path, line: str) -> None:
-    say(f"{path}: {line}")
+    words = f"{path}: {line}"
+    say(Message(line.code, words) if isinstance(line, Message) else words)
 
 
 def _by(arguments: argparse.Namespace) -> str:
     """Return what a row is about, after refusing what says nothing about several recordings."""
     if arguments.view != RANGES.name:
         raise UsageError(
+            "view_of_one_recording",
             f"--view {arguments.view} is of one recording; several have ranges and steps side by side",
             "leave --view out, or give one PATH",
         )
     for name, flag in _OF_ONE.items():
         if getattr(arguments, name):
-            raise UsageError(f"{flag} is about one recording", "leave it out, or give one PATH")
+            raise UsageError(
+                "option_of_one_recording", f"{flag} is about one recording", "leave it out, or give one PATH"
+            )
     if arguments.by not in (None, *BY):
-        raise UsageError(f"several recordings side by side have no --by {arguments.by}", f"use {' or '.join(BY)}")
+        raise UsageError(
+            "no_such_grouping",
+            f"several recordings side by side have no --by {arguments.by}",
+            f"use {' or '.join(BY)}",
+        )
     if arguments.table is not None and not arguments.csv:
-        raise UsageError("--table says which table --csv prints", "add --csv; without it all tables are printed")
+        raise UsageError(
+            "table_needs_csv", "--table says which table --csv prints", "add --csv; without it all tables are printed"
+        )
     if len(arguments.paths) > MOST:
-        raise UsageError(f"{len(arguments.paths)} recordings are too many to be side by side", f"give up to {MOST}")
+        raise UsageError(
+            "too_many_recordings",
+            f"{len(arguments.paths)} recordings are too many to be side by side",
+            f"give up to {MOST}",
+        )
     return arguments.by or BY[0]
 
 
@@ -116,7 +130,7 @@ def _table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespa
     steps = [recording.answers([asked_steps])[0] for recording in recordings]
     summaries = [None if isinstance(found, UnanswerableError) else found.others["summary"] for found in steps]
     notes = [
-        f"{letter} has no steps to show: {found}"
+        Message("steps_not_shown", f"{letter} has no steps to show: {found.message}")
         for letter, found in zip(LETTERS, steps, strict=False)
         if isinstance(found, UnanswerableError)
     ]
@@ -134,6 +148,8 @@ def _print_csv(table: Table, choice: Choice, arguments: argparse.Namespace) -> N
         text = to_csv(table.others[other].rows(), table.others[other].columns, arguments.raw)
     else:
         raise UsageError(
-            f"several recordings side by side have no table {other!r}", f"they have {', '.join(table.others)}"
+            "no_such_table",
+            f"several recordings side by side have no table {other!r}",
+            f"they have {', '.join(table.others)}",
         )
     write_output(arguments.csv, text, sys.stdout)

@@ -51,13 +51,14 @@ def asked(arguments: argparse.Namespace, *, steps: bool, controlled: bool) -> Co
 
     by_option = {name: getattr(arguments, name) for name in conditions.OPTIONS}
     if any(text == "" for text in by_option.values()):
-        raise UsageError("a condition has no value", "write one as in --delay 10")
+        raise UsageError("value_missing", "a condition has no value", "write one as in --delay 10")
     found = conditions.read(by_option)
     if not environment.flag(environment.DISABLE):
         by_variable = conditions.read(conditions.texts_of_environment(), by_option=False)
         found = conditions.merged(found, by_variable, (name for name, text in by_option.items() if text is None))
     if any(found) and controlled and not steps:
         raise UsageError(
+            "conditions_without_windows",
             f"{str(found) or f'a duration of {found.duration_s:g} s'}: --control alone has no windows for it",
             "name some with --steps, or leave out --control",
         )
@@ -91,7 +92,7 @@ def step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     try:
         return (parse_step_function(text),)
     except ValueError as error:
-        raise UsageError(str(error), "name a function as in engine:Engine.step") from None
+        raise UsageError("step_function_invalid", str(error), "name a function as in engine:Engine.step") from None
 
 
 def step_variables(targets: tuple[Target, ...]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from traceable.errors import UsageError
+from traceable.errors import Message, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def nothing_expected(complete: Completeness | None) -> UsageError:
     """
     why = complete.not_compared if complete is not None else None
     return UsageError(
+        "nothing_expected",
         "--strict has nothing to judge: no range was expected, no steps were asked for, and "
         + (f"what was emitted can't be compared ({why})" if why else "no process counted its ranges"),
         "add --expect NAME or --steps, or call traceable.expect(...)",
@@ -85,5 +86,5 @@ def strict_code(verdicts: Sequence[Verdict], complete: Completeness | None) -> i
 def _names(words: str) -> list[str]:
     names = [word.strip() for word in words.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{words!r} holds an empty name")
+        raise argparse.ArgumentTypeError(Message("name_empty", f"{words!r} holds an empty name"))
     return names

@@ -21,9 +21,10 @@ from typing import Any
 
 from traceable.analysis.units import time as duration
 from traceable.cli.lines import answer, say
-from traceable.errors import UsageError
+from traceable.errors import Message, UsageError
 from traceable.launch import control
 from traceable.launch.talk import Event
+from traceable.report.text import as_printed
 
 SCHEMA = "traceable.control/1"
 _FORM = "write +N as in --steps +20: that many steps from the next one on"
@@ -44,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask the processes, print what they say, and return 0 if all of them did it."""
     steps = _steps(arguments)
     if arguments.timeout is not None and not 0 < arguments.timeout < 1e9:
-        raise UsageError(f"--timeout {arguments.timeout:g} is no time to wait", "write seconds, above 0")
+        raise UsageError(
+            "seconds_invalid", f"--timeout {arguments.timeout:g} is no time to wait", "write seconds, above 0"
+        )
     place = _place(arguments)
     if arguments.what == "status":
         return _status(place, arguments)
@@ -58,7 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
             answered = control.open_window(place, steps, hear, arguments.timeout)
     except KeyboardInterrupt:
-        say("not waited for; what is asked for remains so: `traceable control stop` withdraws it")
+        say(
+            Message(
+                "wait_interrupted",
+                "not waited for; what is asked for remains so: `traceable control stop` withdraws it",
+            )
+        )
         return 130
     return _finish(place, answered, hear, arguments)
 
@@ -67,15 +75,19 @@ def _steps(arguments: argparse.Namespace) -> int | None:
     text = arguments.steps
     if arguments.what != "window":
         if text is not None:
-            raise UsageError(f"control {arguments.what} takes no --steps", "use `traceable control window --steps +20`")
+            raise UsageError(
+                "option_not_supported",
+                f"control {arguments.what} takes no --steps",
+                "use `traceable control window --steps +20`",
+            )
         return None
     if text is None:
-        raise UsageError("control window needs --steps", _FORM)
+        raise UsageError("steps_missing", "control window needs --steps", _FORM)
     digits = text[1:]
     if text[:1] != "+" or not (digits.isascii() and digits.isdigit()) or len(digits) > 16:
-        raise UsageError(f"--steps {text[:40]!r} is no number of steps from now on", _FORM)
+        raise UsageError("step_count_invalid", f"--steps {text[:40]!r} is no number of steps from now on", _FORM)
     if not 0 < int(digits) <= 10**15:
-        raise UsageError(f"--steps {text[:40]!r} holds no step, or too many", _FORM)
+        raise UsageError("step_count_out_of_range", f"--steps {text[:40]!r} holds no step, or too many", _FORM)
     return int(digits)
 
 
@@ -112,7 +124,7 @@ def _dumped(place: control.Place, dumped: control.Dumped, hear: _Hear, arguments
             ],
             "files": [dumped.directory.name] if dumped.processes else [],
             "note": None,
-            "problems": dumped.problems,
+            "problems": [problem.plain for problem in dumped.problems],
         }
         print(json.dumps(content, indent=2))
     elif dumped.processes:
@@ -145,7 +157,7 @@ class _Hear:
     def answer(self, line: str) -> None:
         """Print one line of the answer."""
         if not self._quiet:
-            answer(line)
+            answer(as_printed(line))
 
     def __call__(self, event: Event) -> None:
         kind, pid = event["event"], event["pid"]
@@ -154,7 +166,7 @@ class _Hear:
             opened = window["opened"]
             self.answer(f"process {pid} opened at step {opened['step']}, {_clock(opened)}{_held(opened)}")
         elif kind == "closed":
-            self.answer(f"process {pid} {_closed(event['window'])}")
+            self.answer(_closed(pid, event["window"]))
         elif kind == "stopping" and event["window"] is None:
             was = "the window that was asked for is withdrawn" if event["withdrawn"] else "no window was open"
             self.answer(f"process {pid}: {was}")
@@ -164,14 +176,15 @@ class _Hear:
             self.answer(f"process {pid}: the window was withdrawn before it opened")
 
 
-def _closed(window: dict[str, Any]) -> str:
+def _closed(pid: int, window: dict[str, Any]) -> str:
     opened, closed = window["opened"], window["closed"]
     if opened is None:
-        return f"did not open a window: {closed.get('error', closed['reason'])}"
+        why = closed.get("error", closed["reason"])
+        return Message("window_not_opened", f"process {pid} did not open a window: {why}")
     count = closed["step"] - opened["step"]
     steps = f"{count} step{'' if count == 1 else 's'}"
     cause = "" if closed["reason"] == "complete" else f", by its end ({closed['reason']})"
-    return f"closed at step {closed['step']}, {_clock(closed)}: {steps}{cause}{_held(closed)}"
+    return f"process {pid} closed at step {closed['step']}, {_clock(closed)}: {steps}{cause}{_held(closed)}"
 
 
 def _clock(moment: dict[str, Any]) -> str:
@@ -193,17 +206,18 @@ def _finish(place: control.Place, answered: control.Answered, hear: _Hear, argum
     last = "opened" if arguments.what == "start" else "closed"
     for pid, window in answered.windows.items():
         # The process ended before it could tell; its status file did.
-        if any(problem == f"process {pid} has gone" for problem in answered.problems) and window[last]:
-            answered.problems.remove(f"process {pid} has gone")
-            hear.answer(f"process {pid} {_closed(window) if last == 'closed' else 'opened'}")
+        gone = [one for one in answered.problems if one.code == "process_gone" and one.startswith(f"process {pid} ")]
+        if gone and window[last]:
+            answered.problems.remove(gone[0])
+            hear.answer(_closed(pid, window) if last == "closed" else f"process {pid} opened")
     if arguments.json:
         content = {
             "schema": SCHEMA,
             "run_dir": str(place.directory),
             "processes": [{"pid": pid, "window": window} for pid, window in sorted(answered.windows.items())],
             "files": answered.files,
-            "note": answered.note,
-            "problems": answered.problems,
+            "note": answered.note.plain if answered.note else None,
+            "problems": [problem.plain for problem in answered.problems],
         }
         print(json.dumps(content, indent=2))
     elif answered.files:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from traceable.cli.lines import answer
+from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Why:
         self._say = say
         self._found: Diagnosis | None = None
 
-    def __call__(self, recording: Recording | None, problem: str | None = None) -> dict[str, Any]:
+    def __call__(self, recording: Recording | None, problem: Message | None = None) -> dict[str, Any]:
         """Diagnose, keep that in `run.json`, and return it as JSON has it; empty where that failed.
 
         Args:
@@ -52,12 +53,13 @@ class Why:
             error = None
             if problem is not None:
                 found, _, remedy = problem.partition("; ")
-                error = TraceError(found, remedy or "see `traceable help diagnosis`")
+                error = TraceError(problem.code, found, remedy or "see `traceable help diagnosis`")
             self._found = diagnosis.diagnose(diagnosis_case.of_run(self._directory, recording, error), self._say)
             content = diagnosis.plain(self._found)
             diagnosis.keep(content, self._directory)
         except Exception as error:  # noqa: BLE001 - the profile is worth more than what is said of it
-            self._say(f"the run could not be diagnosed ({type(error).__name__}: {error})")
+            found = f"the run could not be diagnosed ({type(error).__name__}: {error})"
+            self._say(Message("diagnosis_failed", found))
             return {}
         return content
 
@@ -69,7 +71,7 @@ class Why:
         if len(fresh) > 1:
             fresh = [one for one in fresh if one.cause != "ranges_missing"]
         for one in fresh[:MOST]:
-            self._say(f"{one.certainty}: {one.found} ({one.evidence[0]})")
+            self._say(Message(one.cause, f"{one.certainty}: {one.found} ({one.evidence[0]})"))
             self._say(f"  fix: {one.fix}")
 
 
@@ -88,9 +90,10 @@ def report(path: Path, *, as_json: bool) -> int:
             found = diagnosis.diagnose(case)
         leaked = _leaks(path)
     if as_json:
-        print(json.dumps({**diagnosis.plain(found), "path": str(path), "leaks": list(map(str, leaked))}, indent=2))
+        leaks = [one.message.plain for one in leaked]
+        print(json.dumps({**diagnosis.plain(found), "path": str(path), "leaks": leaks}, indent=2))
     else:
-        for line in (*_lines(found), *(f"leaks     {one}" for one in leaked)):
+        for line in (*_lines(found), *(f"leaks     {one.message.printed}" for one in leaked)):
             answer(line)
     return 1 if found.wrong else 0
 

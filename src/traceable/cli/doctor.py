@@ -72,6 +72,7 @@ def _content(finding: Finding) -> dict[str, object]:
     return {
         "name": finding.name,
         "state": said.state,
+        "code": said.found.code,
         "found": said.found,
         "fix": said.fix,
         "evidence": dict(said.evidence),
@@ -82,7 +83,8 @@ def _print(findings: Sequence[Finding]) -> None:
     name_width, state_width = max(len(one.name) for one in findings), max(map(len, STATES))
     for one in findings:
         beside = f"{one.said.state.ljust(state_width)}  {one.name.ljust(name_width)}  "
-        _paragraph(beside, one.said.found)
+        # What is well is an answer and no message.
+        _paragraph(beside, one.said.found.printed if one.said.fix else one.said.found)
         if one.said.fix:
             _paragraph(" " * len(beside), f"fix: {one.said.fix}")
     counts = {state: sum(one.said.state == state for one in findings) for state in STATES}

@@ -41,23 +41,31 @@ def settle(arguments: argparse.Namespace) -> None:
         return
     if arguments.collector not in (collect.AUTO, RECORDER):
         raise UsageError(
+            "flight_recorder_needs_recorder",
             f"--flight-recorder is the embedded recorder's, and the collector is {arguments.collector}",
             "use --collector recorder, or leave --collector out",
         )
     if arguments.steps is not None or os.environ.get(environment.STEPS):
         raise UsageError(
+            "flight_recorder_with_steps",
             "--steps records some steps only, and --flight-recorder keeps what came last of all",
             "leave one of them out",
         )
     if arguments.control or environment.flag(environment.CONTROL):
         raise UsageError(
+            "flight_recorder_with_control",
             "--control records nothing until it is asked to, and --flight-recorder all the time",
             "leave --control out: `traceable control dump` works without it",
         )
     if arguments.gpu:
-        raise UsageError("--flight-recorder keeps ranges, and --gpu all that the GPU does", "leave one of them out")
+        raise UsageError(
+            "flight_recorder_with_gpu",
+            "--flight-recorder keeps ranges, and --gpu all that the GPU does",
+            "leave one of them out",
+        )
     if arguments.sigusr2 not in (None, _SIGUSR2_ALONE):
         raise UsageError(
+            "flight_recorder_with_step_count",
             f"--sigusr2={arguments.sigusr2} counts steps, and with --flight-recorder SIGUSR2 writes a dump",
             "write --sigusr2 without a number",
         )

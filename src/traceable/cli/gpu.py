@@ -41,7 +41,7 @@ def check(arguments: argparse.Namespace) -> None:
     """
     if arguments.gpu and arguments.collector not in (collect.AUTO, RECORDER):
         found, remedy = _WITHOUT[arguments.collector]
-        raise UsageError(f"--gpu is for the recorder: {found}", remedy)
+        raise UsageError("gpu_needs_recorder", f"--gpu is for the recorder: {found}", remedy)
 
 
 def operations(recorded: Recorded | None) -> int:

@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if topic not in pages:
         near = difflib.get_close_matches(topic, pages, n=1)
         raise UsageError(
+            "no_such_page",
             f"there is no page {arguments.topic[:80]!r}",
             f"did you mean `traceable help {near[0]}`?" if near else "type `traceable help` for all of them",
         )

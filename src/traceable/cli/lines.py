@@ -6,16 +6,14 @@ import sys
 from typing import TextIO
 
 from traceable.environment import escaped
-from traceable.errors import Message
-from traceable.report.text import encodable
+from traceable.report.text import as_printed, encodable
 
 
 def say(message: str) -> None:
     """Print one line of ours on stderr, where there is one: a message with its code."""
     try:
         if sys.stderr is not None:
-            words = message.printed if isinstance(message, Message) else message
-            _print(f"traceable: {words}", sys.stderr)
+            _print(f"traceable: {as_printed(message)}", sys.stderr)
     except (OSError, ValueError):  # its reader is gone, or the program that ran in us closed it
         return
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from traceable.cli.lines import answer, say
-from traceable.errors import TraceableError, UsageError
+from traceable.errors import Message, TraceableError, UsageError
 
 _REQUIRED = frozenset({"numpy", "nvtx", "rich", "tomli", "wrapt"})
 """The packages that traceable depends on."""
@@ -43,7 +43,13 @@ class Parser(argparse.ArgumentParser):
     """argparse's parser, whose complaint is one line with the next step in it instead of the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"type `{self.prog} --help`")
+        # What refused a value is the context of argparse's own error, and alone knows the code.
+        refused = getattr(sys.exc_info()[1], "__context__", None)
+        found = refused.args[0] if isinstance(refused, argparse.ArgumentTypeError) else None
+        remedy = f"type `{self.prog} --help`"
+        if isinstance(found, Message):
+            raise UsageError(found.code, message, remedy) from None
+        raise UsageError("arguments_invalid", message, remedy) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,17 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(words)
         return int(arguments.run(arguments))
     except TraceableError as error:
-        say(str(error))
+        say(error.message)
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _REQUIRED:
             raise
         missing = UsageError(
+            "package_not_installed",
             f"the package {package} is not installed for {sys.executable}",
             f"type `{sys.executable} -m pip install {package}`",
         )
-        say(str(missing))
+        say(missing.message)
         return missing.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`| head`): what a program is expected to do is to stop quietly.

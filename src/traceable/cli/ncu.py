@@ -24,7 +24,7 @@ from traceable.cli.profile import STDOUT, add_raw_argument, check_raw, positive,
 from traceable.cli.run import end_like
 from traceable.cli.run import take_program as take_program
 from traceable.collect import ncu, ncu_filter
-from traceable.errors import TraceableError, UnanswerableError, UsageError
+from traceable.errors import Message, TraceableError, UnanswerableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch import ncu as runs
 
@@ -98,11 +98,17 @@ def run(arguments: argparse.Namespace) -> int:
     check_raw(arguments)
     if arguments.read is not None:
         if arguments.program or arguments.range_name or arguments.kernel or arguments.source or arguments.dry_run:
-            raise UsageError("--read runs no program", "leave out the program and what says which kernels to profile")
+            raise UsageError(
+                "read_runs_nothing",
+                "--read runs no program",
+                "leave out the program and what says which kernels to profile",
+            )
         _print(_read(arguments.read), arguments, str(arguments.read))
         return 0
     if arguments.top is not None and arguments.source is None:
-        raise UsageError("--top needs --from", "name the recorded run whose heaviest kernels are meant")
+        raise UsageError(
+            "top_needs_from", "--top needs --from", "name the recorded run whose heaviest kernels are meant"
+        )
     targets = annotate.targets(arguments)
     asked = target.parse(arguments.program)
     chosen = _chosen(arguments)
@@ -136,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         except TraceableError as error:
             failed = error
     if failed is not None:
-        say(str(failed))
+        say(failed.message)
     # The program's exit code is the exit code; where it succeeded, that there is nothing to show is the news.
     return end_like(finished.status) or (failed.exit_code if failed is not None else 0)
 
@@ -161,7 +167,7 @@ def _chosen(arguments: argparse.Namespace) -> _Chosen:
 
     name, glob = arguments.range_name, arguments.kernel
     if name == "" or glob == "":
-        raise UsageError("a range and a kernel have a name", "leave the option out to mean all of them")
+        raise UsageError("name_empty", "a range and a kernel have a name", "leave the option out to mean all of them")
     where = f"inside of range {name}" if name else "by the program"
     places = ncu_filter.readings(name) if name else ()
     expression, base = _of_glob(glob)
@@ -215,7 +221,9 @@ def _from_recording(
             if instances is None:
                 recording.check_range(arguments.range_name)
                 raise UnanswerableError(
-                    f"no range {arguments.range_name!r} in {arguments.source}", "`--view ranges` lists them"
+                    "range_not_found",
+                    f"no range {arguments.range_name!r} in {arguments.source}",
+                    "`--view ranges` lists them",
                 )
         top = arguments.top or (None if expression else TOP)
         wanted = {"matching": expression, "top": top, "launches": arguments.launches, "skip": arguments.skip}
@@ -262,33 +270,54 @@ def _said(arguments: argparse.Namespace, best: Heaviest, exact: bool, where: str
         for one in best.kernels
     ]
     if not exact:
-        lines.append("the recording has no symbols of kernels: every template instance of these functions is meant")
+        lines.append(
+            Message(
+                "kernel_symbols_missing",
+                "the recording has no symbols of kernels: every template instance of these functions is meant",
+            )
+        )
     if not best.seen:
         lines.append(
-            f"not all of them are launched by the thread that opened {arguments.range_name}, and ncu sees no range on "
-            "another (autograd's): they are profiled wherever they run"
+            Message(
+                "kernels_on_other_threads",
+                f"not all of them are launched by the thread that opened {arguments.range_name}, and ncu sees no range "
+                "on another (autograd's): they are profiled wherever they run",
+            )
         )
     if best.left_out:
         lines.append(
-            f"{count(best.left_out, 'kernel')} of NCCL left out: while ncu runs kernels one at a time, they would wait "
-            "for each other for ever"
+            Message(
+                "nccl_kernels_excluded",
+                f"{count(best.left_out, 'kernel')} of NCCL left out: while ncu runs kernels one at a time, they would "
+                "wait for each other for ever",
+            )
         )
     return lines
 
 
-def _warnings(selection: ncu.Selection) -> tuple[str, ...]:
+def _warnings(selection: ncu.Selection) -> tuple[Message, ...]:
     clocks = "clocks locked to base (--clock-control)" if selection.clocks == "base" else "clocks left alone"
     return (
-        f"each of these launches is run several times over, alone on the GPU, with caches flushed and {clocks}: expect "
-        "them to take 10 to 1000 times as long",
-        "no other profiler may use this GPU meanwhile (nsys, torch.profiler, DCGM, another ncu)",
+        Message(
+            "kernels_replayed",
+            f"each of these launches is run several times over, alone on the GPU, with caches flushed and {clocks}: "
+            "expect them to take 10 to 1000 times as long",
+        ),
+        Message(
+            "gpu_not_shared", "no other profiler may use this GPU meanwhile (nsys, torch.profiler, DCGM, another ncu)"
+        ),
     )
 
 
-def _clocks_note(arguments: argparse.Namespace) -> tuple[str, ...]:
+def _clocks_note(arguments: argparse.Namespace) -> tuple[Message, ...]:
     if arguments.clock_control != "base":
         return ()
-    return ("measured alone, with cold caches and clocks at base: durations are not those of a run by itself",)
+    return (
+        Message(
+            "clocks_locked",
+            "measured alone, with cold caches and clocks at base: durations are not those of a run by itself",
+        ),
+    )
 
 
 def _read(path: Path) -> Table:
@@ -300,7 +329,7 @@ def _read(path: Path) -> Table:
     return profiled(ncu_csv.read(path))
 
 
-def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequence[str] = ()) -> None:
+def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequence[Message] = ()) -> None:
     from traceable.report import ncu as report
     from traceable.report.delimited import to_csv
     from traceable.report.document import to_json
@@ -318,5 +347,5 @@ def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequ
 
 def _whole(word: str) -> int:
     if not (word.isascii() and word.isdigit() and len(word) < 16):
-        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no whole number of launches")
+        raise argparse.ArgumentTypeError(Message("number_invalid", f"{word[:40]!r} is no whole number of launches"))
     return int(word)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from traceable import collect
 from traceable.collect.nsys_given import Asked
 from traceable.collect.nsys_presets import DEFAULT, PRESETS
-from traceable.errors import UsageError
+from traceable.errors import Message, UsageError
 
 NSYS = "nsys"
 PRESET = "--trace-preset"
@@ -55,6 +55,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Asked]:
         return {}
     if arguments.collector not in (collect.AUTO, NSYS):
         raise UsageError(
+            "option_needs_nsys",
             f"{asked}: for nsys only, and --collector {arguments.collector} records without it",
             "leave one of them out",
         )
@@ -74,4 +75,5 @@ def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} can't be split as a shell does: {error}") from None
+        refused = Message("quoting_invalid", f"{text!r} can't be split as a shell does: {error}")
+        raise argparse.ArgumentTypeError(refused) from None

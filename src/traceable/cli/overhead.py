@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 
 
 def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +26,10 @@ def measure(directory: Path, say: Callable[[str], None]) -> None:
     try:
         _measure(directory)
     except (TraceError, OSError) as error:
-        say(f"what recording cost can't be kept: {error}")
+        why = error.message if isinstance(error, TraceError) else error
+        say(Message("overhead_not_saved", f"what recording cost can't be kept: {why}"))
     except Exception as error:  # noqa: BLE001 - a fault of ours must not hide the profile
-        say(f"what recording cost could not be told ({type(error).__name__}: {error})")
+        say(Message("overhead_failed", f"what recording cost could not be told ({type(error).__name__}: {error})"))
 
 
 def _measure(directory: Path) -> None:

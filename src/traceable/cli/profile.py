@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import Message, UnanswerableError, UsageError
 from traceable.report.choice import LARGEST, Choice, column_meant
 from traceable.report.text import encodable
 
@@ -187,7 +187,7 @@ def check_output_files(arguments: argparse.Namespace) -> None:
         path = Path(name).absolute()
         if not name or path.is_dir() or not path.parent.is_dir():
             why = f"{path} is a directory" if name and path.is_dir() else f"there is no directory {path.parent}"
-            raise UsageError(f"--{option}={name} names no file: {why}", f"write --{option}=FILE")
+            raise UsageError("output_file_invalid", f"--{option}={name} names no file: {why}", f"write --{option}=FILE")
         setattr(arguments, option, str(path))
 
 
@@ -203,7 +203,7 @@ def check_raw(arguments: argparse.Namespace) -> None:
         UsageError: there is no --csv.
     """
     if arguments.raw and not arguments.csv:
-        raise UsageError("--raw says how --csv prints texts", "add --csv")
+        raise UsageError("raw_needs_csv", "--raw says how --csv prints texts", "add --csv")
 
 
 def remove_output_file(arguments: argparse.Namespace) -> None:
@@ -218,7 +218,9 @@ def remove_output_file(arguments: argparse.Namespace) -> None:
     try:
         Path(name).unlink()
     except OSError as error:
-        raise UsageError(f"{name} can't be replaced: {error.strerror}", "name another file") from None
+        raise UsageError(
+            "file_not_replaced", f"{name} can't be replaced: {error.strerror}", "name another file"
+        ) from None
 
 
 def write_output(destination: str, text: str, stream: TextIO) -> None:
@@ -244,7 +246,9 @@ def positive(word: str) -> int:
     """Return a whole number of at least 1, for argparse."""
     number = int(word) if word.isascii() and word.isdigit() and len(word) < 19 else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{word[:40]!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(
+            Message("number_invalid", f"{word[:40]!r} is not a whole number of at least 1")
+        )
     return number
 
 
@@ -255,14 +259,19 @@ def whole(word: str) -> int:
     try:
         return positive(word)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{word[:40]!r} is not a whole number of at least 0") from None
+        raise argparse.ArgumentTypeError(
+            Message("number_invalid", f"{word[:40]!r} is not a whole number of at least 0")
+        ) from None
 
 
 def sort_column(asked: str) -> str:
     """Check --sort before a program is run for hours."""
     if (column := column_meant(asked, RANGE_COLUMNS)) is None:
         raise argparse.ArgumentTypeError(
-            f"the report has no column {asked!r}; "
-            "use one like count, total, p99, max, self, gpu_busy (all: traceable help report)"
+            Message(
+                "no_such_column",
+                f"the report has no column {asked!r}; "
+                "use one like count, total, p99, max, self, gpu_busy (all: traceable help report)",
+            )
         )
     return column

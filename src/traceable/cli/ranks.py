@@ -124,10 +124,18 @@ def _say_absent(own: selection.Rank, text: str, say: Callable[[str], None]) -> N
 def _check(request: launcher.Request, arguments: argparse.Namespace) -> None:
     """Refuse what can't be together with a choice that the processes make themselves."""
     if arguments.measure_overhead:
-        raise UsageError("--measure-overhead compares all of a program", "leave --ranks and --processes out")
+        raise UsageError(
+            "overhead_of_all_processes",
+            "--measure-overhead compares all of a program",
+            "leave --ranks and --processes out",
+        )
     problem = bootstrap_problem(request.target.command(target.interpreter_flags()))
     if problem is not None:
-        raise UsageError(f"{problem.partition(',')[0]}, so no process can be chosen", "leave the flag out")
+        raise UsageError(
+            "python_isolated",
+            f"{problem.partition(',')[0]}, so no process can be chosen",
+            "leave the flag out",
+        )
 
 
 def _options(request: launcher.Request) -> tuple[str, ...]:

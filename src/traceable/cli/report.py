@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             if arguments.strict:
                 return UNMET
-            raise TraceError(error.found, "ask for steps that the program reaches") from None
+            raise TraceError(error.code, error.found, "ask for steps that the program reaches") from None
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
         judged = whole.verdicts(expected) if expected else ()
@@ -238,7 +238,7 @@ def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
     if arguments.table is not None:
         if arguments.table not in found.others:
             there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
-            raise UsageError(f"--view {arguments.view} has no table {arguments.table!r}", there)
+            raise UsageError("no_such_table", f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = found.others[arguments.table]
     write_output(
         arguments.csv, to_csv(choice_for(arguments, table).rows(table), table.columns, arguments.raw), sys.stdout
@@ -285,10 +285,12 @@ def choice_for(arguments: argparse.Namespace, table: Table) -> Choice:
     """
     choice = choice_of(arguments)
     if choice.match is not None and "name" not in table.columns:
-        raise UsageError("the rows of this table have no names to --match", "leave --match out")
+        raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
     if choice.sort is None:
         return choice
     column = column_meant(choice.sort, table.columns)
     if column is None:
-        raise UsageError(f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}")
+        raise UsageError(
+            "no_such_column", f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}"
+        )
     return dataclasses.replace(choice, sort=column)

@@ -25,7 +25,7 @@ from pathlib import Path
 from traceable import collect, environment
 from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, profile, ranks
 from traceable.cli.lines import answer_command, say
-from traceable.errors import TraceableError, UsageError, one_line
+from traceable.errors import Message, TraceableError, UsageError, one_line
 from traceable.launch import launcher, target
 from traceable.launch.overhead import NotComparableError
 from traceable.launch.worker import DiedError, Worker
@@ -143,7 +143,7 @@ def _steps(word: str) -> Spec:
 
 def _steps_number(word: str) -> int:
     if not (word.isascii() and word.isdigit() and 0 < int(word[:17]) <= 10**15):
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of steps from 1 on")
+        raise argparse.ArgumentTypeError(Message("number_invalid", f"{word!r} is no number of steps from 1 on"))
     return int(word)
 
 
@@ -153,7 +153,8 @@ def _milliseconds(word: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of milliseconds from 0 to below 1e9")
+        refused = Message("milliseconds_invalid", f"{word!r} is no number of milliseconds from 0 to below 1e9")
+        raise argparse.ArgumentTypeError(refused)
     return number
 
 
@@ -197,10 +198,13 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
         return 0  # -oDIR
     if word[1] in PYTHON_FLAGS and not word.startswith("--"):
         raise UsageError(
-            f"{word} is an option of Python's, not of traceable's", f"write it before: python {word} -m traceable run"
+            "option_of_python",
+            f"{word} is an option of Python's, not of traceable's",
+            f"write it before: python {word} -m traceable run",
         )
     near = difflib.get_close_matches(name, options, n=1)
     raise UsageError(
+        "no_such_option",
         f"there is no option {name}",
         f"did you mean {near[0]}?" if near else f"type `{parser.prog} --help`; the program's own follow its name",
     )
@@ -245,11 +249,16 @@ def run(arguments: argparse.Namespace) -> int:
     request = ranks.placed(request, arguments, say)
     if request.grouped and profile.output_file(arguments) is not None:
         raise UsageError(
+            "output_file_shared",
             f"every rank would write {profile.output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
     if arguments.collector == NOTHING_RECORDED and (request.expect or arguments.strict):
-        raise UsageError("without a recording no expectation can be judged", "use another --collector than none")
+        raise UsageError(
+            "expectation_without_recording",
+            "without a recording no expectation can be judged",
+            "use another --collector than none",
+        )
     annotate.check((*targets, *stepping), request.target.command(target.interpreter_flags()))
     if arguments.dry_run:
         answer_command(launcher.describe(request, say))
@@ -259,24 +268,27 @@ def run(arguments: argparse.Namespace) -> int:
             profile.remove_output_file(arguments)
             finished = launcher.launch(request, say, worker)
         except NotComparableError as error:
-            say(str(error))
+            say(error.message)
             return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
         directory = launcher.short(finished.run_dir)
         outcome = Outcome()
         try:
             if finished.readable:
                 outcome = worker.call(_conclude, finished, arguments, (*targets, *stepping))
-            else:
-                say(str(finished.problem))
+            elif finished.problem is not None:
+                say(finished.problem)
         except DiedError as error:
             say(
-                f"making the profile {error}; the recording is kept: read it where there is more memory, with "
-                f"`python -m traceable report {directory}`"
+                Message(
+                    "profile_process_died",
+                    f"making the profile {error}; the recording is kept: read it where there is more memory, with "
+                    f"`python -m traceable report {directory}`",
+                )
             )
         except KeyboardInterrupt:
-            say(f"the profile is not shown; the recording is kept in {directory}")
+            say(Message("profile_interrupted", f"the profile is not shown; the recording is kept in {directory}"))
         except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
-            say(f"the profile could not be made ({one_line(error)}); the recording is kept")
+            say(Message("profile_failed", f"the profile could not be made ({one_line(error)}); the recording is kept"))
     strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
     return end_like(finished.status) or strict
 
@@ -306,7 +318,7 @@ def _conclude(finished: launcher.Finished, arguments: argparse.Namespace, target
             say(finished.problem)
     except TraceableError as error:
         # The program has ended as it has; what we make of it changes neither its exit code nor the recording.
-        say(str(error))
+        say(error.message)
     except BrokenPipeError:
         sys.stdout = None
     return outcome
@@ -333,18 +345,18 @@ class Outcome:
 def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
     """Return what --strict makes the exit code of a program that succeeded, and say why where nothing else has."""
     if with_gpu and not gpu.operations(finished.recorded):
-        say("no GPU operation was recorded, and --gpu asks for them")
+        say(Message("no_gpu_operations", "no GPU operation was recorded, and --gpu asks for them"))
         return contract.UNMET
     if finished.problem:
-        say("what was emitted could not be compared with what was recorded")
+        say(Message("completeness_unknown", "what was emitted could not be compared with what was recorded"))
         return contract.UNMET
     counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
     if not finished.expected and steps is None and outcome.windows is None and not with_gpu and not counted:
         error = contract.nothing_expected(outcome.completeness)
-        say(str(error))
+        say(error.message)
         return error.exit_code
     if (finished.expected and outcome.judged is None) or (steps is not None and outcome.windows is None):
-        say("what was expected could not be judged")
+        say(Message("expectations_not_judged", "what was expected could not be judged"))
         return contract.UNMET
     if outcome.windows is not None and not outcome.windows.met:
         return contract.UNMET

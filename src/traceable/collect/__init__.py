@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from traceable.collect import gpu_device
 from traceable.collect.base import Collector
-from traceable.errors import CollectorError, UsageError
+from traceable.errors import CollectorError, Message, UsageError
 
 AUTO = "auto"
 
@@ -26,6 +26,8 @@ COLLECTORS = {
 _WITH_GPU, _WITHOUT_GPU = ("nsys", "recorder"), ("recorder", "nsys")
 """What `auto` tries, in this order. nsys also sees the GPU; of ranges the recorder sees more: it follows forks, loses
 nothing when a process is killed, and takes a second less."""
+
+_WITHOUT_RECORDING = "run with --collector none to run without recording"
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,18 @@ def named(name: str, settings: Mapping[str, object] | None = None) -> Collector:
         UsageError: there is none of that name.
     """
     if name not in COLLECTORS:
-        raise UsageError(f"there is no collector named {name!r}", f"use one of {', '.join(COLLECTORS)}")
+        raise UsageError(
+            "no_such_collector", f"there is no collector named {name!r}", f"use one of {', '.join(COLLECTORS)}"
+        )
     module, attribute = COLLECTORS[name]
     asked = [settings[name]] if settings and name in settings else []
     collector: Collector = getattr(importlib.import_module(module), attribute)(*asked)
     return collector
 
 
-def choose(asked: str, unusable: dict[str, str] | None = None, settings: Mapping[str, object] | None = None) -> Choice:
+def choose(
+    asked: str, unusable: Mapping[str, Message] | None = None, settings: Mapping[str, object] | None = None
+) -> Choice:
     """Return the collector to use for `asked`: a name, or `auto`.
 
     Args:
@@ -66,28 +72,28 @@ def choose(asked: str, unusable: dict[str, str] | None = None, settings: Mapping
         UsageError: there is no such collector.
         CollectorError: the one asked for, or every one that `auto` may take, does not work here.
     """
-    unusable = dict(unusable or {})
+    refused = dict(unusable or {})
     # Options for nsys ask for nsys.
     without_gpu = gpu_device.unusable() if asked == AUTO and "nsys" not in (settings or {}) else None
     remedy = ""
     names = (_WITHOUT_GPU if without_gpu else _WITH_GPU) if asked == AUTO else (asked,)
     for name in names:
-        if name in unusable:
+        if name in refused:
             continue
         collector = named(name, settings)
         found = collector.availability()
         if found.available:
             if name == "recorder" and without_gpu:
-                unusable.setdefault("nsys", without_gpu)
-            passed_over = "".join(f"; {other} is not used: {reason}" for other, reason in unusable.items())
+                refused.setdefault("nsys", without_gpu)
+            passed_over = "".join(f"; {other} is not used: {reason.printed}" for other, reason in refused.items())
             return Choice(collector, found.reason + passed_over)
-        unusable[name] = found.reason
+        refused[name] = Message(found.code, found.reason)
         remedy = found.remedy
-    said = "; ".join(f"{name}: {reason}" for name, reason in unusable.items())
-    raise CollectorError(
-        f"nothing can record here ({said})" if asked == AUTO else f"the collector {said}",
-        "run with --collector none to run without recording" if asked == AUTO or not remedy else remedy,
-    )
+    if asked == AUTO:
+        said = "; ".join(f"{name}: {reason.printed}" for name, reason in refused.items())
+        raise CollectorError("no_collector", f"nothing can record here ({said})", _WITHOUT_RECORDING)
+    why = refused[asked]
+    raise CollectorError(why.code, f"the collector {asked}: {why}", remedy or _WITHOUT_RECORDING)
 
 
 def with_gpu(choice: Choice) -> Choice:

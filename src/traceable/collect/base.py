@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from traceable.errors import Message
+
 NSYS_LOG = "nsys.log"
 """What nsys itself said, in the run directory."""
 
@@ -23,12 +25,13 @@ class Availability:
     Attributes:
         available: whether it does.
         reason: why, as a clause for the launcher's one line.
-        remedy: what to do where it does not, as an imperative clause.
+        remedy, code: what to do where it does not, as an imperative clause, and the reason's code.
     """
 
     available: bool
     reason: str
     remedy: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Plan:
             the process that was started.
         log: name of the file in the run directory that takes what a detached collector prints, whatever its executable
             is called.
-        notes: one sentence for each thing the user should know before it starts (what is left out of a preset).
+        notes: one for each thing the user should know before it starts (what is left out of a preset).
     """
 
     argv: tuple[str, ...]
@@ -71,7 +74,7 @@ class Plan:
     own_environment: Mapping[str, str] = field(default_factory=dict)
     detached: bool = False
     log: str = "collector.log"
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,12 @@ class Recorded:
         database: the nsys SQLite file to read, or None where nothing was recorded.
         more: further databases, where windows were recorded into files of their own.
         files: every file that belongs to the recording, to be kept and named in the manifest.
-        notes: one sentence for each thing the user should know (events dropped, report imported by hand).
+        notes: one for each thing the user should know (events dropped, report imported by hand).
     """
 
     database: Path | None
     files: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     more: tuple[Path, ...] = ()
 
 

@@ -63,14 +63,18 @@ def parse(text: str) -> FlightRecorder:
         match = _PART.fullmatch(part.strip())
         unit = _BY_NAME.get(match[2].lower()) if match else None
         if match is None or unit is None:
-            raise UsageError(f"--flight-recorder {text[:40]!r} is neither a time nor a size", _FORM)
+            raise UsageError(
+                "flight_recorder_invalid", f"--flight-recorder {text[:40]!r} is neither a time nor a size", _FORM
+            )
         is_time = unit in _TIMES
         if is_time in limits:
-            raise UsageError(f"--flight-recorder {text[:40]!r} has two {'times' if is_time else 'sizes'}", _FORM)
+            found = f"--flight-recorder {text[:40]!r} has two {'times' if is_time else 'sizes'}"
+            raise UsageError("flight_recorder_repeated", found, _FORM)
         limits[is_time] = int(match[1]) * _UNITS[unit]
     for is_time, least, said in ((True, _SHORTEST_NS, "1ms"), (False, _SMALLEST_BYTES, "1MB")):
         if not least <= limits.get(is_time, least) < _LARGEST:
-            raise UsageError(f"--flight-recorder {text[:40]!r} is out of range", f"at least {said}")
+            found = f"--flight-recorder {text[:40]!r} is out of range"
+            raise UsageError("flight_recorder_out_of_range", found, f"at least {said}")
     return FlightRecorder(limits.get(True), limits.get(False))
 
 

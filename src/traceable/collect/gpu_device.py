@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from traceable.errors import Message
+
 ROOT = Path("/")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -25,7 +27,7 @@ def devices(root: Path = ROOT) -> list[Path]:
     return sorted(path for pattern in _DEVICES for path in root.glob(pattern))
 
 
-def unusable(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> str | None:
+def unusable(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Message | None:
     """Return why no program started with this environment can use a GPU, as a clause; None where one may be able to.
 
     Args:
@@ -34,13 +36,14 @@ def unusable(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> str 
     """
     visible = environ.get(VISIBLE)
     if visible is not None and visible.partition(",")[0].strip() in _NONE_VISIBLE:
-        return f"{VISIBLE}={visible} hides every GPU"
+        return Message("gpus_hidden", f"{VISIBLE}={visible} hides every GPU")
     found = devices(root)
     if not found and not _made_when_needed(root):
-        loaded = (root / "proc/driver/nvidia/version").exists()
-        return "the NVIDIA driver is loaded, but no GPU is in /dev" if loaded else "this machine has no NVIDIA GPU"
+        if (root / "proc/driver/nvidia/version").exists():
+            return Message("no_gpu_in_dev", "the NVIDIA driver is loaded, but no GPU is in /dev")
+        return Message("no_gpu", "this machine has no NVIDIA GPU")
     if found and not _permitted(found):
-        return f"{found[0]} can't be opened by this user"
+        return Message("gpu_not_permitted", f"{found[0]} can't be opened by this user")
     return None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from traceable import untrusted
+from traceable.errors import Message
 from traceable.trace.kineto_file import File
 from traceable.trace.model import Int64
 
@@ -133,16 +134,18 @@ def _offset(begins: dict[int, int], markers: Sequence[tuple[int, int, int]]) -> 
     return bounds[len(bounds) // 2][0], (low + high) // 2, -(-abs(high - low) // 2)
 
 
-def describe(clock: Clock, pid: int) -> str:
+def describe(clock: Clock, pid: int) -> Message:
     """Return a sentence on how a process's GPU work was placed among its ranges."""
     if clock.uncertainty_ns is None:
-        return (
+        return Message(
+            "gpu_placed_by_wall_clock",
             f"the GPU work of process {pid} is placed among its ranges by the wall clock, as its file has no marker "
-            "of ours: it may be off by some microseconds"
+            "of ours: it may be off by some microseconds",
         )
     drift = clock.drifts_ns[-1]
     seconds = (clock.at_ns[-1] - clock.at_ns[0]) / 1e9
-    return (
+    return Message(
+        "gpu_placed_by_markers",
         f"the GPU work of process {pid} is placed among its ranges to {clock.uncertainty_ns / 1000:.1f} us; Kineto's "
-        f"clock drifted by {drift / 1000:.1f} us in {seconds:.1f} s, which is made good"
+        f"clock drifted by {drift / 1000:.1f} us in {seconds:.1f} s, which is made good",
     )

@@ -21,6 +21,7 @@ from traceable.collect import recording as rec
 from traceable.collect.kineto_threads import Threads
 from traceable.collect.nsys_schema import global_tid
 from traceable.collect.sink import Added, Sink
+from traceable.errors import Message
 from traceable.trace.intern import Names
 from traceable.trace.kineto_columns import Table
 from traceable.trace.kineto_file import File, read_file, readable
@@ -56,7 +57,7 @@ class Parts:
     names: Names = field(default_factory=Names)
     geometries: dict[tuple[int, ...], int] = field(default_factory=dict)
     read: list[Part] = field(default_factory=list)
-    notes: list[tuple[str, int]] = field(default_factory=list)
+    notes: list[tuple[Message, int]] = field(default_factory=list)
 
     def add(self, path: Path, pid: int) -> None:
         """Read a file; one that says nothing of its clock is left out with a note.
@@ -68,7 +69,8 @@ class Parts:
         said = kineto_clock.said_in(file)
         clock = kineto_clock.clock_of(file, said, self.names.all()) if said else None
         if said is None or clock is None:
-            self.notes.append((f"{path} does not say when it was recorded and was left out", pid))
+            found = f"{path} does not say when it was recorded and was left out"
+            self.notes.append((Message("gpu_file_without_clock", found), pid))
         else:
             self.read.append(Part(pid, file, said, clock))
 
@@ -159,7 +161,8 @@ class _Merger:
         self._insert(part, gpu_tables.OVERHEADS, overheads, columns)
         self._gpus.see(part)
         if events.untimed:
-            self._sink.warn(f"{events.untimed} GPU events of process {pid} have no time: left out", global_tid(pid, 0))
+            found = f"{events.untimed} GPU events of process {pid} have no time: left out"
+            self._sink.warn(Message("events_without_time", found), global_tid(pid, 0))
         self._sink.remark(kineto_clock.describe(part.clock, pid), global_tid(pid, 0))
 
     def _see_process(self, part: Part) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceable import untrusted
+from traceable.errors import Message
 
 if TYPE_CHECKING:
     from traceable.collect.recording import ProcessRecording
@@ -66,23 +67,35 @@ def lost_of(process: ProcessRecording) -> dict[str, Any] | None:
     codes = {code: number for code, number in codes.items() if number}
     if not codes:
         return None
+    known = _reason(process)[0] if process.dropped or process.lost_names else None
+    notes = notes_of(process)
+    text = Message(notes[0].code, "; ".join(notes)).printed
+    return {"text": text, "codes": codes, "reason": known}
+
+
+def notes_of(process: ProcessRecording) -> list[Message]:
+    """Return a note for each kind of loss of a process that the recorder knows of."""
     called = f"process {process.pid} ({process.name})"
-    if process.window and process.dropped:
-        reason = _RING
-    elif process.drop_reason:
-        number = process.drop_reason
-        reason = _REASONS.get(number) or (f"errno_{number}", f"the system said {errno.errorcode.get(number, number)}")
-    else:
-        reason = _SIGNAL_HANDLER
-    parts = []
+    _, why = _reason(process)
+    notes = []
     if process.dropped:
-        parts.append(f"{process.dropped} events of {called} dropped: {reason[1]}")
+        notes.append(Message("events_dropped", f"{process.dropped} events of {called} dropped: {why}"))
     if process.lost_names:
-        parts.append(f"{process.lost_names} names of {called} lost: {reason[1]}")
+        notes.append(Message("names_lost", f"{process.lost_names} names of {called} lost: {why}"))
     if process.missing_bytes:
-        parts.append(f"{process.missing_bytes} bytes of the recording of {called} are missing: its files were cut off")
-    known = reason[0] if process.dropped or process.lost_names else None
-    return {"text": "; ".join(parts), "codes": codes, "reason": known}
+        found = f"{process.missing_bytes} bytes of the recording of {called} are missing: its files were cut off"
+        notes.append(Message("files_cut", found))
+    return notes
+
+
+def _reason(process: ProcessRecording) -> tuple[str, str]:
+    """Return why something of a process was dropped: as a code, and in words."""
+    if process.window and process.dropped:
+        return _RING
+    if process.drop_reason:
+        number = process.drop_reason
+        return _REASONS.get(number) or (f"errno_{number}", f"the system said {errno.errorcode.get(number, number)}")
+    return _SIGNAL_HANDLER
 
 
 def row(kind: str, pid: int, content: dict[str, Any]) -> tuple[str, int, str]:

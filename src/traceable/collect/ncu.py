@@ -16,7 +16,7 @@ from traceable import environment
 from traceable.collect import ncu_install
 from traceable.collect.base import Plan
 from traceable.collect.nsys import BYSTANDER
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, Message
 
 NAME = "ncu"
 SUFFIX = ".ncu-rep"
@@ -83,18 +83,30 @@ def report_in(run_dir: Path, stem: str) -> Path | None:
 _CAUSES = (
     (
         "ERR_NVGPUCTRPERM",
-        "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM)",
+        Message("counters_not_permitted", "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM)"),
         "run it as root, give the container the capability SYS_ADMIN, or have the driver loaded with "
         "NVreg_RestrictProfilingToAdminUsers=0",
     ),
     (
         "driver resource was unavailable",
-        "another tool holds the GPU's performance counters",
+        Message("counters_taken", "another tool holds the GPU's performance counters"),
         "stop it: DCGM (`dcgmi profile --pause`), another ncu, nsys or torch.profiler",
     ),
-    ("lock file", "ncu can't use its lock file", "set TMPDIR to a folder of your own, or wait for the other ncu"),
-    ("not compatible with Nsight Compute", "the CUDA driver does not fit this ncu", "update the older of the two"),
-    ("Failed to find metric", "this ncu has no such metric for this GPU", "use a newer ncu"),
+    (
+        "lock file",
+        Message("ncu_lock_file", "ncu can't use its lock file"),
+        "set TMPDIR to a folder of your own, or wait for the other ncu",
+    ),
+    (
+        "not compatible with Nsight Compute",
+        Message("ncu_driver_mismatch", "the CUDA driver does not fit this ncu"),
+        "update the older of the two",
+    ),
+    (
+        "Failed to find metric",
+        Message("ncu_no_such_metric", "this ncu has no such metric for this GPU"),
+        "use a newer ncu",
+    ),
 )
 """What ncu says, what that means, and what to do. The first that is found is the cause: the others follow from it."""
 
@@ -109,15 +121,17 @@ def failure(said: str, where: str) -> CollectorError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for words, found, remedy in _CAUSES:
         if any(words in line for line in lines):
-            return CollectorError(found, remedy)
+            return CollectorError(found.code, found, remedy)
     errors = [line for line in lines if line.startswith("==ERROR==") and "returned an error code" not in line]
     if errors:
-        return CollectorError(f"ncu failed: {errors[0].removeprefix('==ERROR==').strip()[:300]}", "see ncu.log")
+        first = errors[0].removeprefix("==ERROR==").strip()[:300]
+        return CollectorError("ncu_failed", f"ncu failed: {first}", "see ncu.log")
     if any("No kernels were profiled" in line for line in lines):
         return CollectorError(
+            "ncu_no_kernel",
             f"ncu profiled no kernel: none that matches was launched {where}",
             "see `traceable report RUN --view kernels --by range` for which are launched where; of a push/pop range "
             "ncu sees the launches of its own thread only",
         )
     last = f" (its last words: {lines[-1][:300]!r})" if lines else ""
-    return CollectorError(f"ncu left no report{last}", "run it again")
+    return CollectorError("ncu_no_report", f"ncu left no report{last}", "run it again")

@@ -58,7 +58,8 @@ def find() -> Install:
         CollectorError: there is none, or none that answers.
     """
     remedy = f"install Nsight Compute, name ncu in {environment.NCU}, or see with --dry-run what would be run"
-    return Install(*tools.find("ncu", environment.NCU, INSTALL_FOLDERS, _VERSION, remedy))
+    missing = CollectorError("ncu_not_installed", "ncu is not installed", remedy)
+    return Install(*tools.find("ncu", environment.NCU, INSTALL_FOLDERS, _VERSION, missing))
 
 
 def export(report: Path) -> str:
@@ -73,6 +74,7 @@ def export(report: Path) -> str:
     answer = ask(words, patiently=True, variables={**NO_DEPLOYMENT, "LC_ALL": "C"})
     if answer.returncode:
         raise CollectorError(
+            "ncu_import_failed",
             f"ncu {install.version} can't read {report}: {last_words(answer)}",
             "open it with the ncu that wrote it, or with a newer one",
         )

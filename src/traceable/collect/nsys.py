@@ -26,11 +26,16 @@ from traceable.collect import (
     nsys_tail,
 )
 from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
-from traceable.errors import CollectorError, UsageError
+from traceable.errors import CollectorError, Message, UsageError
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
 
-_TIMED = "the program is not Python: nsys counts --delay, from the start of the program and not from the first range"
+_TIMED = Message(
+    "nsys_counts_delay",
+    "the program is not Python: nsys counts --delay, from the start of the program and not from the first range",
+)
+
+_SECRETS = "traceable help secrets"
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """What nsys calls its reports, and what it called them before 2021.4."""
@@ -62,7 +67,7 @@ class NsysCollector:
         try:
             return Availability(True, f"nsys {self.install.short_version} at {self.install.executable}")
         except CollectorError as error:
-            return Availability(False, error.found, error.remedy)
+            return Availability(False, error.found, error.remedy, error.code)
 
     def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
         """Start `command` under `nsys profile`, its report being `<stem>.nsys-rep` in `run_dir`.
@@ -113,12 +118,15 @@ class NsysCollector:
             self.install.check_given(given)
         return given
 
-    def _left_out(self) -> list[str]:
-        """Return a sentence on what the preset wishes for and this nsys has not, and one on what is not permitted."""
+    def _left_out(self) -> list[Message]:
+        """Return a note on what the preset wishes for and this nsys has not, and on all that is not permitted."""
         named = f"preset {self._asked.preset or nsys_presets.DEFAULT}: "
         missing, refused = self._preset.missing, self._preset.refused
-        said = [f"{named}nsys {self.install.short_version} has no {', '.join(missing)}: left out"] if missing else []
-        return said + ([f"{named}without {', and '.join(refused)}"] if refused else [])
+        notes = []
+        if missing:
+            said = f"{named}nsys {self.install.short_version} has no {', '.join(missing)}: left out"
+            notes.append(Message("nsys_option_missing", said))
+        return notes + [Message(one.code, f"{named}without {one}") for one in refused]
 
     @staticmethod
     def _timed(gating: Gating) -> list[tuple[str, str]]:
@@ -131,6 +139,7 @@ class NsysCollector:
         for name, value in asked.items():
             if value != int(value):
                 raise UsageError(
+                    "time_not_whole_seconds",
                     f"{name} {value:g}: of a program that is not Python nsys counts the time, in whole seconds",
                     f"write {name} {max(1, round(value))}, or use --collector recorder",
                 )
@@ -147,6 +156,7 @@ class NsysCollector:
         ending = known.get(option)
         if ending is None or "--nvtx-capture" not in known or not ending.offers(end.partition(":")[0]):
             raise CollectorError(
+                "nsys_without_windows",
                 f"nsys {self.install.short_version} can't record windows ({option}={end})",
                 "upgrade it, or run with --collector recorder",
             )
@@ -165,17 +175,18 @@ class NsysCollector:
         Raises:
             CollectorError: nsys left nothing, or something that it can't read itself.
         """
-        notes, lost = [], []
+        notes: list[Message] = []
+        lost = []
         for stream in _of_stem(run_dir, stem, ".qdstrm"):
             report = (into or run_dir) / stream.with_suffix(REPORT_SUFFIXES[0]).name
             if any(untrusted.is_regular(stream.with_suffix(suffix)) for suffix in REPORT_SUFFIXES):
                 continue
             try:
                 nsys_install.import_stream(stream, report, self.install)
-                notes.append(f"nsys left {stream.name}; it was imported")
+                notes.append(Message("nsys_report_imported", f"nsys left {stream.name}; it was imported"))
             except CollectorError as error:  # the windows before it have reports
                 lost.append(error)
-                notes.append(error.found)
+                notes.append(error.cause)
         reports = [
             report
             for folder in dict.fromkeys((run_dir, into or run_dir))
@@ -186,9 +197,11 @@ class NsysCollector:
         if not reports and lost:
             raise lost[0]
         if not reports and _generated_nothing(run_dir):
-            return Recorded(None, notes=("nsys left no report: what it was to begin with never came",))
+            never = Message("capture_range_never_came", "nsys left no report: what it was to begin with never came")
+            return Recorded(None, notes=(never,))
         if not reports:
             raise CollectorError(
+                "no_report",
                 f"nsys left no report in {run_dir}{last_words(run_dir)}",
                 "run it again, or with --collector recorder",
             )
@@ -206,7 +219,7 @@ class NsysCollector:
 
 
 def _prepared(
-    stored: list[nsys_environments.Stored], notes: list[str], ended: Mapping[int, int | None], database: Path
+    stored: list[nsys_environments.Stored], notes: list[Message], ended: Mapping[int, int | None], database: Path
 ) -> None:
     """Cut the ranges whose ends nsys lost, and move the environments that it stored all the same out of an export.
 
@@ -215,15 +228,24 @@ def _prepared(
     try:
         nsys_tail.cut(database, ended)
     except sqlite3.Error as error:
-        notes.append(f"ranges of processes that were ended may look longer than they were ({error})")
-    why = "can't be looked through for environments"
+        found = f"ranges of processes that were ended may look longer than they were ({error})"
+        notes.append(Message("nsys_ranges_not_cut", found))
     try:
         stored += nsys_environments.scrub(database)
-        if not all(one.planned for one in stored):
-            why = "can't be written anew without the environments that were taken out of it"
-            nsys_environments.rewrite(database)
     except (OSError, sqlite3.Error) as error:
-        notes.append(f"the export {why} ({error}): it may hold some (traceable help secrets)")
+        found = f"the export can't be looked through for environments ({error}): it may hold some ({_SECRETS})"
+        notes.append(Message("environments_not_removed", found))
+        return
+    if all(one.planned for one in stored):
+        return
+    try:
+        nsys_environments.rewrite(database)
+    except (OSError, sqlite3.Error) as error:
+        found = (
+            f"the export can't be written anew without the environments that were taken out of it ({error}): it may "
+            f"hold some ({_SECRETS})"
+        )
+        notes.append(Message("export_not_rewritten", found))
 
 
 def _of_stem(run_dir: Path, stem: str, suffix: str) -> list[Path]:

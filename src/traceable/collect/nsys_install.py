@@ -18,7 +18,7 @@ from traceable import environment, untrusted
 from traceable.collect import nsys_options, tools
 from traceable.collect.nsys_options import Given
 from traceable.collect.tools import ask, first_words, folders, last_words, numbers
-from traceable.errors import CollectorError, UsageError
+from traceable.errors import CollectorError, Message, UsageError
 
 INSTALL_FOLDERS = (
     "/opt/nvidia/nsight-systems*/*/bin",
@@ -92,13 +92,15 @@ class Install:
                 name = one.words[0].partition("=")[0]
                 near = self.options.nearest(name)
                 raise UsageError(
+                    "no_such_nsys_option",
                     f"nsys {self.short_version} has no option {name}",
                     f"did you mean {near}?" if near else "type `nsys profile --help`",
                 )
-        raise UsageError(f"nsys {self.short_version} refuses --nsys-args: {first_words(answer)}", "correct it")
+        found = f"nsys {self.short_version} refuses --nsys-args: {first_words(answer)}"
+        raise UsageError("nsys_args_refused", found, "correct it")
 
     @property
-    def hangs_with_samples(self) -> str | None:
+    def hangs_with_samples(self) -> Message | None:
         """Why recording samples or thread states of the CPU may never end; None where that is not known of this nsys.
 
         2022.4.2 on Linux 6.18: the agent spins for ever on perf descriptors that have hung up, in 5 of 12 recordings
@@ -107,19 +109,20 @@ class Install:
         kernel = os.uname().release
         if numbers(self.version)[:1] >= [2023] or numbers(kernel)[:1] < [6]:
             return None
-        return f"nsys {self.short_version} may never end with them on Linux {'.'.join(kernel.split('.')[:2])}"
+        found = f"nsys {self.short_version} may never end with them on Linux {'.'.join(kernel.split('.')[:2])}"
+        return Message("samples_hang_nsys", found)
 
-    def no_samples(self) -> str | None:
+    def no_samples(self) -> Message | None:
         """Return why the CPU is not to be sampled under this nsys, here; None where it can be."""
         if hangs := self.hangs_with_samples:
             return hangs
         try:
             answer = ask([str(self.executable), "status", "--environment"])
         except CollectorError as error:
-            return error.found
+            return error.cause
         if re.search(r"\(process-tree\): OK", answer.stdout):
             return None
-        return "not permitted here, see `nsys status --environment`"
+        return Message("samples_not_permitted", "not permitted here, see `nsys status --environment`")
 
     def gpu_metrics(self, option: str) -> tuple[str | None, str]:
         """Return the value of `option` that selects the GPUs whose counters can be sampled, or None and why not."""
@@ -145,7 +148,8 @@ def find() -> Install:
         CollectorError: there is none, or none that answers.
     """
     remedy = f"install it or name it in {environment.NSYS}"
-    return Install(*tools.find("nsys", environment.NSYS, INSTALL_FOLDERS, _VERSION, remedy))
+    missing = CollectorError("nsys_not_installed", "nsys is not installed", remedy)
+    return Install(*tools.find("nsys", environment.NSYS, INSTALL_FOLDERS, _VERSION, missing))
 
 
 def export(report: Path, database: Path, scrub: Callable[[Path], object] | None = None) -> None:
@@ -173,6 +177,7 @@ def export(report: Path, database: Path, scrub: Callable[[Path], object] | None 
         answer = ask([*words, "--output", str(part), str(report)], patiently=True)
         if answer.returncode or not part.is_file() or not part.stat().st_size:
             raise CollectorError(
+                "nsys_export_failed",
                 f"nsys {install.short_version} can't export {report}: {last_words(answer)}",
                 "open it with the nsys that wrote it, or record again",
             )
@@ -191,9 +196,8 @@ def _folder_beside(path: Path) -> Iterator[Path]:
     try:
         folder = tempfile.TemporaryDirectory(prefix=".traceable-", dir=path.parent, ignore_cleanup_errors=True)
     except OSError as error:
-        raise CollectorError(
-            f"{path} can't be written ({error.strerror})", "make room or choose another place"
-        ) from None
+        found = f"{path} can't be written ({error.strerror})"
+        raise CollectorError("file_not_written", found, "make room or choose another place") from None
     with folder as name:
         yield Path(name)
 
@@ -207,18 +211,22 @@ def import_stream(stream: Path, report: Path, install: Install | None = None) ->
     importer = find_importer(install)
     if importer is None:
         raise CollectorError(
-            f"{stream} was left by an nsys without its importer", f"install the nsys package that holds {IMPORTER}"
+            "importer_missing",
+            f"{stream} was left by an nsys without its importer",
+            f"install the nsys package that holds {IMPORTER}",
         )
     with _folder_beside(report) as folder:
         part = folder / f"{report.stem}.nsys-rep"
         answer = ask([str(importer), "-i", str(stream), "-o", str(part)], patiently=True)
         if answer.returncode or not part.is_file():
             raise CollectorError(
+                "nsys_import_failed",
                 f"{importer} can't import {stream}: {last_words(answer)}",
                 "use the importer of the nsys version that wrote it; an interrupted stream is lost",
             )
         if untrusted.exists(report):
-            raise CollectorError(f"{report} is in the place of the report of {stream}", "move it away")
+            found = f"{report} is in the place of the report of {stream}"
+            raise CollectorError("file_in_the_way", found, "move it away")
         part.replace(report)
     return report
 

@@ -149,14 +149,16 @@ def read_given(words: Sequence[str], options: Options) -> tuple[Given, ...]:
         word = words[position]
         if not word.startswith("-") or word in ("-", "--"):
             raise UsageError(
-                f"{word!r} in --nsys-args is no option of nsys's", "the program follows traceable's own options"
+                "nsys_args_not_an_option",
+                f"{word!r} in --nsys-args is no option of nsys's",
+                "the program follows traceable's own options",
             )
         typed, joined, value = _split(word)
         option = options.get(typed)
         taken = 1
         if not joined and (option is None or option.takes_value):
             if position + 1 == len(words):
-                raise UsageError(f"{typed} in --nsys-args needs a value", f"write {typed}=VALUE")
+                raise UsageError("value_missing", f"{typed} in --nsys-args needs a value", f"write {typed}=VALUE")
             value, taken = words[position + 1], 2
         name = option.name if option else typed
         found.append(Given(name, value, tuple(words[position : position + taken]), option is not None))

@@ -43,6 +43,7 @@ def check_replaceable(database: Path) -> None:
     if untrusted.is_regular(database) and _maker(database).startswith(_MAKERS):
         return
     raise CollectorError(
+        "file_in_the_way",
         f"{database} is in the place of what would be made of the recording, and is no export of one",
         "move it away; nothing was changed",
     )

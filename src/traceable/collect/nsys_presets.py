@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from traceable.collect.nsys_options import Options
+from traceable.errors import Message
 
 DEFAULT = "default"
 
@@ -79,7 +80,7 @@ PRESETS = {
 class Machine(Protocol):
     """What is asked of the machine, and only where a preset wishes for it."""
 
-    def no_samples(self) -> str | None:
+    def no_samples(self) -> Message | None:
         """Return why the CPU can't be sampled; None where it can."""
         ...
 
@@ -100,19 +101,19 @@ class Chosen:
 
     options: tuple[tuple[str, str], ...]
     missing: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
+    refused: tuple[Message, ...] = ()
 
 
 def choose(preset: Preset, options: Options, machine: Machine) -> Chosen:
     """Return what of `preset` this nsys offers and this machine permits."""
     missing: list[str] = []
-    refused: list[str] = []
+    refused: list[Message] = []
     trace = [api for api in preset.trace if api in ("cuda", "nvtx") or options.offers(TRACE, api)]
     missing += [f"{TRACE}={api}" for api in preset.trace if api not in trace]
     chosen = [(TRACE, ",".join(trace)), *_there(ALWAYS, options)]
     wished = preset.options
     if preset.sampled and (reason := machine.no_samples()):
-        refused.append(f"samples and backtraces of the CPU ({reason})")
+        refused.append(Message(reason.code, f"samples and backtraces of the CPU ({reason})"))
     else:
         wished += preset.sampled
     chosen += _there([one for one in QUIET if one[0] not in dict(wished)], options)
@@ -120,11 +121,11 @@ def choose(preset: Preset, options: Options, machine: Machine) -> Chosen:
     missing += [_named(name, value, options) for name, value in wished if not options.takes(name, value)]
     if preset.gpu_metrics:
         name = next((one for one in GPU_METRICS if one in options), None)
-        value, reason = machine.gpu_metrics(name) if name else (None, "this nsys has none")
+        value, why = machine.gpu_metrics(name) if name else (None, "this nsys has none")
         if name and value:
             chosen.append((name, value))
         else:
-            refused.append(f"the GPU's counters ({reason})")
+            refused.append(Message("gpu_counters_unavailable", f"the GPU's counters ({why})"))
     return Chosen(tuple(chosen), tuple(missing), tuple(refused))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from traceable import confidential
 from traceable._native import discreet_library
 from traceable.collect.nsys_options import Options
+from traceable.errors import Message
 
 OPTION = "--discard-environment"
 
@@ -25,8 +26,10 @@ there until the program ends, and starts nothing below 3 MB."""
 SOCKET_CHARACTERS = 60
 """nsys makes sockets below its folder for temporary files, and the name of a socket has 107 characters at most."""
 
-NOT_PREVENTED = (
-    "nsys stores the environment of every process that it may read in its report, and what prevents that was not built"
+NOT_PREVENTED = Message(
+    "environments_not_hidden",
+    "nsys stores the environment of every process that it may read in its report, and what prevents that was not "
+    "built: see `traceable help secrets`",
 )
 
 
@@ -35,25 +38,27 @@ def options(known: Options) -> tuple[tuple[str, str], ...]:
     return ((OPTION, "true"),) if OPTION in known else ()
 
 
-def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Return the variables for nsys alone, and a sentence for each thing that the user should know of them.
+def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, str], tuple[Message, ...]]:
+    """Return the variables for nsys alone, and a note for each thing that the user should know of them.
 
     Args:
         run_dir: where a folder for temporary files may be made, if nowhere else is one that serves.
         known: what this nsys offers.
     """
-    variables, notes = {}, []
+    variables: dict[str, str] = {}
+    notes: list[Message] = []
     if OPTION not in known:
         library = discreet_library()
         # The loader splits LD_PRELOAD at both, and there is no quoting.
         if library is not None and not {":", " "} & set(str(library)):
             variables["LD_PRELOAD"] = str(library)
         else:
-            notes.append(f"{NOT_PREVENTED}: see `traceable help secrets`")
+            notes.append(NOT_PREVENTED)
     usual = Path(os.environ.get("TMPDIR") or "/tmp")
     if (why := unfit(usual)) and (folder := instead_of(usual, run_dir)):
         variables["TMPDIR"] = str(folder)
-        notes.append(f"{usual} {why}: nsys keeps its temporary files in {folder}")
+        found = f"{usual} {why}: nsys keeps its temporary files in {folder}"
+        notes.append(Message("temporary_folder_replaced", found))
     return variables, tuple(notes)
 
 
@@ -64,14 +69,14 @@ def instead_of(folder: Path, run_dir: Path) -> Path | None:
     return next((one for one in _folders(run_dir) if not unfit(one)), None)
 
 
-def of_command(words: Sequence[str]) -> tuple[str, ...]:
-    """Return a sentence where a command line, which nsys stores as it is, has the value of a secret."""
+def of_command(words: Sequence[str]) -> tuple[Message, ...]:
+    """Return a note where a command line, which nsys stores as it is, has the value of a secret."""
     if confidential.without_values(words) == list(words):
         return ()
-    return (
-        "the command line holds the value of a secret, and nsys writes it into its report: "
-        "see `traceable help secrets`",
+    found = (
+        "the command line holds the value of a secret, and nsys writes it into its report: see `traceable help secrets`"
     )
+    return (Message("secret_on_command_line", found),)
 
 
 def unfit(folder: Path) -> str | None:

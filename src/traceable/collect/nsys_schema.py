@@ -36,7 +36,7 @@ from traceable.collect.ring import Window
 from traceable.collect.sink import Sink, Source
 from traceable.collect.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.collect.texts import LOST_TEXT, Strings, Texts
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, Message
 
 INFORMATION, WARNING = 1, 2
 """Severities of DIAGNOSTIC_EVENT."""
@@ -52,7 +52,7 @@ class Written:
     """What a file holds: how many events, and what should be said about it."""
 
     events: int
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
 
 
 def global_tid(pid: int, tid: int) -> int:
@@ -80,8 +80,9 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
         written = _Export(folder, recording).write(complete, source)
         (folder / _DATABASE).replace(path)
     except (OSError, sqlite3.Error) as error:
+        found = f"{path} can't be written ({error})"
         raise CollectorError(
-            f"{path} can't be written ({error})", "make room or choose another place; the recording is kept"
+            "file_not_written", found, "make room or choose another place; the recording is kept"
         ) from error
     finally:
         if folder is not None:
@@ -131,7 +132,7 @@ class _Export:
         self._origin_ns = self._first_ns()
         self._domains: dict[int, int] = {}
         self._zeros: dict[int, int] = {}
-        self._remarks: list[tuple[str, int | None]] = []
+        self._remarks: list[tuple[Message, int | None]] = []
 
     def write(self, complete: bool, source: Source | None) -> Written:
         path = self._folder / _DATABASE
@@ -163,9 +164,9 @@ class _Export:
             self._write_process(placed[-1])
             silent += self._events == before and not process.dropped
         if silent and self._events:
-            self._note(
-                f"{silent} of {len(self._recording.processes)} processes used NVTX and recorded no range or mark"
-            )
+            used = len(self._recording.processes)
+            found = f"{silent} of {used} processes used NVTX and recorded no range or mark"
+            self._note(Message("processes_without_ranges", found))
         return placed
 
     def _write_rest(self, placed: Iterable[_Placed], complete: bool, source: Source | None) -> None:
@@ -192,7 +193,7 @@ class _Export:
         values = ", ".join("?" * len(columns))
         self._database.executemany(f"INSERT INTO {table} ({names}) VALUES ({values})", rows)
 
-    def _note(self, note: str, global_pid: int | None = None) -> None:
+    def _note(self, note: Message, global_pid: int | None = None) -> None:
         self._notes.append(note)
         self._diagnosed.append(global_pid)
 
@@ -205,7 +206,7 @@ class _Export:
                 insert=self._insert,
                 string=self._strings.id,
                 warn=self._note,
-                remark=lambda text, global_pid: remark((text, global_pid)),
+                remark=lambda note, global_pid: remark((note, global_pid)),
                 zeros=self._zeros,
                 zero=zero,
             )
@@ -235,11 +236,11 @@ class _Export:
         first = self._recording.processes[0]
         if self._clocks_agree(process):
             return process.monotonic_ns - first.monotonic_ns
-        self._note(
+        found = (
             f"process {process.pid} counts time differently from process {first.pid} (another machine, container or "
-            "boot, or a clock that was set); it is placed by its wall clock",
-            global_tid(process.pid, 0),
+            "boot, or a clock that was set); it is placed by its wall clock"
         )
+        self._note(Message("clocks_differ", found), global_tid(process.pid, 0))
         return process.realtime_ns - first.realtime_ns
 
     def _place(self, process: rec.ProcessRecording) -> _Placed:
@@ -254,16 +255,14 @@ class _Export:
     def _write_process(self, placed: _Placed) -> None:
         process, pid = placed.recording, global_tid(placed.recording.pid, 0)
         threads = _Process(placed, self._registered(process), self._strings, self._spill)
-        notes: list[str] = []
+        notes: list[Message] = []
         for thread in process.threads:
             for rows in threads.rows(thread, notes):
                 self._write_rows(rows, placed)
         for rows in threads.open_ranges():
             self._write_rows(rows, placed)
-        for note in notes:
+        for note in (*notes, *loss_table.notes_of(process)):
             self._note(note, pid)
-        if lost := loss_table.lost_of(process):
-            self._note(lost["text"], pid)
 
     def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
         """Return the StringIds id of each registered string, by the recorder's id; -1 where none is."""
@@ -332,8 +331,9 @@ class _Export:
         environment = ((machine, "Local (traceable)", *row) for row in nsys_origin.machine())
         self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
         # Timestamp of the target, from the injection.
-        diagnosed = [(0, 1, 1, WARNING, note, pid) for note, pid in zip(self._notes, self._diagnosed, strict=True)]
-        diagnosed += [(0, 1, 1, INFORMATION, remark, pid) for remark, pid in self._remarks]
+        noted = zip(self._notes, self._diagnosed, strict=True)
+        diagnosed = [(0, 1, 1, WARNING, note.printed, pid) for note, pid in noted]
+        diagnosed += [(0, 1, 1, INFORMATION, remark.printed, pid) for remark, pid in self._remarks]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
         self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
         self._insert("META_DATA_CAPTURE", ("name", "value"), nsys_origin.capture(processes))
@@ -359,7 +359,7 @@ class _Process:
         self._spill = spill
         self._starts = OpenStarts(spill)
 
-    def rows(self, thread: rec.ThreadRecording, notes: list[str]) -> Iterator[Rows]:
+    def rows(self, thread: rec.ThreadRecording, notes: list[Message]) -> Iterator[Rows]:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
         pushes = OpenPushes(self._spill)
         with Texts(thread, self._strings) as texts:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from traceable import confidential
 from traceable.collect.nsys_environments import Stored
+from traceable.errors import Message
 
 SHORTEST = 8
 """Characters of a value that is looked for: shorter ones, such as `none`, are found everywhere."""
@@ -24,8 +25,8 @@ LOOKED_THROUGH_BYTES = 256 << 20
 NAMES_SHOWN = 8
 
 
-def notes(report: Path, database: Path, stored: Sequence[Stored]) -> tuple[str, ...]:
-    """Return a sentence where a report holds what nsys was not to see; nothing where it does not.
+def notes(report: Path, database: Path, stored: Sequence[Stored]) -> tuple[Message, ...]:
+    """Return a note where a report holds what nsys was not to see; nothing where it does not.
 
     Args:
         report: as nsys wrote it.
@@ -40,10 +41,11 @@ def notes(report: Path, database: Path, stored: Sequence[Stored]) -> tuple[str, 
     what = [f"the environment of {_counted(len(strangers))}"] if strangers else []
     shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
     what += [f"the values of {shown}"] if names else []
-    return (
+    found = (
         f"{report.name} holds {' and '.join(what)}: "
-        "don't share it with anyone who may not know them (traceable help secrets)",
+        "don't share it with anyone who may not know them (traceable help secrets)"
     )
+    return (Message("report_holds_secrets", found),)
 
 
 def _found(file: Path) -> set[str]:

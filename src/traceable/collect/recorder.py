@@ -16,7 +16,7 @@ from pathlib import Path
 from traceable import environment, untrusted
 from traceable._native import recorder_library
 from traceable.collect.base import Availability, Gating, Plan, Recorded
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, Message
 
 DIRECTORY = "recording"
 """Name of the recording within the run directory."""
@@ -24,10 +24,11 @@ DIRECTORY = "recording"
 GPU_DIRECTORY = "gpu"
 """Name of the directory with what Kineto recorded beside it (`run --gpu`)."""
 
-NOT_BUILT, REBUILD = "the embedded recorder was not built", "reinstall traceable where there is a C compiler"
+NOT_BUILT = Message("recorder_not_built", "the embedded recorder was not built")
+REBUILD = "reinstall traceable where there is a C compiler"
 """What is said where the library is not there, and what to do."""
 
-NOTHING = "no range or mark was recorded"
+NOTHING = Message("nothing_recorded", "no range or mark was recorded")
 """What is said of a recording without any."""
 
 
@@ -47,7 +48,7 @@ class RecorderCollector:
         """Say whether the recorder was built when traceable was installed."""
         if recorder_library():
             return Availability(True, "embedded recorder")
-        return Availability(False, NOT_BUILT, REBUILD)
+        return Availability(False, NOT_BUILT, REBUILD, NOT_BUILT.code)
 
     def plan(
         self,
@@ -63,7 +64,7 @@ class RecorderCollector:
         """
         library = recorder_library()
         if library is None:
-            raise CollectorError(NOT_BUILT, REBUILD)
+            raise CollectorError(NOT_BUILT.code, NOT_BUILT, REBUILD)
         variables = {
             environment.NVTX_INJECTION: str(library),
             environment.RECORDING_DIR: str((run_dir / DIRECTORY).absolute()),
@@ -118,7 +119,7 @@ def remove_unfinished(database: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[str, ...] | None:
+def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[Message, ...] | None:
     """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
     from traceable.collect.nsys_origin import COMPLETE
     from traceable.collect.nsys_schema import WARNING
@@ -135,7 +136,7 @@ def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[str, ...] 
             if complete != ("true",):
                 return None
             said = connection.execute("SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = ? ORDER BY rowid", (WARNING,))
-            return tuple(str(text) for (text,) in said)
+            return tuple(Message.parse(str(text)) for (text,) in said)
     except (OSError, *untrusted.SQLITE_ERRORS):
         return None
 

@@ -20,7 +20,7 @@ from traceable.collect import torch
 from traceable.collect.recorder import GPU_DIRECTORY, NOTHING
 from traceable.collect.recording import ProcessRecording, Recording
 from traceable.collect.sink import Added, Sink, Source
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,14 +75,16 @@ def find(run_dir: Path, recording: Recording, *, asked: bool) -> Found | None:
         try:
             parts.add(path, pid)
         except TraceError as error:  # noqa: PERF203 - one damaged file is not to cost the others
-            unread.append(f"{error.found}; it was left out")
+            unread.append(Message(error.code, f"{error.found}; it was left out"))
     states = dict(_states(directory))
     placed = recording if recording.processes else replace(recording, processes=tuple(_placeholder(parts.read)))
     notes = (*unread, *_missing(states, recording.processes), *_unused(states, recorded=bool(parts.read)))
     return Found(placed, partial(_write, parts, placed, notes, tuple(_without_cuda(states))))
 
 
-def _write(parts: Parts, recording: Recording, notes: Iterable[str], remarks: Iterable[str], sink: Sink) -> Added:
+def _write(
+    parts: Parts, recording: Recording, notes: Iterable[Message], remarks: Iterable[Message], sink: Sink
+) -> Added:
     from traceable.collect.kineto_merge import merge
 
     for note in notes:
@@ -141,25 +143,30 @@ def _placeholder(parts: Iterable[Part]) -> Iterator[ProcessRecording]:
         )
 
 
-# ---- what is missing, in sentences
+# ---- what is missing
 
 
-def _missing(states: dict[int, _State], processes: Iterable[ProcessRecording]) -> Iterator[str]:
+def _missing(states: dict[int, _State], processes: Iterable[ProcessRecording]) -> Iterator[Message]:
     """Yield why GPU work of some processes is not there."""
     for pid, said in sorted(states.items()):
         if said.state == RECORDING:
-            yield (
+            yield Message(
+                "gpu_recording_not_ended",
                 f"process {pid} did not end its recording of the GPU (it was killed, or still runs): what it recorded "
-                "since it last began to is lost"
+                "since it last began to is lost",
             )
         elif said.state == LOST:
-            yield f"what process {pid} recorded of the GPU could not be written: {said.detail}"
+            yield Message(
+                "gpu_recording_not_written",
+                f"what process {pid} recorded of the GPU could not be written: {said.detail}",
+            )
         elif said.state == REFUSED:
-            yield f"the GPU work of process {pid} is not recorded: {said.detail}"
+            yield Message("gpu_refused", f"the GPU work of process {pid} is not recorded: {said.detail}")
     by_pid = {process.pid: process for process in processes}
     silent = [process.pid for process in by_pid.values() if process.pid not in states and not _forked(process, by_pid)]
     if silent:
-        yield f"{_named(silent)} never imported torch: GPU work of {_its(silent)} own, if any, is not recorded"
+        found = f"{_named(silent)} never imported torch: GPU work of {_its(silent)} own, if any, is not recorded"
+        yield Message("torch_not_imported", found)
 
 
 def _forked(process: ProcessRecording, by_pid: dict[int, ProcessRecording]) -> bool:
@@ -168,18 +175,20 @@ def _forked(process: ProcessRecording, by_pid: dict[int, ProcessRecording]) -> b
     return parent is not None and parent.command == process.command
 
 
-def _unused(states: dict[int, _State], *, recorded: bool) -> Iterator[str]:
+def _unused(states: dict[int, _State], *, recorded: bool) -> Iterator[Message]:
     """Yield, where there is no GPU work at all, which processes could have had some."""
     waiting = sorted(pid for pid, said in states.items() if said.state == WAITING)
     if waiting and not recorded:
-        yield f"{_named(waiting)} imported torch and did not use CUDA with it: there is no GPU work"
+        found = f"{_named(waiting)} imported torch and did not use CUDA with it: there is no GPU work"
+        yield Message("cuda_not_used", found)
 
 
-def _without_cuda(states: dict[int, _State]) -> Iterator[str]:
+def _without_cuda(states: dict[int, _State]) -> Iterator[Message]:
     """Yield what the processes have said themselves on stderr."""
     without = sorted(pid for pid, said in states.items() if said.state == NO_CUDA)
     if without:
-        yield f"the torch of {_named(without)} is built without CUDA: no GPU is recorded"
+        found = f"the torch of {_named(without)} is built without CUDA: no GPU is recorded"
+        yield Message("torch_without_cuda", found)
 
 
 def _named(pids: list[int]) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from traceable import untrusted
 from traceable.collect.ring import RECORD, Piece, Window, read_threads
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, Message
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11
@@ -115,10 +115,10 @@ class ProcessRecording:
 
 @dataclass(frozen=True)
 class Recording:
-    """All processes that recorded into one directory, by start, and a sentence for each thing that was left out."""
+    """All processes that recorded into one directory, by start, and a note for each thing that was left out."""
 
     processes: tuple[ProcessRecording, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -169,28 +169,28 @@ def read_recording(directory: Path) -> Recording:
     Raises:
         CollectorError: another version of traceable wrote it, or nothing in it can be read.
     """
-    notes: list[str] = []
+    notes: list[Message] = []
     if not untrusted.is_directory(directory):
         if untrusted.exists(directory):
-            raise CollectorError(f"{directory} is not a directory but a link or file", "remove it")
+            raise CollectorError("not_a_directory", f"{directory} is not a directory but a link or file", "remove it")
         return Recording((), ())
     processes = []
     for entry in sorted(directory.iterdir()):
         if entry.name.startswith("."):
             continue  # A copy of a flight recorder that was not finished.
         if not (untrusted.is_directory(entry) and _PROCESS_DIRECTORY.fullmatch(entry.name)):
-            notes.append(f"{entry} is no recording of a process and was left out")
+            notes.append(Message("not_a_process_recording", f"{entry} is no recording of a process and was left out"))
             continue
         process = _read_process(entry, notes)
         if process:
             processes.append(process)
     if notes and not processes:
-        raise CollectorError(notes[0], "record again; the directory is left as it is")
+        raise CollectorError(notes[0].code, notes[0], "record again; the directory is left as it is")
     processes.sort(key=lambda process: (process.monotonic_ns, process.pid))
     return Recording(tuple(processes), tuple(notes))
 
 
-def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
+def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | None:
     path = directory / "process"
     content = _read(path, notes, _HEADER_BYTES)
     if content is None:
@@ -199,25 +199,26 @@ def _read_process(directory: Path, notes: list[str]) -> ProcessRecording | None:
         # The process died between making its directory and writing its header, so before its first event.
         return None
     if len(content) < _PROCESS_HEADER.size or content[:8] != PROCESS_MAGIC:
-        notes.append(f"{path} is not a recording's header; the process was left out")
+        notes.append(Message("header_unknown", f"{path} is not a recording's header; the process was left out"))
         return None
     (_, version, clock, pid, parent, monotonic, realtime, _max, size, dropped, lost, name, length, segment_bytes) = (
         _PROCESS_HEADER.unpack_from(content)
     )
     _check_version(path, version)
     if clock != _CLOCK_MONOTONIC:
-        raise CollectorError(f"{path} was recorded with an unknown clock ({clock})", _OTHER_VERSION)
+        raise CollectorError("clock_unknown", f"{path} was recorded with an unknown clock ({clock})", _OTHER_VERSION)
     if wrong := _wrong(pid, monotonic, realtime, segment_bytes):
-        notes.append(f"{path} is damaged ({wrong}); the process was left out")
+        notes.append(Message("header_damaged", f"{path} is damaged ({wrong}); the process was left out"))
         return None
     begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _BEFORE_RINGS else 0)
     if len(content) < begin:
-        notes.append(f"{path} is cut off; the process was left out")
+        notes.append(Message("header_cut_off", f"{path} is cut off; the process was left out"))
         return None
     if segment_bytes and not all(
         0 <= value < untrusted.LATEST_NS for value in _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)[:4]
     ):
-        notes.append(f"{path} is damaged (limits of its flight recorder); the process was left out")
+        found = f"{path} is damaged (limits of its flight recorder); the process was left out"
+        notes.append(Message("header_damaged", found))
         return None
     command = content[begin : begin + length].rstrip(b"\0")
     threads = tuple(_read_ring(directory, segment_bytes, notes) if segment_bytes else _read_threads(directory, notes))
@@ -273,25 +274,30 @@ _OTHER_VERSION = "read it with the version of traceable that recorded it"
 def _check_version(path: Path, version: int) -> None:
     if version not in (_BEFORE_RINGS, _BEFORE_REASONS, VERSION):
         known = f"{_BEFORE_RINGS} to {VERSION}"
-        raise CollectorError(f"{path} is in recording format {version}, this traceable reads {known}", _OTHER_VERSION)
+        found = f"{path} is in recording format {version}, this traceable reads {known}"
+        raise CollectorError("recording_version_unknown", found, _OTHER_VERSION)
 
 
-def _read(path: Path, notes: list[str], most: int) -> bytes | None:
+def _read(path: Path, notes: list[Message], most: int) -> bytes | None:
     try:
         return untrusted.read(path, most)
     except FileNotFoundError:
         return b""
     except OSError as error:
-        notes.append(f"{path} can't be read ({error.strerror}) and was left out")
+        notes.append(_unreadable(path, error))
         return None
 
 
-def _has_header(path: Path, content: bytes, magic: bytes, notes: list[str]) -> bool:
+def _unreadable(path: Path, error: OSError) -> Message:
+    return Message("file_unreadable", f"{path} can't be read ({error.strerror}) and was left out")
+
+
+def _has_header(path: Path, content: bytes, magic: bytes, notes: list[Message]) -> bool:
     """Whether a file of a recording holds anything: an empty one found no room, or its process died at once."""
     if not content.strip(b"\0"):
         return False
     if len(content) < _FILE_HEADER.size or content[:8] != magic:
-        notes.append(f"{path} is not a file of the recorder and was left out")
+        notes.append(Message("not_a_recorder_file", f"{path} is not a file of the recorder and was left out"))
         return False
     _check_version(path, _FILE_HEADER.unpack_from(content)[1])
     return True
@@ -304,7 +310,9 @@ def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
         yield identity, text
 
 
-def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterator[tuple[int, int, int, int, int, str]]:
+def _read_names(
+    path: Path, notes: list[Message], kinds: tuple[int, ...]
+) -> Iterator[tuple[int, int, int, int, int, str]]:
     """Yield what a `Name` has, of each that is of one of these kinds."""
     try:
         with untrusted.open_regular(path) as file:
@@ -315,11 +323,11 @@ def _read_names(path: Path, notes: list[str], kinds: tuple[int, ...]) -> Iterato
     except FileNotFoundError:
         return
     except OSError as error:
-        notes.append(f"{path} can't be read ({error.strerror}) and was left out")
+        notes.append(_unreadable(path, error))
 
 
 def _names_in(
-    path: Path, file: IO[bytes], size: int, notes: list[str], kinds: tuple[int, ...]
+    path: Path, file: IO[bytes], size: int, notes: list[Message], kinds: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int, int, int, str]]:
     place = _NAME_ENTRY.size
     # A number is given to each domain and string by counting: one that is larger than the file allows is none.
@@ -330,11 +338,11 @@ def _names_in(
         if kind == 0:
             return
         if place + length > size:
-            notes.append(f"{path} is cut off at byte {place}; the names after it are lost")
+            notes.append(Message("names_cut_off", f"{path} is cut off at byte {place}; the names after it are lost"))
             return
         numbered = max(identity if kind in (DOMAIN, STRING) else 0, domain)
         if kind in kinds and (numbered > most or abs(time_ns) >= untrusted.LATEST_NS):
-            notes.append(f"{path} is damaged at byte {place}; the names after it are lost")
+            notes.append(Message("names_damaged", f"{path} is damaged at byte {place}; the names after it are lost"))
             return
         room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
         place += room
@@ -344,13 +352,13 @@ def _names_in(
             file.seek(room, os.SEEK_CUR)
 
 
-def _read_threads(directory: Path, notes: list[str]) -> Iterator[ThreadRecording]:
+def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecording]:
     for path in sorted(directory.glob("*.events")):
         try:
             with untrusted.open_regular(path) as file:
                 content = file.read(_EVENTS_HEADER.size)
         except OSError as error:
-            notes.append(f"{path} can't be read ({error.strerror}) and was left out")
+            notes.append(_unreadable(path, error))
             continue
         if not _has_header(path, content, EVENTS_MAGIC, notes) or len(content) < _EVENTS_HEADER.size:
             continue
@@ -358,14 +366,14 @@ def _read_threads(directory: Path, notes: list[str]) -> Iterator[ThreadRecording
         yield ThreadRecording(path, path.with_suffix(".text"), sequence, tid, _c_text(name), pthread)
 
 
-def _read_ring(directory: Path, segment_bytes: int, notes: list[str]) -> Iterator[ThreadRecording]:
+def _read_ring(directory: Path, segment_bytes: int, notes: list[Message]) -> Iterator[ThreadRecording]:
     path = directory / "ring"
     try:
         found = read_threads(path, segment_bytes, notes)
     except FileNotFoundError:
         return
     except OSError as error:
-        notes.append(f"{path} can't be read ({error.strerror}) and was left out")
+        notes.append(_unreadable(path, error))
         return
     for thread in found:
         yield ThreadRecording(path, path, thread.sequence, thread.tid, _c_text(thread.name), pieces=thread.pieces)

@@ -26,6 +26,7 @@ from traceable.collect.recording import (
 )
 from traceable.collect.ring import RECORD as _RECORD
 from traceable.collect.ring import Piece, read_records
+from traceable.errors import Message
 
 _PAYLOAD_TYPES = 6
 _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP = 16, 17, 18, 255
@@ -50,11 +51,11 @@ CHUNK_RECORDS = 1 << 16
 """How many 16-byte records are decoded at a time."""
 
 
-def read_events(thread: ThreadRecording, notes: list[str], records: int | None = None) -> Iterator[Events]:
+def read_events(thread: ThreadRecording, notes: list[Message], records: int | None = None) -> Iterator[Events]:
     """Yield the thread's events in chunks of at most `records` records (CHUNK_RECORDS), so that memory stays bounded.
 
     A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
-    Appends a sentence to `notes` where the file holds something that no recorder writes; what stands before it is used.
+    Appends to `notes` where the file holds something that no recorder writes; what stands before it is used.
     """
     if thread.pieces is not None:
         yield from _ring_events(thread.events, thread.pieces, notes)
@@ -73,7 +74,8 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int | None =
             known = _IS_KNOWN[kinds]
             sound = bool(known.all())
             if not sound:
-                notes.append(f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost")
+                found = f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost"
+                notes.append(Message("events_damaged", found))
                 whole, kinds = whole[: known.argmin()], kinds[: known.argmin()]
             events = np.flatnonzero(_IS_EVENT[kinds])
             if len(events):
@@ -85,13 +87,14 @@ def read_events(thread: ThreadRecording, notes: list[str], records: int | None =
             before = whole[events[-1] + 1 :] if len(events) else whole
 
 
-def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[str]) -> Iterator[Events]:
+def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) -> Iterator[Events]:
     for number, piece in enumerate(pieces):
         records = read_records(path, piece)
         kinds = _kinds(records)
         known = _IS_KNOWN[kinds]
         if not known.all():
-            notes.append(f"{path} is damaged; events of the segment at byte {piece.segment} are lost")
+            found = f"{path} is damaged; events of the segment at byte {piece.segment} are lost"
+            notes.append(Message("events_damaged", found))
             records, kinds = records[: known.argmin()], kinds[: known.argmin()]
         # What is carried over from the segment before is known, unless there is none before.
         skipped = piece.carried if number else 0

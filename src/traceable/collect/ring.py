@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceable import untrusted
+from traceable.errors import Message
 
 RECORD = np.dtype([("data", "<u8"), ("word", "<u8")])
 KIND_SHIFT = np.uint64(56)
@@ -77,7 +78,7 @@ class RingThread:
     pieces: tuple[Piece, ...]
 
 
-def read_threads(path: Path, segment_bytes: int, notes: list[str]) -> list[RingThread]:
+def read_threads(path: Path, segment_bytes: int, notes: list[Message]) -> list[RingThread]:
     """Return the threads in the ring at `path`, by their number; `notes` gets what can't be read.
 
     Raises:
@@ -122,14 +123,14 @@ def _segment(path: Path, place: int, segment_bytes: int) -> bytes:
 
 
 def _pieces(
-    path: Path, place: int, ordinal: int, content: bytes, notes: list[str]
+    path: Path, place: int, ordinal: int, content: bytes, notes: list[Message]
 ) -> Iterator[tuple[int, int, bytes, Piece]]:
     """Yield number, tid and name of each thread that wrote to a segment, with what it wrote."""
     again, sequence, magic, tid, carried, text_begin, name = _HEADER.unpack_from(content)
     if again != ordinal:
         return  # It was begun again since: the process is alive.
     if magic != _MAGIC or not _HEADER.size <= text_begin <= len(content):
-        notes.append(f"{path} is damaged; its segment at byte {place} is lost")
+        notes.append(Message("segment_damaged", f"{path} is damaged; its segment at byte {place} is lost"))
         return
     room = text_begin // RECORD.itemsize * RECORD.itemsize - _HEADER.size
     records = np.frombuffer(content, RECORD, room // RECORD.itemsize, _HEADER.size)

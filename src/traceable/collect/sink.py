@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from traceable.errors import Message
+
 
 class Insert(Protocol):
     """Inserts rows into some columns of a table."""
@@ -32,8 +34,8 @@ class Sink:
     create: Callable[[str], object]
     insert: Insert
     string: Callable[[str], int]
-    warn: Callable[[str, int | None], None]
-    remark: Callable[[str, int | None], None]
+    warn: Callable[[Message, int | None], None]
+    remark: Callable[[Message, int | None], None]
     zeros: Mapping[int, int]
     zero: int
 

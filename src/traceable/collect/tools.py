@@ -24,7 +24,9 @@ _PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 
 
-def find(name: str, variable: str, patterns: Sequence[str], version: re.Pattern[str], remedy: str) -> tuple[Path, str]:
+def find(
+    name: str, variable: str, patterns: Sequence[str], version: re.Pattern[str], missing: CollectorError
+) -> tuple[Path, str]:
     """Return the executable to use, links not resolved, and its version.
 
     It is the one that the environment names, else the first that answers on PATH or in an install folder.
@@ -34,7 +36,7 @@ def find(name: str, variable: str, patterns: Sequence[str], version: re.Pattern[
         variable: the environment variable that may name another.
         patterns: of the folders in which it may lie when it is not on PATH, globs from the root.
         version: finds it, as group 1, in what `--version` says.
-        remedy: what to do where there is none.
+        missing: raised where there is none.
 
     Raises:
         CollectorError: there is none, or none that answers.
@@ -42,7 +44,8 @@ def find(name: str, variable: str, patterns: Sequence[str], version: re.Pattern[
     named = os.environ.get(variable)
     if named:
         if not os.access(named, os.X_OK) or Path(named).is_dir():
-            raise CollectorError(f"{variable}={named} is not an executable file", "correct it or unset it")
+            found = f"{variable}={named} is not an executable file"
+            raise CollectorError("tool_not_executable", found, "correct it or unset it")
         return Path(named).absolute(), _version(named, version)
     failure: CollectorError | None = None
     for executable in _candidates(name, patterns):
@@ -50,7 +53,7 @@ def find(name: str, variable: str, patterns: Sequence[str], version: re.Pattern[
             return executable, _version(str(executable), version)
         except CollectorError as error:  # noqa: PERF203 - one broken install must not hide the next
             failure = failure or error
-    raise failure or CollectorError(f"{name} is not installed", remedy)
+    raise failure or missing
 
 
 def folders(patterns: Sequence[str]) -> Iterator[Path]:
@@ -94,9 +97,11 @@ def ask(
             preexec_fn=partial(end_with, os.getpid()),
         )
     except subprocess.TimeoutExpired:
-        raise CollectorError(f"{' '.join(words)} does not answer within {seconds} s", "reinstall it") from None
+        found = f"{' '.join(words)} does not answer within {seconds} s"
+        raise CollectorError("tool_timeout", found, "reinstall it") from None
     except OSError as error:
-        raise CollectorError(f"{words[0]} can't be executed: {error.strerror}", "reinstall it") from None
+        found = f"{words[0]} can't be executed: {error.strerror}"
+        raise CollectorError("tool_not_started", found, "reinstall it") from None
 
 
 def end_with(parent: int) -> None:
@@ -142,7 +147,6 @@ def _version(executable: str, version: re.Pattern[str]) -> str:
     answer = ask([executable, "--version"])
     match = version.search(answer.stdout)
     if answer.returncode or match is None:
-        raise CollectorError(
-            f"{executable} --version ends with {answer.returncode} and says {last_words(answer)}", "reinstall it"
-        )
+        found = f"{executable} --version ends with {answer.returncode} and says {last_words(answer)}"
+        raise CollectorError("tool_failed", found, "reinstall it")
     return match.group(1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from traceable import environment, untrusted
 from traceable.collect.base import Availability, Gating, Plan, Recorded
-from traceable.errors import CollectorError
+from traceable.errors import CollectorError, Message
 
 DIRECTORY = "torch"
 """Name of the directory with the traces, within the run directory."""
@@ -68,16 +68,19 @@ class TorchCollector:
         entries = sorted(directory.iterdir()) if untrusted.is_directory(directory) else []
         traces = [entry for entry in entries if entry.name.endswith(SUFFIX) and not entry.name.startswith(".")]
         if strange := [entry for entry in traces if not untrusted.is_regular(entry)]:
-            raise CollectorError(
-                f"{strange[0]} is not a regular file", "remove it, or name the trace that is to be read"
-            )
+            found = f"{strange[0]} is not a regular file"
+            raise CollectorError("not_a_regular_file", found, "remove it, or name the trace that is to be read")
         lost = sum(entry.name.startswith(".") for entry in entries)
-        notes = [f"{lost} traces of torch.profiler are not whole: the process died while it wrote"] if lost else []
+        notes = []
+        if lost:
+            said = f"{lost} traces of torch.profiler are not whole: the process died while it wrote"
+            notes.append(Message("torch_trace_not_whole", said))
         if not traces:
-            notes.append(
+            said = (
                 "torch.profiler left nothing: the program did not import torch, recorded no window, or ended without "
                 "Python's own end (a signal without a handler, os._exit)"
             )
+            notes.append(Message("torch_left_nothing", said))
             return Recorded(None, (), tuple(notes))
         return Recorded(traces[0] if len(traces) == 1 else directory, tuple(traces), tuple(notes))
 
@@ -101,6 +104,7 @@ def refuse_under_nsys() -> None:
     found = _nsys_around()
     if found is not None:
         raise CollectorError(
+            "inside_nsys",
             f"this runs under nsys ({found} is set), and torch.profiler would get nothing from the GPU: "
             "CUPTI serves one profiler at a time",
             "run it without nsys around it, or with --collector none",

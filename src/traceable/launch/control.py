@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable import environment, untrusted
-from traceable.errors import TraceableError, UsageError
+from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import flight, run_dir, written
 from traceable.launch.talk import Event, Talk, Tell
 
@@ -52,9 +52,9 @@ class Answered:
     """
 
     windows: dict[int, Event] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Message] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-    note: str | None = None
+    note: Message | None = None
 
 
 # ---- finding the processes
@@ -68,16 +68,18 @@ def of_run(directory: Path) -> Place:
     """
     directory = directory.absolute()
     if not directory.is_dir():
-        raise UsageError(f"there is no run directory {directory}", "name one that `traceable run` named")
+        raise UsageError("no_such_run", f"there is no run directory {directory}", "name one that `traceable run` named")
     manifest = run_dir.read(directory)
     if run_dir.is_over(manifest, directory):
-        raise UsageError(f"the run in {directory} is over", "start another with `traceable run --control`")
+        raise UsageError("run_over", f"the run in {directory} is over", "start another with `traceable run --control`")
     if not _listens(manifest):
-        raise UsageError(f"the run in {directory} was started without --control", _START)
+        raise UsageError("control_not_enabled", f"the run in {directory} was started without --control", _START)
     pids = _listening(directory)
     if not pids:
         raise ControlError(
-            f"no process of the run in {directory} listens", "try again once the program has imported traceable"
+            "no_process_listens",
+            f"no process of the run in {directory} listens",
+            "try again once the program has imported traceable",
         )
     return Place(directory, pids)
 
@@ -98,17 +100,23 @@ def of_process(pid: int) -> Place:
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except PermissionError:
-        raise UsageError(f"process {pid} belongs to another user", "ask as the user who started the run") from None
+        raise UsageError(
+            "process_of_another_user", f"process {pid} belongs to another user", "ask as the user who started the run"
+        ) from None
     except OSError:
-        raise UsageError(f"there is no process {pid}", "name one that `traceable control status` names") from None
+        raise UsageError(
+            "no_such_process", f"there is no process {pid}", "name one that `traceable control status` names"
+        ) from None
     name = os.fsencode(environment.RUN_DIR) + b"="
     directory = next((Path(os.fsdecode(word.removeprefix(name))) for word in words if word.startswith(name)), None)
     if directory is None:
-        raise UsageError(f"process {pid} is of no run of traceable's", _START)
+        raise UsageError("process_without_run", f"process {pid} is of no run of traceable's", _START)
     if pid not in _listening(directory):
         if not _listens(run_dir.read(directory)):
-            raise UsageError(f"process {pid} was started without --control", _START)
-        raise ControlError(f"process {pid} does not listen", "try again once it has imported traceable")
+            raise UsageError("control_not_enabled", f"process {pid} was started without --control", _START)
+        raise ControlError(
+            "process_not_listening", f"process {pid} does not listen", "try again once it has imported traceable"
+        )
     return Place(directory, (pid,))
 
 
@@ -124,10 +132,18 @@ def only_run(parent: Path = run_dir.PARENT) -> Place:
             with contextlib.suppress(TraceableError, OSError):
                 found.append(of_run(directory))
     if not found:
-        raise UsageError(f"no run under {parent} can be controlled", f"name one with --run DIR or --pid N, or {_START}")
+        raise UsageError(
+            "no_controllable_run",
+            f"no run under {parent} can be controlled",
+            f"name one with --run DIR or --pid N, or {_START}",
+        )
     if len(found) > 1:
         names = ", ".join(place.directory.name for place in found[:5])
-        raise UsageError(f"{len(found)} runs under {parent} can be controlled: {names}", "name one with --run DIR")
+        raise UsageError(
+            "several_controllable_runs",
+            f"{len(found)} runs under {parent} can be controlled: {names}",
+            "name one with --run DIR",
+        )
     return found[0]
 
 
@@ -163,7 +179,10 @@ def status(place: Place) -> list[Event]:
     found: list[Event] = []
     problems = _converse(place, {"ask": "status"}, found.append, None, first_only=True)
     if not found:
-        raise ControlError("; ".join(problems) or "no process answers", "look whether the program still runs")
+        remedy = "look whether the program still runs"
+        if problems:
+            raise ControlError(problems[0].code, "; ".join(problems), remedy)
+        raise ControlError("no_process_answers", "no process answers", remedy)
     return found
 
 
@@ -223,7 +242,7 @@ class Dumped:
 
     directory: Path
     processes: dict[int, Event] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Message] = field(default_factory=list)
 
 
 def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
@@ -234,7 +253,9 @@ def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
     """
     if not isinstance(run_dir.read(place.directory).get(flight.MANIFEST_KEY), dict):
         raise UsageError(
-            f"the run in {place.directory} has no flight recorder", "start it with `traceable run --flight-recorder 5s`"
+            "no_flight_recorder",
+            f"the run in {place.directory} has no flight recorder",
+            "start it with `traceable run --flight-recorder 5s`",
         )
     number = flight.next_dump(place.directory)
     dumped = Dumped(place.directory / f"dump-{number}")
@@ -243,7 +264,7 @@ def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
         if event["event"] == "dumped":
             dumped.processes[event["pid"]] = event
         elif event["event"] == "refused":
-            dumped.problems.append(f"process {event['pid']} dumped nothing: {event['why']}")
+            dumped.problems.append(_refused(event, "dumped nothing"))
         tell(event)
 
     talk = Talk(
@@ -264,12 +285,15 @@ def _busy(one: Event) -> ControlError:
     if window is None:
         by = one["asked"][0]
         return ControlError(
+            "window_requested",
             f"process {pid} is asked for a window already, by {by}",
             "wait, or withdraw it: traceable control stop",
         )
     since = f"since step {window['start_step']}" + (f", by {window['by']}" if window.get("by") else "")
     return ControlError(
-        f"a window is open in process {pid} {since}", "wait until it is closed, or close it: traceable control stop"
+        "window_open",
+        f"a window is open in process {pid} {since}",
+        "wait until it is closed, or close it: traceable control stop",
     )
 
 
@@ -277,7 +301,12 @@ def _note(answered: Answered, event: Event) -> None:
     if event["event"] in ("opened", "closed") or (event["event"] == "stopping" and event["window"]):
         answered.windows[event["pid"]] = event["window"]
     elif event["event"] == "refused":
-        answered.problems.append(f"process {event['pid']} refused: {event['why']}")
+        answered.problems.append(_refused(event, "refused"))
+
+
+def _refused(event: Event, what: str) -> Message:
+    """Return that a process did not do what it was asked, with the code of its reason."""
+    return Message(str(event["code"]), f"process {event['pid']} {what}: {event['why']}")
 
 
 def _complete(place: Place, answered: Answered, last: str, before: written.Files) -> None:
@@ -316,7 +345,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 def _converse(
     place: Place, asked: dict[str, Any], tell: Tell, timeout_s: float | None, *, first_only: bool = False
-) -> list[str]:
+) -> list[Message]:
     talk = Talk(place.directory, place.pids, asked)
     talk.begin()
     return talk.listen(tell, timeout_s, until="status" if first_only else "closed")

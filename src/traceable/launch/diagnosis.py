@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.analysis.completeness import RANGES_MISSING
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 from traceable.launch import diagnosis_gpu, diagnosis_ranges, diagnosis_report, run_dir
 from traceable.launch.diagnosis_case import Case
 from traceable.launch.diagnosis_rules import CERTAINTIES, LOSSES, NOTHING, Finding, Rule, RuledOut
@@ -84,7 +84,8 @@ def diagnose(case: Case, say: Callable[[str], None] | None = None, rules: tuple[
         except Exception as error:  # noqa: BLE001 - a fault of one rule must not hide what the others find
             failed.append((rule.cause, f"{type(error).__name__}: {error}"))
             if say is not None:
-                say(f"the diagnosis of {rule.cause} failed ({failed[-1][1]}); the others stand")
+                words = f"the diagnosis of {rule.cause} failed ({failed[-1][1]}); the others stand"
+                say(Message("diagnosis_rule_failed", words))
             continue
         if isinstance(judged, Finding):
             found.append(judged)

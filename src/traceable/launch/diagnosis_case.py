@@ -24,7 +24,7 @@ from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import Said, Windows
 from traceable.collect import nsys_install
 from traceable.collect.base import NSYS_LOG
-from traceable.errors import TraceableError
+from traceable.errors import Message, TraceableError
 from traceable.launch import doctor_facts, emitted, onlooker, processes, reports, run_dir, windows
 
 TYPE_CHECKING = False
@@ -87,7 +87,7 @@ class Case:
         windows: what became of the steps that were asked for; None where none were.
         files: what lies in the run directory, or the one file, by name.
         log: what nsys printed, line by line.
-        messages: what nsys wrote of itself into the report.
+        messages: what the collector wrote of itself into the report: nsys its texts, the recorder messages with codes.
         options: how it was recorded, as the report says (META_DATA_CAPTURE, from 2023 on).
         system: what the report says of where it was recorded: `kernel`, and `wsl`, a process that only WSL has.
         lives: of the processes that imported traceable within the run and were to be recorded.
@@ -122,6 +122,12 @@ class Case:
     cut_bytes: int = 0
     importer: bool = True
     completeness: Completeness = field(default_factory=Completeness)
+
+    @property
+    def notes(self) -> tuple[Message, ...]:
+        """What the run noted of itself."""
+        noted = (self.manifest or {}).get("notes") or ()
+        return tuple(Message.parse(one) if isinstance(one, str) else Message(one["code"], one["text"]) for one in noted)
 
     @property
     def ranges(self) -> int | None:
@@ -165,6 +171,11 @@ class Case:
             found[pid] = found.get(pid, 0) + count
         return found
 
+    def noted(self, *codes: str) -> list[Message]:
+        """Return what of the recorder's messages and the run's notes has one of these codes, each once."""
+        ours = [one for one in (*self.messages, *self.notes) if isinstance(one, Message) and one.code in codes]
+        return list(dict.fromkeys(ours))
+
     def said(self, pattern: str) -> list[str]:
         """Return what of nsys's messages and output matches a pattern, each once."""
         wanted = re.compile(pattern)
@@ -181,7 +192,7 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
     """
     directory = directory.absolute()
     manifest = run_dir.read(directory)
-    named = manifest.get("collector") or {}
+    collector = str((manifest.get("collector") or {}).get("name") or "")
     database = _database_of(directory, manifest)
     about = _of_database(database)
     told = tuple(processes.told(directory))
@@ -194,13 +205,13 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
         path=directory,
         directory=directory,
         manifest=manifest,
-        collector=str(named.get("name") or ""),
+        collector=collector,
         recording=recording,
         error=error,
         windows=recording.windows if recording is not None else _unrecorded(directory, manifest),
         files=tuple(sorted(entry.name for entry in directory.iterdir())),
         log=_lines(directory / NSYS_LOG),
-        messages=about.messages,
+        messages=_coded(about.messages, collector),
         options=about.options,
         system=about.system,
         lives=lives,
@@ -237,12 +248,13 @@ def opened(path: Path) -> Iterator[Case]:
             recording = load(found)
             about = _of_database(found)
             product = recording.trace.source.product
+            collector = next((name for start, name in _PRODUCTS if product.startswith(start)), "")
             yield Case(
                 path,
-                collector=next((name for start, name in _PRODUCTS if product.startswith(start)), ""),
+                collector=collector,
                 recording=recording,
                 files=(path.name,),
-                messages=about.messages,
+                messages=_coded(about.messages, collector),
                 options=about.options,
                 system=about.system,
                 completeness=recording.completeness,
@@ -309,6 +321,11 @@ def _messages(file: sqlite3.Connection, there: set[str]) -> list[str]:
     found = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
     # Whole environments of processes stand among them, with a null between two variables.
     return [text for text in _texts(found) if "\0" not in text and _OF_NSYS.search(text)]
+
+
+def _coded(messages: tuple[str, ...], collector: str) -> tuple[str, ...]:
+    """Return messages as they were before they were stored: those of nsys's have no code, whatever they end with."""
+    return tuple(map(Message.parse, messages)) if collector == RECORDER else messages
 
 
 def _texts(rows: Iterable[tuple[object]]) -> list[str]:

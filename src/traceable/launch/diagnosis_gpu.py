@@ -208,23 +208,21 @@ def autograd(case: Case) -> Judged:
     if not inherited.operations:
         return RuledOut("ranges and what they launch are on the same threads")
     threads, backward = _inherited_from(case.recording)
-    by_autograd = any(name.startswith(_AUTOGRAD) for name in threads)
-    helper = "as autograd's does" if by_autograd or backward else "a helper of the program's"
     outside = "; nsys's own tables show them outside of every range" if case.collector == NSYS else ""
-    return Finding(
-        "autograd_thread" if by_autograd or backward else "launched_by_another_thread",
-        CERTAIN,
-        f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by "
-        f"another thread than the one with the range, {helper}{outside}",
-        (
-            f"attribution `inherited`: {inherited.operations} operations",
-            f"launched by {listed(threads)}",
-            *((f"while {listed(backward, 2)} was open",) if backward else ()),
-        ),
-        "read them in `traceable report`, which gives them to the range that was open"
-        + ("; leave nsys's projection aside" if outside else ""),
-        NOTHING,
+    found = f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by "
+    found += "another thread than the one with the range"
+    evidence = (
+        f"attribution `inherited`: {inherited.operations} operations",
+        f"launched by {listed(threads)}",
+        *((f"while {listed(backward, 2)} was open",) if backward else ()),
     )
+    fix = "read them in `traceable report`, which gives them to the range that was open"
+    fix += "; leave nsys's projection aside" if outside else ""
+    if backward or any(name.startswith(_AUTOGRAD) for name in threads):
+        found += f", as autograd's does{outside}"
+        return Finding("autograd_thread", CERTAIN, found, evidence, fix, NOTHING)
+    found += f", a helper of the program's{outside}"
+    return Finding("launched_by_another_thread", CERTAIN, found, evidence, fix, NOTHING)
 
 
 def _share(part: Share, coverage: Coverage) -> str:

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from traceable import environment
-from traceable.analysis.completeness import RANGES_MISSING
 from traceable.collect import recorder
 from traceable.launch import local_client
 from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life
@@ -43,7 +42,7 @@ def _empty(case: Case) -> bool:
         return False
     if case.recording is None:
         # The recorder leaves no database then, and where nothing calls NVTX nothing at all.
-        nothing = recorder.NOTHING in ((case.manifest or {}).get("notes") or ()) or recorder.DIRECTORY not in case.files
+        nothing = bool(case.noted(recorder.NOTHING.code)) or recorder.DIRECTORY not in case.files
         return case.manifest is not None and case.collector == RECORDER and nothing
     return case.ranges == 0
 
@@ -423,7 +422,7 @@ def ranges_missing(case: Case) -> Judged:
         TORCH: "end processes as Python does, and do not fork after torch is imported; or use --collector recorder",
     }
     return Finding(
-        RANGES_MISSING,
+        "ranges_missing",
         CERTAIN,
         f"{sum(one.missing for one in lost)} ranges that {of} emitted are not in the recording",
         tuple(evidence),
@@ -459,5 +458,5 @@ RULES = (
     Rule("profiled_the_client", profiled_the_client),
     Rule("nothing_annotated", nothing_annotated),
     Rule("nothing_entered", nothing_entered),
-    Rule(RANGES_MISSING, ranges_missing),
+    Rule("ranges_missing", ranges_missing),
 )

@@ -34,7 +34,9 @@ _NOT_PERMITTED = (
     r"|failed to start event source Perf: AccessDenied"
 )
 _COUNTERS_REFUSED = r"ERR_NVGPUCTRPERM|[Ii]nsufficient privilege"
-_DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]|\d+ (events|names) of process .* (dropped|lost)"
+_DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]"
+_DROPPED_CODES = ("events_dropped", "names_lost")
+_CLOCK_CODES = ("rows_outside_time", "clocks_differ")
 
 
 _DROP_FIXES = {
@@ -68,7 +70,7 @@ def windows(case: Case) -> Judged:
     if not lost and not case.windows.problems:
         return RuledOut(f"every window of {case.windows.asked} was captured whole")
     if not lost:
-        found, cause = case.windows.problems[0], "window_never_reached"
+        found, cause = str(case.windows.problems[0]), "window_never_reached"
     else:
         first = lost[0]
         cause = f"window_{first.outcome}"
@@ -280,10 +282,7 @@ def dropped(case: Case) -> Judged:
     """Buffers were full, and records were thrown away."""
     if case.recording is None:
         return None
-    said = [
-        *case.said(_DROPPED),
-        *(note for note in (case.manifest or {}).get("notes", ()) if re.search(_DROPPED, note)),
-    ]
+    said = [*case.said(_DROPPED), *case.noted(*_DROPPED_CODES)]
     if not said:
         heard = bool(case.messages) if case.collector == NSYS else case.collector == RECORDER
         return RuledOut(f"{case.collector} did not say that it dropped anything") if heard else None
@@ -300,9 +299,8 @@ def clocks(case: Case) -> Judged:
     """Times that can't be: work before its launch, rows outside time, a process with another clock."""
     if case.recording is None:
         return None
-    noted = [
-        note for note in (*case.recording.notes, *case.messages) if "outside time" in note or "counts time diff" in note
-    ]
+    read = (one for one in case.recording.notes if one.code in _CLOCK_CODES)
+    noted: list[str] = [*read, *case.noted(*_CLOCK_CODES)]
     early, joined = _before_launch(case)
     if joined and early > max(1, joined // 1000):
         noted.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")

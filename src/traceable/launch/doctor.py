@@ -166,11 +166,13 @@ def _judged(judge: Judge, needs: Sequence[str], known: _Facts) -> Sequence[Said]
     try:
         said = judge(*[known.get(need) for need in needs])
     except TraceableError as error:
-        said = warning(f"could not be checked: {error.found}", error.remedy)
+        said = warning(error.code, f"could not be checked: {error.found}", error.remedy)
     except NoAnswerError:
-        said = warning(f"could not be checked: no answer within {SECONDS:g} s", "try again when the machine is idle")
+        found = f"could not be checked: no answer within {SECONDS:g} s"
+        said = warning("check_timed_out", found, "try again when the machine is idle")
     except Exception as error:  # noqa: BLE001 - a fault of ours must not hide what the other checks found
-        said = warning(f"could not be checked: {type(error).__name__}: {error}", "report this to traceable's authors")
+        found = f"could not be checked: {type(error).__name__}: {error}"
+        said = warning("check_failed", found, "report this to traceable's authors")
     return [said] if isinstance(said, Said) else said or []
 
 

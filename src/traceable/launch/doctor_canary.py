@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traceable import environment
-from traceable.errors import CollectorError, TraceableError
+from traceable.errors import CollectorError, Message, TraceableError
 from traceable.launch import target
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ class Canary:
 
     Attributes:
         collector: `nsys` or `recorder`.
-        error: why there was nothing to read; None where there was.
+        error: why there was nothing to read, with the code of the launcher where it said why; None where there was.
         core: whether the program emitted through the native core.
         emitted, read: ranges of traceable's, and those of them that came back with their payload.
         nvtx_emitted, nvtx_read: the same of the `nvtx` package, 0 where it can't be imported.
@@ -75,7 +75,7 @@ class Canary:
     """
 
     collector: str
-    error: str | None
+    error: Message | None
     core: bool = True
     emitted: int = RANGES
     read: int = 0
@@ -102,7 +102,8 @@ def sing(collector: str, temporary: Path) -> Canary:
         (folder / "tmp").mkdir()
         found = _recorded(collector, folder)
     except OSError as error:
-        raise CollectorError(f"nothing can be written to {temporary}: {error.strerror}", "see `temporary`") from None
+        what = f"nothing can be written to {temporary}: {error.strerror}"
+        raise CollectorError("temporary_not_writable", what, "see `temporary`") from None
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -125,7 +126,7 @@ def _recorded(collector: str, folder: Path) -> Canary:
         try:
             process.wait(SECONDS)
         except subprocess.TimeoutExpired:
-            return Canary(collector, f"it did not end within {SECONDS:g} s")
+            return Canary(collector, Message("capture_timed_out", f"it did not end within {SECONDS:g} s"))
         finally:
             _end(process, folder)
     printed = (folder / "output").read_text(errors="replace")
@@ -134,7 +135,7 @@ def _recorded(collector: str, folder: Path) -> Canary:
         told = json.loads(printed.strip().rpartition("\n")[2])
         begun = Canary(collector, None, core=bool(told["core"]), nvtx_emitted=int(told["nvtx"]))
     except (ValueError, KeyError, TypeError):
-        return Canary(collector, said_last or "the program did not run")
+        return Canary(collector, said_last or Message("program_did_not_run", "the program did not run"))
     found = _read_back(begun, folder / "run")
     return replace(found, error=said_last or found.error) if found.error else found
 
@@ -142,15 +143,16 @@ def _recorded(collector: str, folder: Path) -> Canary:
 def _read_back(begun: Canary, directory: Path) -> Canary:
     databases = sorted(directory.rglob("*.sqlite"))
     if not databases:
-        return replace(begun, error="it left no report")
+        return replace(begun, error=Message("no_report", "it left no report"))
     try:
         from traceable.trace import load
 
         trace = load(databases[0])
     except ImportError as error:
-        return replace(begun, error=f"it can't be read: {error.name or type(error).__name__} can't be imported")
+        found = f"it can't be read: {error.name or type(error).__name__} can't be imported"
+        return replace(begun, error=Message("package_not_importable", found))
     except TraceableError as error:
-        return replace(begun, error=error.found)
+        return replace(begun, error=error.cause)
     read, of_nvtx = _came_back(trace, _NAME), _came_back(trace, _OF_NVTX)
     return replace(begun, read=read, nvtx_read=of_nvtx, imported=any(directory.rglob("*.qdstrm")))
 
@@ -168,14 +170,16 @@ _HINTS = ("next: ", "collector ", "certain: ", "likely: ", "possible: ", "fix: "
 """How lines begin that are no error; the last four are the diagnosis of the run, which a doctor has for itself."""
 
 
-def _last_words(said: str, folder: Path) -> str:
+def _last_words(said: str, folder: Path) -> Message | None:
     """Return the last thing that the launcher said, without hints of what to type next and places that are gone."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     ours = [line.removeprefix("traceable: ") for line in lines if line.startswith("traceable: ")]
     ours = [line for line in ours if not line.lstrip().startswith(_HINTS)]
-    return (
-        (ours or lines or [""])[-1].partition("; see ")[0].replace(f"{folder}/run/", "").replace(f"{folder}/tmp/", "")
-    )
+    if not lines:
+        return None
+    last = Message.parse(ours[-1]) if ours else Message("launcher_failed", lines[-1])
+    text = last.partition("; see ")[0].replace(f"{folder}/run/", "").replace(f"{folder}/tmp/", "")
+    return Message(last.code, text)
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from traceable import environment
 from traceable.analysis.units import size
+from traceable.errors import Message
 from traceable.launch.doctor_facts import (
     CAP_PERFMON,
     CAP_SYS_ADMIN,
@@ -59,13 +60,15 @@ def python(facts: Python) -> Said:
     oldest, newest = TESTED
     if facts.implementation != "CPython" or not oldest <= facts.version[:2] <= newest:
         tested = f"CPython {'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
-        return warning(f"{found}: not tested", f"use {tested}", **evidence)
+        return warning("python_untested", f"{found}: not tested", f"use {tested}", **evidence)
     if facts.free_threaded:
-        return warning(f"{found}, free-threaded: not tested", "use a build with the global lock", **evidence)
+        fix = "use a build with the global lock"
+        return warning("python_free_threaded", f"{found}, free-threaded: not tested", fix, **evidence)
     if facts.flags:
+        found = f"{found} with {' '.join(facts.flags)}"
         lost = "nothing can be annotated or recorded by torch.profiler from outside"
-        return warning(f"{found} with {' '.join(facts.flags)}: {lost}", "leave the flag out", **evidence)
-    return ok(found, **evidence)
+        return warning("python_isolated", f"{found}: {lost}", "leave the flag out", **evidence)
+    return ok("python_supported", found, **evidence)
 
 
 def core(facts: Parts) -> Said:
@@ -74,16 +77,18 @@ def core(facts: Parts) -> Said:
     evidence = {"version": facts.version, "missing": missing, "broken": broken, "pure": facts.pure}
     if broken:
         found = "; ".join(f"{name} can't be loaded ({why}): {_PART[name]}" for name, why in broken.items())
-        return warning(f"traceable {facts.version}: {found}", _REINSTALL, **evidence)
+        return warning("extension_not_loadable", f"traceable {facts.version}: {found}", _REINSTALL, **evidence)
     if facts.missing:
         lost = "; ".join(f"{name}: {_PART[name]}" for name in facts.missing)
-        why = "were built for another Python" if facts.foreign else "were not built"
-        found = f"traceable {facts.version}, of whose C extensions some {why} ({lost})"
-        return warning(found, _REINSTALL, **evidence)
+        some = f"traceable {facts.version}, of whose C extensions some"
+        if facts.foreign:
+            found = f"{some} were built for another Python ({lost})"
+            return warning("extension_of_another_python", found, _REINSTALL, **evidence)
+        return warning("extension_not_built", f"{some} were not built ({lost})", _REINSTALL, **evidence)
     if facts.pure:
         found = f"traceable {facts.version} with {environment.PURE}=1: {_PART['_core']}"
-        return warning(found, f"unset {environment.PURE}", **evidence)
-    return ok(f"traceable {facts.version} with all of its C extensions", **evidence)
+        return warning("native_core_off", found, f"unset {environment.PURE}", **evidence)
+    return ok("extensions_usable", f"traceable {facts.version} with all of its C extensions", **evidence)
 
 
 def packages(facts: Packages) -> Said:
@@ -91,8 +96,10 @@ def packages(facts: Packages) -> Said:
     evidence = {"versions": dict(facts.versions), "errors": dict(facts.errors)}
     if facts.errors:
         found = "; ".join(f"{name} can't be imported: {error}" for name, error in facts.errors.items())
-        return problem(found, f"type `python -m pip install --force-reinstall {' '.join(facts.errors)}`", **evidence)
-    return ok(", ".join(f"{name} {version or ''}".strip() for name, version in facts.versions.items()), **evidence)
+        fix = f"type `python -m pip install --force-reinstall {' '.join(facts.errors)}`"
+        return problem("package_not_importable", found, fix, **evidence)
+    found = ", ".join(f"{name} {version or ''}".strip() for name, version in facts.versions.items())
+    return ok("packages_importable", found, **evidence)
 
 
 def system(facts: Machine) -> Said:
@@ -107,14 +114,15 @@ def system(facts: Machine) -> Said:
         "capabilities": None if facts.capabilities is None else f"{facts.capabilities:#x}",
     }
     if facts.system != "Linux":
-        return problem(found, "use Linux: nothing is recorded elsewhere", **evidence)
+        return problem("not_linux", found, "use Linux: nothing is recorded elsewhere", **evidence)
     if facts.wsl:
         return warning(
+            "inside_wsl",
             f"{found}, under Windows (WSL): nsys has no samples of the CPU and no GPU counters here",
             "record those on a Linux of its own",
             **evidence,
         )
-    return ok(found, **evidence)
+    return ok("linux", found, **evidence)
 
 
 def temporary(space: Space, nsys: Nsys) -> Said:
@@ -125,18 +133,19 @@ def temporary(space: Space, nsys: Nsys) -> Said:
     fix = "set TMPDIR to a folder that is there, can be written, has space and is not mounted noexec"
     unusable = place.unusable(TEMPORARY_BYTES)
     if space.instead and nsys.found:
-        why = unusable or ("is mounted noexec" if place.noexec else f"has {place.free}")
-        return warning(f"{place.path}{by} {why}: nsys gets {space.instead}", fix, **evidence)
+        noexec = Message("folder_noexec", "is mounted noexec") if place.noexec else None
+        why = unusable or noexec or Message("low_space", f"has {place.free}")
+        return warning(why.code, f"{place.path}{by} {why}: nsys gets {space.instead}", fix, **evidence)
     if unusable and nsys.found:
-        return problem(f"{place.path}{by} {unusable}: nsys does not start", fix, **evidence)
+        return problem(unusable.code, f"{place.path}{by} {unusable}: nsys does not start", fix, **evidence)
     if unusable:
-        return warning(f"{place.path}{by} {unusable}", fix, **evidence)
+        return warning(unusable.code, f"{place.path}{by} {unusable}", fix, **evidence)
     if place.noexec and nsys.found:
         found += ", mounted noexec: not every nsys can load its libraries then (2022.4.2 can)"
-        return warning(found, "set TMPDIR to a folder that is mounted without noexec", **evidence)
+        return warning("folder_noexec", found, "set TMPDIR to a folder that is mounted without noexec", **evidence)
     if place.free_bytes < SPACE_BYTES:
-        return warning(f"{found}: a long recording may not fit", fix, **evidence)
-    return ok(found, **evidence)
+        return warning("low_space", f"{found}: a long recording may not fit", fix, **evidence)
+    return ok("folder_usable", found, **evidence)
 
 
 def output(space: Space) -> Said:
@@ -146,13 +155,16 @@ def output(space: Space) -> Said:
     unusable = place.unusable(OUTPUT_BYTES)
     if unusable:
         where = "" if place.standing == place.path else f": {place.standing}"
-        return problem(f"{place.path}{where} {unusable}", "name another with `traceable run -o`", **evidence)
+        fix = "name another with `traceable run -o`"
+        return problem(unusable.code, f"{place.path}{where} {unusable}", fix, **evidence)
     if limit is not None and limit < SPACE_BYTES:
         found += f", but a file may have no more than {size(limit)}"
-        return warning(found, "type `ulimit -f unlimited`, else longer recordings are cut off", **evidence)
+        fix = "type `ulimit -f unlimited`, else longer recordings are cut off"
+        return warning("file_size_limited", found, fix, **evidence)
     if place.free_bytes < SPACE_BYTES:
-        return warning(f"{found}: a long recording may not fit", "free some, or name another with -o", **evidence)
-    return ok(found, **evidence)
+        fix = "free some, or name another with -o"
+        return warning("low_space", f"{found}: a long recording may not fit", fix, **evidence)
+    return ok("folder_usable", found, **evidence)
 
 
 def shared(space: Space, nsys: Nsys) -> Said | None:
@@ -162,8 +174,8 @@ def shared(space: Space, nsys: Nsys) -> Said | None:
     unusable = space.shared.unusable(SHARED_BYTES)
     if unusable:
         fix = "free some; of a container it is set at its start: docker run --shm-size=1g"
-        return problem(f"/dev/shm {unusable}: nsys does not start", fix, **_of(space.shared))
-    return ok(f"/dev/shm, {space.shared.free}", **_of(space.shared))
+        return problem(unusable.code, f"/dev/shm {unusable}: nsys does not start", fix, **_of(space.shared))
+    return ok("folder_usable", f"/dev/shm, {space.shared.free}", **_of(space.shared))
 
 
 def cpu_samples(machine: Machine, nsys: Nsys) -> Said:
@@ -171,38 +183,44 @@ def cpu_samples(machine: Machine, nsys: Nsys) -> Said:
     level = "no perf events" if machine.paranoid is None else f"perf_event_paranoid {machine.paranoid}"
     evidence = {"perf_event_paranoid": machine.paranoid, "nsys": nsys.no_samples}
     if not nsys.found:
-        return ok(f"{level}; only nsys takes samples", **evidence)
+        return ok("samples_need_nsys", f"{level}; only nsys takes samples", **evidence)
     if nsys.no_samples is None:
-        return ok(f"{level}; nsys may sample the CPU", **evidence)
+        return ok("samples_permitted", f"{level}; nsys may sample the CPU", **evidence)
     found = f"{level}; no samples of the CPU, which only `--trace-preset python` and `full` take: {nsys.no_samples}"
     if nsys.hangs_with_samples:
-        return note(found, "use nsys 2023 or newer, where you need them", **evidence)
+        return note("samples_hang_nsys", found, "use nsys 2023 or newer, where you need them", **evidence)
     if machine.paranoid is None:
-        return note(found, "use a kernel or a sandbox with perf events, where you need them", **evidence)
+        fix = "use a kernel or a sandbox with perf events, where you need them"
+        return note("no_perf_events", found, fix, **evidence)
     if machine.paranoid > 2 and not (machine.can(CAP_SYS_ADMIN) or machine.can(CAP_PERFMON)):
         fix = "type `sysctl kernel.perf_event_paranoid=2` as root on the host"
-        return note(found, f"{fix}, or start the container with --cap-add PERFMON", **evidence)
-    return note(found, "see `nsys status --environment`; a container's seccomp profile may refuse it", **evidence)
+        fix += ", or start the container with --cap-add PERFMON"
+        return note("perf_event_paranoid", found, fix, **evidence)
+    fix = "see `nsys status --environment`; a container's seccomp profile may refuse it"
+    return note("samples_not_permitted", found, fix, **evidence)
 
 
 def torch(facts: Torch, cuda: Cuda) -> Said:
     """Judge torch by what it was built for."""
     evidence = {"version": facts.version, "cuda": facts.cuda, "hip": facts.hip}
     if facts.version is None:
-        return ok("torch is not installed", **evidence)
+        return ok("torch_not_installed", "torch is not installed", **evidence)
     if facts.hip:
         found = f"torch {facts.version} is for AMD's GPUs, whose work nsys does not record"
-        return warning(found, "use --collector recorder for the ranges, and AMD's rocprof for the GPU", **evidence)
+        fix = "use --collector recorder for the ranges, and AMD's rocprof for the GPU"
+        return warning("torch_for_amd", found, fix, **evidence)
     if facts.cuda is None:
         found = f"torch {facts.version} is built without CUDA: it uses no GPU, and torch.cuda.nvtx raises"
         if cuda.devices:
-            return warning(found, "install a build with CUDA; annotate with traceable", **evidence)
-        return ok(f"{found} (traceable's own annotations work)", **evidence)
+            fix = "install a build with CUDA; annotate with traceable"
+            return warning("torch_without_cuda", found, fix, **evidence)
+        return ok("torch_without_cuda", f"{found} (traceable's own annotations work)", **evidence)
     found = f"torch {facts.version} for CUDA {facts.cuda}"
     if cuda.devices and cuda.version and int(facts.cuda.partition(".")[0]) > cuda.version[0]:
         serves = ".".join(map(str, cuda.version))
-        return warning(f"{found}, and the driver serves {serves}: it sees no GPU", "update one of the two", **evidence)
-    return ok(f"{found}, with its NVTX", **evidence)
+        found += f", and the driver serves {serves}: it sees no GPU"
+        return warning("torch_cuda_too_new", found, "update one of the two", **evidence)
+    return ok("torch_with_cuda", f"{found}, with its NVTX", **evidence)
 
 
 def variables(facts: Variables) -> list[Said]:
@@ -211,42 +229,51 @@ def variables(facts: Variables) -> list[Said]:
     if found:
         return found
     ours = sorted(name for name in facts.given if name.startswith(("TRACEABLE_", "NSYS_", "QUADD_")))
-    return [ok(f"set: {', '.join(ours)}" if ours else "nothing set that changes a recording", names=ours)]
+    said = f"set: {', '.join(ours)}" if ours else "nothing set that changes a recording"
+    return [ok("environment_harmless", said, names=ours)]
 
 
 def _variables(facts: Variables, given: Mapping[str, str]) -> Iterator[Said]:
     if facts.disabled:
-        yield warning(f"{environment.DISABLE} is set: every annotation is a no-op", "unset it")
+        yield warning("annotations_disabled", f"{environment.DISABLE} is set: every annotation is a no-op", "unset it")
     if given.get("NVTX_DISABLE"):
-        yield warning("NVTX_DISABLE is set: every annotation is a no-op, those of the nvtx package too", "unset it")
+        found = "NVTX_DISABLE is set: every annotation is a no-op, those of the nvtx package too"
+        yield warning("annotations_disabled", found, "unset it")
     if given.get(environment.LEVEL, "2") in {"0", "1"}:
         level = given[environment.LEVEL]
-        yield warning(f"{environment.LEVEL}={level}: only annotations up to that level are recorded", "unset it")
+        found = f"{environment.LEVEL}={level}: only annotations up to that level are recorded"
+        yield warning("level_too_low", found, "unset it")
     for name in _SET_BY_LAUNCHER:
         if name in given:
-            yield warning(f"{name} is set: this is a process of another run", "type it in a shell of its own")
+            found = f"{name} is set: this is a process of another run"
+            yield warning("inside_another_run", found, "type it in a shell of its own")
             break
     inside = [name for name in _INSIDE if given.get(name)]
     if inside or "ToolsInjection" in given.get("LD_PRELOAD", ""):
         name = inside[0] if inside else "LD_PRELOAD"
         found = f"this runs under nsys ({name}): CUPTI serves one profiler in a process, and that is this nsys"
-        yield warning(found, "type it in a shell that is not under nsys")
+        yield warning("inside_nsys", found, "type it in a shell that is not under nsys")
     elif given.get(environment.NVTX_INJECTION):
         place = given[environment.NVTX_INJECTION]
-        what = "another NVTX listener" if facts.listening else "a file that is not there"
-        found = f"{environment.NVTX_INJECTION} names {what} ({place}); `traceable run` puts its own in its place"
-        yield warning(found, "unset it, if you don't mean it")
+        instead = f"({place}); `traceable run` puts its own in its place"
+        fix = "unset it, if you don't mean it"
+        if facts.listening:
+            found = f"{environment.NVTX_INJECTION} names another NVTX listener {instead}"
+            yield warning("nvtx_listener_set", found, fix)
+        else:
+            found = f"{environment.NVTX_INJECTION} names a file that is not there {instead}"
+            yield warning("nvtx_listener_missing", found, fix)
     if given.get("CUDA_INJECTION64_PATH"):
         place = given["CUDA_INJECTION64_PATH"]
         found = f"CUDA_INJECTION64_PATH={place}: it may hold CUPTI, and then no GPU work is recorded"
-        yield warning(found, "unset it while you profile")
+        yield warning("cuda_injection_set", found, "unset it while you profile")
     for name in _DAEMONS:
         if given.get(name) not in (None, "", "0"):
             found = f"{name} is set: Kineto may take CUPTI in the midst of a run, and GPU work is lost"
-            yield warning(found, "unset it while you profile")
+            yield warning("kineto_daemon_set", found, "unset it while you profile")
     if given.get("CUDA_LAUNCH_BLOCKING") == "1":
         found = "CUDA_LAUNCH_BLOCKING=1: each launch waits for its kernel, so that times are not those of production"
-        yield warning(found, "unset it while you profile")
+        yield warning("cuda_launch_blocking", found, "unset it while you profile")
 
 
 def profilers(running: Running, driver: Driver) -> Said:
@@ -254,15 +281,17 @@ def profilers(running: Running, driver: Driver) -> Said:
     names = sorted({name for _, name in running.profilers})
     evidence = {"processes": [{"pid": pid, "name": name} for pid, name in running.profilers]}
     if not names:
-        return ok("none is running, as far as is seen from here", **evidence)
+        return ok("no_other_profiler", "none is running, as far as is seen from here", **evidence)
     found = f"running: {', '.join(f'{name} ({_pids(running.profilers, name)})' for name in names)}"
     if driver.present and any(name.startswith(("nv-hostengine", "dcgm")) for name in names):
         found += "; DCGM may hold the GPU's counters, which ncu and nsys then don't get"
-        return warning(found, "type `dcgmi profile --pause` while you profile, and --resume after", **evidence)
+        fix = "type `dcgmi profile --pause` while you profile, and --resume after"
+        return warning("dcgm_running", found, fix, **evidence)
     if driver.present and any(name.startswith(("ncu", "nv-nsight-cu")) for name in names):
-        return warning(f"{found}; ncu slows its GPU down for all", "measure when it has ended", **evidence)
+        found += "; ncu slows its GPU down for all"
+        return warning("ncu_running", found, "measure when it has ended", **evidence)
     # CUPTI serves one profiler in each process: one of another process is not in our way.
-    return ok(f"{found}; each holds CUPTI in what it profiles alone", **evidence)
+    return ok("other_profilers_harmless", f"{found}; each holds CUPTI in what it profiles alone", **evidence)
 
 
 def _pids(processes: Sequence[tuple[int, str]], name: str) -> str:

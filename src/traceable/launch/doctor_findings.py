@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from traceable.errors import Message
+
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 STATES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
 """Best first, each with the exit code where it is the worst."""
@@ -23,13 +25,13 @@ class Said:
 
     Attributes:
         state: one of `STATES`.
-        found: what is there, as one line.
+        found: what is there, as one line, with its code.
         fix: what to do, as an imperative clause; None where nothing is to be done.
         evidence: what it was judged by, fit for JSON.
     """
 
     state: str
-    found: str
+    found: Message
     fix: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -47,24 +49,24 @@ class Finding:
     said: Said
 
 
-def ok(found: str, **evidence: Any) -> Said:
+def ok(code: str, found: str, **evidence: Any) -> Said:
     """Say that nothing is to be done."""
-    return Said(OK, found, None, evidence)
+    return Said(OK, Message(code, found), None, evidence)
 
 
-def note(found: str, fix: str, **evidence: Any) -> Said:
+def note(code: str, found: str, fix: str, **evidence: Any) -> Said:
     """Say what is missing that a run with default options never needs, and what to do for it."""
-    return Said(NOTE, found, fix, evidence)
+    return Said(NOTE, Message(code, found), fix, evidence)
 
 
-def warning(found: str, fix: str, **evidence: Any) -> Said:
+def warning(code: str, found: str, fix: str, **evidence: Any) -> Said:
     """Say what runs will lack, and what to do."""
-    return Said(WARNING, found, fix, evidence)
+    return Said(WARNING, Message(code, found), fix, evidence)
 
 
-def problem(found: str, fix: str, **evidence: Any) -> Said:
+def problem(code: str, found: str, fix: str, **evidence: Any) -> Said:
     """Say what doesn't work, and what to do."""
-    return Said(PROBLEM, found, fix, evidence)
+    return Said(PROBLEM, Message(code, found), fix, evidence)
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -215,13 +215,17 @@ def cuda() -> Cuda:
         answer = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=CUDA_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise CollectorError(
-            f"the CUDA driver does not answer within {CUDA_SECONDS:g} s", "see whether `nvidia-smi` does, and `dmesg`"
+            "cuda_driver_no_answer",
+            f"the CUDA driver does not answer within {CUDA_SECONDS:g} s",
+            "see whether `nvidia-smi` does, and `dmesg`",
         ) from None
     try:
         said = json.loads(answer.stdout)
     except ValueError:
         raise CollectorError(
-            f"asking the CUDA driver ended with {answer.returncode}", "see whether `nvidia-smi` works, and `dmesg`"
+            "cuda_driver_crashed",
+            f"asking the CUDA driver ended with {answer.returncode}",
+            "see whether `nvidia-smi` works, and `dmesg`",
         ) from None
     devices = tuple(Device(name, (major, minor)) for name, major, minor in said["devices"])
     version = said["version"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from traceable.analysis.units import size
 from traceable.collect import nsys_private
+from traceable.errors import Message
 
 SPACE_BYTES = 10**9
 """Below this a warning: nsys's reports take hundreds of MB a minute in a busy program."""
@@ -53,17 +54,17 @@ class Place:
         """How much is free, to be read."""
         return f"{size(self.free_bytes)} free"
 
-    def unusable(self, least_bytes: int) -> str | None:
+    def unusable(self, least_bytes: int) -> Message | None:
         """Return why nothing can be recorded into it, as the end of a sentence; None where it can."""
         if not self.there:
-            return "is not there"
+            return Message("folder_missing", "is not there")
         if not self.directory:
-            return "is not a folder"
+            return Message("not_a_directory", "is not a folder")
         if not self.writable:
-            return "can't be written"
+            return Message("folder_not_writable", "can't be written")
         if self.free_bytes < least_bytes:
-            return f"has {self.free}"
-        return "has no room for another file" if not self.free_files else None
+            return Message("no_space", f"has {self.free}")
+        return Message("no_inodes", "has no room for another file") if not self.free_files else None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from traceable import environment, untrusted
 from traceable.annotation.counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, REST, key
 from traceable.collect import loss_table
+from traceable.errors import Message
 
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness, Emitted, Lost
@@ -105,7 +106,7 @@ def _lost(pid: int, content: dict[str, Any]) -> Lost | None:
     try:
         codes = {str(code): int(number) for code, number in content["codes"].items()}
         reason = content["reason"]
-        return Lost(pid, str(content["text"]), codes, None if reason is None else str(reason))
+        return Lost(pid, Message.parse(str(content["text"])), codes, None if reason is None else str(reason))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 

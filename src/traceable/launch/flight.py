@@ -110,7 +110,9 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
     recorded = recorder.RecorderCollector().finalise(directory, stem, into)
     if recorded.database is None:
         raise TraceError(
-            f"{directory} holds no range or mark", "dump later, or let the flight recorder reach further back"
+            "dump_empty",
+            f"{directory} holds no range or mark",
+            "dump later, or let the flight recorder reach further back",
         )
     return recorded.database
 
@@ -140,7 +142,9 @@ def next_dump(directory: Path) -> int:
         except FileExistsError:  # noqa: PERF203 - another controller was faster
             number += 1
         except OSError as error:
-            raise UsageError(f"{directory / f'dump-{number}'} can't be made: {error.strerror}", "make room") from None
+            raise UsageError(
+                "dump_dir_not_created", f"{directory / f'dump-{number}'} can't be made: {error.strerror}", "make room"
+            ) from None
         else:
             return number
 

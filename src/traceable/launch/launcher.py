@@ -19,7 +19,7 @@ from traceable.capture.conditions import NONE as NO_CONDITIONS
 from traceable.capture.conditions import Conditions
 from traceable.collect import bystander, recorder
 from traceable.collect.base import Collector, Gating, Plan, Recorded
-from traceable.errors import TraceableError, UsageError, one_line
+from traceable.errors import Message, TraceableError, UsageError, one_line
 from traceable.launch import (
     contract,
     control,
@@ -120,7 +120,7 @@ class Finished:
     run_dir: Path
     status: int
     recorded: Recorded | None = None
-    problem: str | None = None
+    problem: Message | None = None
     expected: tuple[str, ...] = ()
     readable: bool = True
 
@@ -141,7 +141,8 @@ class _Run:
             run_dir.write(self.directory / run_dir.MANIFEST, self.manifest)
         except OSError as error:
             if not self.failed and self.directory.is_dir():  # that the whole directory is gone is said once, at the end
-                self.say(f"the manifest {self.directory / run_dir.MANIFEST} can't be written: {error.strerror}")
+                words = f"the manifest {self.directory / run_dir.MANIFEST} can't be written: {error.strerror}"
+                self.say(Message("manifest_not_written", words))
             self.failed = True
 
     def started(self, pid: int) -> None:
@@ -159,7 +160,9 @@ def check(request: Request) -> None:
     if request.name is not None and (
         request.name.startswith(".") or not all(c.isalnum() or c in "._-" for c in request.name) or not request.name
     ):
-        raise UsageError(f"--name {request.name!r} is no file name", "use letters, digits, `.`, `_` and `-`")
+        raise UsageError(
+            "name_invalid", f"--name {request.name!r} is no file name", "use letters, digits, `.`, `_` and `-`"
+        )
     target.check(request.target, target.interpreter_flags())
     run_dir.check(request.directory, request.stem, force=request.force)
     if request.measure_overhead:
@@ -206,7 +209,8 @@ def launch(request: Request, say: Callable[[str], None], worker: Worker) -> Fini
     _plan(choice.collector, request, Path("/"))  # refuses what it can't do, before anything is created
     directory = run_dir.create(request.directory, request.stem, force=request.force)
     if others := run_dir.exposed(directory):
-        say(f"{others}, who can replace what this run writes: name a directory of your own with -o")
+        words = f"{others}, who can replace what this run writes: name a directory of your own with -o"
+        say(Message(others.code, words))
     run = _Run(directory, _manifest(request, directory), say)
     if request.measure_overhead:
         _run_plain(request, run)
@@ -219,7 +223,7 @@ def _started(
     request: Request, choice: collect.Choice, run: _Run, finishing: patience.Finishing
 ) -> tuple[collect.Choice, supervisor.Ended]:
     """Run the program under the collector, or under the next one where that can't start it."""
-    unusable: dict[str, str] = {}
+    unusable: dict[str, Message] = {}
     again = True
     while True:
         try:
@@ -227,18 +231,18 @@ def _started(
         except supervisor.NeverStartedError as error:  # noqa: PERF203 - once or twice
             if error.transient and again:
                 again = False
-                run.say(f"{error.found}: trying once more")
+                run.say(Message("collector_start_retried", f"{error.found}: trying once more"))
                 continue
             # What was asked of one collector is no wish for another.
             if request.collector != collect.AUTO or choice.collector.name in request.settings:
-                run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.found}
+                run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.cause.plain}
                 run.save()
                 raise
-            unusable[choice.collector.name] = error.found
+            unusable[choice.collector.name] = error.cause
             choice = _chosen(request, unusable)
 
 
-def _chosen(request: Request, unusable: dict[str, str] | None = None) -> collect.Choice:
+def _chosen(request: Request, unusable: Mapping[str, Message] | None = None) -> collect.Choice:
     choice = collect.choose(request.collector, unusable, request.settings)
     return collect.with_gpu(choice) if request.gpu else choice
 
@@ -253,7 +257,7 @@ def _run_plain(request: Request, run: _Run) -> None:
     try:
         overhead.run_plain(command, full, run.directory, run.manifest, run.say)
     except overhead.NotComparableError as error:
-        run.manifest["end"] = {"wall_ns": time.time_ns(), "error": str(error)}
+        run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.message.plain}
         raise
     finally:
         run.save()
@@ -270,7 +274,11 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
     for note in notes:
         run.say(note)
     words = confidential.without_values(plan.argv)
-    run.manifest["plan"] = {"argv": words, "environment_names": sorted(planned), "notes": notes}
+    run.manifest["plan"] = {
+        "argv": words,
+        "environment_names": sorted(planned),
+        "notes": [note.plain for note in notes],
+    }
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
@@ -290,8 +298,12 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
         run.manifest[local_client.MANIFEST_KEY] = looking.server(request.target.command(()))
 
 
-def _unused(request: Request, name: str) -> list[str]:
-    return [f"{asked}: of no effect without {one}" for one, asked in request.settings.items() if one != name]
+def _unused(request: Request, name: str) -> list[Message]:
+    return [
+        Message("option_without_effect", f"{asked}: of no effect without {one}")
+        for one, asked in request.settings.items()
+        if one != name
+    ]
 
 
 def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan, Mapping[str, str]]:
@@ -375,11 +387,12 @@ def _finish(
     run.save()
     recorded, problem, readable = None, None, True
     if ended.pid is None:
-        problem = "the run was cancelled before the program started"
+        problem = Message("run_canceled", "the run was cancelled before the program started")
     elif not ended.complete:
-        problem = f"{choice.collector.name} was left to finish its report alone"
+        problem = Message("report_not_awaited", f"{choice.collector.name} was left to finish its report alone")
     elif not run.directory.is_dir():
-        problem = f"{short(run.directory)} is gone, and with it what was recorded: the program deleted it"
+        words = f"{short(run.directory)} is gone, and with it what was recorded: the program deleted it"
+        problem = Message("run_dir_deleted", words)
     else:
         in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
@@ -391,25 +404,28 @@ def _finish(
                 else:
                     recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
         except patience.LeftAlone:
-            problem = "the recording was not read back, as you asked; nothing of it is lost"
+            words = "the recording was not read back, as you asked; nothing of it is lost"
+            problem = Message("reading_back_skipped", words)
         except DiedError as error:
-            problem = (
+            words = (
                 f"reading the recording back {error}; nothing of it is lost: read it where there is more memory, with "
                 f"`python -m traceable report {short(run.directory)}`"
             )
+            problem = Message("reading_back_died", words)
         except untrusted.RefusedError as error:
-            problem = f"{short(run.directory)} is not read: {error.strerror}"
+            problem = Message("run_dir_replaced", f"{short(run.directory)} is not read: {error.strerror}")
         except memory.LimitedError as error:
-            problem, readable = str(error), False
+            problem, readable = error.message, False
         except TraceableError as error:
-            problem = str(error)
+            problem = error.message
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
-            problem = f"the recording could not be read ({one_line(error)}); it is kept"
+            problem = Message("reading_back_failed", f"the recording could not be read ({one_line(error)}); it is kept")
         if recorded is None:
             recorder.remove_unfinished(run.directory / f"{request.stem}.sqlite")
     emitted.keep(run.directory, run.manifest, recorded)
     released = run.release.notes if run.release is not None else []
-    run.manifest["notes"] = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
+    notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
+    run.manifest["notes"] = [note.plain for note in notes]
     flight.note(run.manifest, recorded.database if recorded else None)
     control.sweep(run.directory)
     run.manifest["files"] = files(run.directory)
@@ -422,12 +438,12 @@ def _finish(
     return Finished(run.directory, ended.status, recorded, problem, expected, readable)
 
 
-def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Recorded | None, str | None]:
+def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Recorded | None, Message | None]:
     """Return what the collector left, or why that is not known."""
     try:
         return collector.finalise(directory, stem), None
     except TraceableError as error:
-        return None, str(remains.named(error, directory, run_dir.read(directory)))
+        return None, remains.named(error, directory, run_dir.read(directory)).message
 
 
 def files(directory: Path) -> list[str]:

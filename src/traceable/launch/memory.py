@@ -40,6 +40,7 @@ def check(path: Path) -> None:
     )
     if tried.returncode:
         raise LimitedError(
+            "memory_limit_too_low",
             f"the memory limit of {size(limit)} (ulimit -v) is too low to read recordings; this one is kept",
             f"raise it, then type `traceable report {path}`",
         )

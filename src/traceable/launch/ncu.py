@@ -72,6 +72,7 @@ def check(request: Request) -> None:
     run_dir.check(request.directory, request.target.name, force=request.force)
     if os.environ.get(environment.NVTX_INJECTION):
         raise UsageError(
+            "under_another_profiler",
             f"this runs under another profiler ({environment.NVTX_INJECTION} is set)",
             "run `traceable ncu` by itself: ncu shares the GPU with no other profiler",
         )
@@ -121,10 +122,14 @@ def launch(request: Request, install: ncu_install.Install, say: Callable[[str], 
             (directory / name).unlink()
     said = _said(directory)
     if ended.pid is None:
-        return Finished(directory, ended.status, problem=CollectorError("the run was cancelled", "run it again"))
+        return Finished(
+            directory, ended.status, problem=CollectorError("run_canceled", "the run was cancelled", "run it again")
+        )
     if not ended.complete:
         return Finished(
-            directory, ended.status, problem=CollectorError("ncu was left alone", f"read its report in {directory}")
+            directory,
+            ended.status,
+            problem=CollectorError("report_not_awaited", "ncu was left alone", f"read its report in {directory}"),
         )
     report = ncu.report_in(directory, request.target.name)
     if report is None:
@@ -145,7 +150,11 @@ def read(path: Path) -> str:
     if path.is_dir():
         reports = sorted(path.glob(f"*{ncu.SUFFIX}"))
         if len(reports) != 1:
-            raise UsageError(f"{path} holds {len(reports)} reports of ncu's", f"name one {ncu.SUFFIX} or .csv file")
+            raise UsageError(
+                "not_one_ncu_report",
+                f"{path} holds {len(reports)} reports of ncu's",
+                f"name one {ncu.SUFFIX} or .csv file",
+            )
         path = reports[0]
     return ncu_install.export(path)
 
@@ -160,6 +169,7 @@ def installed(request: Request) -> ncu_install.Install:
     if request.selection.includes and not install.filters_ranges:
         oldest = ".".join(map(str, ncu_install.OLDEST_FOR_RANGES))
         raise CollectorError(
+            "ncu_too_old",
             f"ncu {install.version} takes no regular expressions of ranges, {oldest} does",
             "install a newer one, or leave --range out",
         )
@@ -177,7 +187,9 @@ def _exported(report: Path) -> Path:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise TraceableError(f"{path} can't be written: {error.strerror}", f"read {report} with --read") from None
+        raise TraceableError(
+            "file_not_written", f"{path} can't be written: {error.strerror}", f"read {report} with --read"
+        ) from None
     return path
 
 

@@ -19,7 +19,7 @@ from traceable import environment, untrusted
 from traceable.analysis.windows import Window
 from traceable.collect import bystander
 from traceable.collect.none import NoneCollector
-from traceable.errors import TraceError, UsageError
+from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import run_dir, supervisor, windows
 
 TYPE_CHECKING = False
@@ -47,12 +47,13 @@ class NotComparableError(Exception):
     """The run without a collector did not end well, so there is nothing to compare with, and no second run.
 
     Args:
-        why: one line for the user.
+        message: why, for the user.
         status: how it ended, as `os.waitpid` says it.
     """
 
-    def __init__(self, why: str, status: int) -> None:
-        super().__init__(why)
+    def __init__(self, message: Message, status: int) -> None:
+        super().__init__(message)
+        self.message = message
         self.status = status
 
 
@@ -64,12 +65,15 @@ def check(directory: Path | None) -> None:
     """
     if sys.__stdin__ is not None and not os.isatty(0) and _position() is None:
         raise UsageError(
+            "stdin_not_repeatable",
             "--measure-overhead runs the program twice, and what comes through a pipe to its stdin can be read once",
             "give it a file (`< FILE`), or nothing (`< /dev/null`)",
         )
     if directory is not None and not (directory / run_dir.MANIFEST).exists() and (directory / DIRECTORY).exists():
         raise UsageError(
-            f"{directory / DIRECTORY} is where --measure-overhead keeps its first run", "name another directory with -o"
+            "plain_run_dir_taken",
+            f"{directory / DIRECTORY} is where --measure-overhead keeps its first run",
+            "name another directory with -o",
         )
 
 
@@ -121,9 +125,12 @@ def run_plain(
         with contextlib.suppress(OSError):
             os.lseek(0, position, os.SEEK_SET)
     if code or ended.told_to_end:
+        if ended.told_to_end:
+            words = "the run without a collector was told to end: there is no second one to compare"
+            raise NotComparableError(Message("plain_run_interrupted", words), ended.status)
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        why = "was told to end" if ended.told_to_end else f"failed ({how})"
-        raise NotComparableError(f"the run without a collector {why}: there is no second one to compare", ended.status)
+        words = f"the run without a collector failed ({how}): there is no second one to compare"
+        raise NotComparableError(Message("plain_run_failed", words), ended.status)
 
 
 def began_ns(directory: Path) -> int:
@@ -217,7 +224,9 @@ def write(directory: Path, measured: dict[str, Any]) -> None:
     """
     manifest = run_dir.read(directory)
     if MANIFEST_KEY not in manifest:
-        raise TraceError(f"{directory} did not measure its overhead", "run with --measure-overhead")
+        raise TraceError(
+            "overhead_not_measured", f"{directory} did not measure its overhead", "run with --measure-overhead"
+        )
     manifest[MANIFEST_KEY] = measured
     run_dir.write(directory / run_dir.MANIFEST, manifest)
 

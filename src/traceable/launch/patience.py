@@ -17,6 +17,7 @@ from typing import Any
 
 from traceable import environment
 from traceable.analysis.units import size
+from traceable.errors import Message
 
 HEARTBEAT_SECONDS = 10.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -102,7 +103,8 @@ class Writing:
             self._say(f"{self._program} is writing the report, {size(written)}, for {now - self._began_s:.0f} s now")
             return True
         pids = f" (pid {', '.join(map(str, processes))})" if processes else ""
-        self._say(f"{self._program} has written nothing for {self._limit_s:g} s and is left alone{pids}")
+        words = f"{self._program} has written nothing for {self._limit_s:g} s and is left alone{pids}"
+        self._say(Message("report_stalled", words))
         return False
 
 
@@ -182,7 +184,8 @@ class Finishing:
             return  # which is over
         elif not self._told:
             self._told = True
-            self._say(f"{self._stage or 'the recording is being read back'}; once more, and that is left for later")
+            doing = self._stage or "the recording is being read back"
+            self._say(Message("recording_being_read", f"{doing}; once more, and that is left for later"))
         elif self._stage is not None:
             raise LeftAlone
 
@@ -197,6 +200,6 @@ def seconds_of(variable: str, default_s: float) -> float:
     except ValueError:
         seconds = -1.0
     if seconds <= 0:
-        environment.warn_once(variable, f"{variable}={value!r} is no time; ignored")
+        environment.warn_once("variable_invalid", f"{variable}={value!r} is no time; ignored", key=variable)
         return default_s
     return seconds

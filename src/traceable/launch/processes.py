@@ -14,7 +14,7 @@ from typing import Any
 
 from traceable import selection, untrusted
 from traceable.collect.base import Recorded
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 from traceable.launch import run_dir
 from traceable.launch.ranks import MANIFEST_KEY, NSYS, SELECTION_KEY, absent
 from traceable.selection import rank_asked
@@ -62,6 +62,7 @@ def _check_one_job(directory: Path, found: list[tuple[Path, dict[str, Any]]]) ->
         other = first.setdefault(host, (started, entry.name))
         if other[0] != started:
             raise TraceError(
+                "ranks_of_different_jobs",
                 f"{directory} holds ranks of different jobs: {other[1]} and {entry.name}",
                 "name one of them, or record into another -o",
             )
@@ -107,7 +108,7 @@ def label_of(process: Mapping[str, Any], stem: str = "") -> str:
     return f"{base}-{name}" if base and name else base or str(name or "")
 
 
-def notes(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
+def notes(directory: Path, manifest: Mapping[str, Any]) -> list[Message]:
     """Return what is to be said of the selection of a run: that nothing was of it, and what nsys could not hear."""
     heard = told(directory)
     lost = [
@@ -123,20 +124,24 @@ def notes(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
         missing = absent(by_rank, ranks) if by_rank is not None else None
         return [missing, *lost] if missing else lost
     if not heard:
-        return [f"nothing was chosen: no Python process began that could tell what it is{_why_none(manifest)}", *lost]
+        words = f"nothing was chosen: no Python process began that could tell what it is{_why_none(manifest)}"
+        return [Message("no_python_process", words), *lost]
     if by_rank is not None and not ranks:
-        return [f"--ranks {by_rank}: no process had a rank (RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID)", *lost]
+        variables = "RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID"
+        return [Message("no_process_has_rank", f"--ranks {by_rank}: no process had a rank ({variables})"), *lost]
     if by_rank is not None and not any(rank_asked(by_rank, rank) for rank in ranks):
-        return [f"--ranks {by_rank}: there were ranks {_listed(map(str, ranks))}, so nothing was recorded", *lost]
+        words = f"--ranks {by_rank}: there were ranks {_listed(map(str, ranks))}, so nothing was recorded"
+        return [Message("no_rank_matches", words), *lost]
     there = _listed(sorted({str(one["name"]) for one in heard if one.get("name")}))
-    return [f"--processes {by_name!r} matches none of the names that there were: {there}", *lost]
+    words = f"--processes {by_name!r} matches none of the names that there were: {there}"
+    return [Message("no_process_name_matches", words), *lost]
 
 
 def _why_none(manifest: Mapping[str, Any]) -> str:
     return " (is the program no Python, or started with -I, -E or -S?)" if manifest.get("end") else ""
 
 
-def _lost(processes: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any]) -> list[str]:
+def _lost(processes: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any]) -> list[Message]:
     """Return why processes are not recorded that should be, a sentence for each cause."""
     by_cause: dict[str, list[str]] = {}
     for one in processes:
@@ -147,9 +152,10 @@ def _lost(processes: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any]) -
             verb, remedy = "was" if len(who) == 1 else "were", "or with the start method spawn"
             why = f"{verb} forked: {_nsys(manifest)} does not record forked processes; "
             why += f"run with --collector recorder, {remedy}"
+            said.append(Message("forked_not_recorded", f"{_listed(who)} {why}"))
         else:
             why = f"{'is' if len(who) == 1 else 'are'} not recorded: {cause}"
-        said.append(f"{_listed(who)} {why}")
+            said.append(Message("process_not_recorded", f"{_listed(who)} {why}"))
     return said
 
 
@@ -170,7 +176,7 @@ def told(directory: Path) -> list[dict[str, Any]]:
     return sorted((one for one in found if one["schema"] == selection.SCHEMA), key=lambda one: int(one["pid"]))
 
 
-def damaged(directory: Path) -> list[str]:
+def damaged(directory: Path) -> list[Message]:
     """Return a sentence on the records of processes that can't be read; empty where all can."""
     names = []
     for pattern, shape in (("process.*.json", untrusted.PROCESS), ("status.*.json", untrusted.STATUS)):
@@ -179,7 +185,8 @@ def damaged(directory: Path) -> list[str]:
                 untrusted.record(path, shape)
             except (OSError, ValueError) as error:  # noqa: PERF203 - each file by itself
                 names.append(f"{path.name} ({error.strerror if isinstance(error, OSError) else error})")
-    return [f"records of processes are damaged, and nothing in them was used: {_listed(names)}"] if names else []
+    words = f"records of processes are damaged, and nothing in them was used: {_listed(names)}"
+    return [Message("process_records_damaged", words)] if names else []
 
 
 def _read(paths: Iterable[Path], shape: Mapping[str, Any]) -> list[dict[str, Any]]:

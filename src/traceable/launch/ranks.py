@@ -19,7 +19,7 @@ from typing import Any
 from traceable import environment, selection
 from traceable.annotation.bootstrap import bootstrap_path
 from traceable.collect.base import Plan
-from traceable.errors import UsageError
+from traceable.errors import Message, UsageError
 from traceable.launch import run_dir
 from traceable.launch.target import COMMAND, MODULE, Target
 from traceable.selection import Rank, rank_asked, ranks_in
@@ -96,7 +96,9 @@ def ranks_text(text: str) -> str:
     try:
         ranks_in(text)
     except ValueError as error:
-        raise UsageError(f"--ranks {text[:60]!r}: {str(error)[:20]!r} is no rank", _RANKS_FORM) from None
+        raise UsageError(
+            "ranks_invalid", f"--ranks {text[:60]!r}: {str(error)[:20]!r} is no rank", _RANKS_FORM
+        ) from None
     return "".join(text.split())
 
 
@@ -108,7 +110,7 @@ def processes_text(text: str) -> str:
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.removeprefix("!") for word in words):
-        raise UsageError(f"--processes {text[:60]!r} has an empty pattern", _PROCESSES_FORM)
+        raise UsageError("processes_invalid", f"--processes {text[:60]!r} has an empty pattern", _PROCESSES_FORM)
     return ",".join(words)
 
 
@@ -134,11 +136,13 @@ def asked_of(rank: Rank, text: str) -> bool:
     world = rank.world_size
     if world is not None and not any(rank_asked(text, one) for one in range(world)):
         there = f"{rank.by} has started ranks 0 to {world - 1}" if world > 1 else f"{rank.by} has started rank 0 only"
-        raise UsageError(f"--ranks {text}: {there}, so nothing would be recorded", "name ranks that there are")
+        raise UsageError(
+            "no_rank_matches", f"--ranks {text}: {there}, so nothing would be recorded", "name ranks that there are"
+        )
     return rank_asked(text, rank.rank)
 
 
-def absent(text: str, there: Collection[int]) -> str | None:
+def absent(text: str, there: Collection[int]) -> Message | None:
     """Return a sentence on ranks that --ranks names and that there are not; None where all are there."""
     named = (range(low, min(high, low + _RANGE_MAX) + 1) for takes, low, high in ranks_in(text) if takes and there)
     missing = sorted({rank for ranks in named for rank in ranks} - set(there))
@@ -146,7 +150,7 @@ def absent(text: str, there: Collection[int]) -> str | None:
         return None
     more = ", ..." if len(missing) > _ABSENT_MAX else ""
     numbers = ", ".join(map(str, missing[:_ABSENT_MAX]))
-    return f"--ranks {text}: there was no rank {numbers}{more}"
+    return Message("ranks_absent", f"--ranks {text}: there was no rank {numbers}{more}")
 
 
 def name_of(rank: Rank, name: str) -> str:
@@ -169,7 +173,7 @@ def directory_of(rank: Rank, name: str, asked: Path | None) -> Path:
     own = name_of(rank, name) + (f"-restart{rank.restarts}" if rank.restarts else "")
     if asked is not None:
         if (asked / run_dir.MANIFEST).exists():
-            raise UsageError(f"{asked} holds a run, not the ranks of one", "name another with -o")
+            raise UsageError("not_a_dir_of_ranks", f"{asked} holds a run, not the ranks of one", "name another with -o")
         return asked / own
     group = run_dir.dated(name, at_s=(started_ns() or time.time_ns()) / 1e9) / own
     # Ranks that a shell started, which goes on to start others, are told apart by their own time.
@@ -201,7 +205,9 @@ def become(command: list[str]) -> None:
         os.execvp(command[0], command)
     except OSError as error:
         raise UsageError(
-            f"{command[0]} can't be executed: {error.strerror}", "name its interpreter before it"
+            "program_not_executed",
+            f"{command[0]} can't be executed: {error.strerror}",
+            "name its interpreter before it",
         ) from None
 
 

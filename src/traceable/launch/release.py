@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
+from traceable.errors import Message
+
 STOP_SECONDS = 1.0
 """How long all threads of a process may take to stop."""
 
@@ -68,7 +70,7 @@ class Release:
         self._say = say
         self._held: dict[int, tuple[tuple[int, int], float]] = {}
         self._released: set[int] = set()
-        self.notes: list[str] = []
+        self.notes: list[Message] = []
 
     def look_back(self, run_dir: Path, pid: int | None, code: int) -> bool:
         """Say which processes left by themselves, and whether the program died of being let go.
@@ -83,13 +85,13 @@ class Release:
         """
         with contextlib.suppress(OSError):
             for match in filter(None, map(_LEFT.fullmatch, sorted(entry.name for entry in run_dir.iterdir()))):
-                self._note(_NOTE_LEFT.format(pid=match[1]))
+                self._note(Message("exit_hang_avoided", _NOTE_LEFT.format(pid=match[1])))
         if code >= 0 or pid not in self._released:
             return True
-        self._note(_NOTE_DIED.format(pid=pid, number=-code))
+        self._note(Message("released_process_died", _NOTE_DIED.format(pid=pid, number=-code)))
         return False
 
-    def _note(self, note: str) -> None:
+    def _note(self, note: Message) -> None:
         if note not in self.notes:
             self.notes.append(note)
             self._say(note)
@@ -107,7 +109,7 @@ class Release:
                 self._held[pid] = point, since_s
             elif _interrupt(pid):
                 self._released.add(pid)
-                self._note(_NOTE.format(pid=pid))
+                self._note(Message("process_hung_at_exit", _NOTE.format(pid=pid)))
 
 
 def held_at_exit(pid: int) -> tuple[int, int] | None:

@@ -41,7 +41,7 @@ def streams(pids: Iterable[int]) -> list[str]:
 
 def named(error: TraceableError, directory: Path, manifest: dict[str, Any]) -> TraceableError:
     """Return `error`, which is that a run's recording can't be read, with what is left of the run named in it."""
-    return type(error)("; ".join((error.found, *_left(directory, manifest))), error.remedy)
+    return type(error)(error.code, "; ".join((error.found, *_left(directory, manifest))), error.remedy)
 
 
 def _left(directory: Path, manifest: dict[str, Any]) -> list[str]:

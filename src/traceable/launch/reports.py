@@ -48,9 +48,9 @@ def opened(path: Path) -> Iterator[Path]:
             with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
                 yield finalised(path, Path(folder))
     elif not path.exists():
-        raise TraceError(f"there is no {path}", f"give {_READABLE}")
+        raise TraceError("no_such_file", f"there is no {path}", f"give {_READABLE}")
     elif not path.is_file():
-        raise TraceError(f"{path} is not a regular file", f"give {_READABLE}")
+        raise TraceError("not_a_regular_file", f"{path} is not a regular file", f"give {_READABLE}")
     elif path.suffix in REPORT_SUFFIXES:
         from traceable.collect import nsys_install
 
@@ -84,12 +84,13 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
     manifest = run_dir.read(directory)
     name, stem = (manifest.get("collector") or {}).get("name"), manifest.get("stem")
     if name is None or stem is None:
-        raise TraceError(f"the run in {directory} ended before it started its program", "run it again")
+        found = f"the run in {directory} ended before it started its program"
+        raise TraceError("program_never_started", found, "run it again")
     if not run_dir.is_over(manifest, directory):
         remedy = "wait for it to end, or stop it"
         if isinstance(manifest.get(flight.MANIFEST_KEY), dict):
             remedy = f"dump it: traceable control dump --run {directory}"
-        raise TraceError(f"the program of {directory} is still running", remedy)
+        raise TraceError("still_running", f"the program of {directory} is still running", remedy)
     if not (manifest.get("end") or {}).get("collector_ended"):
         _wait_for_collector(directory)
     try:
@@ -98,7 +99,7 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
         raise remains.named(error, directory, manifest) from None
     if recorded.database is None:
         found = "; ".join((f"{directory} holds no recording (collector {name})", *recorded.notes[:_NOTES_SAID]))
-        raise TraceError(found, "run it again with another --collector")
+        raise TraceError("no_recording", found, "run it again with another --collector")
     emitted.keep(directory, manifest, recorded)
     return recorded.database
 
@@ -132,7 +133,8 @@ def _wait_for_collector(directory: Path) -> None:
     deadline = time.monotonic() + WRITING_SECONDS
     while supervisor.collector_processes(directory):
         if time.monotonic() > deadline:
-            raise CollectorError(f"nsys is still writing the report in {directory}", "try again later")
+            found = f"nsys is still writing the report in {directory}"
+            raise CollectorError("nsys_still_writing", found, "try again later")
         time.sleep(supervisor.TURN_SECONDS)
 
 
@@ -147,16 +149,19 @@ def _check_file(path: Path) -> None:
         with untrusted.open_regular(path, follow=True) as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
-        raise TraceError(f"{path} can't be read: {error.strerror}", "check its permissions") from None
+        found = f"{path} can't be read: {error.strerror}"
+        raise TraceError("file_unreadable", found, "check its permissions") from None
     if start == SQLITE_MAGIC:
         return
     # It imports numpy, which this module's other callers do without.
     from traceable.trace import kineto
 
     if not kineto.is_trace(path):
-        raise TraceError(f"{path} is not an SQLite file, and no trace of torch.profiler either", f"give {_READABLE}")
+        found = f"{path} is not an SQLite file, and no trace of torch.profiler either"
+        raise TraceError("not_a_report", found, f"give {_READABLE}")
 
 
 def _refuse_empty(path: Path) -> None:
     if path.is_file() and path.stat().st_size == 0:
-        raise TraceError(f"{path} is empty", "record again: the recording was cut off before anything was written")
+        fix = "record again: the recording was cut off before anything was written"
+        raise TraceError("file_empty", f"{path} is empty", fix)

@@ -19,7 +19,7 @@ from typing import Any
 from traceable import untrusted
 from traceable.collect import bystander
 from traceable.collect.base import NSYS_LOG
-from traceable.errors import TraceError, UsageError
+from traceable.errors import Message, TraceError, UsageError
 
 MANIFEST = "run.json"
 SCHEMA = "traceable.run/1"
@@ -57,7 +57,9 @@ def create(asked: Path | None, name: str, *, force: bool) -> Path:
         _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         place = error.filename or asked or PARENT
-        raise UsageError(f"the run directory {place} can't be made: {error.strerror}", "name another with -o") from None
+        raise UsageError(
+            "run_dir_not_created", f"the run directory {place} can't be made: {error.strerror}", "name another with -o"
+        ) from None
     return directory
 
 
@@ -70,28 +72,36 @@ def check(directory: Path | None, name: str, *, force: bool) -> None:
     directory = (directory or PARENT).absolute()
     standing = next(place for place in (directory, *directory.parents) if place.exists() or place.is_symlink())
     if not standing.is_dir():
-        raise UsageError(f"{standing} is not a directory", "name another with -o")
+        raise UsageError("not_a_directory", f"{standing} is not a directory", "name another with -o")
     if not os.access(standing, os.W_OK | os.X_OK):
-        raise UsageError(f"the output directory {standing} can't be written", "name another with -o")
+        raise UsageError(
+            "folder_not_writable", f"the output directory {standing} can't be written", "name another with -o"
+        )
     if standing != directory or directory == PARENT.absolute() or not any(directory.iterdir()):
         return
     if not force:
-        raise UsageError(f"{directory} is not empty", "name another directory, or add --force")
+        raise UsageError("run_dir_not_empty", f"{directory} is not empty", "name another directory, or add --force")
     if (directory / MANIFEST).exists():
         _check_movable(directory)
     elif ours := [entry.name for entry in directory.iterdir() if _is_ours(entry.name, name)]:
-        raise UsageError(f"{directory} holds {ours[0]}, which this run would overwrite", "name another with -o")
+        raise UsageError(
+            "file_would_be_overwritten",
+            f"{directory} holds {ours[0]}, which this run would overwrite",
+            "name another with -o",
+        )
 
 
 def _check_movable(directory: Path) -> None:
     if Path.cwd().is_relative_to(directory.resolve()):
-        raise UsageError(f"{directory} holds a run and is the working directory", "name another with -o")
+        raise UsageError(
+            "run_in_working_directory", f"{directory} holds a run and is the working directory", "name another with -o"
+        )
     try:
         over = is_over(read(directory), directory)
     except TraceError:
         return
     if not over:
-        raise UsageError(f"the run in {directory} is not over", "wait for it, or name another with -o")
+        raise UsageError("still_running", f"the run in {directory} is not over", "wait for it, or name another with -o")
 
 
 def _is_ours(entry: str, stem: str) -> bool:
@@ -117,7 +127,7 @@ def latest() -> Path:
         if untrusted.is_directory(path.parent) and untrusted.is_regular(path)
     ]
     if not manifests:
-        raise UsageError(f"no run in {PARENT}/", "record one with `traceable run app.py`, or name a report")
+        raise UsageError("no_runs", f"no run in {PARENT}/", "record one with `traceable run app.py`, or name a report")
     return max(manifests, key=lambda path: (path.stat().st_mtime_ns, path)).parent
 
 
@@ -182,7 +192,7 @@ def check_held(directory: Path) -> None:
         raise untrusted.RefusedError(errno.ESTALE, "another was put in its place", os.fspath(directory))
 
 
-def exposed(directory: Path) -> str | None:
+def exposed(directory: Path) -> Message | None:
     """Return who else may put something else in the place of a run directory, or of files in it, as the begin of a
     sentence; None for nobody. root is trusted, and so is the group that this process has by itself.
     """
@@ -192,12 +202,13 @@ def exposed(directory: Path) -> str | None:
             # A link may lead elsewhere the next time.
             owner = next((uid for uid in (status.st_uid, place.lstat().st_uid) if uid not in (os.geteuid(), 0)), None)
             if owner is not None:
-                return f"{place} belongs to {_user(owner)}"
+                return Message("directory_of_another_user", f"{place} belongs to {_user(owner)}")
             held = place == directory.parent and status.st_mode & stat.S_ISVTX
             if status.st_mode & stat.S_IWOTH and not held:
-                return f"{place} can be written by every user"
+                return Message("directory_of_everybody", f"{place} can be written by every user")
             if status.st_mode & stat.S_IWGRP and not held and status.st_gid not in (os.getegid(), 0):
-                return f"{place} can be written by every user of group {status.st_gid}"
+                words = f"{place} can be written by every user of group {status.st_gid}"
+                return Message("directory_of_group", words)
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from traceable import confidential, untrusted
 from traceable.collect import nsys_environments
 from traceable.collect.nsys import REPORT_SUFFIXES
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 from traceable.launch import reports, run_dir
 
 NAMES_SHOWN = 8
@@ -27,23 +27,26 @@ class Leak:
 
     Attributes:
         file: where it lies: the file that was named, or one in the run directory that was.
-        what: what it is, as the begin of a sentence.
+        what: what it is, as the begin of a sentence, with its code.
         names: the variables whose values are there, those that have the name of a secret first; empty where it is no
             environment.
         secrets: how many of them have such a name.
     """
 
     file: Path
-    what: str
+    what: Message
     names: tuple[str, ...] = ()
     secrets: int = 0
 
-    def __str__(self) -> str:
-        if not self.names:
-            return f"{self.file.name}: {self.what}"
-        shown = ", ".join(self.names[:NAMES_SHOWN])
-        more = f" and {len(self.names) - NAMES_SHOWN} more" if len(self.names) > NAMES_SHOWN else ""
-        return f"{self.file.name}: {self.what}, with the values of {shown}{more}"
+    @property
+    def message(self) -> Message:
+        """The same as a sentence."""
+        said = f"{self.file.name}: {self.what}"
+        if self.names:
+            shown = ", ".join(self.names[:NAMES_SHOWN])
+            more = f" and {len(self.names) - NAMES_SHOWN} more" if len(self.names) > NAMES_SHOWN else ""
+            said += f", with the values of {shown}{more}"
+        return Message(self.what.code, said)
 
 
 def leaks(path: Path) -> list[Leak]:
@@ -76,11 +79,13 @@ def _of_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]
     for key, holder in (("argv", manifest), ("command", manifest.get("target")), ("argv", manifest.get("plan"))):
         words = (holder or {}).get(key) or []
         if confidential.without_values(words) != words:
-            yield Leak(directory / run_dir.MANIFEST, f"a command line with the value of a secret ({key})", secrets=1)
+            what = Message("secret_in_manifest", f"a command line with the value of a secret ({key})")
+            yield Leak(directory / run_dir.MANIFEST, what, secrets=1)
     hidden = any(confidential.NOT_WRITTEN in word for word in (manifest.get("plan") or {}).get("argv") or ())
     if hidden and (manifest.get("collector") or {}).get("name") == "nsys":
         for report in _reports(directory):
-            yield Leak(report, "the command line, with a value that run.json leaves out", secrets=1)
+            what = Message("secret_on_command_line", "the command line, with a value that run.json leaves out")
+            yield Leak(report, what, secrets=1)
 
 
 def _of_file(path: Path) -> Iterator[Leak]:
@@ -90,19 +95,23 @@ def _of_file(path: Path) -> Iterator[Leak]:
                 found = nsys_environments.stored(connection)
                 printed = _printed(connection)
         except untrusted.SQLITE_ERRORS as error:
-            raise TraceError(f"{path} can't be read ({untrusted.why(error)})", "give a report of nsys's") from None
+            what = f"{path} can't be read ({untrusted.why(error)})"
+            raise TraceError("file_unreadable", what, "give a report of nsys's") from None
     strangers = [one for one in found if not one.planned]
-    if leak := _leak(path, f"the environment of {_counted(len(strangers))}", strangers):
+    of_processes = Message("environment_stored", f"the environment of {_counted(len(strangers))}")
+    if leak := _leak(path, of_processes, strangers):
         yield leak
-    if leak := _leak(path, "nsys's own environment", [one for one in found if one.planned]):
+    of_nsys = Message("nsys_environment_stored", "nsys's own environment")
+    if leak := _leak(path, of_nsys, [one for one in found if one.planned]):
         yield leak
     if len(strangers) > 1 and path.suffix != ".sqlite":
-        yield Leak(path, "the command lines of the processes of the machine, which nsys's tables do not show")
+        what = "the command lines of the processes of the machine, which nsys's tables do not show"
+        yield Leak(path, Message("command_lines_stored", what))
     if printed:
-        yield Leak(path, f"what the program printed ({printed} characters)")
+        yield Leak(path, Message("output_stored", f"what the program printed ({printed} characters)"))
 
 
-def _leak(path: Path, what: str, found: Iterable[nsys_environments.Stored]) -> Leak | None:
+def _leak(path: Path, what: Message, found: Iterable[nsys_environments.Stored]) -> Leak | None:
     names = {name for one in found for name, value in one.variables.items() if name and value}
     secret = sorted(name for name in names if confidential.is_secret(name))
     if not names:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from traceable import environment
 from traceable.collect.base import Plan
-from traceable.errors import CollectorError, UsageError
+from traceable.errors import CollectorError, Message, UsageError
 from traceable.launch import handover, patience
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -126,7 +126,9 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
         )
     except OSError as error:
         raise UsageError(
-            f"{plan.argv[0]} can't be executed: {error.strerror}", "name its interpreter before it"
+            "program_not_executed",
+            f"{plan.argv[0]} can't be executed: {error.strerror}",
+            "name its interpreter before it",
         ) from None
     on_start(pid)
     told_to_end = told_to_stop = stopped = False
@@ -222,7 +224,8 @@ class _Detached:
             )
         except OSError as error:
             self.handover.close()
-            raise NeverStartedError(f"{plan.argv[0]} can't be executed: {error.strerror}", "reinstall it") from None
+            found = f"{plan.argv[0]} can't be executed: {error.strerror}"
+            raise NeverStartedError("tool_not_started", found, "reinstall it") from None
 
     def _start(self) -> signal.Signals | None:
         """Wait until the program's pid is known. Returns the signal that came first and was obeyed, if one did."""
@@ -242,7 +245,7 @@ class _Detached:
                 # The program may run already, without our knowing it yet.
                 pending.append(number)
             if deadline is not None and (deadline.passed() or self.collector is None):
-                self._give_up(f"did not start the program within {seconds:g} s" if self.collector else None)
+                self._give_up(seconds if self.collector else None)
                 # The permission is gone, so the program is being started at this moment.
                 deadline = None
             if self.collector is None and deadline is None:
@@ -256,19 +259,26 @@ class _Detached:
             self._pass_on(number)
         return None
 
-    def _give_up(self, what: str | None) -> None:
+    def _give_up(self, seconds: float | None) -> None:
+        """Raise that the program was not started, nor will be; where it is being started at this moment, return.
+
+        Args:
+            seconds: how long the collector has had for it; None for one that has ended.
+        """
         if not self.handover.withdraw():
             return
         self._kill_collector()
+        remedy = f"see {self.run_dir}, or use another --collector"
+        if seconds is not None:
+            found = f"{self.program} did not start the program within {seconds:g} s"
+            raise NeverStartedError("collector_start_timeout", found, remedy)
         ended = f"ended with {os.waitstatus_to_exitcode(self.collector_status)} before it started the program"
         said = self._said()
         # Of an end of its own it says the cause first: its usage follows.
         first = next((line.strip() for line in said.splitlines() if line.strip()), "")
         ended += f" ({first[:300]})" if first else ""
-        error = NeverStartedError(f"{self.program} {what or ended}", f"see {self.run_dir}, or use another --collector")
-        error.transient = what is None and (
-            os.WIFSIGNALED(self.collector_status) or any(words in said for words in TRANSIENT)
-        )
+        error = NeverStartedError("collector_ended_early", f"{self.program} {ended}", remedy)
+        error.transient = os.WIFSIGNALED(self.collector_status) or any(words in said for words in TRANSIENT)
         raise error
 
     def _said(self) -> str:
@@ -281,7 +291,9 @@ class _Detached:
         deadline = patience.Deadline(GRACE_SECONDS)
         while (pid := self.handover.program_pid()) is None:
             if deadline.passed():
-                raise CollectorError(f"{self.program} ended while it started the program", "run again")
+                raise CollectorError(
+                    "collector_ended_at_start", f"{self.program} ended while it started the program", "run again"
+                )
             time.sleep(TURN_SECONDS)
         return pid
 
@@ -301,7 +313,8 @@ class _Detached:
                 if self.told_to_wait:
                     return False
                 self.told_to_wait = True
-                self.say(f"{self.program} is still writing the report; once more, and it is left to finish alone")
+                words = f"{self.program} is still writing the report; once more, and it is left to finish alone"
+                self.say(Message("report_being_written", words))
         return True
 
     def _left_behind(self) -> bool:
@@ -346,10 +359,11 @@ class _Detached:
         deadline = patience.Deadline(GRACE_SECONDS)
         while (ended := self.handover.wait_status()) is None:
             if self.handover.silent() or deadline.passed():
-                self.say(
+                words = (
                     f"what stood between {self.program} and the program was killed: nothing is recorded from then on, "
                     f"and how the program ended is not known (the exit code is {self.program}'s)"
                 )
+                self.say(Message("wrapper_killed", words))
                 return self.collector_status
             time.sleep(TURN_SECONDS)
         return ended

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from traceable.errors import Message
+
 ANSWER_SECONDS = 30.0
 """How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""
 
@@ -41,7 +43,7 @@ class Talk:
         self._pids = pids
         self._line = json.dumps(asked).encode() + b"\n"
         self._open: dict[int, socket.socket] = {}
-        self._problems: list[str] = []
+        self._problems: list[Message] = []
 
     def begin(self) -> None:
         """Ask."""
@@ -55,13 +57,17 @@ class Talk:
                     owner = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
                     if owner != os.geteuid():
                         connection.close()
-                        self._problems.append(f"the socket of process {pid} is served by another user")
+                        words = f"the socket of process {pid} is served by another user"
+                        self._problems.append(Message("socket_of_another_user", words))
                         continue
                     connection.sendall(self._line)
                 except OSError as error:
                     connection.close()
-                    why = "belongs to another user" if isinstance(error, PermissionError) else "has gone"
-                    self._problems.append(f"process {pid} {why}")
+                    if isinstance(error, PermissionError):
+                        problem = Message("process_of_another_user", f"process {pid} belongs to another user")
+                    else:
+                        problem = _gone(pid)
+                    self._problems.append(problem)
                     continue
                 self._open[pid] = connection
         finally:
@@ -84,7 +90,7 @@ class Talk:
         finally:
             os.close(descriptor)
 
-    def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[str]:
+    def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[Message]:
         """Hear the answers until each process has told the event `until`, or ended; return what went wrong."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         first_by = time.monotonic() + ANSWER_SECONDS
@@ -118,7 +124,7 @@ class Talk:
                     if {until, "refused", "withdrawn"} & set(names) or _nothing(events) or not more:
                         selector.unregister(connection)
                     if not more and not {until, "refused", "withdrawn"} & set(names):
-                        self._problems.append(f"process {pid} has gone")
+                        self._problems.append(_gone(pid))
         return self._problems
 
 
@@ -126,10 +132,15 @@ def _nothing(events: list[Event]) -> bool:
     return any(event["event"] == "stopping" and event["window"] is None for event in events)
 
 
-def _late(pid: int, seconds: float | None, silent: bool) -> str:
+def _gone(pid: int) -> Message:
+    return Message("process_gone", f"process {pid} has gone")
+
+
+def _late(pid: int, seconds: float | None, silent: bool) -> Message:
     if silent:
-        return f"process {pid} does not answer within {seconds:g} s"
-    return f"process {pid} has not done it within {seconds:g} s, and still will: `traceable control stop` withdraws it"
+        return Message("process_does_not_answer", f"process {pid} does not answer within {seconds:g} s")
+    words = f"process {pid} has not done it within {seconds:g} s, and still will: `traceable control stop` withdraws it"
+    return Message("not_done_in_time", words)
 
 
 def _received(connection: socket.socket) -> bytes:

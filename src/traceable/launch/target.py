@@ -97,14 +97,16 @@ def parse(words: Sequence[str]) -> Target:
         UsageError: nothing to run, or an option without its value.
     """
     if not words:
-        raise UsageError("no program to run", "name a script, -m MODULE, -c CODE or -- COMMAND after the options")
+        raise UsageError(
+            "no_program", "no program to run", "name a script, -m MODULE, -c CODE or -- COMMAND after the options"
+        )
     first, rest = words[0], list(words[1:])
     if first == "--" or first[:2] in ("-m", "-c"):
         kind, what = {"--": (COMMAND, "a command"), "-m": (MODULE, "a module"), "-c": (CODE, "code")}[first[:2]]
         if len(first) > 2:
             rest.insert(0, first[2:])
         if not rest:
-            raise UsageError(f"nothing follows {first}", f"write {what} after it")
+            raise UsageError("value_missing", f"nothing follows {first}", f"write {what} after it")
         return Target(kind, rest[0], tuple(rest[1:]))
     return Target(SCRIPT, first, tuple(rest))
 
@@ -162,8 +164,10 @@ def _check_command(program: str) -> None:
     if shutil.which(program):
         return
     if os.sep in program and Path(program).exists():
-        raise UsageError(f"{program} is not an executable file", "name a program, or run a script without `--`")
-    raise UsageError(f"there is no command {program}", "correct the name, or give its path")
+        raise UsageError(
+            "not_executable", f"{program} is not an executable file", "name a program, or run a script without `--`"
+        )
+    raise UsageError("no_such_command", f"there is no command {program}", "correct the name, or give its path")
 
 
 def _check_script(path: Path, *, skips_first_line: bool) -> None:
@@ -171,11 +175,13 @@ def _check_script(path: Path, *, skips_first_line: bool) -> None:
         mode = path.stat().st_mode
     except OSError as error:
         if str(path).startswith("-"):
-            raise UsageError(f"there is no option {path}", "type `traceable run --help`") from None
-        raise UsageError(f"there is no script {path}: {error.strerror}", _near_file(path)) from None
+            raise UsageError("no_such_option", f"there is no option {path}", "type `traceable run --help`") from None
+        raise UsageError("no_such_script", f"there is no script {path}: {error.strerror}", _near_file(path)) from None
     if stat.S_ISDIR(mode):
         if not any((path / f"__main__{suffix}").exists() for suffix in _SUFFIXES):
-            raise UsageError(f"{path} is a directory without __main__.py", "name a script in it")
+            raise UsageError(
+                "directory_without_main", f"{path} is a directory without __main__.py", "name a script in it"
+            )
     elif stat.S_ISREG(mode):
         _check_file(path, skips_first_line=skips_first_line)
 
@@ -184,13 +190,15 @@ def _check_file(path: Path, *, skips_first_line: bool = False) -> None:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}", "change its permissions or name another") from None
+        raise UsageError(
+            "file_unreadable", f"{path} can't be read: {error.strerror}", "change its permissions or name another"
+        ) from None
     if source[:2] == importlib.util.MAGIC_NUMBER[:2] or path.suffix == ".pyc" or skips_first_line:
         return
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if not {f"__main__{suffix}" for suffix in _SUFFIXES} & set(archive.namelist()):
-                raise UsageError(f"{path} is a zip file without __main__.py", "name a script")
+                raise UsageError("zip_without_main", f"{path} is a zip file without __main__.py", "name a script")
         return
     _check_syntax(source, str(path))
 
@@ -203,7 +211,8 @@ def _check_syntax(source: str | bytes, name: str) -> None:
             compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         place = f"{name}:{error.lineno}" if error.lineno else name
-        raise UsageError(f"{place}: {type(error).__name__}: {error.msg}", "correct it and run again") from None
+        found = f"{place}: {type(error).__name__}: {error.msg}"
+        raise UsageError("syntax_error", found, "correct it and run again") from None
     except (ValueError, RecursionError, MemoryError):
         return  # null bytes, depth: the interpreter's own limits differ, so it is left to judge
 
@@ -219,16 +228,19 @@ def _check_module(name: str) -> None:
         spec = _spec(".".join(parts[:depth]), path or (), top=depth == 1)
         if spec is None:
             missing = ".".join(parts[:depth])
-            raise UsageError(f"there is no module {missing}", "install it, or run where it can be imported from")
+            raise UsageError(
+                "no_such_module", f"there is no module {missing}", "install it, or run where it can be imported from"
+            )
         path = spec.submodule_search_locations
         if path is None and depth < len(parts):
-            raise UsageError(f"{'.'.join(parts[:depth])} is a module, not a package", f"there is no {name} in it")
+            found = f"{'.'.join(parts[:depth])} is a module, not a package"
+            raise UsageError("not_a_package", found, f"there is no {name} in it")
         if path is not None and _changes_its_path(spec):
             return
     if path is not None:
         spec = _spec(f"{name}.__main__", path, top=False)
         if spec is None:
-            raise UsageError(f"{name} is a package without __main__.py", "name a module in it")
+            raise UsageError("package_without_main", f"{name} is a package without __main__.py", "name a module in it")
     if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader) and spec.origin:
         _check_file(Path(spec.origin))
 

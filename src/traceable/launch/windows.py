@@ -16,7 +16,7 @@ from typing import Any
 from traceable import untrusted
 from traceable.analysis.windows import ON_REQUEST, WHOLE, Asked, Said, Window
 from traceable.capture.conditions import NONE, Conditions, counted
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 from traceable.launch import processes, run_dir
 
 MANIFEST_KEY = "window"
@@ -101,30 +101,31 @@ def _conditions(window: dict[str, Any]) -> Conditions:
         return NONE
 
 
-def _lacking(conditions: Conditions, content: dict[str, Any], ended: int, requests: int) -> tuple[str, ...]:
+def _lacking(conditions: Conditions, content: dict[str, Any], ended: int, requests: int) -> tuple[Message, ...]:
     """Return how far a process came with each condition that was not met."""
     if content.get("counted_from", 0) is not None:
         return ()
     waited_s = content.get("delay_waited_s")
-    so_far = f"{waited_s or 0.0:.3g} of " if content["end"] else "fewer than "
     pause_s = content.get("longest_pause_s") or 0.0
-    told = [
-        (ended < conditions.warmup_steps, f"{ended} of {counted(conditions.warmup_steps, 'warm-up step')} were over"),
-        # Without Python's own end nobody noted how old it became.
-        (
-            (waited_s or 0.0) < conditions.delay_s,
-            "no range and no step began, from which the delay is counted (--delay start+S counts from the start of the "
-            "process)"
-            if waited_s is None and content["end"]
-            else f"{so_far}{conditions.delay_s:g} s from {conditions.delay_since} were over",
-        ),
-        (requests < conditions.requests, f"{requests} of {counted(conditions.requests, 'request')} were over"),
-        (
-            pause_s < conditions.idle_s,
-            f"no step came after {conditions.idle_s:g} s without one (the longest was {pause_s:.3g} s)",
-        ),
-    ]
-    return tuple(said for lacks, said in told if lacks) or ("no step began after its conditions were met",)
+    lacks = []
+    if ended < conditions.warmup_steps:
+        words = f"{ended} of {counted(conditions.warmup_steps, 'warm-up step')} were over"
+        lacks.append(Message("warmup_not_over", words))
+    # Without Python's own end nobody noted how old it became.
+    if (waited_s or 0.0) < conditions.delay_s and waited_s is None and content["end"]:
+        words = "no range and no step began, from which the delay is counted (--delay start+S counts from the start of "
+        lacks.append(Message("delay_not_begun", f"{words}the process)"))
+    elif (waited_s or 0.0) < conditions.delay_s:
+        so_far = f"{waited_s or 0.0:.3g} of " if content["end"] else "fewer than "
+        words = f"{so_far}{conditions.delay_s:g} s from {conditions.delay_since} were over"
+        lacks.append(Message("delay_not_over", words))
+    if requests < conditions.requests:
+        words = f"{requests} of {counted(conditions.requests, 'request')} were over"
+        lacks.append(Message("requests_not_over", words))
+    if pause_s < conditions.idle_s:
+        words = f"no step came after {conditions.idle_s:g} s without one (the longest was {pause_s:.3g} s)"
+        lacks.append(Message("no_idle_pause", words))
+    return tuple(lacks) or (Message("no_step_after_conditions", "no step began after its conditions were met"),)
 
 
 def told(directory: Path, conditions: Conditions = NONE) -> tuple[Said, ...]:
@@ -156,7 +157,7 @@ def write_captured(directory: Path, captured: dict[str, Any]) -> None:
     """
     manifest = run_dir.read(directory)
     if not isinstance(manifest.get(MANIFEST_KEY), dict):
-        raise TraceError(f"{directory} was asked for no window", "run with --steps")
+        raise TraceError("run_without_windows", f"{directory} was asked for no window", "run with --steps")
     manifest[MANIFEST_KEY]["captured"] = captured
     run_dir.write(directory / run_dir.MANIFEST, manifest)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from traceable import untrusted
 from traceable.collect import recorder
+from traceable.errors import Message
 from traceable.launch import run_dir
 
 Files = dict[str, tuple[int, int]]
@@ -32,17 +33,19 @@ def files(directory: Path) -> Files:
     return found
 
 
-def to_come(directory: Path, found: list[str]) -> str | None:
+def to_come(directory: Path, found: list[str]) -> Message | None:
     """Return what is not written yet, or why nothing is: a sentence."""
     manifest = run_dir.read(directory)
     name = (manifest.get("collector") or {}).get("name")
     if name == "none":
-        return "nothing is recorded: the run has --collector none"
+        return Message("collector_none", "nothing is recorded: the run has --collector none")
     if name == "recorder":
-        return f"the recording becomes {manifest.get('stem')}.sqlite when the program ends"
+        words = f"the recording becomes {manifest.get('stem')}.sqlite when the program ends"
+        return Message("recording_at_end", words)
     if name == "nsys" and not found:
         # 2022.4 keeps each capture in its temporary directory until the program ends.
-        return "nsys has not written its report yet: it does when the program ends at the latest"
+        words = "nsys has not written its report yet: it does when the program ends at the latest"
+        return Message("report_at_end", words)
     return None
 
 

@@ -12,7 +12,8 @@ from traceable.report.choice import Choice
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.document import answer
 from traceable.report.layout import Cells
-from traceable.report.terminal import Page, head_lines, range_labels
+from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, Page, head_lines, range_labels
+from traceable.report.text import as_printed
 
 SCHEMA = "traceable.beside/1"
 """Name and version of the document, as those of `report.json`."""
@@ -45,7 +46,7 @@ def write(page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], 
         page.line(f"{letter}  {path}")
         of_the_run = (*flight.lines(head["flight_recorder"]), *windows.lines(head["capture"]))
         for line in (*of_the_run, *overhead.lines(head["overhead"]), *head_lines(head)):
-            page.line(f"   {line}")
+            page.line(f"   {as_printed(line)}")
     page.line()
     rows = choice.rows(table)
     if rows:
@@ -54,7 +55,7 @@ def write(page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], 
         shown = [one for one in _columns(LETTERS[: len(heads)]) if worth_showing(one, rows)]
         page.table([named, *(cells(one, rows) for one in shown)])
     else:
-        page.line("no range matches" if len(table) else "no ranges were recorded")
+        page.line((NO_RANGE_MATCHES if len(table) else NO_RANGES).printed)
     if left_out := len(choice.matching(table)) - len(rows):
         page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
     steps = list(table.others["steps"].rows())
@@ -63,7 +64,7 @@ def write(page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], 
         page.line("the steady steps:")
         page.table([cells(one, steps) for one in _STEPS if worth_showing(one, steps)])
     for note in table.notes:
-        page.line(note)
+        page.line(as_printed(note))
 
 
 def _columns(letters: str) -> list[Column]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from traceable.analysis.contract import NEVER_ENTERED, WITHOUT_GPU_WORK, Verdict
 from traceable.analysis.units import count
+from traceable.errors import Message
 from traceable.report.text import printable
 
 
@@ -27,15 +28,19 @@ def rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 def lines(verdicts: Sequence[Verdict], *, unmet_alone: bool = False) -> list[str]:
     """Return one line an expectation, or an unmet one, and a last one where any is unmet."""
-    said = [f"expected {printable(one.name)}: {_outcome(one)}" for one in verdicts if not (one.met and unmet_alone)]
+    said = [_outcome(one) for one in verdicts if not (one.met and unmet_alone)]
     unmet = sum(not one.met for one in verdicts)
-    return [*said, f"{count(unmet)} of {count(len(verdicts), 'expectation')} not met"] if unmet else said
+    if not unmet:
+        return said
+    return [*said, Message("expectations_not_met", f"{count(unmet)} of {count(len(verdicts), 'expectation')} not met")]
 
 
 def _outcome(verdict: Verdict) -> str:
+    expected = f"expected {printable(verdict.name)}"
     if verdict.verdict == NEVER_ENTERED:
         near = " or ".join(map(printable, verdict.near))
-        return "never entered" + (f"; did you mean {near}?" if near else "")
+        hint = f"; did you mean {near}?" if near else ""
+        return Message("never_entered", f"{expected}: never entered{hint}")
     if verdict.verdict == WITHOUT_GPU_WORK:
-        return f"entered {count(verdict.count, 'time')} without GPU work"
-    return f"seen {count(verdict.count, 'time')}"
+        return Message("without_gpu_work", f"{expected}: entered {count(verdict.count, 'time')} without GPU work")
+    return f"{expected}: seen {count(verdict.count, 'time')}"

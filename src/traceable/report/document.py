@@ -50,7 +50,7 @@ def head(recording: Recording) -> dict[str, Any]:
             "threads": len(trace.threads),
             "range_instances": len(trace.ranges),
             "marks": len(trace.marks),
-            "notes": list(recording.notes),
+            "notes": [note.plain for note in recording.notes],
         },
         "window": {
             "start_ns": start,
@@ -140,13 +140,13 @@ def answer(table: Table, choice: Choice) -> dict[str, Any]:
     return {
         "rows": choice.rows(table),
         "others": {name: list(other.rows()) for name, other in table.others.items()},
-        "notes": list(table.notes),
+        "notes": [note.plain for note in table.notes],
     }
 
 
 def unanswered(error: UnanswerableError) -> dict[str, Any]:
     """Return what a document holds in place of an answer that the trace can't give."""
-    return {"unanswerable": str(error)}
+    return {"unanswerable": error.message.plain}
 
 
 def to_json(report: dict[str, Any]) -> str:
@@ -181,7 +181,9 @@ def write_file(text: str, path: Path) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise TraceableError(f"{path} can't be written ({error.strerror})", "check the directory") from error
+        raise TraceableError(
+            "file_not_written", f"{path} can't be written ({error.strerror})", "check the directory"
+        ) from error
 
 
 def completeness(found: Completeness) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from traceable.report.choice import Choice
 from traceable.report.columns import Column
 from traceable.report.document import answer
 from traceable.report.terminal import Page, write_view
-from traceable.report.text import cut, printable
+from traceable.report.text import as_printed, cut, printable
 from traceable.report.views import View
 
 SCHEMA = "traceable.ncu/1"
@@ -53,4 +53,4 @@ def write(stream: TextIO, table: Table, title: str) -> None:
         if row["reason"] is not None:
             page.paragraph([row["bound"].ljust(8)], f"{cut(printable(row['name']), NAME_SHOWN)}: {row['reason']}")
     for note in table.notes:
-        page.line(note)
+        page.line(as_printed(note))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from traceable.analysis.units import count, share, time
+from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,11 +71,13 @@ def lines(overhead: Mapping[str, Any] | None) -> list[str]:
     waited = [overhead[key] for key in ("profiled_waited_share", "plain_waited_share")]
     if recorded is not None and max(part or 0 for part in waited) >= _WORTH_SAYING_SHARE:
         parts = ["an unknown part" if part is None else share(part) for part in waited]
-        said.append(f"a busy machine: the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {first}")
+        waiting = f"the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {first}"
+        said.append(Message("machine_busy", f"a busy machine: {waiting}"))
     if overhead["run_more_share"] is not None:
         said.append(_run(overhead, first) + (f" ({_why_no_steps(overhead)})" if recorded is None else ""))
     elif recorded is None:
-        said.append(f"what recording cost is not known: {_why_no_steps(overhead)}, and the runs did not end alike")
+        why = f"{_why_no_steps(overhead)}, and the runs did not end alike"
+        said.append(Message("overhead_unknown", f"what recording cost is not known: {why}"))
     return said
 
 

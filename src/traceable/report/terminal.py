@@ -19,11 +19,12 @@ from traceable.analysis.rules import INFERRED
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
 from traceable.environment import escaped
+from traceable.errors import Message
 from traceable.report import flight, overhead, windows
 from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, width_to_keep, wrapped
-from traceable.report.text import encodable, printable, width_of
+from traceable.report.text import as_printed, encodable, message, printable, width_of
 from traceable.report.view_columns import COUNTER_COLUMNS, OUTSIDE_COLUMNS, RANGE_COLUMNS, TREE_COLUMNS, Other
 from traceable.report.views import FINDINGS, View
 
@@ -41,7 +42,11 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _NARROWEST_TEXT = 20
 """In how many cells at least a text is wrapped: with less beside others, it begins a line of its own."""
 
-_NO_RANGES = "no ranges were recorded: annotate the program, and with nsys have nvtx in --trace"
+NO_RANGES = Message(
+    "no_ranges_recorded", "no ranges were recorded: annotate the program, and with nsys have nvtx in --trace"
+)
+NO_RANGE_MATCHES = Message("no_range_matches", "no range matches")
+_NO_ROW_MATCHES = Message("no_row_matches", "no row matches")
 _REASONS = {
     "before_recording": "operations launched before the recording began",
     "no_launch_call": "operations without a recorded launch call",
@@ -116,7 +121,7 @@ def write_head(page: Page, report: Mapping[str, Any], title: str) -> None:
         *overhead.lines(report["overhead"]),
     )
     for line in (title, *of_the_run, *head_lines(report)):
-        page.line(line)
+        page.line(as_printed(line))
 
 
 def write_ranges(
@@ -141,9 +146,9 @@ def write_ranges(
             labels = [label + more for label, more in zip(labels, _folded_below(rows, every), strict=True)]
         page.table([Cells("range", labels, words=True), *_columns(RANGE_COLUMNS, rows)])
     elif not len(every):
-        page.line(_NO_RANGES)
+        page.line(NO_RANGES.printed)
     else:
-        page.line("no range matches")
+        page.line(NO_RANGE_MATCHES.printed)
     if left_out := len(choice.matching(every)) - len(rows):
         page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
     names = {row["name"] for row in rows}
@@ -218,14 +223,20 @@ def write_findings(page: Page, findings: Table, choice: Choice) -> None:
         if row["reason"] is not None and reasons[row["reason"]] > 1:
             continue
         state = f"{row['findings']} {row['state']}" if row["findings"] else row["state"]
-        why = f"{row['reason']}; {row['remedy']}" if row["reason"] is not None else ", ".join(row["thresholds"])
+        why = _refusal(row) if row["reason"] is not None else ", ".join(row["thresholds"])
         page.paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {why}")
     for reason in [reason for reason, number in reasons.items() if reason is not None and number > 1]:
         alike = [row for row in rules if row["reason"] == reason]
-        page.paragraph([f"{len(alike)} {alike[0]['state']}"], f"{reason}; {alike[0]['remedy']}")
+        page.paragraph([f"{len(alike)} {alike[0]['state']}"], _refusal(alike[0]))
         page.paragraph([""], ", ".join(row["rule"] for row in alike))
     for note in findings.notes:
-        page.paragraph([], note)
+        page.paragraph([], as_printed(note))
+
+
+def _refusal(rule: Row) -> str:
+    """Write why a rule was not answered, and what to do."""
+    code = rule["code"]
+    return Message(code, f"{rule['reason']}; {rule['remedy']}").printed
 
 
 def _bound(written: Callable[[float], str], value: float | None) -> str:
@@ -241,7 +252,7 @@ def _aligned(texts: Sequence[str]) -> list[str]:
 def write_notes(page: Page, report: Mapping[str, Any]) -> None:
     """Print what of the file could not be read as it stood."""
     for note in report["source"]["notes"]:
-        page.line(f"note: {note}")
+        page.line(f"note: {message(note).printed}")
 
 
 def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows: int) -> None:
@@ -261,7 +272,7 @@ def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows:
         columns = [column for column in known.columns if column.source in other.columns]
         _write_table(page, other, columns, Choice(top=other_rows), "--json has all")
     for note in table.notes:
-        page.line(note)
+        page.line(as_printed(note))
 
 
 def write_trees(page: Page, table: Table) -> None:
@@ -330,7 +341,7 @@ def _selection_line(selection: Mapping[str, Any]) -> str:
         *([f"until {moment(last)}"] if last is not None else []),
     ]
     line = f"only {', '.join(parts)}" if parts else "all of it"
-    return line + (f" (steady: {selection['steady'][0]})" if selection["steady"] else "")
+    return line + (f" (steady: {message(selection['steady'][0]).printed})" if selection["steady"] else "")
 
 
 def _coverage_line(coverage: Mapping[str, Any]) -> str:
@@ -369,7 +380,7 @@ def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Ch
     """Print the chosen rows of a table with these columns, with all if there are none; and where to find more rows."""
     shown = choice.rows(table)
     if not shown:
-        page.line("no row matches" if len(table) else "none")
+        page.line(_NO_ROW_MATCHES.printed if len(table) else "none")
         return
     first, *rest = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
     page.table([cells(first, shown), *_columns(rest, shown, table)])

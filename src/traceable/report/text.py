@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from traceable.environment import escaped
+from traceable.errors import Message
 
 LONGEST_NAME = 200
 _DOTS = ".."
@@ -13,6 +14,17 @@ _NARROWEST_CORE = 3
 
 _ROUNDS = 3
 """How often names that are cut to the same are told apart anew, together with more of them each time."""
+
+
+def as_printed(line: str) -> str:
+    """Return a line as people read it: a message with its code."""
+    return line.printed if isinstance(line, Message) else line
+
+
+def message(plain: Mapping[str, str]) -> Message:
+    """Return the message that a document holds as this."""
+    code, text = plain["code"], plain["text"]
+    return Message(code, text)
 
 
 def printable(name: str) -> str:

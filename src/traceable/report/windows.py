@@ -7,6 +7,7 @@ from typing import Any
 
 from traceable.analysis.units import count, time
 from traceable.analysis.windows import CAPTURED, ON_REQUEST, WHOLE, Verdict, Windows
+from traceable.errors import Message
 from traceable.report.text import printable
 
 _WORTH_SAYING_NS = 10_000_000
@@ -27,8 +28,8 @@ def plain(windows: Windows | None) -> dict[str, Any] | None:
         "asked_steps": sum(one.steps for one in windows.verdicts),
         "captured_steps": sum(one.captured for one in windows.verdicts),
         "met": windows.met,
-        "problems": list(windows.problems),
-        "aside": list(windows.aside),
+        "problems": [problem.plain for problem in windows.problems],
+        "aside": [sentence.plain for sentence in windows.aside],
         "windows": [_row(one) for one in windows.verdicts],
     }
 
@@ -38,7 +39,7 @@ def lines(capture: Mapping[str, Any] | None) -> list[str]:
     if capture is None:
         return []
     if capture["asked"] == ON_REQUEST:
-        return ["no window was asked for while it ran, so nothing is recorded"]
+        return [Message("no_window_requested", "no window was asked for while it ran, so nothing is recorded")]
     rows = capture["windows"]
     files = sorted({row["file"] for row in rows if row["file"]})
     first = f"asked {_asked(capture)}{_of_the_program(capture)}, captured {_captured(capture)}"
@@ -51,19 +52,28 @@ def lines(capture: Mapping[str, Any] | None) -> list[str]:
         of = f" of {printable(row['process']) if row['process'] else 'process ' + str(row['pid'])}" if several else ""
         steps = "the window" if capture["asked"] == WHOLE else f"steps {row['start_step']}-{row['stop_step']}"
         never = "never reached: " if row["outcome"] == "never_reached" else ""
-        said.append(f"{steps}{of}: {never}{printable(row['why'])}")
+        said.append(_message(row["why"], f"{steps}{of}: {never}"))
     if len(bad) > _LINES_MAX:
-        said.append(f"{count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all")
-    said += [printable(problem) for problem in capture["problems"]]
+        more = f"{count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all"
+        said.append(Message("windows_not_captured", more))
+    said += [_message(problem) for problem in capture["problems"]]
     said += _ranks_together(rows)
-    said += [printable(sentence) for sentence in capture["aside"][:_LINES_MAX]]
+    said += [_message(sentence) for sentence in capture["aside"][:_LINES_MAX]]
     stalls = [max((row[key] or 0 for row in rows), default=0) for key in ("open_stall_ns", "close_stall_ns")]
     if max(stalls) >= _WORTH_SAYING_NS:
         said.append(
-            f"opening a window held the program up for {time(stalls[0])}, closing it for {time(stalls[1])} at most; "
-            "no step holds any of it"
+            Message(
+                "program_paused",
+                f"opening a window held the program up for {time(stalls[0])}, closing it for {time(stalls[1])} at "
+                "most; no step holds any of it",
+            )
         )
     return said
+
+
+def _message(plain: Mapping[str, str], about: str = "") -> Message:
+    code, text = plain["code"], printable(plain["text"])
+    return Message(code, about + text)
 
 
 def _asked(capture: Mapping[str, Any]) -> str:
@@ -147,7 +157,7 @@ def _row(one: Verdict) -> dict[str, Any]:
         "steps": one.steps,
         "captured_steps": one.captured,
         "outcome": one.outcome,
-        "why": one.why or None,
+        "why": one.why.plain if one.why else None,
         "pid": one.pid,
         "process": one.label or None,
         "rank": one.rank,

@@ -29,7 +29,7 @@ def pytest_addoption() -> None:
 
 def pytest_report_header() -> list[str]:
     """Say at the top of the run why `nvtx_events` can't hear, or what it will miss."""
-    return [f"traceable: {line}" for line in attachment.remarks()]
+    return [f"traceable: {line.printed}" for line in attachment.remarks()]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 
 from traceable import environment
 from traceable._native import recorder_library
-from traceable.errors import CollectorError, TraceableError
+from traceable.errors import CollectorError, Message, TraceableError
 
 PROBE_DOMAIN = "traceable.testing"
 """Domain of the one mark by which it is made sure that this process is heard."""
@@ -50,18 +50,22 @@ class _Attachment:
         library = recorder_library()
         if library is None:
             raise CollectorError(
-                "the embedded recorder was not built", "reinstall traceable where there is a C compiler"
+                "recorder_not_built",
+                "the embedded recorder was not built",
+                "reinstall traceable where there is a C compiler",
             )
         present = os.environ.get(environment.NVTX_INJECTION)
         if present and Path(present).resolve() != library:
             raise CollectorError(
+                "other_listener",
                 f"{environment.NVTX_INJECTION} names another listener ({present}), and NVTX takes one",
                 "run these tests outside of nsys or ncu, or unset the variable",
             )
         given = os.environ.get(environment.RECORDING_DIR)
         if present and given and (os.environ.get(environment.RUN_DIR) or any(Path(given).glob(f"{os.getpid()}-*"))):
             if os.environ.get(environment.FLIGHT_RECORDER):
-                raise CollectorError("this run keeps a flight recorder, and the tests' ranges don't stay", _WHOLE)
+                found = "this run keeps a flight recorder, and the tests' ranges don't stay"
+                raise CollectorError("flight_recorder_on", found, _WHOLE)
             # Under `traceable run`, or recorded already: that recording is left whole, and this process's part is read.
             self.directory, self.shared = Path(given), True
             return
@@ -83,14 +87,17 @@ def attach() -> None:
         _state = _Attachment()
 
 
-def remarks() -> list[str]:
+def remarks() -> list[Message]:
     """Return what the user should know before the first test: why nothing can be heard, or what will be missing."""
     if _state is None:
         return []
     if _state.trouble is not None:
-        return [f"nvtx_events can't hear: {_state.trouble}"]
+        return [Message(_state.trouble.code, f"nvtx_events can't hear: {_state.trouble.message}")]
     return [
-        f"{name} was imported before traceable.testing was loaded; what it annotated until then is not heard"
+        Message(
+            "early_ranges_missed",
+            f"{name} was imported before traceable.testing was loaded; what it annotated until then is not heard",
+        )
         for name in _state.missed
     ]
 
@@ -140,10 +147,13 @@ def _wake_traceable() -> None:
 
     if engine.disabled:
         raise CollectorError(
-            f"annotation is switched off by {environment.DISABLE} or NVTX_DISABLE", "unset both for the tests"
+            "annotations_off",
+            f"annotation is switched off by {environment.DISABLE} or NVTX_DISABLE",
+            "unset both for the tests",
         )
     if engine.unheard:
-        raise CollectorError("functions were annotated before traceable.testing was loaded", _LOAD_FIRST)
+        found = "functions were annotated before traceable.testing was loaded"
+        raise CollectorError("annotated_too_early", found, _LOAD_FIRST)
     if engine.core is not None:
         return  # the native core asks for its listener when a range is made
     import traceable
@@ -152,7 +162,8 @@ def _wake_traceable() -> None:
     holder = _holder_of({id(value) for value in vars(ranges).values() if getattr(value, "__module__", "") == _RANGES})
     if holder or silent._interned:
         where = f" by {holder}" if holder else ""
-        raise CollectorError(f"traceable was imported{where} before traceable.testing was loaded", _LOAD_FIRST)
+        found = f"traceable was imported{where} before traceable.testing was loaded"
+        raise CollectorError("imported_too_early", found, _LOAD_FIRST)
     for name in _REMADE:
         importlib.reload(sys.modules[f"traceable.annotation.{name}"])
     importlib.reload(traceable)
@@ -186,4 +197,5 @@ def _probe(directory: Path | None) -> bool:
     for process in read_recording(directory).processes:
         if process.pid == os.getpid() and any(n.kind == DOMAIN and n.text == PROBE_DOMAIN for n in process.names):
             return True
-    raise CollectorError("NVTX was first called before traceable.testing was loaded", _LOAD_FIRST)
+    found = "NVTX was first called before traceable.testing was loaded"
+    raise CollectorError("nvtx_called_too_early", found, _LOAD_FIRST)

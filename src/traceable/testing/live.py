@@ -120,6 +120,7 @@ class LiveRecording:
             before = self._dropped.get(self._directory / process.directory.name, 0)
             if process.dropped > before:
                 raise CollectorError(
+                    "events_dropped",
                     f"{process.dropped - before} events of process {process.pid} found no room in {self._directory}",
                     "make room on that disk, or set TRACEABLE_RECORDING_MAX_BYTES for a longer recording",
                 )

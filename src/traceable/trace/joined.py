@@ -44,7 +44,7 @@ def joined(parts: Sequence[Trace]) -> Trace:
         return parts[0]
     unknown = [part.source.path for part in parts if part.utc_epoch_ns is None]
     if unknown:
-        raise TraceError(f"{unknown[0]} says nothing of its wall clock", "read it alone")
+        raise TraceError("wall_clock_unknown", f"{unknown[0]} says nothing of its wall clock", "read it alone")
     parts = sorted(parts, key=lambda part: part.utc_epoch_ns or 0)
     zero = parts[0].utc_epoch_ns or 0
     names: dict[str, int] = {}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 from traceable.trace import model
 from traceable.trace.intern import Names
 from traceable.trace.kineto_annotations import annotation_columns
@@ -71,7 +71,8 @@ def files_in(directory: Path) -> list[Path]:
     try:
         entries = sorted(entry for entry in directory.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file())
     except OSError as error:
-        raise TraceError(f"{directory} can't be read: {error.strerror}", "check its permissions") from None
+        found = f"{directory} can't be read: {error.strerror}"
+        raise TraceError("file_unreadable", found, "check its permissions") from None
     chosen = [entry for entry in entries if entry.name.endswith(_TORCH_SUFFIXES)] or entries
     return [entry for entry in chosen if not entry.name.startswith(".") and is_trace(entry)]
 
@@ -88,7 +89,8 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
     """
     paths = files_in(path) if path.is_dir() else [path]
     if not paths:
-        raise TraceError(f"{path} is a directory without a trace of torch.profiler", "name the file that is to be read")
+        found = f"{path} is a directory without a trace of torch.profiler"
+        raise TraceError("no_trace_in_directory", found, "name the file that is to be read")
     names = Names()
     geometries: dict[tuple[int, ...], int] = {}
     files = [read_file(one, names, geometries) for one in paths]
@@ -156,7 +158,7 @@ class _Merger:
             for (_, last, path), (first, _, other) in itertools.pairwise(spans):
                 if first < last:
                     found = f"{path} and {other} are of the same process and time"
-                    raise TraceError(found, "give one of them, or remove the other")
+                    raise TraceError("traces_overlap", found, "give one of them, or remove the other")
 
     def _check_together(self, zero_ns: list[int]) -> None:
         """Refuse files between which nothing was recorded for longer than APART_NS."""
@@ -172,6 +174,7 @@ class _Merger:
             if begin - end > APART_NS:
                 apart = timedelta(seconds=(begin - end) // 10**9)
                 raise TraceError(
+                    "traces_unrelated",
                     f"{before} and {path} were recorded {apart} apart, so they are probably of different runs",
                     "report each file by itself, or read them as one recording with --allow-unrelated "
                     "(allow_unrelated=True in Python)",
@@ -188,9 +191,8 @@ class _Merger:
             if begin is not None and file.to_wall_ns is None
         ]
         if lost:
-            raise TraceError(
-                f"{lost[0]} says no wall clock, by which it could be put beside the others", "give it alone"
-            )
+            found = f"{lost[0]} says no wall clock, by which it could be put beside the others"
+            raise TraceError("wall_clock_unknown", found, "give it alone")
         walls = [file.to_wall_ns or 0 for file in self.files]
         zero = min((begin + wall for begin, wall in zip(begins, walls, strict=True) if begin is not None), default=0)
         return [zero - wall for wall in walls]
@@ -266,9 +268,10 @@ class _Merger:
             notes=tuple(self._notes()),
         )
 
-    def _notes(self) -> Iterable[str]:
+    def _notes(self) -> Iterable[Message]:
         if len(self.files) > 1:
-            yield f"{len(self.files)} files are read as one, by the wall clocks of their hosts"
+            found = f"{len(self.files)} files are read as one, by the wall clocks of their hosts"
+            yield Message("files_read_as_one", found)
         moved = [
             f"GPU {number} is device {device} of rank {file.rank}"
             for file in self.files
@@ -276,15 +279,16 @@ class _Merger:
             if device != number
         ]
         if moved:
-            yield f"ranks have GPUs of their own: {', '.join(moved)}"
+            yield Message("gpus_renumbered", f"ranks have GPUs of their own: {', '.join(moved)}")
         left_out: Counter[str] = sum((file.events.left_out for file in self.files), Counter())
         if left_out:
             told = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(left_out.items())[:_KINDS_TOLD])
             more = f" and {len(left_out) - _KINDS_TOLD} other kinds" if len(left_out) > _KINDS_TOLD else ""
-            yield f"events left out (traceable help kineto): {told}{more}"
+            yield Message("events_left_out", f"events left out (traceable help kineto): {told}{more}")
         untimed = sum(file.events.untimed for file in self.files)
         if untimed:
-            yield f"{untimed} events without a time and a length that can be: left out"
+            found = f"{untimed} events without a time and a length that can be: left out"
+            yield Message("events_without_time", found)
 
 
 _KINDS_TOLD = 12

@@ -55,12 +55,11 @@ def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) 
     """
     with Document(path) as document:
         events = Events(document, names, geometries)
-        found = document.has_events
+        has_events = document.has_events
     metadata = events.metadata
-    if not found or not (events.known or "schemaVersion" in metadata or "deviceProperties" in metadata):
-        raise TraceError(
-            f"{path} is JSON, but no trace of torch.profiler", "give a file that export_chrome_trace wrote"
-        )
+    if not has_events or not (events.known or "schemaVersion" in metadata or "deviceProperties" in metadata):
+        found = f"{path} is JSON, but no trace of torch.profiler"
+        raise TraceError("not_a_torch_trace", found, "give a file that export_chrome_trace wrote")
     distributed = metadata.get("distributedInfo")
     rank = distributed.get("rank") if isinstance(distributed, dict) else None
     host = metadata.get("host_name")

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from traceable import untrusted
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTES_AT_ONCE = 1 << 20
@@ -129,9 +129,9 @@ class Document:
             self._at += 1
             yield from self._members()
         else:
-            raise TraceError(f"{self.path} is no JSON", "give a trace that torch.profiler exported")
+            raise TraceError("not_json", f"{self.path} is no JSON", "give a trace that torch.profiler exported")
         if self._next(_SPACE):
-            raise self._damaged("something follows its end")
+            raise self._damaged(Message("trailing_data", "something follows its end"))
 
     def _members(self) -> Iterator[dict[str, Any]]:
         while (mark := self._next(_BETWEEN)) != "}":
@@ -140,7 +140,7 @@ class Document:
             if not colon:
                 raise self._cut_off()
             if mark != '"' or colon != ":":
-                raise self._damaged("a name and a colon should stand here")
+                raise self._damaged(Message("json_member_malformed", "a name and a colon should stand here"))
             self._at += 1
             if self._next(_SPACE) == "[" and name == "traceEvents":
                 yield from self._list()
@@ -167,7 +167,8 @@ class Document:
             passed += found.end() - self._at
             self._at = found.end()
             if passed > self._blanks_max:
-                raise self._refused(f"{passed} characters between two values hold nothing")
+                why = f"{passed} characters between two values hold nothing"
+                raise self._refused(Message("blanks_too_long", why))
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
@@ -178,7 +179,8 @@ class Document:
         while True:
             found = self._tried()
             if found is None and len(self._text) - self._at > self._value_max:
-                raise self._refused(f"one value has more than {self._value_max} characters")
+                why = f"one value has more than {self._value_max} characters"
+                raise self._refused(Message("value_too_large", why))
             # A number may go on in what was not read yet.
             if found is not None and (found[1] < len(self._text) or not self._more()):
                 self._at = found[1]
@@ -192,9 +194,9 @@ class Document:
             self._mend(error)
             return None
         except RecursionError:
-            raise self._damaged("its values are nested without end") from None
+            raise self._damaged(Message("json_nested_too_deep", "its values are nested without end")) from None
         except ValueError as error:  # A whole number of thousands of digits.
-            raise self._damaged(str(error).partition(";")[0]) from None
+            raise self._damaged(Message("json_number_too_long", str(error).partition(";")[0])) from None
 
     def _mend(self, error: json.JSONDecodeError) -> None:
         """Read on where the text ends too early, and mend what Kineto is known to write wrongly; or raise."""
@@ -219,9 +221,9 @@ class Document:
             self._text = kept + _ESCAPE.sub(escape, rest)
         elif error.msg.startswith("Unterminated string") or at + _NEAR_THE_END > len(self._text):
             if not self._more():
-                raise self._cut_off() if self._text_ends_at(error) else self._damaged(error.msg, at) from None
+                raise self._cut_off() if self._text_ends_at(error) else self._damaged(_malformed(error), at) from None
         else:
-            raise self._damaged(error.msg, at) from None
+            raise self._damaged(_malformed(error), at) from None
 
     def _text_ends_at(self, error: json.JSONDecodeError) -> bool:
         """Whether an error is that the text ends there, and does not go wrong."""
@@ -239,27 +241,33 @@ class Document:
         except EOFError:
             raise self._cut_off() from None
         except (gzip.BadGzipFile, zlib.error):
-            raise TraceError(f"{self.path} is damaged: it can't be unpacked", DAMAGED) from None
+            raise TraceError("file_damaged", f"{self.path} is damaged: it can't be unpacked", DAMAGED) from None
         except OSError as error:
             raise _unreadable(self.path, error) from None
         self._ended = not content
         self._unpacked_bytes += len(content)
         many = self._packed and self._unpacked_bytes > self._unpacked_min
         if many and self._unpacked_bytes > self._times_max * self._opened.tell():
-            raise self._refused(f"it unpacks to more than {self._times_max} times its size")
+            why = f"it unpacks to more than {self._times_max} times its size"
+            raise self._refused(Message("unpacks_too_large", why))
         self._text += self._decode.decode(content, final=self._ended)
         return True
 
     def _cut_off(self) -> TraceError:
-        return TraceError(f"{self.path} is cut off after {self.events_read} events", CUT_OFF)
+        return TraceError("file_cut_off", f"{self.path} is cut off after {self.events_read} events", CUT_OFF)
 
-    def _refused(self, why: str) -> TraceError:
-        return TraceError(f"{self.path} is not a trace that any profiler writes: {why}", untrusted.raised())
+    def _refused(self, why: Message) -> TraceError:
+        found = f"{self.path} is not a trace that any profiler writes: {why}"
+        return TraceError(why.code, found, untrusted.raised())
 
-    def _damaged(self, why: str, at: int | None = None) -> TraceError:
+    def _damaged(self, why: Message, at: int | None = None) -> TraceError:
         place = self._before + (self._at if at is None else at)
         where = f"after {self.events_read} events, at character {place}"
-        return TraceError(f"{self.path} is damaged {where}: {why.lower()}", DAMAGED)
+        return TraceError(why.code, f"{self.path} is damaged {where}: {why.lower()}", DAMAGED)
+
+
+def _malformed(error: json.JSONDecodeError) -> Message:
+    return Message("file_damaged", error.msg)
 
 
 def nanoseconds(microseconds: Any) -> int | None:
@@ -298,4 +306,4 @@ def _any_nanoseconds(microseconds: str) -> int | None:
 
 
 def _unreadable(path: Path, error: OSError) -> TraceError:
-    return TraceError(f"{path} can't be read: {error.strerror or error}", "check its permissions")
+    return TraceError("file_unreadable", f"{path} can't be read: {error.strerror or error}", "check its permissions")

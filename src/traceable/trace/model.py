@@ -16,6 +16,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray as NDArray
+
+    from traceable.errors import Message
 else:
 
     class NDArray:
@@ -339,7 +341,7 @@ class Source:
         product, version: of the exporter (`NVIDIA Nsight Systems`, `2024.6.2.225`); empty where not recorded.
         schema: version of the SQLite schema (`3.16.1`); empty where not recorded.
         tables: the tables that the file holds, to tell what was not recorded from what did not happen.
-        notes: one sentence for each thing that could not be read as it stood.
+        notes: one for each thing that could not be read as it stood.
     """
 
     path: str
@@ -348,7 +350,7 @@ class Source:
     version: str
     schema: str
     tables: frozenset[str]
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def read(path: Path) -> list[Launch]:
             content = b"" if b"\0" in begin else begin + file.read()
         text = content.decode("utf-8-sig", "replace")
     except OSError as error:
-        raise TraceError(f"{path} can't be read: {error.strerror}", "check the path and its permissions") from None
+        found = f"{path} can't be read: {error.strerror}"
+        raise TraceError("file_unreadable", found, "check the path and its permissions") from None
     return parse(text, str(path))
 
 
@@ -101,9 +102,11 @@ def parse(text: str, source: str) -> list[Launch]:
     long = {"Metric Name", "Metric Value"} <= set(header)
     launches = _long(header, rows, source) if long else _wide(header, rows, source)
     if not launches:
-        raise TraceError(f"{source} holds no launch of a kernel", "profile again: nothing matched, or nothing ran")
+        found = f"{source} holds no launch of a kernel"
+        raise TraceError("no_kernel_launches", found, "profile again: nothing matched, or nothing ran")
     if not any(launch.values for launch in launches):
         raise TraceError(
+            "no_metrics",
             f"{source} holds no metric of {len(launches)} launches that says what holds them back",
             "profile with `traceable ncu`, or collect ncu's section SpeedOfLight",
         )
@@ -117,7 +120,8 @@ def _header(lines: Sequence[str], source: str) -> tuple[int, list[str]]:
             columns = _fields(line, number, source)
             if "Kernel Name" in columns and ("ID" in columns or "Metric Value" in columns):
                 return number, columns
-    raise TraceError(f"{source} is no CSV of ncu's: no line of it names the column Kernel Name", _TELL)
+    found = f"{source} is no CSV of ncu's: no line of it names the column Kernel Name"
+    raise TraceError("not_an_ncu_csv", found, _TELL)
 
 
 def _rows(lines: Sequence[str], start: int, header: Sequence[str], source: str) -> Iterator[tuple[int, list[str]]]:
@@ -132,6 +136,7 @@ def _rows(lines: Sequence[str], start: int, header: Sequence[str], source: str) 
         # The rows of the details page end early where a metric has no rule, 2022.3's in a comma more.
         if not needed <= len(row) <= len(header) + 1:
             raise TraceError(
+                "csv_columns_differ",
                 f"{source}, line {number + 1}: {len(row)} columns where the header has {len(header)}",
                 "the file was cut off or mixed with other output; profile or export again",
             )
@@ -142,7 +147,7 @@ def _fields(line: str, number: int, source: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True))
     except (csv.Error, StopIteration) as error:
-        raise TraceError(f"{source}, line {number + 1} is no line of CSV: {error}", _TELL) from None
+        raise TraceError("csv_malformed", f"{source}, line {number + 1} is no line of CSV: {error}", _TELL) from None
 
 
 def _wide(header: Sequence[str], rows: Sequence[tuple[int, list[str]]], source: str) -> list[Launch]:
@@ -204,10 +209,11 @@ def _note(values: dict[str, float], metric: str, text: str, unit: str, where: st
         return
     number = _number(plain)
     if number is None or number < 0:
-        raise TraceError(f"{where}: {text[:60]!r} is no value of {metric}", _TELL)
+        raise TraceError("metric_invalid", f"{where}: {text[:60]!r} is no value of {metric}", _TELL)
     if metric == DURATION:
         if unit not in _TIMES_NS:
-            raise TraceError(f"{where}: {unit[:40]!r} is no unit of time ({metric})", "export with --print-units base")
+            found = f"{where}: {unit[:40]!r} is no unit of time ({metric})"
+            raise TraceError("unit_unknown", found, "export with --print-units base")
         values[metric] = number * _TIMES_NS[unit]
     else:
         values[metric] = number if metric == WAVES else number / 100

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from traceable.errors import TraceError
+from traceable.errors import Message, TraceError
 from traceable.trace import model
 from traceable.trace.intern import Names, Strings, Threads, process_of
 from traceable.trace.model import NULL, Bool, Int64, Trace
@@ -57,7 +57,8 @@ def load(path: Path, decode: bool = True, *, progress: Progress | None = None) -
         with Database(path, decode) as database:
             return _Reader(database, progress).read()
     except MemoryError as error:
-        raise TraceError(f"{path} takes more memory than there is", "read it on a larger machine") from error
+        found = f"{path} takes more memory than there is"
+        raise TraceError("not_enough_memory", found, "read it on a larger machine") from error
 
 
 @dataclass
@@ -68,7 +69,7 @@ class _Reader:
     progress: Progress | None
     names: Names = field(default_factory=Names)
     threads: Threads = field(default_factory=Threads)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Message] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> Trace:
@@ -96,7 +97,8 @@ class _Reader:
         emitted = read_nvtx(nvtx, strings, self.names, self.threads, closed_at_ns)
         del nvtx
         if emitted.lost_samples:
-            self.notes.append(f"{emitted.lost_samples} samples of counters hold no finite number: left out")
+            lost = f"{emitted.lost_samples} samples of counters hold no finite number: left out"
+            self.notes.append(Message("samples_not_finite", lost))
         thread_name = self._thread_name(found["ThreadNames"], emitted.thread_names, strings)
         processes, threads = self.threads.tables(thread_name, _process_name(found["PROCESSES"]))
         trace_tables = self._cuda(tables, strings)
@@ -140,6 +142,7 @@ class _Reader:
         if not stated:
             if not any(table in _KNOWN_TABLES or table.startswith(CUPTI) for table in self.database.tables):
                 raise TraceError(
+                    "not_an_nsys_export",
                     f"{path} is an SQLite file, but not an nsys export",
                     "name a file made by `nsys export --type sqlite`, a .nsys-rep or a run directory",
                 )
@@ -147,18 +150,18 @@ class _Reader:
         try:
             version = tuple(int(part) for part in stated.split(".")[:2])
         except ValueError as error:
-            raise TraceError(f"{path} states the schema version {stated!r}", RE_EXPORT) from error
+            found = f"{path} states the schema version {stated!r}"
+            raise TraceError("schema_version_invalid", found, RE_EXPORT) from error
         if version[0] > NEWEST_SCHEMA[0]:
-            raise TraceError(
-                f"{path} has nsys schema {stated}, newer than {NEWEST_SCHEMA[0]}.x", "upgrade traceable to read it"
-            )
+            found = f"{path} has nsys schema {stated}, newer than {NEWEST_SCHEMA[0]}.x"
+            raise TraceError("schema_too_new", found, "upgrade traceable to read it")
         if version < OLDEST_SCHEMA:
-            raise TraceError(
-                f"{path} has nsys schema {stated}, older than 2.x", "export the report again with nsys 2021 or later"
-            )
+            found = f"{path} has nsys schema {stated}, older than 2.x"
+            raise TraceError("schema_too_old", found, "export the report again with nsys 2021 or later")
         if version > NEWEST_SCHEMA:
             known = ".".join(map(str, NEWEST_SCHEMA))
-            self.notes.append(f"schema {stated} is newer than {known}: what changed since then is not read")
+            found = f"schema {stated} is newer than {known}: what changed since then is not read"
+            self.notes.append(Message("schema_newer", found))
         return stated
 
     def _first(self, table: str, column: str) -> int | None:
@@ -172,7 +175,7 @@ class _Reader:
         needed = [name for name in (*wanted.integers, *wanted.names()) if name in REQUIRED.get(table, ALWAYS)]
         missing = [name for name in dict.fromkeys(needed) if name not in present]
         if missing and table in self.database.tables:
-            self.notes.append(f"table {table} has no column {', '.join(missing)}: not read")
+            self.notes.append(Message("column_missing", f"table {table} has no column {', '.join(missing)}: not read"))
         return not missing
 
     def _begun(self, tables: Sequence[str]) -> None:
@@ -204,7 +207,8 @@ class _Reader:
         for table in TABLES:
             if table in self.left_out:
                 count = self.left_out[table]
-                self.notes.append(f"{count} rows of {table} lie outside time (end before start): left out")
+                found = f"{count} rows of {table} lie outside time (end before start): left out"
+                self.notes.append(Message("rows_outside_time", found))
 
     def _cuda(self, tables: dict[str, Rows], strings: Strings) -> dict[str, Any]:
         """Return the columns of the CUDA tables as `Trace` holds them; `tables` is emptied, to hold no row twice."""

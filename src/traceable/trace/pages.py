@@ -47,8 +47,29 @@ class Layout:
     defaults: frozenset[str]
 
 
+_DAMAGE = {
+    "page_missing": "the file ends before a page of the table",
+    "page_pointer": "a pointer to no page",
+    "page_repeated": "a page that is in the table twice",
+    "cell": "a cell",
+    "cell_too_long": "a cell beyond its page",
+    "cell_count": "the number of cells",
+    "cell_pointer": "a pointer to no cell",
+    "cells_overlap": "cells that share bytes",
+}
+"""What the decoder finds in damaged pages, by the kind that it calls it."""
+
+
 class DamagedPagesError(Exception):
-    """Pages hold what no sound file does, and SQLite would not always notice: a page in a table twice is one."""
+    """Pages hold what no sound file does, and SQLite would not always notice: a page in a table twice is one.
+
+    Attributes:
+        kind: of damage.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(_DAMAGE[kind])
+        self.kind = kind
 
 
 class StoppedError(Exception):

@@ -27,6 +27,7 @@ from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, s
 
 MAGIC = b"SQLite format 3\x00"
 RE_EXPORT = "export the report again with `nsys export --type sqlite`, or copy the file again from where it was made"
+_NAME_A_FILE = "name a .sqlite or .nsys-rep file, or a run directory"
 _ROWS_AT_ONCE = 1 << 16
 _LONGEST_CAUSE = 200
 _ROW_BYTES = 4
@@ -86,7 +87,8 @@ class Database:
         changed = self._changed()
         self._close()
         if changed and (kind is None or issubclass(kind, TraceError)):
-            raise TraceError(f"{self.path} was written to while it was read", "wait until the export has ended")
+            found = f"{self.path} was written to while it was read"
+            raise TraceError("written_while_read", found, "wait until the export has ended")
 
     @property
     def tables(self) -> frozenset[str]:
@@ -100,7 +102,8 @@ class Database:
             TraceError: there is something else of that name.
         """
         if table in self._others:
-            raise TraceError(f"{self.path}: {table} is a view or virtual table, which no export has", RE_EXPORT)
+            found = f"{self.path}: {table} is a view or virtual table, which no export has"
+            raise TraceError("not_a_table", found, RE_EXPORT)
         return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
     def read(
@@ -156,7 +159,8 @@ class Database:
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 count += len(rows)
                 if count > self.size_bytes // _ROW_BYTES:
-                    raise self._damaged(sqlite3.DatabaseError("it holds more rows than its size allows"), table)
+                    found = f"{self.path} is damaged in table {table} (it holds more rows than its size allows)"
+                    raise TraceError("too_many_rows", found, RE_EXPORT)
                 if integers:
                     chunks.append(self._integers(table, rows, len(integers)))
                 for offset, parts in enumerate(floats, start=len(integers)):
@@ -183,7 +187,8 @@ class Database:
     def _floats(self, table: str, rows: list[Any], offset: int) -> NDArray[np.float64]:
         values = [row[offset] for row in rows]
         if not all(value is None or isinstance(value, float | int) for value in values):
-            raise TraceError(f"{self.path}: table {table} holds something else than numbers", RE_EXPORT)
+            found = f"{self.path}: table {table} holds something else than numbers"
+            raise TraceError("column_not_numeric", found, RE_EXPORT)
         return np.array(values, np.float64)
 
     def _integers(self, table: str, rows: list[Any], width: int) -> NDArray[np.int64]:
@@ -192,7 +197,8 @@ class Database:
         except ValueError as error:
             raise self._damaged(error, table) from error
         if values.dtype != np.int64:
-            raise TraceError(f"{self.path}: table {table} holds something else than whole numbers", RE_EXPORT)
+            found = f"{self.path}: table {table} holds something else than whole numbers"
+            raise TraceError("column_not_whole_numbers", found, RE_EXPORT)
         return values
 
     def _layouts(self) -> dict[str, Layout]:
@@ -244,7 +250,7 @@ class Database:
         where = f" in table {table}" if table else ""
         # SQLite quotes the damaged text itself, which may be long and run over many lines.
         what = "".join(c if c.isprintable() else "?" for c in untrusted.why(error))[:_LONGEST_CAUSE]
-        return TraceError(f"{self.path} is damaged{where} ({what})", RE_EXPORT)
+        return TraceError("file_damaged", f"{self.path} is damaged{where} ({what})", RE_EXPORT)
 
 
 def _checked_size(path: Path) -> int:
@@ -255,10 +261,11 @@ def _checked_size(path: Path) -> int:
     """
     try:
         if path.is_dir():
-            raise TraceError(f"{path} is a directory", "name the .sqlite or .nsys-rep file in it")
+            raise TraceError("is_a_directory", f"{path} is a directory", "name the .sqlite or .nsys-rep file in it")
+        if not path.exists():
+            raise TraceError("no_such_file", f"{path} does not exist", _NAME_A_FILE)
         if not path.is_file():
-            state = "is not a regular file" if path.exists() else "does not exist"
-            raise TraceError(f"{path} {state}", "name a .sqlite or .nsys-rep file, or a run directory")
+            raise TraceError("not_a_regular_file", f"{path} is not a regular file", _NAME_A_FILE)
         size = path.stat().st_size
         with untrusted.open_regular(path, follow=True) as file:
             header = file.read(100)
@@ -266,19 +273,22 @@ def _checked_size(path: Path) -> int:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not size:
-        raise TraceError(f"{path} is empty", "the export failed or has not begun to write; export the report again")
+        remedy = "the export failed or has not begun to write; export the report again"
+        raise TraceError("file_empty", f"{path} is empty", remedy)
     if not header.startswith(MAGIC[: len(header)]):
-        raise TraceError(f"{path} is not an SQLite file", "name an nsys .sqlite export, a .nsys-rep or a run directory")
+        remedy = "name an nsys .sqlite export, a .nsys-rep or a run directory"
+        raise TraceError("not_sqlite", f"{path} is not an SQLite file", remedy)
     if unfinished:
         remedy = f"wait until the export has ended; if none is running, it was cut off: {RE_EXPORT}"
-        raise TraceError(f"{path} is still being written ({unfinished[0].name} lies beside it)", remedy)
+        found = f"{path} is still being written ({unfinished[0].name} lies beside it)"
+        raise TraceError("export_unfinished", found, remedy)
     _check_whole(path, size, header)
     return size
 
 
 def _unreadable(path: Path, error: OSError) -> TraceError:
     remedy = "check its permissions" if isinstance(error, PermissionError) else "check the disk that it lies on"
-    return TraceError(f"{path} can't be read ({error.strerror})", remedy)
+    return TraceError("file_unreadable", f"{path} can't be read ({error.strerror})", remedy)
 
 
 def _journals(path: Path) -> Iterable[Path]:
@@ -289,14 +299,14 @@ def _journals(path: Path) -> Iterable[Path]:
 def _check_whole(path: Path, size: int, header: bytes) -> None:
     """Compare the size that the header states with the file's. https://www.sqlite.org/fileformat.html, 1.3."""
     if len(header) < 100:
-        raise TraceError(f"{path} is cut off after {size} bytes", RE_EXPORT)
+        raise TraceError("file_cut_off", f"{path} is cut off after {size} bytes", RE_EXPORT)
     page = int.from_bytes(header[16:18], "big")
     page = 65536 if page == 1 else page
     pages = int.from_bytes(header[28:32], "big")
     # The page count holds only where the change counter agrees with the version that wrote it.
     stated = page * pages if header[24:28] == header[92:96] else 0
     if size < stated:
-        raise TraceError(f"{path} is cut off: it has {size} of {stated} bytes", RE_EXPORT)
+        raise TraceError("file_cut_off", f"{path} is cut off: it has {size} of {stated} bytes", RE_EXPORT)
 
 
 def _is_made_by_sqlite(index: object) -> bool:

@@ -20,6 +20,7 @@ from traceable.annotation.bootstrap import bootstrap_environment
 from traceable.annotation.patch_report import notes
 from traceable.annotation.patterns import Target, parse_pattern
 from traceable.collect.recorder import RecorderCollector
+from traceable.errors import Message
 
 SOURCE = str(Path(traceable.__file__).parents[1])
 RANGES = """
@@ -38,7 +39,7 @@ class Ran:
     stdout: str
     stderr: str
     ranges: Counter[str]
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
 
 
 Run = Callable[..., Ran]

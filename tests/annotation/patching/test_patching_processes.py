@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from traceable.annotation.bootstrap import DIRECTORY, bootstrap_environment, bootstrap_problem
 from traceable.annotation.patterns import parse_pattern
+from traceable.errors import Message
 
 from .conftest import SOURCE, Run
 
@@ -191,9 +193,10 @@ def test_a_program_without_the_function_runs_as_without_us(
 
 def test_a_near_miss_in_the_programs_own_file_is_named(run: Run, code: Callable[..., Path]) -> None:
     code({"app.py": "def work(): pass"})
-    assert run(["app:wrok"], "app.py").notes == (
-        "annotate pattern 'app:wrok' matched nothing: no wrok in app; near: __main__:work",
-    )
+    (note,) = run(["app:wrok"], "app.py").notes
+    assert note.code == "name_not_in_module"
+    assert "'app:wrok'" in note
+    assert note.endswith(" __main__:work")
 
 
 def test_calls_of_a_function_of_the_programs_own_file_are_steps(run: Run, code: Callable[..., Path]) -> None:
@@ -304,26 +307,28 @@ def test_an_interpreter_without_traceable_says_so_and_runs(code: Callable[..., P
     program = "import work; print(work.step(1))"
     ran = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
     assert ran.stdout == "2\n"
-    assert ran.stderr == (
-        f"traceable: annotate patterns have no effect in {sys.executable}: ImportError: no traceable here\n"
-    )
+    (line,) = ran.stderr.splitlines()
+    assert line.endswith(f" {sys.executable}: ImportError: no traceable here [patterns_not_read]")
 
 
 def test_with_a_run_directory_the_launcher_hears_of_it(run: Run, code: Callable[..., Path]) -> None:
     code({"own/traceable.py": "raise ImportError('not here')", "work.py": WORK})
     ran = run(["work:step"], "-c", "import work; work.step(1)", variables={"PYTHONPATH": "own"})
     assert ran.stderr == ""
-    assert ran.notes[0] == f"annotate patterns have no effect in {sys.executable}: ImportError: not here"
+    assert ran.notes[0].code == "patterns_not_read"
+    assert ran.notes[0].endswith(f" {sys.executable}: ImportError: not here")
 
 
 def test_a_bad_line_in_the_variable_is_said_once_and_the_others_count(run: Run) -> None:
     value = "json.loads\n\njson:dumps\ttint=red\ntraceable:annotate\njson:loads=fine\tdomain=d"
     ran = run([], "-c", "import json; json.loads('1')", variables=_by_hand(value), in_run_dir=False)
-    assert ran.stderr.splitlines() == [
-        "traceable: annotate pattern 'json.loads': no ':' between module and name; write it as json:loads",
-        "traceable: annotate pattern 'json:dumps': unknown field 'tint'",
-        "traceable: annotate pattern 'traceable:annotate': traceable is what annotating runs on",
-    ]
+    said = [Message.parse(line) for line in ran.stderr.splitlines()]
+    assert [one.code for one in said] == ["pattern_invalid", "pattern_invalid", "pattern_not_allowed"]
+    assert "'json.loads'" in said[0]
+    assert said[0].endswith(" json:loads")
+    assert "'json:dumps'" in said[1]
+    assert said[1].endswith(" 'tint'")
+    assert "'traceable:annotate'" in said[2]
 
 
 def _by_hand(value: str) -> dict[str, str]:
@@ -335,16 +340,14 @@ def test_near_misses_are_told_once_by_the_first_process(run: Run, code: Callable
     child = "import shop, sys"
     program = f"import shop, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
     patterns = ["shop:sel", "shop:Till.opne", "shp:sell", "absent.*:x", "nowhere.work:step", "shop:sell"]
-    said = [
-        "annotate pattern 'shop:sel' matched nothing: no sel in shop; near: shop:sell",
-        "annotate pattern 'shop:Till.opne' matched nothing: no Till.opne in shop; near: shop:Till.open",
-        "annotate pattern 'shp:sell' matched nothing: no module shp was imported; near: shop",
-        "annotate pattern 'absent.*:x' matched nothing: no module that fits absent.* was imported",
-        "annotate pattern 'nowhere.work:step' matched nothing: no module nowhere.work was imported",
-    ]
-    assert run(patterns, "-c", program).notes == tuple(said)
+    notes = run(patterns, "-c", program).notes
+    assert [note.code for note in notes] == ["name_not_in_module"] * 2 + ["module_never_imported"] * 3
+    assert [re.findall(r"'(.+)'", note) for note in notes] == [[pattern] for pattern in patterns[:-1]]
+    near = ["shop:sell", "shop:Till.open", "shop"]
+    assert [note.split()[-1] for note in notes[:3]] == near
+    assert not any(note.split()[-1] in near for note in notes[3:])
     ran = run(patterns, "-c", program, in_run_dir=False)
-    assert ran.stderr.splitlines() == [f"traceable: {line}" for line in said]
+    assert ran.stderr.splitlines() == [f"traceable: {note.printed}" for note in notes]
 
 
 def test_what_only_a_killed_worker_imported_has_matched(run: Run, code: Callable[..., Path]) -> None:
@@ -352,10 +355,8 @@ def test_what_only_a_killed_worker_imported_has_matched(run: Run, code: Callable
     child = "import work, os; work.step(1); os.kill(os.getpid(), 9)"
     program = f"import subprocess, sys; assert subprocess.run([sys.executable, '-c', {child!r}]).returncode == -9"
     assert run(["work:step"], "-c", program).notes == ()
-    assert run(["json:loads"], "-c", "import os; os._exit(0)").notes == (
-        "the annotate patterns were never read: the program started no Python that could read them, or was killed "
-        "before one matched",
-    )
+    (note,) = run(["json:loads"], "-c", "import os; os._exit(0)").notes
+    assert note.code == "patterns_never_read"
 
 
 @pytest.mark.parametrize(
@@ -393,4 +394,4 @@ def test_a_script_is_judged_by_its_first_line(tmp_path: Path) -> None:
 def test_those_flags_do_keep_the_patterns_out(run: Run, flag: str) -> None:
     ran = run(["json:loads"], flag, "-c", "import json; json.loads('1')")
     assert not ran.ranges
-    assert ran.notes[0].startswith("the annotate patterns were never read")
+    assert ran.notes[0].code == "patterns_never_read"

@@ -136,7 +136,10 @@ class _Watch:
 
                 step_function.begin_from_environment()
         except Exception as error:  # noqa: BLE001 - the program runs on, not annotated
-            _say(f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}")
+            _say(
+                "patterns_not_read",
+                f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}",
+            )
             return None
         return patching
 
@@ -169,19 +172,20 @@ class _SubprocessWatch:
             return
 
 
-def _say(message: str) -> None:
+def _say(code: str, message: str) -> None:
     """Tell the launcher, in the form of `patch_report`, or the user where there is no run directory."""
     try:
         run_dir = os.environ.get(_RUN_DIR)
+        printed = f"{message} [{code}]"
         if not run_dir:
-            line = "".join(c if c.isprintable() else "?" for c in f"traceable: {message}")
+            line = "".join(c if c.isprintable() else "?" for c in f"traceable: {printed}")
             sys.stderr.write(f"{line}\n")
             return
         import json
 
         path = f"{run_dir}/annotate.{os.getpid()}.json"
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump({"schema": "traceable.annotate/1", "pid": os.getpid(), "note": message, "patterns": []}, file)
+            json.dump({"schema": "traceable.annotate/1", "pid": os.getpid(), "note": printed, "patterns": []}, file)
         os.replace(f"{path}.tmp", path)  # noqa: PTH105
     except Exception:  # noqa: BLE001 - nowhere to say it; the program goes on
         return
@@ -226,7 +230,10 @@ class _TorchWatch:
         try:
             from traceable.capture import torch_import
         except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-            _say(f"torch.profiler is not started in {sys.executable}: {type(error).__name__}: {error}")
+            _say(
+                "torch_profiler_not_started",
+                f"torch.profiler is not started in {sys.executable}: {type(error).__name__}: {error}",
+            )
             return None
         return torch_import.find_spec(fullname, path, target)
 
@@ -236,7 +243,7 @@ def _load() -> None:
     try:
         import traceable  # noqa: F401
     except Exception as error:  # noqa: BLE001 - the program runs on, without us
-        _say(f"traceable is not loaded in {sys.executable}: {type(error).__name__}: {error}")
+        _say("traceable_not_loaded", f"traceable is not loaded in {sys.executable}: {type(error).__name__}: {error}")
 
 
 def _select() -> None:
@@ -252,7 +259,10 @@ def _select() -> None:
             type(__loader__)(module.__name__, f"{package}/{name}.py").exec_module(module)  # type: ignore[name-defined]
         module.begin()
     except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-        _say(f"whether to record process {os.getpid()} can't be told: {type(error).__name__}: {error}")
+        _say(
+            "selection_failed",
+            f"whether to record process {os.getpid()} can't be told: {type(error).__name__}: {error}",
+        )
 
 
 def _report_if_idle(watch: _Watch, pid: int) -> None:
@@ -266,7 +276,10 @@ def _report_if_idle(watch: _Watch, pid: int) -> None:
 
         patching.report_idle_process()
     except Exception as error:  # noqa: BLE001 - the program has ended as it ended
-        _say(f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}")
+        _say(
+            "patterns_not_read",
+            f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}",
+        )
 
 
 def _enabled() -> bool:
@@ -294,4 +307,4 @@ def begin() -> None:
         if any(name in _PAUSES + _OF_TIME for name in requested):
             _load()
     except Exception as error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all
-        _say(f"annotate patterns have no effect: {type(error).__name__}: {error}")
+        _say("patterns_not_read", f"annotate patterns have no effect: {type(error).__name__}: {error}")

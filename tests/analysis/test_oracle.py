@@ -98,11 +98,11 @@ class Oracle:
             ]
             whole = max(before, key=lambda one: (one["start_ns"], one["range"]["order"]), default=None)
             theirs = whole and whole["identity"] in (NULL, first["identity"])
-            if whole and theirs and whole["end_ns"] >= first["end_ns"] and not whole["task"]:
+            last_end_ns = max(r["end_ns"] for r in group)
+            if whole and theirs and whole["end_ns"] >= last_end_ns and not whole["task"]:
                 whole["task"], whole["stretches"], whole["identity"] = True, group, first["identity"]
             else:
-                end = max(r["end_ns"] for r in group)
-                changes = {"end_ns": end, "domain": -1, "style": START_END, "clipped": True}
+                changes = {"end_ns": last_end_ns, "domain": -1, "style": START_END, "clipped": True}
                 orphans.append({**first, **changes, "task": True, "replay": False, "stretches": group})
         for one in made:
             if not one["task"]:

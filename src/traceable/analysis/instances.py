@@ -146,7 +146,10 @@ def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[in
     own = np.flatnonzero(~is_stretch)
     stretch = np.flatnonzero(is_stretch)
     group = _groups(trace, stretch)
-    whole = _wholes(ranges, stretch, group)
+    first = _first_of_each(group)
+    last_end = np.zeros(len(first), np.int64)
+    np.maximum.at(last_end, group, ranges.end_ns[stretch])
+    whole = _wholes(ranges, stretch[first], last_end)
     orphans = np.flatnonzero(whole < 0)
 
     count = len(own) + len(orphans)
@@ -157,9 +160,6 @@ def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[in
     owner = instance_of_range.copy()
     owner[stretch] = instance_of_group[group]
 
-    first = _first_of_each(group)
-    last_end = np.zeros(len(whole), np.int64)
-    np.maximum.at(last_end, group, ranges.end_ns[stretch])
     # Without stretches the instances are the ranges themselves, and nothing is copied or written.
     columns = ranges.take(np.concatenate([own, stretch[first][orphans]]) if len(stretch) else slice(None))
     end = columns["end_ns"]
@@ -233,14 +233,19 @@ def _groups(trace: Trace, stretch: Int64) -> Int64:
     return rank[group.reshape(-1)]
 
 
-def _wholes(ranges: Ranges, stretch: Int64, group: Int64) -> Int64:
+def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
     """Return the start/end range of each group of stretches, -1 where it is missing.
+
+    Args:
+        ranges: all of them.
+        first: the first stretch of each group.
+        last_end_ns: when the last one of each group ended.
 
     A coroutine's range is opened right before its first stretch on the same thread: of the ranges of that name and
     thread it is the last to start before. Identities can't decide alone: where the user gave a number, the range
-    carries that. But a range that has another identity than the stretches is not theirs.
+    carries that. But a range that has another identity than the stretches, or ends before the last of them, is not
+    theirs.
     """
-    first = stretch[_first_of_each(group)]
     candidates = np.flatnonzero(ranges.style == START_END)
     whole = np.full(len(first), -1, np.int64)
     if not len(first) or not len(candidates):
@@ -253,7 +258,7 @@ def _wholes(ranges: Ranges, stretch: Int64, group: Int64) -> Int64:
     sorted_candidates = candidates[np.argsort(key[candidates], kind="stable")]
     at = np.searchsorted(key[sorted_candidates], key[first], "right") - 1
     found = sorted_candidates[np.maximum(at, 0)]
-    fits = (at >= 0) & (kind[found] == kind[first]) & (ranges.end_ns[found] >= ranges.end_ns[first])
+    fits = (at >= 0) & (kind[found] == kind[first]) & (ranges.end_ns[found] >= last_end_ns)
     known = (ranges.identity[found] != NULL) & (ranges.identity[first] != NULL)
     fits &= ~known | (ranges.identity[found] == ranges.identity[first])
     groups = np.flatnonzero(fits)

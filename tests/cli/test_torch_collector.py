@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
+from tests.coded import message, messages
 from tests.conftest import REPOSITORY, absent
 
 import traceable
@@ -454,11 +454,21 @@ print(os.environ.get("PYTHONPATH"), torch.__spec__.loader.__class__.__name__)
 
 def test_questions_about_the_gpu_say_what_to_record(run: Runner) -> None:
     ran = run(STEPPING)
-    for view in ("kernels", "api", "memory", "gaps", "streams", "sync"):
+    codes = {
+        "kernels": "cuda_not_recorded",
+        "api": "cuda_not_recorded",
+        "memory": "no_gpu_operations",
+        "gaps": "no_gpu_operations",
+        "streams": "no_gpu_operations",
+        "sync": "no_calls_recorded",
+    }
+    for view, code in codes.items():
         command = [sys.executable, "-m", "traceable", "report", ran.directory, "--view", view]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
-        assert done.stderr.endswith("record the program where torch sees a GPU: torch.profiler then records that too\n")
+        (said,) = messages(done.stderr)
+        assert said.code == code
+        assert "torch.profiler" in said
 
 
 def test_the_program_is_told_nothing_by_kineto_and_nothing_is_left_unfinished(run: Runner) -> None:

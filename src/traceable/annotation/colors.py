@@ -53,12 +53,15 @@ _known: dict[str, int] = {}
 
 
 def _named(name: str) -> int | None:
-    """Look a colour name up, in any case. The table is taken apart at the first name that needs it."""
+    """Look a colour name up, in any case. The table is taken apart at the first name that needs it.
+
+    Whole or not at all: memory may run out meanwhile, and half a table would refuse names.
+    """
+    global _known
     if not _known:
         words = _CSS.split()
-        for word, digits in zip(words[::2], words[1::2], strict=True):
-            _known[word] = 0xFF000000 | int(digits, 16)
-        _known.update(_NVTX)
+        table = {word: 0xFF000000 | int(digits, 16) for word, digits in zip(words[::2], words[1::2], strict=True)}
+        _known = {**table, **_NVTX}
     return _known.get(name.strip().lower())
 
 

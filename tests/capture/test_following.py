@@ -115,7 +115,8 @@ def test_the_workers_of_a_dataloader_are_recorded_within_the_window(tmp_path: Pa
     # The index of batch n + 4 is sent before step n: 15 to 29 were loaded within the window, of 11 to 33 some may be.
     assert set(range(15 * 8, 30 * 8)) <= set(ranges.payload[decoded].tolist()) <= set(range(11 * 8, 34 * 8))
     assert len({trace.threads[thread].process for thread in ranges.thread[decoded]}) == 2
-    assert (ranges.start_ns[decoded] >= window).all() and (ranges.start_ns[decoded] <= trace.windows.end_ns[0]).all()
+    # The end of the window is recorded before recording ends, and other processes may begin a range in between.
+    assert (ranges.start_ns[decoded] >= window).all()
 
 
 @pytest.mark.parametrize("later", [0, 1])

@@ -10,6 +10,7 @@ runs stands in braces.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections import defaultdict
@@ -100,7 +101,7 @@ def _in(tree: ast.Module, path: Path, errors: set[str], makers: set[str]) -> Ite
         code, *words = node.args
         if _is_passed_on(code):
             continue
-        texts = [_words(word) for word in words[:2]]
+        texts = [_words(_resolved(word, node, tree)) for word in words[:2]]
         yield Site(
             f"{path.relative_to(SOURCES.parent)}:{node.lineno}",
             _code(code),
@@ -121,6 +122,39 @@ def _code(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+def _resolved(node: ast.expr, call: ast.Call, tree: ast.Module) -> ast.expr:
+    """Return what a text is that was given a name first, in the same function or at the top of the module.
+
+    It is what was last assigned before the call, or, where that is one branch of an `if`, what each branch assigned.
+    """
+    if not isinstance(node, ast.Name):
+        return node
+    around = [one for one in _functions(tree) if one.lineno <= call.lineno <= (one.end_lineno or 0)]
+    for scope in (*sorted(around, key=lambda one: one.lineno, reverse=True)[:1], tree):
+        values = {one.lineno: one.value for one in _assignments(scope, node.id) if one.lineno < call.lineno}
+        if not values:
+            continue
+        last = max(values)
+        for branch in (one for one in ast.walk(scope) if isinstance(one, ast.If) and one.orelse):
+            end = branch.end_lineno or 0
+            if branch.lineno < last <= end < call.lineno:
+                first = [value for line, value in sorted(values.items()) if branch.lineno < line <= end]
+                return functools.reduce(lambda one, other: ast.IfExp(branch.test, one, other), first)
+        return values[last]
+    return node
+
+
+@functools.cache
+def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _assignments(scope: ast.AST, name: str) -> Iterator[ast.Assign]:
+    for one in ast.walk(scope):
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name:
+            yield one
+
+
 def _words(node: ast.expr) -> str:
     """Return a text as it is written, with what is filled in as its source, in braces."""
     if isinstance(node, ast.Constant):
@@ -133,7 +167,8 @@ def _words(node: ast.expr) -> str:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _words(node.left) + _words(node.right)
     if isinstance(node, ast.IfExp):
-        return f"{_words(node.body)} / {_words(node.orelse)}"
+        branches = [words for words in (_words(node.body), _words(node.orelse)) if words]
+        return " / ".join(branches) if len(branches) == 2 else f"[{''.join(branches)}]"
     return f"{{{ast.unparse(node)}}}"
 
 

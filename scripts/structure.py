@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -254,4 +255,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as `structure.py | head` expects
     main()

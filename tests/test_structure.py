@@ -1,0 +1,65 @@
+"""scripts/structure.py counts what it says it counts, on a package small enough to count by eye."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import structure
+
+MODULES = {
+    "__init__.py": "from pack.cli import main",
+    "cli/__init__.py": "",
+    "cli/main.py": """
+        from pack.cli.words import text
+        def run():
+            from pack import late
+        """,
+    "cli/words.py": "text = 1",
+    "late.py": """
+        import pack.low.base
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from pack.cli import words
+        """,
+    "low/__init__.py": "",
+    "low/base.py": """
+        def _once(): ...
+        def _twice(): ...
+        def public(): _once(); _twice(); _twice()
+        def up():
+            from pack import late
+        """,
+}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> structure.House:
+    for name, source in MODULES.items():
+        file = tmp_path / "pack" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(source))
+    return structure.House.read(tmp_path / "pack")
+
+
+def test_a_chain_counts_what_is_imported_at_the_top(house):
+    assert house.chain() == ["pack", "pack.cli.main", "pack.cli.words"]
+
+
+def test_a_circle_may_be_closed_by_a_late_import_and_not_by_one_for_types(house):
+    assert house.circles() == [["pack.late", "pack.low.base"]]
+
+
+def test_a_lone_neighbor_is_imported_by_one_module_of_its_folder(house):
+    assert house.lone_neighbors() == [("pack.cli.words", "pack.cli.main")]
+
+
+def test_an_import_against_the_table_is_one_that_its_row_lacks(house, tmp_path):
+    table = tmp_path / "table.md"
+    table.write_text("| `cli/` | all |\n| `low/` | - |\n| `late` | `low/` |\n")
+    assert house.upward(structure.allowed_imports(table)) == [("pack.low.base", "pack.late")]
+
+
+def test_a_private_function_used_once_is_counted_among_all(house):
+    assert house.functions() == (5, 1)

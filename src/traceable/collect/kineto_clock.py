@@ -18,7 +18,7 @@ import numpy as np
 
 from traceable import untrusted
 from traceable.errors import Message
-from traceable.trace.kineto_file import File
+from traceable.trace.kineto_events import File
 from traceable.trace.model import Int64
 
 METADATA = "traceable_gpu"

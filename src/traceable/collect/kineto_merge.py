@@ -23,8 +23,7 @@ from traceable.collect.nsys_schema import global_tid
 from traceable.collect.sink import Added, Sink
 from traceable.errors import Message
 from traceable.trace.intern import Names
-from traceable.trace.kineto_columns import Table
-from traceable.trace.kineto_file import File, read_file, readable
+from traceable.trace.kineto_events import File, Table, read_file, readable
 from traceable.trace.model import NULL, Int64
 
 _THREAD_NAME = re.compile(r"thread -?\d+ \((.*)\)", re.DOTALL)

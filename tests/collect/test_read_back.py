@@ -23,7 +23,8 @@ from traceable._native import recorder_library
 from traceable.collect import open_ranges, recording_events, sqlite_pages
 from traceable.collect import recording as rec
 from traceable.collect.nsys_rows import PUSH_POP_RANGE, START_END_RANGE
-from traceable.collect.nsys_schema import global_tid, write_database
+from traceable.collect.nsys_schema import write_database
+from traceable.collect.nsys_tables import global_tid
 from traceable.collect.recorder import RecorderCollector
 
 ATTRIBUTES, PAYLOAD, RANGE_ID = 16, 17, 18

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from traceable.collect import gpu_tables, kineto_clock
 from traceable.collect import recording as rec
 from traceable.collect.kineto_threads import Threads
-from traceable.collect.nsys_schema import global_tid
+from traceable.collect.nsys_tables import global_tid
 from traceable.collect.sink import Added, Sink
 from traceable.errors import Message
 from traceable.trace.intern import Names

@@ -28,7 +28,7 @@ from traceable.collect import loss_table, nsys_origin
 from traceable.collect import recording as rec
 from traceable.collect.flight import METADATA
 from traceable.collect.nsys_rows import NO_TIME, Rows, by_columns
-from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES
+from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES, VIRTUAL_MACHINE, check_replaceable, global_tid
 from traceable.collect.open_ranges import Ends, OpenPushes, OpenStarts, Spill
 from traceable.collect.pairing import pair_ids, pair_push_pop
 from traceable.collect.recording_events import read_events
@@ -44,8 +44,6 @@ INFORMATION, WARNING = 1, 2
 CATEGORY, THREAD, DOMAIN = 33, 39, 75
 """nsys's event types of names."""
 
-_VIRTUAL_MACHINE = 1 << 48  # nsys's ids of hardware and machine, as it writes them for the local host
-
 
 @dataclass(frozen=True)
 class Written:
@@ -53,11 +51,6 @@ class Written:
 
     events: int
     notes: tuple[Message, ...]
-
-
-def global_tid(pid: int, tid: int) -> int:
-    """Return nsys's globalTid: hardware (8 bits), virtual machine (8), process (24), thread (24)."""
-    return _VIRTUAL_MACHINE | (pid & 0xFFFFFF) << 24 | (tid & 0xFFFFFF)
 
 
 def write_database(recording: rec.Recording, path: Path, complete: bool, source: Source | None = None) -> Written:
@@ -74,7 +67,7 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
             read.
     """
     folder = None
-    nsys_origin.check_replaceable(path)
+    check_replaceable(path)
     try:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}."))
         written = _Export(folder, recording).write(complete, source)
@@ -320,7 +313,7 @@ class _Export:
 
     def _write_facts(self, complete: bool) -> None:
         processes = self._recording.processes
-        machine = _VIRTUAL_MACHINE
+        machine = VIRTUAL_MACHINE
         if processes:
             epoch_ns = processes[0].realtime_ns + self._origin_ns
             utc = datetime.fromtimestamp(epoch_ns // 1_000_000_000, timezone.utc)

@@ -1,8 +1,7 @@
 """Nsight Systems as a collector: the command line it is given, and the report it leaves.
 
 The program is started by `bystander.py`, which stands between nsys and the program; see there for why. How nsys is
-found and asked is in `nsys_install.py`, what it is asked to record in `nsys_presets.py`, and what the user may ask of
-it in `nsys_given.py`.
+found, asked and has its reports exported is in `nsys_install.py`, what it is asked to record in `nsys_options.py`.
 """
 
 from __future__ import annotations
@@ -15,16 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from traceable import environment, untrusted
-from traceable.collect import (
-    nsys_environments,
-    nsys_given,
-    nsys_install,
-    nsys_options,
-    nsys_presets,
-    nsys_private,
-    nsys_seen,
-    nsys_tail,
-)
+from traceable.collect import nsys_environments, nsys_install, nsys_options, nsys_private, nsys_seen, nsys_tail
 from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError, Message, UsageError
 
@@ -50,8 +40,8 @@ class NsysCollector:
 
     name = "nsys"
 
-    def __init__(self, asked: nsys_given.Asked | None = None) -> None:
-        self._asked = asked or nsys_given.Asked()
+    def __init__(self, asked: nsys_options.Asked | None = None) -> None:
+        self._asked = asked or nsys_options.Asked()
 
     @cached_property
     def install(self) -> nsys_install.Install:
@@ -79,7 +69,7 @@ class NsysCollector:
         given = self._given
         timed = self._timed(gating) if gating and gating.timed else None
         if gating and not timed:
-            nsys_given.check_gated(given)
+            nsys_options.check_gated(given)
         # `%` starts nsys's own substitutions in the name of the report.
         ours = [*self._preset.options, *(timed or (self._gated(gating) if gating else ()))]
         ours += [*nsys_private.options(self.install.options)]
@@ -87,7 +77,7 @@ class NsysCollector:
         shell = [sys.executable, "-I", "-S", str(BYSTANDER)]
         own_environment, own_notes = nsys_private.environment_and_notes(run_dir, self.install.options)
         return Plan(
-            argv=(str(self.install.executable), "profile", *nsys_given.merged(ours, given), *shell, *command),
+            argv=(str(self.install.executable), "profile", *nsys_options.merged(ours, given), *shell, *command),
             # Without it nsys's NVTX capture range hears registered strings only.
             environment={
                 "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0",
@@ -101,26 +91,26 @@ class NsysCollector:
                 *own_notes,
                 *([_TIMED] if timed and gating and gating.delay_s and not gating.from_start else []),
                 *nsys_private.of_command((*self._asked.words, *command)),
-                *nsys_given.notes(given, self.install.hangs_with_samples),
+                *nsys_options.notes(given, self.install.hangs_with_samples),
             ),
         )
 
     @cached_property
-    def _preset(self) -> nsys_presets.Chosen:
-        return nsys_presets.choose(self._asked.wished, self.install.options, self.install)
+    def _preset(self) -> nsys_options.Chosen:
+        return nsys_options.choose(self._asked.wished, self.install.options, self.install)
 
     @cached_property
     def _given(self) -> tuple[nsys_options.Given, ...]:
         """The user's own options, which this nsys takes."""
         given = nsys_options.read_given(self._asked.words, self.install.options)
-        nsys_given.check(given)
+        nsys_options.check(given)
         if given:
             self.install.check_given(given)
         return given
 
     def _left_out(self) -> list[Message]:
         """Return a note on what the preset wishes for and this nsys has not, and on all that is not permitted."""
-        named = f"preset {self._asked.preset or nsys_presets.DEFAULT}: "
+        named = f"preset {self._asked.preset or nsys_options.DEFAULT}: "
         missing, refused = self._preset.missing, self._preset.refused
         notes = []
         if missing:

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from traceable import environment, untrusted
-from traceable.collect import nsys_environments, nsys_install, nsys_options, nsys_private, nsys_seen, nsys_tail
+from traceable.collect import nsys_install, nsys_options, nsys_private, nsys_tail
 from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError, Message, UsageError
 
@@ -201,15 +201,15 @@ class NsysCollector:
         ended = nsys_tail.ends(run_dir)
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
-                stored: list[nsys_environments.Stored] = []
+                stored: list[nsys_private.Stored] = []
                 nsys_install.export(report, database, partial(_prepared, stored, notes, ended))
-                notes += nsys_seen.notes(report, database, stored)
+                notes += nsys_private.notes(report, database, stored)
         files = (*reports, *databases, *_of_stem(run_dir, stem, ".qdstrm"))
         return Recorded(databases[0], files, tuple(notes), more=tuple(databases[1:]))
 
 
 def _prepared(
-    stored: list[nsys_environments.Stored], notes: list[Message], ended: Mapping[int, int | None], database: Path
+    stored: list[nsys_private.Stored], notes: list[Message], ended: Mapping[int, int | None], database: Path
 ) -> None:
     """Cut the ranges whose ends nsys lost, and move the environments that it stored all the same out of an export.
 
@@ -221,7 +221,7 @@ def _prepared(
         found = f"ranges of processes that were ended may look longer than they were ({error})"
         notes.append(Message("nsys_ranges_not_cut", found))
     try:
-        stored += nsys_environments.scrub(database)
+        stored += nsys_private.scrub(database)
     except (OSError, sqlite3.Error) as error:
         found = f"the export can't be looked through for environments ({error}): it may hold some ({_SECRETS})"
         notes.append(Message("environments_not_removed", found))
@@ -229,7 +229,7 @@ def _prepared(
     if all(one.planned for one in stored):
         return
     try:
-        nsys_environments.rewrite(database)
+        nsys_private.rewrite(database)
     except (OSError, sqlite3.Error) as error:
         found = (
             f"the export can't be written anew without the environments that were taken out of it ({error}): it may "

@@ -1,21 +1,30 @@
 """Nsight Systems as a collector: the command line it is given, and the report it leaves.
 
 The program is started by `bystander.py`, which stands between nsys and the program; see there for why. How nsys is
-found, asked and has its reports exported is in `nsys_install.py`, what it is asked to record in `nsys_options.py`.
+found, asked and has its reports exported is in `nsys_install.py`, what it is asked to record in `nsys_options.py`, and
+what it must not see in `nsys_private.py`.
+
+nsys loses the tail of a process that ends without Python's own end. One that dies of a signal, as the workers of
+`multiprocessing.Pool` do, or leaves by `os._exit` takes with it what it had not handed over. A range whose end is lost
+so is given the end of the whole recording by nsys: 0.5 ms become 300 ms. It is cut at the last event that was recorded
+of its process, the least that is known of it, and marked.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 
 from traceable import environment, untrusted
-from traceable.collect import nsys_install, nsys_options, nsys_private, nsys_tail
+from traceable.collect import nsys_install, nsys_options, nsys_private
 from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
+from traceable.collect.nsys_tables import CLIPPED
 from traceable.errors import CollectorError, Message, UsageError
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
@@ -29,6 +38,14 @@ _SECRETS = "traceable help secrets"
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """What nsys calls its reports, and what it called them before 2021.4."""
+
+_RANGE_TYPES = (59, 60, 70, 71)
+"""NVTX_EVENTS.eventType of ranges."""
+
+_THREAD_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API")
+"""Other tables with events of threads: what a process did last need not be a range."""
+
+_PID = "(globalTid >> 24) & 0xFFFFFF"
 
 
 class NsysCollector:
@@ -198,7 +215,7 @@ class NsysCollector:
         databases = [report.with_suffix(".sqlite") for report in reports]
         if not all(map(_made_from, databases, reports)):
             databases = [(into or run_dir) / database.name for database in databases]
-        ended = nsys_tail.ends(run_dir)
+        ended = python_ends(run_dir)
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
                 stored: list[nsys_private.Stored] = []
@@ -216,7 +233,7 @@ def _prepared(
     One that can't be read stays as it is.
     """
     try:
-        nsys_tail.cut(database, ended)
+        cut_lost_ends(database, ended)
     except sqlite3.Error as error:
         found = f"ranges of processes that were ended may look longer than they were ({error})"
         notes.append(Message("nsys_ranges_not_cut", found))
@@ -273,3 +290,61 @@ def _made_from(database: Path, report: Path) -> bool:
         and database.stat().st_size > 0
         and database.stat().st_mtime_ns >= report.stat().st_mtime_ns
     )
+
+
+def python_ends(run_dir: Path) -> dict[int, int | None]:
+    """Return when Python ended in each process that imported traceable, in ns since 1970 (`capture/witness.py`).
+
+    None is for one that did not say so. One that did may still be ended by a signal before all of it is handed over.
+    """
+    return dict(filter(None, map(_python_end, sorted(run_dir.glob("status.*.lives")))))
+
+
+def _python_end(path: Path) -> tuple[int, int | None] | None:
+    begun = list(untrusted.lines(path, untrusted.BEGUN))
+    if not begun:  # a disk that was full
+        return None
+    last = list(untrusted.lines(path, {}))[-1]
+    return begun[0]["pid"], last["ended_wall_ns"] if untrusted.fits(last, untrusted.ENDED) else None
+
+
+def cut_lost_ends(database: Path, ended: Mapping[int, int | None]) -> None:
+    """Cut the ranges, in an export of nsys's, that have the end of the recording though their process was over by then.
+
+    Args:
+        database: the export.
+        ended: as `python_ends` returns it.
+
+    Raises:
+        sqlite3.Error: it can't be read or written.
+    """
+    with closing(sqlite3.connect(database)) as connection, connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"NVTX_EVENTS", "ANALYSIS_DETAILS", "TARGET_INFO_SESSION_START_TIME"} <= tables:
+            return
+        (closed_ns,) = connection.execute("SELECT max(duration) FROM ANALYSIS_DETAILS").fetchone()
+        (epoch_ns,) = connection.execute("SELECT max(utcEpochNs) FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+        if closed_ns is None or epoch_ns is None:
+            return
+        over = [pid for pid, end_ns in ended.items() if end_ns is None or end_ns - epoch_ns < closed_ns]
+        of_ranges = f"eventType IN {_RANGE_TYPES} AND end >= :closed"
+        of_processes = f"{_PID} IN (SELECT value FROM json_each(:pids))"
+        given = {"closed": closed_ns, "pids": json.dumps(over)}
+        open_ = f"SELECT DISTINCT {_PID} FROM NVTX_EVENTS WHERE {of_ranges} AND {of_processes}"
+        cut_off = {pid: 0 for (pid,) in connection.execute(open_, given)}
+        if not cut_off:
+            return
+        given["pids"] = json.dumps(list(cut_off))
+        for table in ("NVTX_EVENTS", *(name for name in _THREAD_TABLES if name in tables)):
+            last = "max(start), max(CASE WHEN end < :closed THEN end ELSE start END)"
+            query = f"SELECT {_PID} AS pid, {last} FROM {table} WHERE {of_processes} GROUP BY pid"
+            for pid, *ends in connection.execute(query, given):
+                cut_off[pid] = max(cut_off[pid], *(end or 0 for end in ends))
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(NVTX_EVENTS)")}
+        if CLIPPED not in columns:
+            connection.execute(f"ALTER TABLE NVTX_EVENTS ADD COLUMN {CLIPPED} INTEGER")
+        for pid, last_ns in cut_off.items():
+            connection.execute(
+                f"UPDATE NVTX_EVENTS SET end = max(start, :last), {CLIPPED} = 1 WHERE {of_ranges} AND {_PID} = :pid",
+                {"closed": closed_ns, "last": last_ns, "pid": pid},
+            )

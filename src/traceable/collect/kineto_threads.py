@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from traceable.collect import recording as rec
-from traceable.collect.recording_events import read_events
+from traceable.collect.recording import read_events
 from traceable.trace.model import Int64
 
 _SYSTEM_THREADS = 1 << 22

@@ -31,8 +31,7 @@ from traceable.collect.nsys_rows import NO_TIME, Rows, by_columns
 from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES, VIRTUAL_MACHINE, check_replaceable, global_tid
 from traceable.collect.open_ranges import Ends, OpenPushes, OpenStarts, Spill
 from traceable.collect.pairing import pair_ids, pair_push_pop
-from traceable.collect.recording_events import read_events
-from traceable.collect.ring import Window
+from traceable.collect.recording import Window, read_events
 from traceable.collect.sink import Sink, Source
 from traceable.collect.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.collect.texts import LOST_TEXT, Strings, Texts

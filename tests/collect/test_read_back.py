@@ -20,7 +20,7 @@ from tests.lacking import lacking
 
 from traceable import environment
 from traceable._native import recorder_library
-from traceable.collect import open_ranges, sqlite_pages
+from traceable.collect import nsys_rows, sqlite_pages
 from traceable.collect import recording as rec
 from traceable.collect.nsys_rows import PUSH_POP_RANGE, START_END_RANGE
 from traceable.collect.nsys_schema import write_database
@@ -241,8 +241,8 @@ def test_a_recording_read_in_pieces_is_what_it_is_event_by_event(
         write(Path(folder) / "recording", unique_ends(processes))
         recording = rec.read_recording(Path(folder) / "recording")
         patch.setattr(rec, "CHUNK_RECORDS", chunk)
-        patch.setattr(open_ranges, "MOST_HELD", held)
-        patch.setattr("traceable.collect.pairing._ROUNDS", rounds)
+        patch.setattr(nsys_rows, "MOST_HELD", held)
+        patch.setattr("traceable.collect.nsys_rows._ROUNDS", rounds)
         written = write_database(recording, Path(folder) / "a.sqlite", complete=True)
         found, expected = read(Path(folder) / "a.sqlite"), slowly(recording)
         assert written.events == len(expected)
@@ -310,7 +310,7 @@ def test_a_real_recording_is_what_it_is_event_by_event(
     subprocess.run(plan.argv, env={**os.environ, **plan.environment, **variables}, check=True, timeout=60)
     recording = rec.read_recording(tmp_path / "recording")
     monkeypatch.setattr(rec, "CHUNK_RECORDS", 700)
-    monkeypatch.setattr(open_ranges, "MOST_HELD", 500)
+    monkeypatch.setattr(nsys_rows, "MOST_HELD", 500)
     write_database(recording, tmp_path / "app.sqlite", complete=True)
     found, expected = read(tmp_path / "app.sqlite"), slowly(recording)
     assert in_order(found) == in_order(expected)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from traceable.collect import gpu_tables, kineto_clock
 from traceable.collect import recording as rec
 from traceable.collect.kineto_threads import Threads
+from traceable.collect.nsys_schema import Added, Sink
 from traceable.collect.nsys_tables import global_tid
-from traceable.collect.sink import Added, Sink
 from traceable.errors import Message
 from traceable.trace.intern import Names
 from traceable.trace.kineto_events import File, Table, read_file, readable

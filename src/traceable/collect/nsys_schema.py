@@ -1,36 +1,38 @@
 """Writes a recording as an SQLite file in nsys's export schema, so that one reader, and nsys's own tools, read both.
 
 The tables that a recording of NVTX calls has something to say about are written, with nsys's names, types and value
-conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x). Environment variables are not written. Events are
-read, paired and written chunk by chunk, as pages of the file (`sqlite_pages`); everything else is inserted by SQLite
-afterwards. Memory does not depend on the number of ranges (`nsys_rows`).
+conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x), and what the file says of its own origin: the
+machine, the program, who wrote it and when. Environment variables are not written. Events are read, paired and written
+chunk by chunk (`nsys_rows`), as pages of the file (`sqlite_pages`); everything else is inserted by SQLite afterwards.
+Memory does not depend on the number of ranges. Another source of events writes into the file by a `Sink`.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import os
+import platform
 import shutil
 import sqlite3
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collect import loss_table, nsys_origin
+from traceable.collect import loss_table
 from traceable.collect import recording as rec
 from traceable.collect.flight import METADATA
 from traceable.collect.nsys_rows import PlacedProcess, ProcessRows, Rows, Spill, Strings, by_columns
 from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES, VIRTUAL_MACHINE, check_replaceable, global_tid
-from traceable.collect.recording import Window
-from traceable.collect.sink import Sink, Source
 from traceable.collect.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.errors import CollectorError, Message
 
@@ -40,6 +42,14 @@ INFORMATION, WARNING = 1, 2
 CATEGORY, THREAD, DOMAIN = 33, 39, 75
 """nsys's event types of names."""
 
+_DATABASE, _STRINGS = "database", "strings"
+
+SCHEMA_VERSION = "3.16.1"
+"""The schema whose tables are written; that of nsys 2024.6."""
+
+COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
+"""Row of META_DATA_EXPORT: `true` if every recorded process had ended when the file was written."""
+
 
 @dataclass(frozen=True)
 class Written:
@@ -47,6 +57,49 @@ class Written:
 
     events: int
     notes: tuple[Message, ...]
+
+
+class Insert(Protocol):
+    """Inserts rows into some columns of a table."""
+
+    def __call__(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Insert them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A database in the making.
+
+    Attributes:
+        create: executes a statement that makes a table.
+        insert: inserts rows.
+        string: returns the id of a text in StringIds.
+        warn: says something to the user, of a process (a globalPid) or of all (None). It stands in the database too.
+        remark: the same, in the database alone.
+        zeros: what is to be added to CLOCK_MONOTONIC of a process to have a time of the database, by pid.
+        zero: the same for a process that has none there.
+    """
+
+    create: Callable[[str], object]
+    insert: Insert
+    string: Callable[[str], int]
+    warn: Callable[[Message, int | None], None]
+    remark: Callable[[Message, int | None], None]
+    zeros: Mapping[int, int]
+    zero: int
+
+
+@dataclass(frozen=True)
+class Added:
+    """What was written: how many events, and when the last of them ended; times as in the database."""
+
+    events: int
+    last_ns: int
+
+
+Source = Callable[[Sink], Added]
+"""Writes its events."""
 
 
 def write_database(recording: rec.Recording, path: Path, complete: bool, source: Source | None = None) -> Written:
@@ -77,9 +130,6 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     return written
-
-
-_DATABASE, _STRINGS = "database", "strings"
 
 
 @contextmanager
@@ -283,7 +333,7 @@ class _Export:
         for columns in by_columns(rows):
             self._table.add(columns)
 
-    def _write_window(self, placed: PlacedProcess, window: Window) -> None:
+    def _write_window(self, placed: PlacedProcess, window: rec.Window) -> None:
         process, offset = placed.recording, placed.offset_ns
         said = {
             "pid": process.pid,
@@ -308,7 +358,7 @@ class _Export:
             self._insert("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "utcTime", "localTime"), [times])
         details = (machine, self._last_ns, 0, self._last_ns)
         self._insert("ANALYSIS_DETAILS", ("globalVid", "duration", "startTime", "stopTime"), [details])
-        environment = ((machine, "Local (traceable)", *row) for row in nsys_origin.machine())
+        environment = ((machine, "Local (traceable)", *row) for row in machine_facts())
         self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
         # Timestamp of the target, from the injection.
         noted = zip(self._notes, self._diagnosed, strict=True)
@@ -316,5 +366,50 @@ class _Export:
         diagnosed += [(0, 1, 1, INFORMATION, remark.printed, pid) for remark, pid in self._remarks]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
         self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
-        self._insert("META_DATA_CAPTURE", ("name", "value"), nsys_origin.capture(processes))
-        self._insert("META_DATA_EXPORT", ("name", "value"), nsys_origin.export(complete))
+        self._insert("META_DATA_CAPTURE", ("name", "value"), capture_facts(processes))
+        self._insert("META_DATA_EXPORT", ("name", "value"), export_facts(complete))
+
+
+def machine_facts() -> list[tuple[str, int, str]]:
+    """Return the machine's properties with nsys's numbers for them. Environment variables are not among them."""
+    return [
+        ("CpuCores", 1, str(os.cpu_count() or 0)),
+        ("CpuArchitecture", 3, platform.machine()),
+        ("SoftwareReleaseVersion", 618, platform.release()),
+        ("Hostname", 619, platform.node()),
+    ]
+
+
+def capture_facts(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[str, str]]:
+    """Yield what nsys says of a recording, of the first process with the command line as it was recorded."""
+    yield "DEVICE_ID", "Local (traceable)"
+    yield "CAPTURE_EVENT_TYPE", "NvtxEvents"
+    if processes:
+        command, *arguments = processes[0].command
+        yield "PROCESS_0:COMMAND", command
+        yield from ((f"PROCESS_0:ARGUMENT_{number}", argument) for number, argument in enumerate(arguments))
+        yield "PROCESS_0:PID", str(processes[0].pid)
+        yield "PROCESS_0:COLLECT_NVTX_TRACE", "true"
+
+
+def export_facts(complete: bool) -> list[tuple[str, str]]:
+    """Return what nsys says of an export: by whom, when, in which schema; and whether all of the recording is there."""
+    now = datetime.now(timezone.utc)
+    major, minor, micro = SCHEMA_VERSION.split(".")
+    try:
+        version = importlib.metadata.version("traceable")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""  # run from a source tree that was never installed
+    return [
+        ("EXPORT_PRODUCT_NAME", "traceable embedded recorder"),
+        ("EXPORT_PRODUCT_VERSION", version),
+        ("EXPORT_SCHEMA_VERSION", SCHEMA_VERSION),
+        ("EXPORT_SCHEMA_VERSION_MAJOR", major),
+        ("EXPORT_SCHEMA_VERSION_MINOR", minor),
+        ("EXPORT_SCHEMA_VERSION_MICRO", micro),
+        ("EXPORT_PLATFORM", "linux-desktop"),
+        ("EXPORT_ARCH", {"x86_64": "x64"}.get(platform.machine(), platform.machine())),
+        ("EXPORT_TIME_UTC", f"{now:%Y-%m-%dT%H:%M:%S}"),
+        ("EXPORT_TIME_LOCAL", f"{now.astimezone():%Y-%m-%dT%H:%M:%S}"),
+        (COMPLETE, str(complete).lower()),
+    ]

@@ -115,8 +115,7 @@ def remove_unfinished(database: Path) -> None:
 
 def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[Message, ...] | None:
     """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
-    from traceable.collect.nsys_origin import COMPLETE
-    from traceable.collect.nsys_schema import WARNING
+    from traceable.collect.nsys_schema import COMPLETE, WARNING
 
     try:
         written = database.lstat().st_mtime_ns

@@ -110,6 +110,44 @@ class Name:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Which time of a process a flight recorder shows, in ns since the process's start.
+
+    Attributes:
+        start_ns: from when on it is complete.
+        end_ns: the last event, or when the copy was made.
+        limit_ns, limit_bytes: what was asked for; 0 for no limit.
+        dumped: whether it is a copy of a process that went on.
+        dumped_by: who asked for the copy.
+    """
+
+    start_ns: int
+    end_ns: int
+    limit_ns: int
+    limit_bytes: int
+    dumped: bool
+    dumped_by: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Records of one thread in one segment.
+
+    Attributes:
+        segment: where the segment begins in the file, in bytes.
+        begin, end: where the records begin and end in the file, in bytes.
+        carried: how many of them repeat what was open before.
+        last_ns: the time of the last event; -1 for none.
+    """
+
+    segment: int
+    begin: int
+    end: int
+    carried: int
+    last_ns: int
+
+
+@dataclass(frozen=True)
 class ThreadRecording:
     """One thread's files. `name` is what the OS called the thread, `pthread` its pthread_self; 0 for not known.
 
@@ -431,44 +469,6 @@ def _c_text(content: bytes) -> str:
 def decode(content: bytes) -> str:
     r"""Return `content` as text; a byte that is not UTF-8 becomes `\xNN`, so that different names stay different."""
     return content.decode("utf-8", "backslashreplace")
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which time of a process a flight recorder shows, in ns since the process's start.
-
-    Attributes:
-        start_ns: from when on it is complete.
-        end_ns: the last event, or when the copy was made.
-        limit_ns, limit_bytes: what was asked for; 0 for no limit.
-        dumped: whether it is a copy of a process that went on.
-        dumped_by: who asked for the copy.
-    """
-
-    start_ns: int
-    end_ns: int
-    limit_ns: int
-    limit_bytes: int
-    dumped: bool
-    dumped_by: str
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Records of one thread in one segment.
-
-    Attributes:
-        segment: where the segment begins in the file, in bytes.
-        begin, end: where the records begin and end in the file, in bytes.
-        carried: how many of them repeat what was open before.
-        last_ns: the time of the last event; -1 for none.
-    """
-
-    segment: int
-    begin: int
-    end: int
-    carried: int
-    last_ns: int
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from tests.coded import message
 
 from traceable import environment
 from traceable.cli.nsys import as_options
-from traceable.collect.nsys_given import Asked
-from traceable.collect.nsys_presets import DEFAULT, PRESETS
+from traceable.collect.nsys_options import DEFAULT, PRESETS, Asked
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -8,7 +8,7 @@ import pytest
 
 from traceable import collect
 from traceable.collect import gpu_device, recorder
-from traceable.collect.nsys_given import Asked
+from traceable.collect.nsys_options import Asked
 from traceable.errors import CollectorError, Message
 
 

@@ -13,9 +13,8 @@ from tests.collect.gpu_runs import finalised, process_of, rows
 from tests.collect.gpu_traces import half, write
 
 from traceable.capture import gpu_gate
-from traceable.collect import kineto_clock
-from traceable.collect.kineto_merge import Parts
-from traceable.collect.kineto_threads import Threads
+from traceable.collect import kineto_merge
+from traceable.collect.kineto_merge import Parts, Threads
 from traceable.collect.recording import ProcessRecording, ThreadRecording
 from traceable.errors import Message
 
@@ -92,7 +91,7 @@ def markers(*brackets: tuple[int, int, int]) -> Any:
     }
 
 
-def clock_of(document: Any, tmp_path: Path) -> kineto_clock.Clock:
+def clock_of(document: Any, tmp_path: Path) -> kineto_merge.Clock:
     parts = Parts()
     parts.add(write(document, tmp_path, 1), 1)
     (part,) = parts.read
@@ -126,7 +125,7 @@ def test_without_markers_the_wall_clock_places_the_work_and_that_is_said(tmp_pat
     clock = clock_of(document, tmp_path)
     assert clock.uncertainty_ns is None
     assert clock.monotonic_ns(np.array([1000])).tolist() == [1000]
-    assert kineto_clock.describe(clock, 1).code == "gpu_placed_by_wall_clock"
+    assert kineto_merge.describe_clock(clock, 1).code == "gpu_placed_by_wall_clock"
 
 
 # ---- the threads

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from tests.nsys_versions import stand_in
 
-from traceable.collect import nsys_presets
+from traceable.collect import nsys_options
 from traceable.collect.base import Gating
 from traceable.collect.nsys import NsysCollector
-from traceable.collect.nsys_given import Asked, merged
 from traceable.collect.nsys_install import Install
-from traceable.collect.nsys_options import Options, parse, read_given
+from traceable.collect.nsys_options import Asked, Options, merged, parse, read_given
 from traceable.errors import UsageError
 
 LAYOUT = """
@@ -227,7 +226,7 @@ def test_the_gpus_whose_counters_can_be_sampled(newer, listed, value):
 def test_without_a_gpu_the_real_one_says_why(nsys, real):
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
-    name = next(one for one in nsys_presets.GPU_METRICS if one in real)
+    name = next(one for one in nsys_options.GPU_METRICS if one in real)
     value, reason = Install(Path(nsys), "").gpu_metrics(name)
     assert value is None
     assert "GPU" in reason
@@ -252,7 +251,7 @@ def test_samples_are_left_alone_where_nsys_is_known_not_to_end_with_them(newer, 
 
 
 def test_each_preset_records_ranges_and_leaves_the_program_alone(newer, tmp_path):
-    for name in nsys_presets.PRESETS:
+    for name in nsys_options.PRESETS:
         words = told(newer(Asked(name)), tmp_path)
         assert words[0].startswith("--trace=cuda,nvtx")
         assert "--kill=none" in words and "--wait=primary" in words

@@ -17,11 +17,10 @@ from tests.nsys_versions import stand_in
 
 from traceable import environment
 from traceable._native import discreet_library
-from traceable.collect import nsys_install, nsys_presets
+from traceable.collect import nsys_install, nsys_options
 from traceable.collect.base import Gating
 from traceable.collect.nsys import NsysCollector
-from traceable.collect.nsys_given import Asked
-from traceable.collect.nsys_options import Options, parse
+from traceable.collect.nsys_options import Asked, Options, parse
 from traceable.errors import Message
 
 VERSIONS = stand_in.versions()
@@ -123,7 +122,7 @@ def test_what_was_replaced_is_not_there_any_more_and_was_before(version):
 def test_a_version_is_asked_for_nothing_that_it_has_not(version, tmp_path):
     known = stand_in.read(version)["options"]
     install = nsys_install.find()
-    for preset, gating in itertools.product(nsys_presets.PRESETS, (None, Gating(1), Gating(2), Gating(None))):
+    for preset, gating in itertools.product(nsys_options.PRESETS, (None, Gating(1), Gating(2), Gating(None))):
         asked = planned(install, preset, gating, tmp_path)
         check_known(asked, version)
         given = dict(asked)
@@ -137,8 +136,8 @@ def test_a_version_is_asked_for_nothing_that_it_has_not(version, tmp_path):
 
 def test_where_everything_may_be_sampled_too_and_what_is_left_out_is_named(version):
     options: Options = nsys_install.find().options
-    for preset in nsys_presets.PRESETS.values():
-        chosen = nsys_presets.choose(preset, options, Permissive())
+    for preset in nsys_options.PRESETS.values():
+        chosen = nsys_options.choose(preset, options, Permissive())
         check_known(list(chosen.options), version)
         named = {word.partition("=")[0] for word in chosen.missing}
         wished = {name for name, _ in (*preset.options, *preset.sampled)}

@@ -20,10 +20,11 @@ from tests.lacking import lacking
 
 from traceable import environment
 from traceable._native import recorder_library
-from traceable.collect import open_ranges, recording_events, sqlite_pages
+from traceable.collect import nsys_rows, sqlite_pages
 from traceable.collect import recording as rec
 from traceable.collect.nsys_rows import PUSH_POP_RANGE, START_END_RANGE
-from traceable.collect.nsys_schema import global_tid, write_database
+from traceable.collect.nsys_schema import write_database
+from traceable.collect.nsys_tables import global_tid
 from traceable.collect.recorder import RecorderCollector
 
 ATTRIBUTES, PAYLOAD, RANGE_ID = 16, 17, 18
@@ -97,7 +98,7 @@ def one_process(process: rec.ProcessRecording, first_domain: int) -> Iterator[Ro
 
 
 def one_by_one(thread: rec.ThreadRecording) -> Iterator[Row]:
-    for events in recording_events.read_events(thread, [], 1 << 20):
+    for events in rec.read_events(thread, [], 1 << 20):
         columns = (events.kind, events.time_ns, events.domain, events.message, events.range_id)
         attributes = (events.category, events.color, events.payload_type, events.payload)
         yield from zip(*(column.tolist() for column in (*columns, *attributes)), strict=True)
@@ -239,9 +240,9 @@ def test_a_recording_read_in_pieces_is_what_it_is_event_by_event(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         write(Path(folder) / "recording", unique_ends(processes))
         recording = rec.read_recording(Path(folder) / "recording")
-        patch.setattr(recording_events, "CHUNK_RECORDS", chunk)
-        patch.setattr(open_ranges, "MOST_HELD", held)
-        patch.setattr("traceable.collect.pairing._ROUNDS", rounds)
+        patch.setattr(rec, "CHUNK_RECORDS", chunk)
+        patch.setattr(nsys_rows, "MOST_HELD", held)
+        patch.setattr("traceable.collect.nsys_rows._ROUNDS", rounds)
         written = write_database(recording, Path(folder) / "a.sqlite", complete=True)
         found, expected = read(Path(folder) / "a.sqlite"), slowly(recording)
         assert written.events == len(expected)
@@ -308,8 +309,8 @@ def test_a_real_recording_is_what_it_is_event_by_event(
     variables = {} if limit is None else {environment.FLIGHT_RECORDER: limit}
     subprocess.run(plan.argv, env={**os.environ, **plan.environment, **variables}, check=True, timeout=60)
     recording = rec.read_recording(tmp_path / "recording")
-    monkeypatch.setattr(recording_events, "CHUNK_RECORDS", 700)
-    monkeypatch.setattr(open_ranges, "MOST_HELD", 500)
+    monkeypatch.setattr(rec, "CHUNK_RECORDS", 700)
+    monkeypatch.setattr(nsys_rows, "MOST_HELD", 500)
     write_database(recording, tmp_path / "app.sqlite", complete=True)
     found, expected = read(tmp_path / "app.sqlite"), slowly(recording)
     assert in_order(found) == in_order(expected)

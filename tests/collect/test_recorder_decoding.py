@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.collect import recording as rec
-from traceable.collect import recording_events
 from traceable.errors import Message
 
 HEADER = struct.Struct("<8sIIQII16s16x")
@@ -69,7 +68,7 @@ def test_events_are_what_their_records_say_however_the_file_is_cut_into_chunks(
         notes: list[Message] = []
         thread = rec.ThreadRecording(path, path.with_suffix(".text"), 1, 1, "main")
         found: list[Seen] = []
-        for part in recording_events.read_events(thread, notes, chunk):
+        for part in rec.read_events(thread, notes, chunk):
             columns = (part.kind, part.time_ns, part.color, part.category, part.payload_type, part.payload)
             found += zip(*(column.tolist() for column in columns), strict=True)
         assert found == one_by_one(records)
@@ -77,4 +76,4 @@ def test_events_are_what_their_records_say_however_the_file_is_cut_into_chunks(
         for place in range(len(records) + 1):
             held = [record for record in records[:place] if record[0] == ATTRIBUTES][-1:]
             expected = b"".join(struct.pack("<QQ", data, kind << 56 | value) for kind, value, data in held)
-            assert recording_events.attributes_at(path, HEADER.size + 16 * place) == expected
+            assert rec.attributes_at(path, HEADER.size + 16 * place) == expected

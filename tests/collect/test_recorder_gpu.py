@@ -12,7 +12,7 @@ from tests.collect.gpu_traces import placed, read, say, write
 
 from traceable import collect, environment
 from traceable.capture import gpu_gate
-from traceable.collect import kineto_clock, recorder_gpu
+from traceable.collect import kineto_merge, recorder_gpu
 from traceable.collect.base import Gating
 from traceable.collect.recorder import RecorderCollector
 from traceable.collect.recording import read_recording
@@ -222,7 +222,7 @@ def test_only_the_recorder_needs_help_and_under_nsys_it_is_refused(monkeypatch: 
 
 
 def test_the_two_sides_agree_on_their_words() -> None:
-    assert kineto_clock.METADATA == gpu_gate.METADATA
+    assert kineto_merge.METADATA == gpu_gate.METADATA
     for word in ("NO_CUDA", "WAITING", "RECORDING", "LOST", "REFUSED"):
         assert getattr(recorder_gpu, word) == getattr(gpu_gate, word)
     assert gpu_gate.GpuGate.name == "gpu"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceable.collect.pairing import pair_ids, pair_push_pop
+from traceable.collect.nsys_rows import pair_ids, pair_push_pop
 
 EVENTS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=200)
 

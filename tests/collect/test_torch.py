@@ -21,7 +21,7 @@ from traceable.capture import kineto, torch_gate
 from traceable.collect import torch as collector
 from traceable.collect.base import Gating
 from traceable.errors import CollectorError
-from traceable.trace import kineto_names, load
+from traceable.trace import kineto_events, load
 from traceable.trace.model import NULL
 
 NASTY = 'a"b\\c\nd [#5] % %41 @x &y ~mark \x00\x1f\x7f äß日\U0001f600]['
@@ -50,7 +50,7 @@ def test_what_a_range_carries_is_read_back_from_its_name_in_torch(
     assert coded
     assert all(" " <= letter <= "~" for letter in coded)
     assert not set('"\\') & set(coded)
-    read = kineto_names.read(coded)
+    read = kineto_events.read_name(coded)
     assert (read.name, read.domain, read.category) == (name, domain, category)
     word, _, number = kind.partition(":")
     assert (read.kind, read.number) == (word, int(number or 0))
@@ -66,12 +66,12 @@ def test_what_a_range_carries_is_read_back_from_its_name_in_torch(
 @pytest.mark.parametrize("name", ["plain", "Optimizer.step#SGD.step", "aten::mm", "a b", "## Call x ##", "e@mail & co"])
 def test_a_plain_name_stands_as_it_is_in_torch_and_a_foreign_one_is_left_as_it_is(name: str) -> None:
     assert Domain(None).get_event_attributes(name).named("") == name
-    assert kineto_names.read(name) == kineto_names.Named(name)
+    assert kineto_events.read_name(name) == kineto_events.Named(name)
 
 
 @pytest.mark.parametrize("name", ["list[int]", "x [1]", "x []", "x [ ]", "x [#1.2.3]", "x [~other]", "x[#5]", "[#5]"])
 def test_foreign_brackets_are_no_words_of_ours(name: str) -> None:
-    assert kineto_names.read(name) == kineto_names.Named(name)
+    assert kineto_events.read_name(name) == kineto_events.Named(name)
 
 
 def test_a_category_has_one_number_in_its_domain_and_an_unnamed_number_is_not_said() -> None:
@@ -178,7 +178,7 @@ def test_the_same_names_in_a_trace_of_another_stand_as_they_are(tmp_path: Path) 
 
 
 def test_the_two_sides_agree_on_their_words() -> None:
-    assert kineto_names.METADATA == torch_gate.METADATA
+    assert kineto_events.METADATA == torch_gate.METADATA
     assert collector.SUFFIX == kineto.SUFFIX
     assert str(collector._BOOTSTRAP) == bootstrap.DIRECTORY
 

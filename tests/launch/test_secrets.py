@@ -22,7 +22,7 @@ from tests.lacking import lacking
 
 from traceable import confidential
 from traceable._native import discreet_library
-from traceable.collect import nsys_environments, nsys_private, nsys_seen
+from traceable.collect import nsys_private
 from traceable.collect.nsys import NsysCollector, _prepared
 from traceable.errors import Message
 from traceable.launch import handover, secrets
@@ -81,13 +81,13 @@ def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, 
         assert secrets.leaks(tmp_path / "out")[0].secrets == 0
 
 
-def exported_anew(report: Path, folder: Path) -> list[nsys_environments.Stored]:
+def exported_anew(report: Path, folder: Path) -> list[nsys_private.Stored]:
     """The environments in the report itself, which is compressed."""
     from traceable.collect import nsys_install
 
     nsys_install.export(report, folder / "anew.sqlite")
     connection = sqlite3.connect(folder / "anew.sqlite")
-    found = nsys_environments.stored(connection)
+    found = nsys_private.stored(connection)
     connection.close()
     return found
 
@@ -388,10 +388,10 @@ def test_values_are_found_in_a_report_of_whatever_form(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", VALUE)
     monkeypatch.setenv("SHORT_TOKEN", "none")
     monkeypatch.setenv("NO_SECRET", "other-words")
-    (said,) = nsys_seen.notes(*files, [])
+    (said,) = nsys_private.notes(*files, [])
     assert said.code == "report_holds_secrets"
     assert said.startswith("a.nsys-rep ") and " SOME_TOKEN:" in said
-    assert nsys_seen.notes(files[1], tmp_path / "empty.sqlite", []) == ()
+    assert nsys_private.notes(files[1], tmp_path / "empty.sqlite", []) == ()
 
 
 def test_an_export_that_can_not_be_looked_through_is_said(tmp_path, monkeypatch):
@@ -474,7 +474,7 @@ def test_what_a_report_leaks(older):
 
 def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
     assert older.read_bytes().count(VALUE.encode()) == 6
-    assert len(nsys_environments.scrub(older)) == 5
+    assert len(nsys_private.scrub(older)) == 5
     # What the program printed is nobody's but the program's, and a range's name is one, whatever they look like.
     assert older.read_bytes().count(VALUE.encode()) == 1
     connection = sqlite3.connect(older)
@@ -493,7 +493,7 @@ def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
         ("LANG=",),
         ("A=b",),
     ]
-    assert nsys_environments.scrub(older) == []
+    assert nsys_private.scrub(older) == []
     connection.close()
 
 
@@ -506,8 +506,8 @@ def test_no_old_page_keeps_what_was_taken_out(older):
     connection.commit()
     connection.close()
     assert older.read_bytes().count(VALUE.encode()) > 7
-    nsys_environments.scrub(older)
-    nsys_environments.rewrite(older)
+    nsys_private.scrub(older)
+    nsys_private.rewrite(older)
     assert older.read_bytes().count(VALUE.encode()) == 1
     assert [entry.name for entry in older.parent.iterdir()] == ["older.sqlite"]
 
@@ -524,7 +524,7 @@ def test_without_room_to_write_it_anew_the_export_stays_and_that_is_said(older, 
         connection.executemany("INSERT INTO StringIds (value) VALUES (?)", [("x" * 3000,)] * 180)
         connection.commit()
         connection.close()
-        stored: list[nsys_environments.Stored] = []
+        stored: list[nsys_private.Stored] = []
         notes: list[Message] = []
         _prepared(stored, notes, {}, database)
         assert [entry.name for entry in small.iterdir()] == ["older.sqlite"]
@@ -544,7 +544,7 @@ def test_a_name_like_a_variable_in_a_file_that_nsys_did_not_make_stays(tmp_path)
     connection = sqlite3.connect(tmp_path / "rewritten.sqlite")
     connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
     connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "step=5"), (2, "HOME=/home/me\0LANG=C")])
-    assert [one.variables for one in nsys_environments.stored(connection)] == [{"HOME": b"/home/me", "LANG": b"C"}]
+    assert [one.variables for one in nsys_private.stored(connection)] == [{"HOME": b"/home/me", "LANG": b"C"}]
     connection.close()
 
 

@@ -4,7 +4,7 @@
  * environment and the command line of each process that its user may read, the launcher's and those of strangers
  * included, and has no option against it. To nsys they look as those of a kernel thread do, which has neither. Nothing
  * else is changed, and nothing of the program that is recorded: the bystander takes this library out of its LD_PRELOAD.
- * An nsys that does not ask libc for files would not notice it; what came into a report is looked for in nsys_seen.py.
+ * An nsys that does not ask libc for files would not notice it; what came into a report, nsys_private.py looks for.
  *
  * The bystander itself, which nsys starts, has both this library and nsys's own. With --trace=osrt that puts itself
  * behind open() and the like in every other library, in what dlsym() gives them too, and opens files of its own through

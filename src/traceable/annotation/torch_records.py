@@ -14,7 +14,7 @@ besides stands behind its name, and what is not plain ASCII is escaped as in URL
     step [#12]    forward [@server]    k%C3%BChlen [%]    window 41-1 [@traceable.window ~start:3]
 
 `#` is the payload, `@` the domain, `&` the category, `~` what it is if no push/pop range: a `~mark`, the `~start:N` or
-`~end:N` of a start/end range, which may end in another thread and need not nest. `trace.kineto_names` reads it.
+`~end:N` of a start/end range, which may end in another thread and need not nest. `trace.kineto_events` reads it.
 """
 
 from __future__ import annotations

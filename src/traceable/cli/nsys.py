@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from traceable import collect
-from traceable.collect.nsys_given import Asked
-from traceable.collect.nsys_presets import DEFAULT, PRESETS
+from traceable.collect.nsys_options import DEFAULT, PRESETS, Asked
 from traceable.errors import Message, UsageError
 
 NSYS = "nsys"

@@ -17,6 +17,12 @@ from traceable.errors import Message
 NSYS_LOG = "nsys.log"
 """What nsys itself said, in the run directory."""
 
+GPU_DIRECTORY = "gpu"
+"""Name of the directory with what Kineto recorded beside the embedded recorder (`run --gpu`)."""
+
+NOTHING = Message("nothing_recorded", "no range or mark was recorded")
+"""What is said of a recording without any."""
+
 
 @dataclass(frozen=True)
 class Availability:

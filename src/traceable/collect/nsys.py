@@ -1,31 +1,30 @@
 """Nsight Systems as a collector: the command line it is given, and the report it leaves.
 
 The program is started by `bystander.py`, which stands between nsys and the program; see there for why. How nsys is
-found and asked is in `nsys_install.py`, what it is asked to record in `nsys_presets.py`, and what the user may ask of
-it in `nsys_given.py`.
+found, asked and has its reports exported is in `nsys_install.py`, what it is asked to record in `nsys_options.py`, and
+what it must not see in `nsys_private.py`.
+
+nsys loses the tail of a process that ends without Python's own end. One that dies of a signal, as the workers of
+`multiprocessing.Pool` do, or leaves by `os._exit` takes with it what it had not handed over. A range whose end is lost
+so is given the end of the whole recording by nsys: 0.5 ms become 300 ms. It is cut at the last event that was recorded
+of its process, the least that is known of it, and marked.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 
 from traceable import environment, untrusted
-from traceable.collect import (
-    nsys_environments,
-    nsys_given,
-    nsys_install,
-    nsys_options,
-    nsys_presets,
-    nsys_private,
-    nsys_seen,
-    nsys_tail,
-)
+from traceable.collect import nsys_install, nsys_options, nsys_private
 from traceable.collect.base import NSYS_LOG, Availability, Gating, Plan, Recorded
+from traceable.collect.nsys_tables import CLIPPED
 from traceable.errors import CollectorError, Message, UsageError
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
@@ -40,6 +39,14 @@ _SECRETS = "traceable help secrets"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """What nsys calls its reports, and what it called them before 2021.4."""
 
+_RANGE_TYPES = (59, 60, 70, 71)
+"""NVTX_EVENTS.eventType of ranges."""
+
+_THREAD_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API")
+"""Other tables with events of threads: what a process did last need not be a range."""
+
+_PID = "(globalTid >> 24) & 0xFFFFFF"
+
 
 class NsysCollector:
     """Satisfies `base.Collector` with the nsys that `nsys_install.find` finds.
@@ -50,8 +57,8 @@ class NsysCollector:
 
     name = "nsys"
 
-    def __init__(self, asked: nsys_given.Asked | None = None) -> None:
-        self._asked = asked or nsys_given.Asked()
+    def __init__(self, asked: nsys_options.Asked | None = None) -> None:
+        self._asked = asked or nsys_options.Asked()
 
     @cached_property
     def install(self) -> nsys_install.Install:
@@ -79,7 +86,7 @@ class NsysCollector:
         given = self._given
         timed = self._timed(gating) if gating and gating.timed else None
         if gating and not timed:
-            nsys_given.check_gated(given)
+            nsys_options.check_gated(given)
         # `%` starts nsys's own substitutions in the name of the report.
         ours = [*self._preset.options, *(timed or (self._gated(gating) if gating else ()))]
         ours += [*nsys_private.options(self.install.options)]
@@ -87,7 +94,7 @@ class NsysCollector:
         shell = [sys.executable, "-I", "-S", str(BYSTANDER)]
         own_environment, own_notes = nsys_private.environment_and_notes(run_dir, self.install.options)
         return Plan(
-            argv=(str(self.install.executable), "profile", *nsys_given.merged(ours, given), *shell, *command),
+            argv=(str(self.install.executable), "profile", *nsys_options.merged(ours, given), *shell, *command),
             # Without it nsys's NVTX capture range hears registered strings only.
             environment={
                 "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0",
@@ -101,26 +108,26 @@ class NsysCollector:
                 *own_notes,
                 *([_TIMED] if timed and gating and gating.delay_s and not gating.from_start else []),
                 *nsys_private.of_command((*self._asked.words, *command)),
-                *nsys_given.notes(given, self.install.hangs_with_samples),
+                *nsys_options.notes(given, self.install.hangs_with_samples),
             ),
         )
 
     @cached_property
-    def _preset(self) -> nsys_presets.Chosen:
-        return nsys_presets.choose(self._asked.wished, self.install.options, self.install)
+    def _preset(self) -> nsys_options.Chosen:
+        return nsys_options.choose(self._asked.wished, self.install.options, self.install)
 
     @cached_property
     def _given(self) -> tuple[nsys_options.Given, ...]:
         """The user's own options, which this nsys takes."""
         given = nsys_options.read_given(self._asked.words, self.install.options)
-        nsys_given.check(given)
+        nsys_options.check(given)
         if given:
             self.install.check_given(given)
         return given
 
     def _left_out(self) -> list[Message]:
         """Return a note on what the preset wishes for and this nsys has not, and on all that is not permitted."""
-        named = f"preset {self._asked.preset or nsys_presets.DEFAULT}: "
+        named = f"preset {self._asked.preset or nsys_options.DEFAULT}: "
         missing, refused = self._preset.missing, self._preset.refused
         notes = []
         if missing:
@@ -208,30 +215,30 @@ class NsysCollector:
         databases = [report.with_suffix(".sqlite") for report in reports]
         if not all(map(_made_from, databases, reports)):
             databases = [(into or run_dir) / database.name for database in databases]
-        ended = nsys_tail.ends(run_dir)
+        ended = python_ends(run_dir)
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
-                stored: list[nsys_environments.Stored] = []
+                stored: list[nsys_private.Stored] = []
                 nsys_install.export(report, database, partial(_prepared, stored, notes, ended))
-                notes += nsys_seen.notes(report, database, stored)
+                notes += nsys_private.notes(report, database, stored)
         files = (*reports, *databases, *_of_stem(run_dir, stem, ".qdstrm"))
         return Recorded(databases[0], files, tuple(notes), more=tuple(databases[1:]))
 
 
 def _prepared(
-    stored: list[nsys_environments.Stored], notes: list[Message], ended: Mapping[int, int | None], database: Path
+    stored: list[nsys_private.Stored], notes: list[Message], ended: Mapping[int, int | None], database: Path
 ) -> None:
     """Cut the ranges whose ends nsys lost, and move the environments that it stored all the same out of an export.
 
     One that can't be read stays as it is.
     """
     try:
-        nsys_tail.cut(database, ended)
+        cut_lost_ends(database, ended)
     except sqlite3.Error as error:
         found = f"ranges of processes that were ended may look longer than they were ({error})"
         notes.append(Message("nsys_ranges_not_cut", found))
     try:
-        stored += nsys_environments.scrub(database)
+        stored += nsys_private.scrub(database)
     except (OSError, sqlite3.Error) as error:
         found = f"the export can't be looked through for environments ({error}): it may hold some ({_SECRETS})"
         notes.append(Message("environments_not_removed", found))
@@ -239,7 +246,7 @@ def _prepared(
     if all(one.planned for one in stored):
         return
     try:
-        nsys_environments.rewrite(database)
+        nsys_private.rewrite(database)
     except (OSError, sqlite3.Error) as error:
         found = (
             f"the export can't be written anew without the environments that were taken out of it ({error}): it may "
@@ -283,3 +290,61 @@ def _made_from(database: Path, report: Path) -> bool:
         and database.stat().st_size > 0
         and database.stat().st_mtime_ns >= report.stat().st_mtime_ns
     )
+
+
+def python_ends(run_dir: Path) -> dict[int, int | None]:
+    """Return when Python ended in each process that imported traceable, in ns since 1970 (`capture/witness.py`).
+
+    None is for one that did not say so. One that did may still be ended by a signal before all of it is handed over.
+    """
+    return dict(filter(None, map(_python_end, sorted(run_dir.glob("status.*.lives")))))
+
+
+def _python_end(path: Path) -> tuple[int, int | None] | None:
+    begun = list(untrusted.lines(path, untrusted.BEGUN))
+    if not begun:  # a disk that was full
+        return None
+    last = list(untrusted.lines(path, {}))[-1]
+    return begun[0]["pid"], last["ended_wall_ns"] if untrusted.fits(last, untrusted.ENDED) else None
+
+
+def cut_lost_ends(database: Path, ended: Mapping[int, int | None]) -> None:
+    """Cut the ranges, in an export of nsys's, that have the end of the recording though their process was over by then.
+
+    Args:
+        database: the export.
+        ended: as `python_ends` returns it.
+
+    Raises:
+        sqlite3.Error: it can't be read or written.
+    """
+    with closing(sqlite3.connect(database)) as connection, connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"NVTX_EVENTS", "ANALYSIS_DETAILS", "TARGET_INFO_SESSION_START_TIME"} <= tables:
+            return
+        (closed_ns,) = connection.execute("SELECT max(duration) FROM ANALYSIS_DETAILS").fetchone()
+        (epoch_ns,) = connection.execute("SELECT max(utcEpochNs) FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+        if closed_ns is None or epoch_ns is None:
+            return
+        over = [pid for pid, end_ns in ended.items() if end_ns is None or end_ns - epoch_ns < closed_ns]
+        of_ranges = f"eventType IN {_RANGE_TYPES} AND end >= :closed"
+        of_processes = f"{_PID} IN (SELECT value FROM json_each(:pids))"
+        given = {"closed": closed_ns, "pids": json.dumps(over)}
+        open_ = f"SELECT DISTINCT {_PID} FROM NVTX_EVENTS WHERE {of_ranges} AND {of_processes}"
+        cut_off = {pid: 0 for (pid,) in connection.execute(open_, given)}
+        if not cut_off:
+            return
+        given["pids"] = json.dumps(list(cut_off))
+        for table in ("NVTX_EVENTS", *(name for name in _THREAD_TABLES if name in tables)):
+            last = "max(start), max(CASE WHEN end < :closed THEN end ELSE start END)"
+            query = f"SELECT {_PID} AS pid, {last} FROM {table} WHERE {of_processes} GROUP BY pid"
+            for pid, *ends in connection.execute(query, given):
+                cut_off[pid] = max(cut_off[pid], *(end or 0 for end in ends))
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(NVTX_EVENTS)")}
+        if CLIPPED not in columns:
+            connection.execute(f"ALTER TABLE NVTX_EVENTS ADD COLUMN {CLIPPED} INTEGER")
+        for pid, last_ns in cut_off.items():
+            connection.execute(
+                f"UPDATE NVTX_EVENTS SET end = max(start, :last), {CLIPPED} = 1 WHERE {of_ranges} AND {_PID} = :pid",
+                {"closed": closed_ns, "last": last_ns, "pid": pid},
+            )

@@ -17,6 +17,7 @@ from pathlib import Path
 from traceable import environment, untrusted
 from traceable.collect import nsys_options, tools
 from traceable.collect.nsys_options import Given
+from traceable.collect.nsys_tables import check_replaceable
 from traceable.collect.tools import ask, first_words, folders, last_words, numbers
 from traceable.errors import CollectorError, Message, UsageError
 
@@ -164,8 +165,6 @@ def export(report: Path, database: Path, scrub: Callable[[Path], object] | None 
         CollectorError: nsys is missing or can't read the report, or something else is in the place of `database`; the
             message names the file.
     """
-    from traceable.collect.nsys_origin import check_replaceable  # it needs numpy, which a start must do without
-
     install = find()
     check_replaceable(database)
     with _folder_beside(database) as folder:

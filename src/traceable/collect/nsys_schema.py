@@ -1,41 +1,39 @@
 """Writes a recording as an SQLite file in nsys's export schema, so that one reader, and nsys's own tools, read both.
 
 The tables that a recording of NVTX calls has something to say about are written, with nsys's names, types and value
-conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x). Environment variables are not written. Events are
-read, paired and written chunk by chunk, as pages of the file (`sqlite_pages`); everything else is inserted by SQLite
-afterwards. Memory does not depend on the number of ranges (`open_ranges`).
+conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x), and what the file says of its own origin: the
+machine, the program, who wrote it and when. Environment variables are not written. Events are read, paired and written
+chunk by chunk (`nsys_rows`), as pages of the file (`sqlite_pages`); everything else is inserted by SQLite afterwards.
+Memory does not depend on the number of ranges. Another source of events writes into the file by a `Sink`.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import os
+import platform
 import shutil
 import sqlite3
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collect import loss_table, nsys_origin
+from traceable.collect import loss_table
 from traceable.collect import recording as rec
 from traceable.collect.flight import METADATA
-from traceable.collect.nsys_rows import NO_TIME, Rows, by_columns
-from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES
-from traceable.collect.open_ranges import Ends, OpenPushes, OpenStarts, Spill
-from traceable.collect.pairing import pair_ids, pair_push_pop
-from traceable.collect.recording_events import read_events
-from traceable.collect.ring import Window
-from traceable.collect.sink import Sink, Source
+from traceable.collect.nsys_rows import PlacedProcess, ProcessRows, Rows, Spill, Strings, by_columns
+from traceable.collect.nsys_tables import ENUMS, FLIGHT_TABLES, TABLES, VIRTUAL_MACHINE, check_replaceable, global_tid
 from traceable.collect.sqlite_pages import PAGE_BYTES, TableWriter
-from traceable.collect.texts import LOST_TEXT, Strings, Texts
 from traceable.errors import CollectorError, Message
 
 INFORMATION, WARNING = 1, 2
@@ -44,7 +42,13 @@ INFORMATION, WARNING = 1, 2
 CATEGORY, THREAD, DOMAIN = 33, 39, 75
 """nsys's event types of names."""
 
-_VIRTUAL_MACHINE = 1 << 48  # nsys's ids of hardware and machine, as it writes them for the local host
+_DATABASE, _STRINGS = "database", "strings"
+
+SCHEMA_VERSION = "3.16.1"
+"""The schema whose tables are written; that of nsys 2024.6."""
+
+COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
+"""Row of META_DATA_EXPORT: `true` if every recorded process had ended when the file was written."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,47 @@ class Written:
     notes: tuple[Message, ...]
 
 
-def global_tid(pid: int, tid: int) -> int:
-    """Return nsys's globalTid: hardware (8 bits), virtual machine (8), process (24), thread (24)."""
-    return _VIRTUAL_MACHINE | (pid & 0xFFFFFF) << 24 | (tid & 0xFFFFFF)
+class Insert(Protocol):
+    """Inserts rows into some columns of a table."""
+
+    def __call__(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Insert them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A database in the making.
+
+    Attributes:
+        create: executes a statement that makes a table.
+        insert: inserts rows.
+        string: returns the id of a text in StringIds.
+        warn: says something to the user, of a process (a globalPid) or of all (None). It stands in the database too.
+        remark: the same, in the database alone.
+        zeros: what is to be added to CLOCK_MONOTONIC of a process to have a time of the database, by pid.
+        zero: the same for a process that has none there.
+    """
+
+    create: Callable[[str], object]
+    insert: Insert
+    string: Callable[[str], int]
+    warn: Callable[[Message, int | None], None]
+    remark: Callable[[Message, int | None], None]
+    zeros: Mapping[int, int]
+    zero: int
+
+
+@dataclass(frozen=True)
+class Added:
+    """What was written: how many events, and when the last of them ended; times as in the database."""
+
+    events: int
+    last_ns: int
+
+
+Source = Callable[[Sink], Added]
+"""Writes its events."""
 
 
 def write_database(recording: rec.Recording, path: Path, complete: bool, source: Source | None = None) -> Written:
@@ -74,7 +116,7 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
             read.
     """
     folder = None
-    nsys_origin.check_replaceable(path)
+    check_replaceable(path)
     try:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}."))
         written = _Export(folder, recording).write(complete, source)
@@ -90,9 +132,6 @@ def write_database(recording: rec.Recording, path: Path, complete: bool, source:
     return written
 
 
-_DATABASE, _STRINGS = "database", "strings"
-
-
 @contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
     database = sqlite3.connect(path, isolation_level=None)
@@ -106,15 +145,6 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         database.execute("COMMIT")
     finally:
         database.close()
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """A process: where its zero lies, in ns since the first process's, and what the ids of its domains begin after."""
-
-    recording: rec.ProcessRecording
-    offset_ns: int
-    first_domain: int
 
 
 class _Export:
@@ -155,7 +185,7 @@ class _Export:
             database.execute("INSERT INTO main.StringIds SELECT * FROM strings.StringIds")
         return Written(self._events, tuple(self._notes))
 
-    def _write_events(self) -> list[_Placed]:
+    def _write_events(self) -> list[PlacedProcess]:
         placed = []
         silent = 0
         for process in self._recording.processes:
@@ -169,7 +199,7 @@ class _Export:
             self._note(Message("processes_without_ranges", found))
         return placed
 
-    def _write_rest(self, placed: Iterable[_Placed], complete: bool, source: Source | None) -> None:
+    def _write_rest(self, placed: Iterable[PlacedProcess], complete: bool, source: Source | None) -> None:
         for table, rows in ENUMS.items():
             self._insert(table, ("id", "name", "label"), rows)
         seen: set[int] = set()
@@ -243,18 +273,18 @@ class _Export:
         self._note(Message("clocks_differ", found), global_tid(process.pid, 0))
         return process.realtime_ns - first.realtime_ns
 
-    def _place(self, process: rec.ProcessRecording) -> _Placed:
+    def _place(self, process: rec.ProcessRecording) -> PlacedProcess:
         offset = self._offset_ns(process)
         self._zeros[process.pid] = offset - process.monotonic_ns
         # After an exec, one pid has two recordings, and each numbers its domains from 1.
         first_domain = self._domains.setdefault(process.pid, 0)
         domains = [name.id for name in process.names if name.kind == rec.DOMAIN]
         self._domains[process.pid] += max(domains, default=0)
-        return _Placed(process, offset, first_domain)
+        return PlacedProcess(process, offset, first_domain)
 
-    def _write_process(self, placed: _Placed) -> None:
+    def _write_process(self, placed: PlacedProcess) -> None:
         process, pid = placed.recording, global_tid(placed.recording.pid, 0)
-        threads = _Process(placed, self._registered(process), self._strings, self._spill)
+        threads = ProcessRows(placed, self._registered(process), self._strings, self._spill)
         notes: list[Message] = []
         for thread in process.threads:
             for rows in threads.rows(thread, notes):
@@ -273,7 +303,7 @@ class _Export:
             ids[identity] = self._strings.id(text)
         return np.frombuffer(ids, np.int32) if len(ids) else np.empty(0, np.int32)
 
-    def _write_names(self, placed: _Placed) -> None:
+    def _write_names(self, placed: PlacedProcess) -> None:
         process, offset, first_domain = placed.recording, placed.offset_ns, placed.first_domain
         rows: list[tuple[int, int, int | None, str, int, int]] = []
         threads = {thread.tid: thread.name for thread in process.threads if thread.name}
@@ -292,7 +322,7 @@ class _Export:
         named = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in threads.items())
         self._insert("ThreadNames", ("nameId", "globalTid"), named)
 
-    def _write_rows(self, rows: Rows, placed: _Placed) -> None:
+    def _write_rows(self, rows: Rows, placed: PlacedProcess) -> None:
         if window := placed.recording.window:
             shown = rows.within(placed.offset_ns + window.start_ns, placed.offset_ns + window.end_ns)
             rows = shown.since(self._origin_ns)
@@ -303,7 +333,7 @@ class _Export:
         for columns in by_columns(rows):
             self._table.add(columns)
 
-    def _write_window(self, placed: _Placed, window: Window) -> None:
+    def _write_window(self, placed: PlacedProcess, window: rec.Window) -> None:
         process, offset = placed.recording, placed.offset_ns
         said = {
             "pid": process.pid,
@@ -320,7 +350,7 @@ class _Export:
 
     def _write_facts(self, complete: bool) -> None:
         processes = self._recording.processes
-        machine = _VIRTUAL_MACHINE
+        machine = VIRTUAL_MACHINE
         if processes:
             epoch_ns = processes[0].realtime_ns + self._origin_ns
             utc = datetime.fromtimestamp(epoch_ns // 1_000_000_000, timezone.utc)
@@ -328,7 +358,7 @@ class _Export:
             self._insert("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "utcTime", "localTime"), [times])
         details = (machine, self._last_ns, 0, self._last_ns)
         self._insert("ANALYSIS_DETAILS", ("globalVid", "duration", "startTime", "stopTime"), [details])
-        environment = ((machine, "Local (traceable)", *row) for row in nsys_origin.machine())
+        environment = ((machine, "Local (traceable)", *row) for row in machine_facts())
         self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
         # Timestamp of the target, from the injection.
         noted = zip(self._notes, self._diagnosed, strict=True)
@@ -336,117 +366,50 @@ class _Export:
         diagnosed += [(0, 1, 1, INFORMATION, remark.printed, pid) for remark, pid in self._remarks]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
         self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
-        self._insert("META_DATA_CAPTURE", ("name", "value"), nsys_origin.capture(processes))
-        self._insert("META_DATA_EXPORT", ("name", "value"), nsys_origin.export(complete))
+        self._insert("META_DATA_CAPTURE", ("name", "value"), capture_facts(processes))
+        self._insert("META_DATA_EXPORT", ("name", "value"), export_facts(complete))
 
 
-class _Process:
-    """Turns the events of one process, thread after thread, into rows, and keeps what is still open.
-
-    Args:
-        placed: the process.
-        registered: the StringIds id of each registered string, by the recorder's id.
-        strings: where texts go that are too long for a row.
-        spill: where open ranges go that are too many for memory.
-    """
-
-    def __init__(self, placed: _Placed, registered: NDArray[np.int32], strings: Strings, spill: Spill) -> None:
-        self._pid = placed.recording.pid
-        self._offset_ns = placed.offset_ns
-        self._first_domain = placed.first_domain
-        self._registered = registered
-        self._strings = strings
-        self._spill = spill
-        self._starts = OpenStarts(spill)
-
-    def rows(self, thread: rec.ThreadRecording, notes: list[Message]) -> Iterator[Rows]:
-        """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
-        pushes = OpenPushes(self._spill)
-        with Texts(thread, self._strings) as texts:
-            for events in _parts(read_events(thread, notes)):
-                if events.kind[0] == rec.CUT:
-                    # What was open when the window closed: its end is not known, and no later pop is its own.
-                    yield from pushes.drain()
-                yield from self._rows_of(events, pushes, texts, global_tid(self._pid, thread.tid))
-        yield from pushes.drain()
-
-    def open_ranges(self) -> Iterator[Rows]:
-        """Yield the starts whose end was not in the same chunk, with the end if there was one in any thread."""
-        yield from self._starts.pairs()
-
-    def _rows_of(self, events: rec.Events, pushes: OpenPushes, texts: Texts, tid: int) -> Iterator[Rows]:
-        kind, time_ns = events.kind, events.time_ns + self._offset_ns
-        end = np.full(len(kind), NO_TIME)
-        finished = kind == rec.MARK
-
-        nested = np.flatnonzero((kind == rec.PUSH) | (kind == rec.POP))
-        is_push = kind[nested] == rec.PUSH
-        partner = pair_push_pop(events.domain[nested], is_push)
-        closed = np.flatnonzero(is_push & (partner >= 0))
-        end[nested[closed]] = time_ns[nested[partner[closed]]]
-        finished[nested[closed]] = True
-        alone = partner < 0
-        opened, strays = nested[is_push & alone], nested[~is_push & alone]
-
-        starts, ends = np.flatnonzero(kind == rec.START), np.flatnonzero(kind == rec.END)
-        partner = pair_ids(events.range_id[starts], events.range_id[ends])
-        met = partner >= 0
-        end[starts[met]] = time_ns[ends[partner[met]]]
-        finished[starts[met]] = True
-        missed = np.delete(ends, partner[met])
-
-        yield self._columns(events, np.flatnonzero(finished), end, texts, tid)
-        for domain in np.unique(events.domain[strays]).tolist():
-            popped = time_ns[strays[events.domain[strays] == domain]]
-            for rows in pushes.pop(self._domain(domain), len(popped)):
-                yield replace(rows, end=popped[: len(rows.kind)])
-                popped = popped[len(rows.kind) :]
-        pushes.add(self._columns(events, opened, end, texts, tid))
-        tids = np.full(len(missed), tid, np.int64)
-        self._starts.add(
-            self._columns(events, starts[~met], end, texts, tid), Ends(events.range_id[missed], time_ns[missed], tids)
-        )
-
-    def _domain(self, number: int) -> int:
-        return number + self._first_domain if number else 0
-
-    def _columns(
-        self, events: rec.Events, places: NDArray[np.intp], end: NDArray[np.int64], texts: Texts, tid: int
-    ) -> Rows:
-        """Return the rows of the pushes, starts and marks at `places`."""
-        count = len(places)
-        message = events.message[places]
-        text, text_length, text_id = texts.lookup(message)
-        registered = np.flatnonzero((message != 0) & (message & np.uint64(rec.TEXT_BIT) == 0))
-        known = registered[message[registered] < len(self._registered)]
-        text_id[known] = self._registered[message[known].astype(np.intp)]
-        lost = registered[text_id[registered] < 0]
-        if len(lost):
-            text[lost], text_length[lost] = LOST_TEXT.encode(), len(LOST_TEXT)
-        domain = events.domain[places].astype(np.int32)
-        return Rows(
-            kind=events.kind[places],
-            start=events.time_ns[places] + self._offset_ns,
-            end=end[places],
-            range_id=events.range_id[places],
-            category=events.category[places],
-            color=events.color[places],
-            text=text,
-            text_length=text_length,
-            global_tid=np.full(count, tid, np.int64),
-            end_global_tid=np.full(count, -1, np.int64),
-            text_id=text_id,
-            domain=np.where(domain > 0, domain + np.int32(self._first_domain), np.int32(0)),
-            payload_type=events.payload_type[places],
-            payload=events.payload[places],
-            clipped=np.zeros(count, np.bool_),
-        )
+def machine_facts() -> list[tuple[str, int, str]]:
+    """Return the machine's properties with nsys's numbers for them. Environment variables are not among them."""
+    return [
+        ("CpuCores", 1, str(os.cpu_count() or 0)),
+        ("CpuArchitecture", 3, platform.machine()),
+        ("SoftwareReleaseVersion", 618, platform.release()),
+        ("Hostname", 619, platform.node()),
+    ]
 
 
-def _parts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
-    """Yield the events, a new part beginning with each cut."""
-    for events in chunks:
-        edges = [0, *np.flatnonzero(events.kind == rec.CUT).tolist(), len(events.kind)]
-        for first, last in itertools.pairwise(edges):
-            if first < last:
-                yield events.take(slice(first, last))
+def capture_facts(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[str, str]]:
+    """Yield what nsys says of a recording, of the first process with the command line as it was recorded."""
+    yield "DEVICE_ID", "Local (traceable)"
+    yield "CAPTURE_EVENT_TYPE", "NvtxEvents"
+    if processes:
+        command, *arguments = processes[0].command
+        yield "PROCESS_0:COMMAND", command
+        yield from ((f"PROCESS_0:ARGUMENT_{number}", argument) for number, argument in enumerate(arguments))
+        yield "PROCESS_0:PID", str(processes[0].pid)
+        yield "PROCESS_0:COLLECT_NVTX_TRACE", "true"
+
+
+def export_facts(complete: bool) -> list[tuple[str, str]]:
+    """Return what nsys says of an export: by whom, when, in which schema; and whether all of the recording is there."""
+    now = datetime.now(timezone.utc)
+    major, minor, micro = SCHEMA_VERSION.split(".")
+    try:
+        version = importlib.metadata.version("traceable")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""  # run from a source tree that was never installed
+    return [
+        ("EXPORT_PRODUCT_NAME", "traceable embedded recorder"),
+        ("EXPORT_PRODUCT_VERSION", version),
+        ("EXPORT_SCHEMA_VERSION", SCHEMA_VERSION),
+        ("EXPORT_SCHEMA_VERSION_MAJOR", major),
+        ("EXPORT_SCHEMA_VERSION_MINOR", minor),
+        ("EXPORT_SCHEMA_VERSION_MICRO", micro),
+        ("EXPORT_PLATFORM", "linux-desktop"),
+        ("EXPORT_ARCH", {"x86_64": "x64"}.get(platform.machine(), platform.machine())),
+        ("EXPORT_TIME_UTC", f"{now:%Y-%m-%dT%H:%M:%S}"),
+        ("EXPORT_TIME_LOCAL", f"{now.astimezone():%Y-%m-%dT%H:%M:%S}"),
+        (COMPLETE, str(complete).lower()),
+    ]

@@ -1,9 +1,15 @@
-"""The tables of nsys's export schema that a recording fills, and the constants that stand in them. No code.
+"""The tables of nsys's export schema that a recording fills, the constants that stand in them, and whose an export is.
 
 Column names, types and constraints as in schema 3.16.1 (nsys 2024.6). TARGET_INFO_SYSTEM_ENV is as in 3.0.0 (2022.4).
 """
 
 from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from traceable import untrusted
+from traceable.errors import CollectorError
 
 _ENUM = "(id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT)"
 _META = "(name TEXT NOT NULL, value TEXT)"
@@ -93,3 +99,49 @@ ENUMS: dict[str, list[tuple[int, str, str]]] = {
     ],
 }
 """Rows (id, name, label) of the enumerations; of the two large ones those that NVTX uses."""
+
+VIRTUAL_MACHINE = 1 << 48
+"""nsys's ids of hardware and machine, as it writes them for the local host."""
+
+_MAKERS = ("traceable", "NVIDIA")
+"""How the name of the product begins that made an export of which another one may take the place."""
+
+_EXPORTS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+"""Where an export says what made it; the second until 2023."""
+
+
+def global_tid(pid: int, tid: int) -> int:
+    """Return nsys's globalTid: hardware (8 bits), virtual machine (8), process (24), thread (24)."""
+    return VIRTUAL_MACHINE | (pid & 0xFFFFFF) << 24 | (tid & 0xFFFFFF)
+
+
+def check_replaceable(database: Path) -> None:
+    """Refuse to put an export in the place of a file that is none: nothing but what was made from a recording is ever
+    overwritten or deleted when that is read.
+
+    Raises:
+        CollectorError: it is a link, or something that neither traceable nor nsys has made.
+    """
+    if not untrusted.exists(database) or (untrusted.is_regular(database) and not database.stat().st_size):
+        return
+    if untrusted.is_regular(database) and _maker(database).startswith(_MAKERS):
+        return
+    raise CollectorError(
+        "file_in_the_way",
+        f"{database} is in the place of what would be made of the recording, and is no export of one",
+        "move it away; nothing was changed",
+    )
+
+
+def _maker(database: Path) -> str:
+    """Return which product has made an export; empty for a file that is none."""
+    try:
+        with closing(untrusted.connect(database)) as connection:
+            there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            table = next((name for name in _EXPORTS if name in there), None)
+            if table is None:
+                return ""
+            row = connection.execute(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_NAME'").fetchone()
+            return str(row[0]) if row else ""
+    except (OSError, *untrusted.SQLITE_ERRORS):
+        return ""

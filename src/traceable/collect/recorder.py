@@ -15,21 +15,15 @@ from pathlib import Path
 
 from traceable import environment, untrusted
 from traceable._native import recorder_library
-from traceable.collect.base import Availability, Gating, Plan, Recorded
+from traceable.collect.base import GPU_DIRECTORY, NOTHING, Availability, Gating, Plan, Recorded
 from traceable.errors import CollectorError, Message
 
 DIRECTORY = "recording"
 """Name of the recording within the run directory."""
 
-GPU_DIRECTORY = "gpu"
-"""Name of the directory with what Kineto recorded beside it (`run --gpu`)."""
-
 NOT_BUILT = Message("recorder_not_built", "the embedded recorder was not built")
 REBUILD = "reinstall traceable where there is a C compiler"
 """What is said where the library is not there, and what to do."""
-
-NOTHING = Message("nothing_recorded", "no range or mark was recorded")
-"""What is said of a recording without any."""
 
 
 class RecorderCollector:
@@ -121,8 +115,7 @@ def remove_unfinished(database: Path) -> None:
 
 def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[Message, ...] | None:
     """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
-    from traceable.collect.nsys_origin import COMPLETE
-    from traceable.collect.nsys_schema import WARNING
+    from traceable.collect.nsys_schema import COMPLETE, WARNING
 
     try:
         written = database.lstat().st_mtime_ns

@@ -17,9 +17,9 @@ import numpy as np
 
 from traceable import untrusted
 from traceable.collect import torch
-from traceable.collect.recorder import GPU_DIRECTORY, NOTHING
+from traceable.collect.base import GPU_DIRECTORY, NOTHING
+from traceable.collect.nsys_schema import Added, Sink, Source
 from traceable.collect.recording import ProcessRecording, Recording
-from traceable.collect.sink import Added, Sink, Source
 from traceable.errors import Message, TraceError
 
 TYPE_CHECKING = False

@@ -1,14 +1,16 @@
-"""Reads what the embedded recorder left on disk: processes, their names, and where each thread's events lie.
+"""Reads what the embedded recorder left on disk: processes, their names, and each thread's events, as columns.
 
-The layout is documented in `_native/recorder_format.h`. The events are read in `recording_events`; nothing is paired or
-exported here (`pairing`, `nsys_schema`).
+The layout is documented in `_native/recorder_format.h`, that of a flight recorder's ring, and why it is so, in
+`_native/recorder_ring.h`. Nothing is paired or exported here (`nsys_rows`, `nsys_schema`).
+
 A process may have died at any moment: files end in zeros, and an entry that was not finished reads as empty. What can't
 be read is left out with a note as long as something else can be; only a recording of which nothing is readable, or that
-another version wrote, is an error.
+another version wrote, is an error. A segment of a ring that was being emptied when its process died is passed over.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -21,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceable import untrusted
-from traceable.collect.ring import RECORD, Piece, Window, read_threads
 from traceable.errors import CollectorError, Message
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11
+
 
 VERSION = 5
 _BEFORE_RINGS, _BEFORE_REASONS = 3, 4
@@ -58,6 +60,42 @@ _CLOCK_MONOTONIC = 1
 _SEGMENT_BYTES_MIN = 1 << 12
 _PROCESS_DIRECTORY = re.compile(r"\d+-\d+")
 
+_OTHER_VERSION = "read it with the version of traceable that recorded it"
+
+RECORD = np.dtype([("data", "<u8"), ("word", "<u8")])
+KIND_SHIFT = np.uint64(56)
+VALUE_MASK = np.uint64((1 << 56) - 1)
+
+_LAST_EVENT, _THREAD_RECORD, _NAME_RECORD = 5, 20, 21
+_SEGMENT_HEADER = struct.Struct("<QQIIII16s16x")
+_SEGMENT_MAGIC = 0x53425254
+_RING_BYTES = 16 << 30
+"""How large a ring may be: each of its segments is looked at, and a file with a hole in it may have any size."""
+
+_PAYLOAD_TYPES = 6
+_ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP = 16, 17, 18, 255
+_EVENTS = (PUSH, POP, START, END, MARK, CUT)
+
+
+def _one_of(*kinds: int) -> NDArray[np.bool_]:
+    """Return for each number that a kind may be whether it is one of these."""
+    table = np.zeros(256, np.bool_)
+    table[list(kinds)] = True
+    return table
+
+
+_IS_KNOWN = _one_of(*_EVENTS, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
+_IS_EVENT = _one_of(*_EVENTS)
+_IS_NAMED = _one_of(PUSH, START, MARK)
+_IS_BEFORE = _one_of(_PAYLOAD, _RANGE_ID)
+_NO_ATTRIBUTES = np.zeros(1, RECORD)
+
+CHUNK_RECORDS = 1 << 16
+"""How many 16-byte records are decoded at a time."""
+
+_NONE = np.uint64(2**64 - 1)
+"""-1, in the bits of an int64."""
+
 
 @dataclass(frozen=True)
 class Name:
@@ -69,6 +107,44 @@ class Name:
     tid: int
     time_ns: int
     text: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which time of a process a flight recorder shows, in ns since the process's start.
+
+    Attributes:
+        start_ns: from when on it is complete.
+        end_ns: the last event, or when the copy was made.
+        limit_ns, limit_bytes: what was asked for; 0 for no limit.
+        dumped: whether it is a copy of a process that went on.
+        dumped_by: who asked for the copy.
+    """
+
+    start_ns: int
+    end_ns: int
+    limit_ns: int
+    limit_bytes: int
+    dumped: bool
+    dumped_by: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Records of one thread in one segment.
+
+    Attributes:
+        segment: where the segment begins in the file, in bytes.
+        begin, end: where the records begin and end in the file, in bytes.
+        carried: how many of them repeat what was open before.
+        last_ns: the time of the last event; -1 for none.
+    """
+
+    segment: int
+    begin: int
+    end: int
+    carried: int
+    last_ns: int
 
 
 @dataclass(frozen=True)
@@ -268,9 +344,6 @@ def _missing_bytes(directory: Path, size: int) -> int:
         return 0
 
 
-_OTHER_VERSION = "read it with the version of traceable that recorded it"
-
-
 def _check_version(path: Path, version: int) -> None:
     if version not in (_BEFORE_RINGS, _BEFORE_REASONS, VERSION):
         known = f"{_BEFORE_RINGS} to {VERSION}"
@@ -396,3 +469,240 @@ def _c_text(content: bytes) -> str:
 def decode(content: bytes) -> str:
     r"""Return `content` as text; a byte that is not UTF-8 becomes `\xNN`, so that different names stay different."""
     return content.decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True)
+class RingThread:
+    """One thread: its number in the process, the OS's, its last name (bytes), and what it left, in order."""
+
+    sequence: int
+    tid: int
+    name: bytes
+    pieces: tuple[Piece, ...]
+
+
+def read_threads(path: Path, segment_bytes: int, notes: list[Message]) -> list[RingThread]:
+    """Return the threads in the ring at `path`, by their number; `notes` gets what can't be read.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    found: dict[int, tuple[int, bytes, list[Piece]]] = {}
+    for place, ordinal in _segments(path, segment_bytes):
+        content = _segment(path, place, segment_bytes)
+        for sequence, tid, name, piece in _pieces(path, place, ordinal, content, notes):
+            _, _, pieces = found.get(sequence, (0, b"", []))
+            found[sequence] = tid, name, pieces
+            pieces.append(piece)
+    return [RingThread(sequence, *found[sequence][:2], tuple(found[sequence][2])) for sequence in sorted(found)]
+
+
+def read_records(path: Path, piece: Piece) -> NDArray[np.void]:
+    """Return the records of a piece."""
+    with path.open("rb") as file:
+        file.seek(piece.begin)
+        return np.frombuffer(file.read(piece.end - piece.begin), RECORD)
+
+
+def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
+    """Return place and ordinal of the segments that hold something, in the order in which they were begun."""
+    found = []
+    with untrusted.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > untrusted.limit(_RING_BYTES):
+            raise untrusted.RefusedError(errno.EFBIG, f"it has {size} bytes; {untrusted.raised()}", os.fspath(path))
+        for place in range(0, size - segment_bytes + 1, segment_bytes):
+            file.seek(place)
+            ordinal = int.from_bytes(file.read(8), "little")
+            if ordinal:
+                found.append((ordinal, place))
+    return [(place, ordinal) for ordinal, place in sorted(found)]
+
+
+def _segment(path: Path, place: int, segment_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(place)
+        return file.read(segment_bytes)
+
+
+def _pieces(
+    path: Path, place: int, ordinal: int, content: bytes, notes: list[Message]
+) -> Iterator[tuple[int, int, bytes, Piece]]:
+    """Yield number, tid and name of each thread that wrote to a segment, with what it wrote."""
+    again, sequence, magic, tid, carried, text_begin, name = _SEGMENT_HEADER.unpack_from(content)
+    if again != ordinal:
+        return  # It was begun again since: the process is alive.
+    if magic != _SEGMENT_MAGIC or not _SEGMENT_HEADER.size <= text_begin <= len(content):
+        notes.append(Message("segment_damaged", f"{path} is damaged; its segment at byte {place} is lost"))
+        return
+    room = text_begin // RECORD.itemsize * RECORD.itemsize - _SEGMENT_HEADER.size
+    records = np.frombuffer(content, RECORD, room // RECORD.itemsize, _SEGMENT_HEADER.size)
+    empty = np.flatnonzero(records["word"] == 0)
+    records = records[: empty[0]] if len(empty) else records
+    kinds = (records["word"] >> KIND_SHIFT).astype(np.uint8)
+    begin = 0
+    for end in [*np.flatnonzero(kinds == _THREAD_RECORD).tolist(), len(records)]:
+        last_ns = _last_ns(records["word"][begin + carried : end], kinds[begin + carried : end])
+        first = place + _SEGMENT_HEADER.size
+        piece = Piece(place, first + begin * RECORD.itemsize, first + end * RECORD.itemsize, carried, last_ns)
+        yield sequence, tid, name, piece
+        if end < len(records):
+            sequence, tid = int(records["data"][end]), int(records["word"][end] & VALUE_MASK)
+            names = records[end + 1 : end + 3]
+            name = names["data"][kinds[end + 1 : end + 3] == _NAME_RECORD].tobytes()
+            begin, carried = end + 1 + len(names), 0
+
+
+def _last_ns(words: NDArray[np.uint64], kinds: NDArray[np.uint8]) -> int:
+    events = np.flatnonzero(kinds <= _LAST_EVENT)
+    return int(words[events[-1]] & VALUE_MASK) if len(events) else -1
+
+
+def read_events(thread: ThreadRecording, notes: list[Message], records: int | None = None) -> Iterator[Events]:
+    """Yield the thread's events in chunks of at most `records` records (CHUNK_RECORDS), so that memory stays bounded.
+
+    A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
+    Appends to `notes` where the file holds something that no recorder writes; what stands before it is used.
+    """
+    if thread.pieces is not None:
+        yield from _ring_events(thread.events, thread.pieces, notes)
+        return
+    records = records or CHUNK_RECORDS
+    before = np.empty(0, RECORD)
+    held = _NO_ATTRIBUTES
+    with thread.events.open("rb") as file:
+        file.seek(EVENTS_HEADER_BYTES)
+        while True:
+            content = file.read(records * RECORD.itemsize)
+            chunk = np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)
+            used = _used(chunk)
+            whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
+            kinds = _kinds(whole)
+            known = _IS_KNOWN[kinds]
+            sound = bool(known.all())
+            if not sound:
+                found = f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost"
+                notes.append(Message("events_damaged", found))
+                whole, kinds = whole[: known.argmin()], kinds[: known.argmin()]
+            events = np.flatnonzero(_IS_EVENT[kinds])
+            if len(events):
+                yield _decode_events(whole, kinds, events, held)
+                held = _last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
+            if used < records or not sound:
+                return
+            # What stands after the last event belongs to the first one of the next chunk.
+            before = whole[events[-1] + 1 :] if len(events) else whole
+
+
+def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) -> Iterator[Events]:
+    for number, piece in enumerate(pieces):
+        records = read_records(path, piece)
+        kinds = _kinds(records)
+        known = _IS_KNOWN[kinds]
+        if not known.all():
+            found = f"{path} is damaged; events of the segment at byte {piece.segment} are lost"
+            notes.append(Message("events_damaged", found))
+            records, kinds = records[: known.argmin()], kinds[: known.argmin()]
+        # What is carried over from the segment before is known, unless there is none before.
+        skipped = piece.carried if number else 0
+        held = _last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
+        records, kinds = records[skipped:], kinds[skipped:]
+        places = np.flatnonzero(_IS_EVENT[kinds])
+        if not len(places):
+            continue
+        events = _decode_events(records, kinds, places, held)
+        # Texts are counted from the segment's begin.
+        events.message[events.message & np.uint64(TEXT_BIT) != 0] += np.uint64(piece.segment // 8)
+        yield events
+
+
+def _kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
+    """Return the kind of each record: the highest byte of its word, which stands last."""
+    return np.ascontiguousarray(records).view(np.uint8)[RECORD.itemsize - 1 :: RECORD.itemsize].copy()
+
+
+def _used(chunk: NDArray[np.void]) -> int:
+    """Count the records before the first empty one, which is where the thread ended or the process died."""
+    empty = chunk["word"] == 0
+    return int(empty.argmax()) if empty.any() else len(chunk)
+
+
+def _last_attributes(records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]) -> NDArray[np.void]:
+    """Return the last record of attributes as an array of one, or `held` where there is none."""
+    places = np.flatnonzero(kinds == _ATTRIBUTES)
+    return records[places[-1:]].copy() if len(places) else held
+
+
+def attributes_at(path: Path, place: int) -> bytes:
+    """Return the record whose attributes hold at byte `place` of a thread's file; nothing where none are set."""
+    begin = end = place
+    with path.open("rb") as file:
+        while end > EVENTS_HEADER_BYTES:
+            begin = max(EVENTS_HEADER_BYTES, end - (RECORD.itemsize << 14))
+            file.seek(begin)
+            records = np.frombuffer(file.read(end - begin), RECORD)
+            found = _last_attributes(records, _kinds(records), _NO_ATTRIBUTES)
+            if found is not _NO_ATTRIBUTES:
+                return found.tobytes()
+            end = begin
+    return b""
+
+
+def _decode_events(
+    records: NDArray[np.void], kinds: NDArray[np.uint8], places: NDArray[np.intp], held: NDArray[np.void]
+) -> Events:
+    """Decode the events at `places`; `held` are the attributes that hold where `records` begin."""
+    kind, data, word = kinds[places], records["data"][places], records["word"][places]
+    count = len(places)
+    named = _IS_NAMED[kind]
+    zero = np.uint64(0)
+    color, category = _attributes(records, kinds, places, held)
+    none = np.int64(-1)
+    events = Events(
+        kind=kind,
+        time_ns=(word & np.uint64((1 << 56) - 1)).view(np.int64),
+        domain=np.where(named, data >> np.uint64(40), np.where(kind == POP, data, zero)).astype(np.uint32),
+        message=np.where(named, data & np.uint64((1 << 40) - 1), zero),
+        range_id=np.where(kind == END, data, zero).view(np.int64),
+        category=np.where(named, category, none),
+        color=np.where(named, color, none),
+        payload_type=np.zeros(count, np.uint8),
+        payload=np.zeros(count, np.uint64),
+    )
+    # An event has at most two records before it, in a fixed order; look back one place, then two.
+    rows = np.flatnonzero(places > 0) if _IS_BEFORE[kinds].any() else places[:0]
+    for back in (1, 2):
+        rows = rows[places[rows] >= back]
+        rows = rows[_IS_BEFORE[kinds[places[rows] - back]]]
+        _apply(events, rows, records[places[rows] - back], kinds[places[rows] - back])
+    return events
+
+
+def _attributes(
+    records: NDArray[np.void],
+    kinds: NDArray[np.uint8],
+    places: NDArray[np.intp],
+    held: NDArray[np.void],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return color and category where each event stands: what the last record of attributes before it says."""
+    is_said = kinds == _ATTRIBUTES
+    said = np.concatenate((held, records[is_said]))
+    color, category = (
+        np.where(said["word"] & np.uint64(flag), said["data"] >> np.uint64(shift) & np.uint64(0xFFFFFFFF), none)
+        for flag, shift, none in ((1, 0, _NONE), (2, 32, _NONE))
+    )
+    if len(said) == 1:
+        return color.view(np.int64), category.view(np.int64)
+    number = np.cumsum(is_said, dtype=np.int32)[places]
+    return color.view(np.int64)[number], category.view(np.int64)[number]
+
+
+def _apply(events: Events, rows: NDArray[np.intp], records: NDArray[np.void], kinds: NDArray[np.uint8]) -> None:
+    """Write what `records` say about the events at `rows` into their columns."""
+    data, word = records["data"], records["word"]
+    chosen = kinds == _PAYLOAD
+    types = word[chosen] & np.uint64(0xFF)
+    events.payload_type[rows[chosen]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
+    events.payload[rows[chosen]] = data[chosen]
+    chosen = kinds == _RANGE_ID
+    events.range_id[rows[chosen]] = data[chosen]

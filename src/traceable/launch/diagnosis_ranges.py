@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from traceable import environment
-from traceable.collect import recorder
+from traceable.collect import base, recorder
 from traceable.launch import local_client
 from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life
 from traceable.launch.diagnosis_rules import (
@@ -42,7 +42,7 @@ def _empty(case: Case) -> bool:
         return False
     if case.recording is None:
         # The recorder leaves no database then, and where nothing calls NVTX nothing at all.
-        nothing = bool(case.noted(recorder.NOTHING.code)) or recorder.DIRECTORY not in case.files
+        nothing = bool(case.noted(base.NOTHING.code)) or recorder.DIRECTORY not in case.files
         return case.manifest is not None and case.collector == RECORDER and nothing
     return case.ranges == 0
 

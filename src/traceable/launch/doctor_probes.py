@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable import environment
-from traceable.collect import ncu_install, nsys_install, nsys_presets, tools
+from traceable.collect import ncu_install, nsys_install, nsys_options, tools
 from traceable.errors import CollectorError, TraceableError
 
 CUDA_SECONDS = 8.0
@@ -159,7 +159,7 @@ def nsys() -> Nsys:
     offers = {
         "windows": options.offers("--capture-range-end", "repeat"),
         "CUDA graphs by node": "--cuda-graph-trace" in options,
-        "GPU counters": any(name in options for name in nsys_presets.GPU_METRICS),
+        "GPU counters": any(name in options for name in nsys_options.GPU_METRICS),
         "Python samples": "--python-sampling" in options,
         "Python backtraces": "--python-backtrace" in options,
     }
@@ -172,7 +172,7 @@ def nsys() -> Nsys:
         install.no_samples(),
         install.hangs_with_samples is not None,
         _cupti(install.executable),
-        options.offers(nsys_presets.TRACE, "cuda-sw"),
+        options.offers(nsys_options.TRACE, "cuda-sw"),
     )
 
 

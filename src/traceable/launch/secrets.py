@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable import confidential, untrusted
-from traceable.collect import nsys_environments
+from traceable.collect import nsys_private
 from traceable.collect.nsys import REPORT_SUFFIXES
 from traceable.errors import Message, TraceError
 from traceable.launch import reports, run_dir
@@ -92,7 +92,7 @@ def _of_file(path: Path) -> Iterator[Leak]:
     with reports.opened(path) as database:
         try:
             with closing(untrusted.connect(database)) as connection:
-                found = nsys_environments.stored(connection)
+                found = nsys_private.stored(connection)
                 printed = _printed(connection)
         except untrusted.SQLITE_ERRORS as error:
             what = f"{path} can't be read ({untrusted.why(error)})"
@@ -111,7 +111,7 @@ def _of_file(path: Path) -> Iterator[Leak]:
         yield Leak(path, Message("output_stored", f"what the program printed ({printed} characters)"))
 
 
-def _leak(path: Path, what: Message, found: Iterable[nsys_environments.Stored]) -> Leak | None:
+def _leak(path: Path, what: Message, found: Iterable[nsys_private.Stored]) -> Leak | None:
     names = {name for one in found for name, value in one.variables.items() if name and value}
     secret = sorted(name for name in names if confidential.is_secret(name))
     if not names:

@@ -19,7 +19,7 @@ import numpy as np
 
 from traceable.collect import recording as rec
 from traceable.collect.nsys_schema import write_database
-from traceable.collect.recording_events import attributes_at
+from traceable.collect.recording import attributes_at
 from traceable.errors import CollectorError
 from traceable.trace import Trace, load
 

@@ -4,6 +4,10 @@ Ranges are what `record_function` named. torch's own operators and Python functi
 between a range and its kernels on every path, and around every launch of the autograd thread, so that the range which
 waits for `backward()` had none of its kernels. Kineto's GPU annotations are left out too: what of the GPU belongs to a
 range is found from the launches, as for every other trace. docs/kineto.md says what becomes of what.
+
+The annotations are sorted into ranges, marks, samples of counters and windows; what our own say beyond a name is found
+as in an nsys trace, by the rules of `trace.emitted`. CUDA counts its devices anew in every process: which GPU a device
+of each file is, is found here too.
 """
 
 from __future__ import annotations
@@ -20,14 +24,22 @@ import numpy as np
 
 from traceable.errors import Message, TraceError
 from traceable.trace import model
+from traceable.trace.emitted import (
+    COUNTER_DOMAIN,
+    NO_FIELDS,
+    PAYLOAD_DOMAIN,
+    WINDOW,
+    WINDOW_DOMAIN,
+    Said,
+    in_stretch_domain,
+    is_identity,
+    matched,
+)
 from traceable.trace.intern import Names
-from traceable.trace.kineto_annotations import annotation_columns
-from traceable.trace.kineto_columns import OPERATIONS, Table
-from traceable.trace.kineto_file import File, read_file, readable, whole
-from traceable.trace.kineto_gpus import devices, gpu_numbers, renumbered
+from traceable.trace.kineto_events import OPERATIONS, Events, File, Table, read_file, readable, whole
 from traceable.trace.kineto_json import Document
-from traceable.trace.model import NULL, Int32, NDArray, Trace
-from traceable.trace.rows import folded, same, start_order
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, NDArray, Trace
+from traceable.trace.rows import distinct, folded, same, start_order
 
 APART_NS = 60 * 10**9
 """How long nothing may have been recorded between two files that are read as one. The ranks of a job record the same
@@ -50,6 +62,10 @@ _TABLES = {
     "overheads": "PROFILER_OVERHEAD",
 }
 """Under which name nsys has the same events: by these names the questions tell what was recorded."""
+
+_KINDS_TOLD = 12
+
+Columns = dict[str, NDArray[Any]]
 
 
 def is_trace(path: Path) -> bool:
@@ -291,9 +307,6 @@ class _Merger:
             yield Message("events_without_time", found)
 
 
-_KINDS_TOLD = 12
-
-
 def _calls(table: Table, threads: Int32) -> dict[str, NDArray[Any]]:
     return {
         "name": _int32(table, "name"),
@@ -346,3 +359,163 @@ def _nothing() -> dict[str, Any]:
         "graph_nodes": model.GraphNodes(none, small, none, none),
         "allocations": model.Allocations(none, small, small, none, small, tiny, none, none),
     }
+
+
+def gpu_numbers(files: Sequence[File]) -> dict[Path, dict[int, int]]:
+    """Return the number of the GPU behind each CUDA device, by file.
+
+    Two ranks never share a GPU (NCCL refuses that): where both have a device 0, they are on two machines, or see one
+    GPU each (CUDA_VISIBLE_DEVICES). The first rank keeps the number. Of files without a rank nothing is known.
+    """
+    owner: dict[int, int | None] = {}
+    found: dict[Path, dict[int, int]] = {}
+    own: dict[tuple[int | None, int], int] = {}
+    for file in files:
+        used: set[int] = set()
+        for kind in OPERATIONS:
+            used.update(distinct(getattr(file.events, kind).column("device")).tolist())
+        found[file.path] = {}
+        for device in sorted(used - {-1}):
+            number = own.get((file.rank, device))
+            if number is None:
+                number = device
+                if file.rank is not None and owner.get(device, file.rank) != file.rank:
+                    number = next(free for free in range(len(owner) + 1) if free not in owner)
+                own[file.rank, device] = number
+                owner[number] = file.rank
+            found[file.path][device] = number
+    return found
+
+
+def devices(files: Sequence[File], gpus: dict[Path, dict[int, int]]) -> tuple[model.Device, ...]:
+    """Return the GPUs by number; those that no one used only where no number was changed."""
+    moved = any(device != number for numbers in gpus.values() for device, number in numbers.items())
+    found: dict[int, model.Device] = {}
+    for file in files:
+        properties = file.events.metadata.get("deviceProperties")
+        for one in properties if isinstance(properties, list) else []:
+            cuda = one.get("id") if isinstance(one, dict) else None
+            if type(cuda) is int and (not moved or cuda in gpus[file.path]):
+                number = gpus[file.path].get(cuda, cuda)
+                if number not in found or cuda in gpus[file.path]:
+                    found[number] = _device(number, one)
+    return tuple(found[number] for number in sorted(found))
+
+
+def _device(number: int, properties: dict[str, Any]) -> model.Device:
+    def size(name: str) -> int | None:
+        value = properties.get(name)
+        return value if type(value) is int else None
+
+    major, minor, name = size("computeMajor"), size("computeMinor"), properties.get("name")
+    return model.Device(
+        number=number,
+        name=readable(name) if isinstance(name, str) else "",
+        bus="",
+        memory_bytes=size("totalGlobalMem"),
+        memory_bytes_per_s=None,
+        multiprocessors=size("numSms"),
+        compute_capability=None if major is None or minor is None else (major, minor),
+    )
+
+
+def renumbered(device: Int32, numbers: dict[int, int]) -> Int32:
+    """Return the number of the GPU of each event, given CUDA's number of its device."""
+    if all(cuda == number for cuda, number in numbers.items()):
+        return device
+    found = device.copy()
+    for cuda, number in numbers.items():
+        found[device == cuda] = number
+    return found
+
+
+def annotation_columns(
+    events: Events, zero_ns: int, names: Names, threads: Int32, processes: Int32
+) -> dict[str, Columns]:
+    """Return the columns of `Trace.ranges`, `marks`, `counters` and `windows`.
+
+    Args:
+        events: of the file.
+        zero_ns: time 0 of the trace on its clock.
+        names: by which names are numbered.
+        threads, processes: the number of each of its threads in the trace, and of that thread's process.
+    """
+    rows = _rows(events.ranges, zero_ns, threads, processes)
+    clipped = rows.pop("open") == 1
+    if events.end_ns is not None:
+        # The profiler ends what is still going on when it stops.
+        clipped |= rows["end_ns"] >= events.end_ns - zero_ns
+    rows["clipped"] = clipped
+    marks = _rows(events.marks, zero_ns, threads, processes)
+    says = marks["domain"] == names.known(PAYLOAD_DOMAIN)
+    samples = marks["domain"] == names.known(COUNTER_DOMAIN)
+    of_window = rows["domain"] == names.known(WINDOW_DOMAIN)
+    return {
+        "ranges": _ranges(_taken(rows, ~of_window), _taken(marks, says), names),
+        "windows": _windows(_taken(rows, of_window), names),
+        "marks": _only(_taken(marks, ~says & ~samples), ("start_ns", "name", "domain", "category", "thread")),
+        "counters": _counters(_taken(marks, samples)),
+    }
+
+
+def _rows(table: Table, zero_ns: int, threads: Int32, processes: Int32) -> Columns:
+    found: Columns = {name: table.column(name) for name in table.columns}
+    of = found["thread"]
+    rows: Columns = {
+        **{name: column.astype(np.int32) for name, column in found.items() if name in ("name", "domain", "category")},
+        "start_ns": found.pop("start") - zero_ns,
+        "end_ns": found.pop("end") - zero_ns,
+        "thread": threads[of],
+        "process": processes[of],
+        "payload": found["payload"],
+    }
+    if "real" in found:
+        rows["real"] = np.ascontiguousarray(found["real"])
+    else:
+        rows["open"], rows["style"] = found["open"], found["style"].astype(np.int8)
+        closer = found["end_thread"]
+        rows["end_thread"] = np.where(closer < 0, -1, np.append(threads, np.int32(-1))[closer]).astype(np.int32)
+    return rows
+
+
+def _taken(rows: Columns, which: Bool) -> Columns:
+    return {name: column[which] for name, column in rows.items()}
+
+
+def _only(rows: Columns, names: tuple[str, ...]) -> Columns:
+    return {name: rows[name] for name in names}
+
+
+def _ranges(rows: Columns, marks: Columns, names: Names) -> Columns:
+    payload = rows["payload"]
+    stretch = in_stretch_domain(rows["domain"], names.known) & (rows["style"] == PUSH_POP)
+    bare = marks["name"] == names.known(NO_FIELDS)
+    place = marks["thread"], marks["process"].astype(np.int64)
+    said = Said(marks["start_ns"], marks["name"], bare, *place, marks["payload"])
+    of = rows["start_ns"], rows["thread"], rows["process"].astype(np.int64)
+    identity, fields = matched(said, *of, stretch, payload)
+    same = ("start_ns", "end_ns", "name", "domain", "category", "thread", "end_thread", "style", "clipped", "payload")
+    return {
+        **{name: folded(column) for name, column in _only(rows, same).items()},
+        "has_payload": folded((payload != NULL) & (stretch | ~is_identity(payload))),
+        "identity": folded(identity),
+        "fields": folded(fields),
+    }
+
+
+def _windows(rows: Columns, names: Names) -> Columns:
+    """Return the windows among the ranges of WINDOW_DOMAIN, under their ids."""
+    texts = names.all()
+    which = np.array([texts[name].startswith(WINDOW) for name in rows["name"].tolist()], np.bool_)
+    found = _only(_taken(rows, which), ("start_ns", "end_ns", "name", "thread", "clipped"))
+    ids = [names.index(texts[name].removeprefix(WINDOW)) for name in found["name"].tolist()]
+    return {**found, "name": np.array(ids, np.int32)}
+
+
+def _counters(rows: Columns) -> Columns:
+    """Return the samples that hold a finite number; the category of each is the name of its domain."""
+    whole, real = rows["payload"], rows["real"]
+    value = np.where(whole != NULL, whole.astype(np.float64), np.where(real != NULL, real.view(np.float64), np.nan))
+    finite = np.isfinite(value)
+    kept = _taken({**rows, "domain": rows["category"], "value": value}, finite)
+    return _only(kept, ("start_ns", "name", "domain", "thread", "process", "value"))

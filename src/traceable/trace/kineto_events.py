@@ -1,40 +1,40 @@
-"""The events of one torch.profiler trace, sorted into columns by what they are. One file, its own clock, its own ids.
+"""One file of torch.profiler's: its events in columns by what they are, whose they are, and what its times mean.
 
-What Kineto writes, and which of its versions what, is in output_json.cpp and CuptiActivity.cpp of pytorch/kineto, and
-in the traces that the tests use. `trace.kineto` makes a `Trace` of it.
+Everything has the file's own clock and its own ids; `trace.kineto` makes a `Trace` of it. What Kineto writes, and which
+of its versions what, is in output_json.cpp and CuptiActivity.cpp of pytorch/kineto, and in the traces that the tests
+use. Kinds of copies, of memory and of synchronisations become the numbers that CUPTI and nsys have.
+
+The names by which traceable's own annotations reach torch.profiler are read back into what they were. The rules stand
+in `annotation.torch_records`, which this room may not import; a test compares the two. They hold in a file whose
+metadata has `METADATA`, and for a name that ends as they say: what the program itself named with `record_function`
+stands beside ours and is left as it is.
+
+Calls and GPU operations without a correlation are tied together by the flows of the file, which viewers draw as arrows.
+Kineto of every version writes a correlation too, so that flows are read only for the rare trace without.
 """
 
 from __future__ import annotations
 
 import re
+import struct
+from array import array
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from traceable.trace import kineto_names
+from traceable.errors import TraceError
 from traceable.trace.intern import Names
-from traceable.trace.kineto_columns import (
-    CALLS,
-    COPIES,
-    KERNELS,
-    MARKS,
-    MEMSETS,
-    OVERHEADS,
-    RANGES,
-    SYNCHRONISATIONS,
-    Table,
-    arguments,
-    integer,
-    size,
-    small,
-    text,
-)
-from traceable.trace.kineto_flows import Flows
 from traceable.trace.kineto_json import Document, nanoseconds
-from traceable.trace.kineto_kinds import copy_kinds, memory_kind, synchronisation_kind
-from traceable.trace.model import NULL, PUSH_POP, START_END
+from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int64
+
+_SINCE_NS, _UNTIL_NS = 946_684_800 * 10**9, 4_102_444_800 * 10**9
+"""The years 2000 to 2100: a time outside of them is none since 1970."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _LONGEST_NS = 1 << 53
 """Longer than any recording (104 days): damage, not time. As in nsys's reader."""
@@ -49,6 +49,140 @@ _OF_THE_CPU = ("cpu_op", "operator", "python_function")
 
 _SPANS = ("Spans", "Traces", "")
 """Pids that are none: what Kineto says of the recording itself."""
+
+RANGES = ("start", "end", "name", "thread", "payload", "open", "domain", "category", "style", "end_thread")
+MARKS = ("start", "end", "name", "thread", "payload", "real", "domain", "category")
+CALLS = ("start", "end", "name", "thread", "correlation", "driver")
+_OPERATION = ("start", "end", "device", "context", "stream", "correlation", "graph_node")
+KERNELS = (*_OPERATION, "name", "geometry")
+COPIES = (*_OPERATION, "size_bytes", "kind", "source_kind", "target_kind", "source_device", "target_device")
+MEMSETS = (*_OPERATION, "size_bytes", "memory_kind")
+SYNCHRONISATIONS = (*_OPERATION, "kind")
+OVERHEADS = ("start", "end", "name")
+"""The columns of each kind of event; those of `Trace` but that a thread is an index into `Events.threads`."""
+
+OPERATIONS = {
+    "kernels": ("name", "geometry"),
+    "copies": ("kind", "source_kind", "target_kind", "source_device", "target_device"),
+    "memsets": ("memory_kind",),
+    "synchronisations": ("kind",),
+}
+"""The small columns that each kind of operation has beyond those of all."""
+
+_COPY_KINDS = {
+    name: number
+    for number, name in enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1)
+}
+_MEMORY_KINDS = {
+    name: number
+    for number, name in enumerate(
+        ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+    )
+}
+_SYNCHRONISATIONS = {"Event Sync": 1, "Stream Wait Event": 2, "Stream Sync": 3, "Context Sync": 4}
+_COPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
+_MEMSET = re.compile(r"Memset \(([\w ]+)\)")
+
+METADATA = "traceable"
+"""The key that files of `traceable run --collector torch` have."""
+
+RANGE, MARK, START, END = "", "mark", "start", "end"
+"""What a name may be of: a push/pop range, a mark, the begin or the end of a start/end range."""
+
+_NUMBER = r"-?\d{1,19}|-?\d+\.\d+(?:e[+-]\d+)?|-?\d+e[+-]\d+|-?inf|nan"
+_CODED = re.compile(
+    rf"(?P<name>[^\[\]]*) \[(?=[^ \]])(?:%|(?:#(?P<payload>{_NUMBER}))? ?(?:@(?P<domain>[^ \[\]]+))? ?"
+    r"(?:&(?P<category>[^ \[\]]+))? ?(?:~(?P<kind>mark|start|end)(?::(?P<number>\d{1,18}))?)?)\]"
+)
+_ESCAPED = re.compile("(?:%[0-9A-F]{2})+")
+_TOP = 1 << 64
+
+_FLOWS = ("ac2g", "async_cpu_to_gpu", "async_gpu")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file that was read.
+
+    Attributes:
+        to_wall_ns: what its times lack to ns since 1970; None where that is not known.
+        rank, host: empty where they were not recorded.
+        main: pid of the process that GPU operations are of where nothing says more.
+    """
+
+    path: Path
+    size_bytes: int
+    events: Events
+    to_wall_ns: int | None
+    rank: int | None
+    host: str
+    main: Any
+
+    @property
+    def begin_ns(self) -> int | None:
+        """When its recording began, on its own clock."""
+        times = [time for time in (self.events.begin_ns, self.events.first_ns) if time is not None]
+        return min(times, default=None)
+
+    def process(self, pid: Any) -> tuple[Any, ...]:
+        """Return what tells a process from those of other files."""
+        return self.host, self.rank, pid
+
+
+def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) -> File:
+    """Read one file, numbering names and launch geometries.
+
+    Raises:
+        TraceError: it is no trace of torch.profiler, or is cut off, or damaged.
+    """
+    with Document(path) as document:
+        events = Events(document, names, geometries)
+        has_events = document.has_events
+    metadata = events.metadata
+    if not has_events or not (events.known or "schemaVersion" in metadata or "deviceProperties" in metadata):
+        found = f"{path} is JSON, but no trace of torch.profiler"
+        raise TraceError("not_a_torch_trace", found, "give a file that export_chrome_trace wrote")
+    distributed = metadata.get("distributedInfo")
+    rank = distributed.get("rank") if isinstance(distributed, dict) else None
+    host = metadata.get("host_name")
+    return File(
+        path=path,
+        size_bytes=path.stat().st_size,
+        events=events,
+        to_wall_ns=_to_wall_ns(metadata.get("baseTimeNanoseconds"), events),
+        # Kineto has written it as a text, too.
+        rank=int(rank) if isinstance(rank, int | str) and str(rank).isdecimal() else None,
+        host=host if isinstance(host, str) else "",
+        main=events.cpu_pids.most_common(1)[0][0] if events.cpu_pids else -1,
+    )
+
+
+def _to_wall_ns(base: Any, events: Events) -> int | None:
+    """Return what a time lacks to ns since 1970. Until 2024 the times themselves were that, and no base was written."""
+    times = [time for time in (events.begin_ns, events.first_ns) if time is not None]
+    if not times:
+        return None
+    for lacking in (base, 0):
+        if type(lacking) is int and _SINCE_NS < min(times) + lacking < _UNTIL_NS:
+            return lacking
+    return None
+
+
+def whole(value: Any) -> int:
+    """Return a pid or tid as a number; -1 where the file has a word for it."""
+    if isinstance(value, int):
+        return value
+    return int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else -1
+
+
+def readable(text: str) -> str:
+    r"""Return a name with bytes that are not UTF-8, and halves of characters, as escapes (`\xd6`)."""
+
+    def escape(half: re.Match[str]) -> str:
+        code = ord(half[0])
+        return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+    return _SURROGATE.sub(escape, text)
 
 
 class Events:
@@ -92,7 +226,7 @@ class Events:
         self._flows = Flows()
         self._momentary: list[tuple[int, Any]] = []
         self._launching: set[Any] = set()
-        self._begun: dict[int, tuple[int, kineto_names.Named, int]] = {}
+        self._begun: dict[int, tuple[int, Named, int]] = {}
         self._ended: dict[int, tuple[int, int]] = {}
         self._metadata_so_far = document.metadata
         self._take: dict[str, Callable[[dict[str, Any], int, int], None]] = {
@@ -171,17 +305,17 @@ class Events:
         name = text(event.get("name")) or ""
         step = _STEP.fullmatch(name)
         if step is not None:
-            found = kineto_names.Named(step[1], int(step[2]))
-        elif kineto_names.METADATA in self._metadata_so_far:
-            found = kineto_names.read(name)
+            found = Named(step[1], int(step[2]))
+        elif METADATA in self._metadata_so_far:
+            found = read_name(name)
         else:
-            found = kineto_names.Named(name)
+            found = Named(name)
         thread = self._thread(event)
-        if found.kind == kineto_names.START:
+        if found.kind == START:
             self._begun[found.number] = start, found, thread
-        elif found.kind == kineto_names.END:
+        elif found.kind == END:
             self._ended[found.number] = start, thread
-        elif found.kind == kineto_names.MARK:
+        elif found.kind == MARK:
             scope = self._optional(found.domain), self._optional(found.category)
             row = (start, start, self._names.index(found.name), thread, found.payload, found.real, *scope)
             self.marks.values.extend(row)
@@ -191,7 +325,7 @@ class Events:
             self._add_range(found, start, end, thread, "still open" in event, PUSH_POP, -1)
 
     def _add_range(
-        self, found: kineto_names.Named, start: int, end: int, thread: int, still_open: bool, style: int, closer: int
+        self, found: Named, start: int, end: int, thread: int, still_open: bool, style: int, closer: int
     ) -> None:
         name, domain, category = (
             self._names.index(found.name),
@@ -369,3 +503,190 @@ class Events:
         """Return all tables."""
         operations = (self.kernels, self.copies, self.memsets, self.synchronisations)
         return (self.ranges, self.marks, self.calls, *operations, self.overheads)
+
+
+@dataclass
+class Table:
+    """Rows of one kind of event: int64 values, one row after the other."""
+
+    columns: tuple[str, ...]
+    values: array[int] = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.values) // len(self.columns)
+
+    def column(self, name: str) -> Int64:
+        """Return one column; it may be written as long as no row is added."""
+        return self._rows()[:, self.columns.index(name)]
+
+    def _rows(self) -> Int64:
+        return np.asarray(self.values).reshape(-1, len(self.columns))
+
+    def keep(self, which: Bool) -> None:
+        """Keep these rows alone."""
+        kept = self._rows()[which]
+        self.values = array("q", kept.tobytes())
+
+
+def arguments(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the `args` of an event."""
+    args = event.get("args")
+    return args if type(args) is dict else {}
+
+
+def text(value: Any) -> str | None:
+    """Return a text; None for anything else."""
+    return value if type(value) is str else None
+
+
+def integer(value: Any) -> int:
+    """Return a whole number of 64 bits; NULL for anything else."""
+    return value if type(value) is int and -(1 << 63) < value < 1 << 63 else NULL
+
+
+def size(value: Any) -> int:
+    """Return a number of bytes or the like; NULL for anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 63 else NULL
+
+
+def small(value: Any) -> int:
+    """Return a number that fits an int32 column; -1 for anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 31 else -1
+
+
+def copy_kinds(name: Any) -> tuple[int, int, int]:
+    """Return the kind of a copy, of its source and of its target, from its name; -1 for what is not known.
+
+    Example:
+        >>> copy_kinds("Memcpy HtoD (Pageable -> Device)"), copy_kinds("Memcpy PtoP")
+        ((1, 0, 2), (10, -1, -1))
+    """
+    words = _COPY.fullmatch(text(name) or "")
+    kind, source, target = words.groups() if words else (None, None, None)
+    return _COPY_KINDS.get(kind or "", -1), _MEMORY_KINDS.get(source or "", -1), _MEMORY_KINDS.get(target or "", -1)
+
+
+def memory_kind(name: Any) -> int:
+    """Return the kind of memory that a memset sets, from its name; -1 for not known."""
+    words = _MEMSET.fullmatch(text(name) or "")
+    return _MEMORY_KINDS.get(words[1], -1) if words else -1
+
+
+def synchronisation_kind(word: Any) -> int:
+    """Return the kind of a synchronisation; -1 for not known."""
+    return _SYNCHRONISATIONS.get(text(word) or "", -1)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name says.
+
+    Attributes:
+        payload: a whole number; NULL for none. real: the bits of a payload with a fraction; NULL for none.
+        domain, category: empty for none.
+        kind: RANGE, MARK, START or END.
+        number: tells which START and END belong together.
+    """
+
+    name: str
+    payload: int = NULL
+    real: int = NULL
+    domain: str = ""
+    category: str = ""
+    kind: str = RANGE
+    number: int = 0
+
+
+def read_name(text: str) -> Named:
+    """Return what the name of an annotation says."""
+    found = _CODED.fullmatch(text) if text.endswith("]") else None
+    if found is None:
+        return Named(text)
+    payload, real = NULL, NULL
+    number = found["payload"]
+    if number is not None and number.lstrip("-").isdecimal():
+        payload = int(number)
+        payload -= _TOP if payload >= _TOP >> 1 else 0
+    elif number is not None:
+        (real,) = struct.unpack("<q", struct.pack("<d", float(number)))
+    return Named(
+        _plain(found["name"]),
+        payload,
+        real,
+        _plain(found["domain"] or ""),
+        _plain(found["category"] or ""),
+        found["kind"] or RANGE,
+        int(found["number"] or 0),
+    )
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(lambda found: bytes.fromhex(found[0].replace("%", "")).decode("utf-8", "replace"), text)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an event stands in the file's picture: what a flow is bound to."""
+
+    pid: int
+    tid: int
+    start_ns: int
+
+
+class Flows:
+    """What waits for its flow, and the flows when they are read."""
+
+    def __init__(self) -> None:
+        self._unlinked: list[tuple[Table, int, _Place]] = []
+
+    def await_flow(self, table: Table, event: dict[str, Any], start: int) -> None:
+        """Note that the row that is added to `table` next has no correlation."""
+        pid, tid = event.get("pid"), event.get("tid")
+        if type(pid) is int and type(tid) is int:
+            self._unlinked.append((table, len(table), _Place(pid, tid, start)))
+
+    def link(self, path: Path, calls: Table, threads: list[tuple[Any, Any]]) -> None:
+        """Give calls and operations without a correlation that of the flow from one to the other.
+
+        Args:
+            path: the file, which is read once more.
+            calls: the table of calls.
+            threads: by the numbers that calls have of them.
+        """
+        if not self._unlinked:
+            return
+        begins, ends = _flows(path)
+        correlations = calls.column("correlation")
+        for table, row, place in self._unlinked:
+            if table is calls and place in begins:
+                correlations[row] = begins[place]
+        known = _correlations_at(begins, calls, threads)
+        for table, row, place in self._unlinked:
+            if table is not calls and place in ends:
+                table.column("correlation")[row] = known.get(ends[place], ends[place])
+
+
+def _flows(path: Path) -> tuple[dict[_Place, int], dict[_Place, int]]:
+    """Return the number of the flow that begins at each place, and of the one that ends there."""
+    begins: dict[_Place, int] = {}
+    ends: dict[_Place, int] = {}
+    with Document(path) as document:
+        for event in document.events():
+            if event.get("ph") in ("s", "f") and event.get("cat") in _FLOWS:
+                number, time = integer(event.get("id")), nanoseconds(event.get("ts"))
+                place = _Place(integer(event.get("pid")), integer(event.get("tid")), NULL if time is None else time)
+                if number != NULL:
+                    (begins if event["ph"] == "s" else ends)[place] = number
+    return begins, ends
+
+
+def _correlations_at(begins: dict[_Place, int], calls: Table, threads: list[tuple[Any, Any]]) -> dict[int, int]:
+    """Return the correlation of the call that each flow begins at."""
+    columns = (calls.column(name).tolist() for name in ("start", "thread", "correlation"))
+    found = {}
+    for start, thread, correlation in zip(*columns, strict=True):
+        pid, tid = threads[thread]
+        flow = begins.get(_Place(pid, tid, start))
+        if flow is not None and correlation != NULL:
+            found[flow] = correlation
+    return found

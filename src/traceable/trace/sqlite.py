@@ -1,26 +1,28 @@
 """Columns out of an SQLite file, as numpy arrays. Knows SQLite, knows nothing of nsys.
 
 `Database.read` is the one place where rows become columns: through our own decoder of pages where that can, else
-through SQLite. The file is opened read-only and immutable: nothing is created beside it and nothing in it changes. Only
-tables are read: a view, which may be endless, is refused. Rows come in no promised order (nsys promises none since
-2025.6): who needs one sorts.
+through SQLite. The decoder reads several tables at once, in threads, and each is prepared as soon as it is there. The
+file is opened read-only and immutable: nothing is created beside it and nothing in it changes. Only tables are read: a
+view, which may be endless, is refused. Rows come in no promised order (nsys promises none since 2025.6): who needs one
+sorts.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from traceable import untrusted
 from traceable.errors import TraceError
-from traceable.trace.decoding import Begun, Decoding, Prepare
 from traceable.trace.model import NULL, NDArray
 from traceable.trace.pages import DamagedPagesError, Layout, Pages
 from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, small
@@ -36,6 +38,14 @@ _ROW_BYTES = 4
 _WORTH_A_THREAD_BYTES = 4 << 20
 _COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "table_info"
 """Only the first tells of generated columns, which came with that version."""
+
+Prepare: TypeAlias = Callable[[str, Rows], Rows]
+"""What is done with the rows of a table, by its name, as soon as they are read."""
+
+Begun: TypeAlias = Callable[[Sequence[str]], None]
+"""Hears which tables are being read, each time one is begun."""
+
+_BEGUN, _ENDED = object(), object()
 
 
 def _as_read(_: str, rows: Rows) -> Rows:
@@ -359,3 +369,87 @@ def _text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="backslashreplace")
     return str(value)
+
+
+class Decoding:
+    """Some tables to be decoded, in threads of their own: the decoder lets go of the interpreter, and so does numpy.
+
+    Args:
+        pages: of the file.
+        tables: how each lies there, and what is wanted of it.
+        prepare: may be called in two threads at once, each time with another table.
+
+    Attributes:
+        failed: the table at which `run` raised.
+    """
+
+    def __init__(self, pages: Pages, tables: Mapping[str, tuple[Layout, Wanted]], prepare: Prepare) -> None:
+        self._pages = pages
+        self._prepare = prepare
+        self._waiting = list(tables.items())[::-1]
+        self._heard: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
+        self.failed = ""
+
+    def run(self, threads: int, begun: Begun) -> dict[str, Rows]:
+        """Return what became of the tables that can be decoded.
+
+        Args:
+            threads: how many are made; 0 for the work to be done in this one.
+            begun: is called in this thread only.
+
+        Raises:
+            DamagedPagesError, OSError, MemoryError: decoding or preparing a table raised it.
+        """
+        workers: list[threading.Thread] = []
+        try:
+            for _ in range(threads):
+                worker = threading.Thread(target=self._work, name="traceable-reader")
+                with suppress(RuntimeError):  # The system allows no more threads.
+                    worker.start()
+                    workers.append(worker)
+            if not workers:
+                self._work()
+            return self._found(max(len(workers), 1), begun)
+        except BaseException:
+            # Also where the user presses Ctrl-C: nobody reads on in a file that is about to be closed.
+            self._pages.stop()
+            raise
+        finally:
+            for worker in workers:
+                worker.join()
+
+    def _work(self) -> None:
+        """Decode tables until none waits; say of each that it begins, then what came of it."""
+        while True:
+            try:
+                name, (layout, wanted) = self._waiting.pop()
+            except IndexError:
+                break
+            self._heard.put((name, _BEGUN))
+            try:
+                rows = self._pages.rows(layout, wanted)
+                self._heard.put((name, None if rows is None else self._prepare(name, rows)))
+            except Exception as error:  # noqa: BLE001 - raised where it is heard
+                self._heard.put((name, error))
+                break
+        self._heard.put(("", _ENDED))
+
+    def _found(self, working: int, begun: Begun) -> dict[str, Rows]:
+        """Hear what becomes of each table until nobody works any more."""
+        found: dict[str, Rows] = {}
+        now: dict[str, None] = {}
+        while working:
+            name, outcome = self._heard.get()
+            if outcome is _ENDED:
+                working -= 1
+            elif outcome is _BEGUN:
+                now[name] = None
+                begun(tuple(now))
+            elif isinstance(outcome, Exception):
+                self.failed = name
+                raise outcome
+            else:
+                del now[name]
+                if isinstance(outcome, Rows):
+                    found[name] = outcome
+        return found

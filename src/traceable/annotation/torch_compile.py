@@ -2,7 +2,7 @@
 
 A range says when code ran, and what torch.compile traces is not what runs. So nothing is emitted from inside a graph;
 a compiled call counts to the range that is open around it, which may be that of the compiled function itself. What is
-decorated needs little of this: `decorate` names what is to be traced in its stead. Loaded by whoever imports
+decorated needs little of this: `ranges.carry` names what is to be traced in its stead. Loaded by whoever imports
 torch._dynamo, and so by whoever compiles.
 """
 

@@ -41,8 +41,7 @@ def annotated(value: Any, target: Target, name: str, in_class: bool) -> Any:
 
 def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Callable[[Any], Any]:
     """Return what annotates a function so that the range of each call has its own payload; other things as `plain`."""
-    from traceable.annotation.decorate import carry, is_coroutine_function
-    from traceable.annotation.ranges import annotate
+    from traceable.annotation.ranges import annotate, carry, is_coroutine_function
 
     payload_of: list[Callable[..., Any]] = []
 

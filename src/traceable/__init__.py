@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from traceable.annotation.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
-    from traceable.annotation.torch_copies import instrument_copies
-    from traceable.annotation.torch_modules import instrument
+    from traceable.annotation.torch.copies import instrument_copies
+    from traceable.annotation.torch.modules import instrument
     from traceable.capture.steps import step, steps, window
     from traceable.capture.triggers import capture_when
     from traceable.recording import Recording, load
@@ -66,8 +66,8 @@ _LATER = {
     "Recording": "traceable.recording",
     "annotate_targets": "traceable.annotation.patching",
     "capture_when": "traceable.capture.triggers",
-    "instrument": "traceable.annotation.torch_modules",
-    "instrument_copies": "traceable.annotation.torch_copies",
+    "instrument": "traceable.annotation.torch.modules",
+    "instrument_copies": "traceable.annotation.torch.copies",
     "load": "traceable.recording",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",

@@ -259,7 +259,7 @@ def carry(target: Any, wrapper: Any) -> Any:
             continue
     wrapper.__dict__.update(getattr(target, "__dict__", {}))
     wrapper.__wrapped__ = target
-    wrapper._torchdynamo_inline = target  # what torch.compile traces in its place: see torch_compile
+    wrapper._torchdynamo_inline = target  # what torch.compile traces in its place: see `torch.compile` beside this
     return wrapper
 
 
@@ -371,7 +371,7 @@ def enabled() -> bool:
 
 def _torch_compiles() -> None:
     try:
-        from traceable.annotation import torch_compile
+        from traceable.annotation.torch import compile as torch_compile
 
         torch_compile.make_transparent()
     except Exception as error:  # noqa: BLE001 - another torch: it compiles as it would without us

@@ -1,6 +1,6 @@
 """The names by which traceable's own annotations reach torch.profiler: read back into what they were.
 
-The rules stand in `annotation.torch_records`, which this room may not import; a test compares the two. They hold in a
+The rules stand in `annotation.torch.records`, which this room may not import; a test compares the two. They hold in a
 file whose metadata has `METADATA`, and for a name that ends as they say: what the program itself named with
 `record_function` stands beside ours and is left as it is.
 """

@@ -22,13 +22,14 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from traceable import environment
-from traceable.annotation import engine, torch_backward
+from traceable.annotation import engine
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
-from traceable.annotation.torch_backward import Named
-from traceable.annotation.torch_frames import frame_left_alone
-from traceable.annotation.torch_paths import Place, places
-from traceable.annotation.torch_tensors import first_elements
+from traceable.annotation.torch import backward as backward_ranges
+from traceable.annotation.torch.backward import Named
+from traceable.annotation.torch.frames import frame_left_alone
+from traceable.annotation.torch.paths import Place, places
+from traceable.annotation.torch.tensors import first_elements
 
 _named: dict[int, Named] = {}
 _references: dict[int, weakref.ref[nn.Module]] = {}
@@ -213,8 +214,8 @@ def _install() -> None:
         _patches.append(_Patch(nn.Module, "__call__", _calling))
         _patches.append(_Patch(nn.Module, "_replicate_for_data_parallel", _replicating))
         # `backward` and `grad` find the entry in the one, torch's own tools in the other.
-        _patches.append(_Patch(torch.autograd, "_engine_run_backward", torch_backward.balanced))
-        _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", torch_backward.balanced))
+        _patches.append(_Patch(torch.autograd, "_engine_run_backward", backward_ranges.balanced))
+        _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", backward_ranges.balanced))
 
 
 def _uninstall() -> None:
@@ -260,15 +261,15 @@ def _followed(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call the module, and hook its graph so that its backward is named."""
-    call = torch_backward.begin(named, size, args, kwargs)
+    call = backward_ranges.begin(named, size, args, kwargs)
     if call is None:
         return original(module, *args, **kwargs)
     try:
         result = original(module, *args, **kwargs)
-        torch_backward.finish(call, result)
+        backward_ranges.finish(call, result)
         return result
     finally:
-        torch_backward.end(call)
+        backward_ranges.end(call)
 
 
 def _replicating(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from traceable.annotation.torch_frames import frames_left_alone
+from traceable.annotation.torch.frames import frames_left_alone
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 

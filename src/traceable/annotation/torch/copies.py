@@ -22,9 +22,9 @@ from torch.overrides import handle_torch_function
 from traceable.annotation import engine
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
-from traceable.annotation.torch_frames import frame_left_alone
-from traceable.annotation.torch_tensors import without_overrides
-from traceable.annotation.torch_transfers import METHODS, Copy, Plan, planned
+from traceable.annotation.torch.frames import frame_left_alone
+from traceable.annotation.torch.tensors import without_overrides
+from traceable.annotation.torch.transfers import METHODS, Copy, Plan, planned
 
 _overridden = torch._C._has_torch_function
 _self_overridden = torch._C._has_torch_function_unary

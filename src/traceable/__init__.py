@@ -173,6 +173,6 @@ if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RU
     _begin("traceable.capture.process", "tell_of_forks")
 _begin("traceable.capture.witness", "testify")
 if _is_set(*_environment.CONDITIONS):
-    _begin("traceable.capture.conditions", "begin_from_environment")
+    _begin("traceable.capture.start", "begin_from_environment")
 if _is_set(_environment.CONTROL, _environment.CONTROL_SIGNAL):
-    _begin("traceable.capture.triggers", "listen_from_environment")
+    _begin("traceable.capture.start", "listen_from_environment")

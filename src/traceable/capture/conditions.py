@@ -8,7 +8,6 @@ by `plan`; what becomes of them is told to the launcher in the status file.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from _thread import get_ident
 from typing import NamedTuple
@@ -187,28 +186,6 @@ def from_environment() -> Conditions:
 
 NONE = Conditions()
 """Nothing was asked."""
-
-
-def is_our_command() -> bool:
-    """Whether this process is `traceable` itself, started by a program of the run."""
-    words: list[str] = getattr(sys, "argv", None) or [""]
-    if words[0] == "-m":  # until Python has found the module
-        return ("-m", "traceable") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
-    return os.path.basename(words[0]) == "traceable"  # noqa: PTH119
-
-
-def begin_from_environment() -> None:
-    """Have a program recorded from when the launcher's conditions are met, though it may take no steps."""
-    from traceable.capture import process
-
-    if engine.disabled or is_our_command():
-        return
-    if not process.chosen():
-        process.when_chosen(begin_from_environment)
-        return
-    from traceable.capture.control import session
-
-    session.begin_by_time()
 
 
 class First:

@@ -1,6 +1,6 @@
 """The windows that are known before they begin: those the launcher asks for, or those the program does.
 
-What is asked for while the program runs is a `request`. Opening them is `control`'s; whether the conditions that hold
+What is asked for while the program runs is a `Request`. Opening them is `control`'s; whether the conditions that hold
 them back are met is told by `conditions`.
 """
 
@@ -12,8 +12,7 @@ import sys
 from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import conditions
-from traceable.capture.request import UNTIL_STOPPED
-from traceable.capture.spec import Spec, Window, parse
+from traceable.capture.spec import UNTIL_STOPPED, Spec, Window, parse
 from traceable.errors import UsageError
 
 TYPE_CHECKING = False

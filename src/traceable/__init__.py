@@ -11,11 +11,10 @@ from traceable import environment as _environment
 from traceable import unloaded as _unloaded
 from traceable.annotation.contract import expect
 from traceable.annotation.counters import Counter, counter
-from traceable.annotation.domain_counters import ExtCounter, Float64Counter, Int64Counter
-from traceable.annotation.domains import Domain, DummyDomain, get_domain
+from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
+from traceable.annotation.imports import watch_imports as _watch_imports
 from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
-from traceable.annotation.ranges import watch_imports as _watch_imports
 from traceable.capture.flight import dump
 
 TYPE_CHECKING = False

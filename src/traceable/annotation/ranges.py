@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from _thread import _local
 
-from traceable import environment
-from traceable.annotation import arguments, engine, imports, resumable
+from traceable.annotation import arguments, engine, resumable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +38,10 @@ _CARRIED = ("__module__", "__name__", "__qualname__", "__doc__", _ANNOTATIONS, "
 
 _function = type(lambda: None)
 _method = type((lambda _self: None).__get__(object()))
+
+
+domain_of: Any = None
+"""`get_domain` of `domains`, which puts it here: a domain is made of ranges, and a range knows its domain."""
 
 
 class annotate(Range):  # noqa: N801 - the nvtx package's name
@@ -103,7 +106,7 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
     @property
     def domain(self) -> Any:
         """What `get_domain` returns of the domain it stands in."""
-        return domains.get_domain(self._arguments[2])
+        return domain_of(self._arguments[2])
 
     async def __aenter__(self) -> Self:
         if self._heard:
@@ -367,35 +370,3 @@ def end_range(range_id: RangeId | None) -> None:
 def enabled() -> bool:
     """Whether ranges are emitted at all: False under `TRACEABLE_DISABLE=1` or `NVTX_DISABLE`."""
     return not engine.disabled
-
-
-def _torch_compiles() -> None:
-    try:
-        from traceable.annotation.torch import compile as torch_compile
-
-        torch_compile.make_transparent()
-    except Exception as error:  # noqa: BLE001 - another torch: it compiles as it would without us
-        if engine.emits():
-            environment.warn_once("compile_graph_breaks", f"torch.compile breaks its graphs at ranges: {error}")
-
-
-def _greenlets_switch() -> None:
-    try:
-        from traceable.annotation import greenlets
-
-        greenlets.begin()
-    except Exception as error:  # noqa: BLE001 - another greenlet, no descriptor: the program goes on
-        environment.warn_once(
-            "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
-        )
-
-
-def watch_imports() -> None:
-    """Take part in what torch.compile and greenlet do, from when they are imported. Called once all of ours is."""
-    imports.after("torch._dynamo", _torch_compiles)
-    if engine.emits():
-        imports.after("greenlet", _greenlets_switch)
-
-
-# `annotate.domain` needs what is made of the above; imported when it is asked for, it might not be had any more.
-from traceable.annotation import domains  # noqa: E402

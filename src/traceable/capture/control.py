@@ -24,8 +24,7 @@ from traceable import environment
 from traceable.annotation import engine, resumable
 from traceable.annotation.ranges import annotate
 from traceable.capture import flight, gates, process, step_times
-from traceable.capture.conditions import age_s, first, waited_s
-from traceable.capture.plan import NEVER, Plan
+from traceable.capture.plan import NEVER, Plan, age_s, first, waited_s
 from traceable.capture.spec import UNTIL_STOPPED, Window
 from traceable.capture.status import Status
 from traceable.errors import Message, UsageError, code_of

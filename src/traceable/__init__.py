@@ -11,11 +11,10 @@ from traceable import environment as _environment
 from traceable import unloaded as _unloaded
 from traceable.annotation.contract import expect
 from traceable.annotation.counters import Counter, counter
-from traceable.annotation.domain_counters import ExtCounter, Float64Counter, Int64Counter
-from traceable.annotation.domains import Domain, DummyDomain, get_domain
+from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
+from traceable.annotation.imports import watch_imports as _watch_imports
 from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
-from traceable.annotation.ranges import watch_imports as _watch_imports
 from traceable.capture.flight import dump
 
 TYPE_CHECKING = False
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
     from traceable.annotation.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
-    from traceable.annotation.torch_copies import instrument_copies
-    from traceable.annotation.torch_modules import instrument
+    from traceable.annotation.torch.copies import instrument_copies
+    from traceable.annotation.torch.modules import instrument
     from traceable.capture.steps import step, steps, window
     from traceable.capture.triggers import capture_when
     from traceable.recording import Recording, load
@@ -66,8 +65,8 @@ _LATER = {
     "Recording": "traceable.recording",
     "annotate_targets": "traceable.annotation.patching",
     "capture_when": "traceable.capture.triggers",
-    "instrument": "traceable.annotation.torch_modules",
-    "instrument_copies": "traceable.annotation.torch_copies",
+    "instrument": "traceable.annotation.torch.modules",
+    "instrument_copies": "traceable.annotation.torch.copies",
     "load": "traceable.recording",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
@@ -173,6 +172,6 @@ if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RU
     _begin("traceable.capture.process", "tell_of_forks")
 _begin("traceable.capture.witness", "testify")
 if _is_set(*_environment.CONDITIONS):
-    _begin("traceable.capture.conditions", "begin_from_environment")
+    _begin("traceable.capture.start", "begin_from_environment")
 if _is_set(_environment.CONTROL, _environment.CONTROL_SIGNAL):
-    _begin("traceable.capture.triggers", "listen_from_environment")
+    _begin("traceable.capture.start", "listen_from_environment")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.capture.conditions import Conditions, age_s, read
+from traceable.capture.conditions import Conditions, read
+from traceable.capture.plan import age_s
 from traceable.errors import UsageError
 
 STEPS = "import traceable\nfor n in traceable.steps(range(50)): pass\n"

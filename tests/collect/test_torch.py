@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.trace.made_kineto import EPOCH_NS, annotation, as_json
 
 from traceable import environment
-from traceable.annotation import bootstrap, torch_records
-from traceable.annotation.torch_records import Domain
+from traceable.annotation import bootstrap
+from traceable.annotation.torch import records as torch_records
+from traceable.annotation.torch.records import Domain
 from traceable.capture import kineto, torch_gate
 from traceable.collect import torch as collector
 from traceable.collect.base import Gating

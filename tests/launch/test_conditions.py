@@ -45,7 +45,7 @@ def test_a_window_of_time_of_a_program_that_knows_nothing_of_us(recording, ran):
 
 SLOW_IMPORT = """
 import time, traceable
-from traceable.capture.conditions import age_s
+from traceable.capture.plan import age_s
 from traceable.capture.control import session
 while age_s() < 1.5: time.sleep(0.01)  # what a module does that takes long to import
 with traceable.annotate("first"): pass

@@ -13,7 +13,7 @@ The first is the header (`MAGIC` and the pid in place of the numbers). The secon
 names that are too long or odd to come out of every collector as they went in, and those after the 1000th.
 
 A range counts where it is opened, once it was handed over: one that is open at the edge of a window belongs to the side
-on which it was opened, as in every recording. What `capture` and `torch_records` know of the collector comes by
+on which it was opened, as in every recording. What `capture` and `torch.records` know of the collector comes by
 `recording` and `gate`: a collector is certain to record from when its window has opened until just before it closes.
 Nothing here raises into the program. `launch/emitted.py` reads the file.
 """
@@ -245,7 +245,7 @@ class Counts:
 def _state_of_environment() -> tuple[bool, bool]:
     """Return whether the launcher asks for windows alone, and whether all is recorded from the start."""
     collector = os.environ.get(environment.COLLECTOR)
-    if collector == "torch":  # `torch_records` says when it begins
+    if collector == "torch":  # `torch.records` says when it begins
         return os.environ.get(environment.TORCH) == "windows", False
     gated = environment.flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
     if collector == "nsys":

@@ -1,24 +1,32 @@
 """`Domain` and what it hands out: the object form of the verbs, as in the `nvtx` package.
 
 A range emitted through it is the same as one emitted through `annotate`: attributes here are ranges kept to hand.
-Of nvtx's extensions the counters are here; the attributes and timestamps of their batches have nowhere to go in a mark.
+Of nvtx's extensions the counters are here, emitted as every counter is (`counters`), each when it is sampled. What a
+sample of ours has no room for is kept as an attribute and not recorded: the description, the scope, the semantics, and
+the timestamps of batches. numpy is imported when the first such counter is asked for.
 """
 
 from __future__ import annotations
 
+from _operator import index
 from time import monotonic_ns
 
 from traceable import environment
-from traceable.annotation import engine
+from traceable.annotation import engine, ranges
+from traceable.annotation.counters import Counter
 from traceable.annotation.ranges import annotate, pop, push
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from traceable.annotation.ranges import Category, Color, Payload
 
 _KEEP: Any = object()  # tells "leave it as it is" from None, which clears
+
+_numpy: Any = None
+"""numpy, once a dtype was checked: a sample imports nothing."""
 
 
 class RegisteredString:
@@ -100,21 +108,6 @@ class DummyCounter:
 _dummy_counter = DummyCounter()
 
 
-def _counters(dtype: Any) -> tuple[Any, Any]:
-    """Return the module that makes counters, and `dtype` as a numpy dtype; None for both where numpy can't be had.
-
-    Raises:
-        TypeError: `dtype` is no counter's.
-    """
-    try:
-        from traceable.annotation import domain_counters
-
-        return domain_counters, domain_counters.checked_dtype(dtype)
-    except (ImportError, OSError, MemoryError) as error:
-        environment.warn_once("counter_not_recorded", f"no counter is recorded: {type(error).__name__}: {error}")
-        return None, None
-
-
 class DummyDomain:
     """What `get_domain` returns where no one can listen: `Domain` with every method a no-op."""
 
@@ -150,7 +143,7 @@ class DummyDomain:
 
     def get_counter(self, name: str | bytes, dtype: Any, **_named: Any) -> Any:  # noqa: ARG002
         """Return the counter that does nothing, as far as `dtype` is that of a counter."""
-        _counters(dtype)
+        _checked_dtype_or_none(dtype)
         return _dummy_counter
 
     def get_timestamp(self) -> int:
@@ -249,7 +242,7 @@ class Domain:
         semantics: Any = None,
         time_domain: Any = None,
     ) -> Any:
-        """Return the counter of these arguments, the same one each time: `domain_counters` tells what it emits.
+        """Return the counter of these arguments, the same one each time: `DomainCounter` tells what it emits.
 
         Args:
             name: its name.
@@ -259,12 +252,12 @@ class Domain:
         Raises:
             TypeError: `dtype` is no counter's.
         """
-        counters, checked = _counters(dtype)
-        if counters is None:
+        checked = _checked_dtype_or_none(dtype)
+        if checked is None:
             return _dummy_counter
         key = (name, checked, description, scope, semantics, time_domain)
         if key not in self._counters:
-            self._counters.setdefault(key, counters.make(self, *key))
+            self._counters.setdefault(key, make(self, *key))
         return self._counters[key]
 
     def get_timestamp(self) -> int:
@@ -282,3 +275,176 @@ def get_domain(name: str | None = None) -> Domain | DummyDomain:
         _domains.setdefault(name, Domain(name))
     found: Domain | DummyDomain = _domains[name]
     return found
+
+
+ranges.domain_of = get_domain
+
+
+class DomainCounter(Counter):
+    """A counter made by `Domain.get_counter`.
+
+    Attributes:
+        dtype: what its samples are: a numpy dtype.
+        description, scope, semantics, time_domain: as they were given.
+    """
+
+    __slots__ = ("_emit", "_last", "description", "dtype", "scope", "semantics", "time_domain")
+
+    def __init__(
+        self,
+        domain: Domain,
+        name: str | bytes,
+        dtype: Any,
+        description: Any = None,
+        scope: Any = None,
+        semantics: Any = None,
+        time_domain: Any = None,
+    ) -> None:
+        super().__init__(_text(name), domain.name)
+        self._emit = self.sample
+        self.sample = self._sample
+        self._last: Any = None
+        self.dtype = dtype
+        self.description = description
+        self.scope = scope
+        self.semantics = semantics
+        self.time_domain = time_domain
+
+    def _sample(self, value: Any) -> None:
+        self._last = value
+        self._emit(self._number(value))
+
+    def _number(self, value: Any) -> Any:
+        raise NotImplementedError("use Domain.get_counter() to make a counter")
+
+    def sample_no_value(self, reason: Any) -> None:
+        """Sample without a value: 0, the last one again, or nothing where it is unavailable.
+
+        Args:
+            reason: an `nvtx.CounterNoValueReason`.
+        """
+        if reason.name == "ZERO":
+            self.sample(self._zero())
+        elif reason.name == "UNCHANGED" and self._last is not None:
+            self.sample(self._last)
+
+    def _zero(self) -> Any:
+        return 0
+
+    def batch_submit(self, values: Iterable[Any], timestamps: Iterable[int]) -> None:
+        """Record nothing, and say so once: a mark stands where it is emitted, so samples of earlier can't be recorded.
+
+        Raises:
+            ValueError: there are not as many timestamps as values.
+        """
+        if len([*values]) != len([*timestamps]):
+            raise ValueError("values and timestamps must have the same length.")
+        environment.warn_once(
+            "batch_not_recorded",
+            "samples given to batch_submit() are not recorded: NVTX's marks take no time of their own",
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt, (
+            self.domain,
+            (self.name, self.dtype),
+            {name: getattr(self, name) for name in ("description", "scope", "semantics", "time_domain")},
+        )
+
+
+def _rebuilt(domain: str | None, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Make the counter that was pickled or copied."""
+    return get_domain(domain).get_counter(*arguments, **named)
+
+
+class Int64Counter(DomainCounter):
+    """A counter of ints of 64 bits."""
+
+    __slots__ = ()
+
+    def _number(self, value: Any) -> int:
+        return index(value)
+
+
+class Float64Counter(DomainCounter):
+    """A counter of floats."""
+
+    __slots__ = ()
+
+    def _number(self, value: Any) -> float:
+        return float(value)
+
+
+class ExtCounter(DomainCounter):
+    """A counter of any other numpy dtype; one with fields is a counter `name.field` for each."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, domain: Domain, name: str | bytes, dtype: Any, *rest: Any) -> None:
+        super().__init__(domain, name, dtype, *rest)
+        self._fields = [Counter(f"{_text(name)}.{field}", domain.name).sample for field in dtype.names or ()]
+
+    def _sample(self, value: Any) -> None:
+        self._last = value
+        sample = _numpy.ascontiguousarray(value, self.dtype)
+        if sample.size != 1:
+            raise ValueError(f"sample() takes one sample of dtype {self.dtype}, not {sample.size}")
+        number = sample.reshape(())[()].item()
+        if self._fields:
+            for emit, one in zip(self._fields, number, strict=True):
+                emit(one)
+        else:
+            self._emit(number)
+
+    def _zero(self) -> Any:
+        return _numpy.zeros((), self.dtype)
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def checked_dtype(dtype: Any) -> Any:
+    """Return what a counter counts, as a numpy dtype.
+
+    Raises:
+        TypeError: it is none, or holds more than numbers side by side.
+        ImportError, OSError, MemoryError: numpy can't be imported.
+    """
+    global _numpy
+    if _numpy is None:
+        import numpy
+
+        _numpy = numpy
+    try:
+        dtype = _numpy.dtype(_numpy.int64 if dtype is int else dtype)
+    except TypeError as error:
+        raise TypeError("Counter dtype must be int, float, or NumPy dtype-like.") from error
+    if dtype.subdtype is not None and dtype.subdtype[0].names is not None:
+        raise TypeError("A counter can't be a fixed-size array of a structured dtype.")
+    for name in dtype.names or ():
+        field = dtype.fields[name][0]
+        if field.subdtype is not None:
+            raise TypeError(f"Counter field {name!r}: array fields are not supported.")
+        if field.names is not None:
+            raise TypeError(f"Counter field {name!r}: Nested counter groups are not supported.")
+    return dtype
+
+
+def _checked_dtype_or_none(dtype: Any) -> Any:
+    """Return what a counter counts, as a numpy dtype; None where numpy can't be had.
+
+    Raises:
+        TypeError: `dtype` is no counter's.
+    """
+    try:
+        return checked_dtype(dtype)
+    except (ImportError, OSError, MemoryError) as error:
+        environment.warn_once("counter_not_recorded", f"no counter is recorded: {type(error).__name__}: {error}")
+        return None
+
+
+def make(domain: Domain, name: str | bytes, dtype: Any, *rest: Any) -> DomainCounter:
+    """Make the counter of this dtype, which is a checked one."""
+    kind = {"int64": Int64Counter, "float64": Float64Counter}.get(str(dtype), ExtCounter)
+    return kind(domain, name, dtype, *rest)

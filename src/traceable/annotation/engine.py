@@ -47,9 +47,10 @@ if core is not None:
     if disabled:
         core.silence()
 elif _into_torch:
-    from traceable.annotation import pure, torch_records
+    from traceable.annotation import pure
+    from traceable.annotation.torch import records
 
-    pure.emit_through(torch_records)
+    pure.emit_through(records)
     pure.record_up_to = level
     Range, Run, wrap, identify = pure.Range, pure.Run, pure.wrap, pure.identify  # type: ignore[misc,assignment]
 elif disabled or not environment.listener_possible():
@@ -82,7 +83,7 @@ if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != 
         if core is None:
             pure.counts = counts
         if _into_torch:
-            torch_records.counts = counts
+            records.counts = counts
 
 if debug:
     from traceable.annotation import balance, pure

@@ -1,4 +1,7 @@
-"""Has something called once a module's own code has run, without importing the module."""
+"""Has something called once a module's own code has run, without importing the module.
+
+What annotations do once torch.compile or greenlet is there is begun here.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,38 @@ def after(name: str, call: Callable[[], None]) -> None:
         call()
     else:
         sys.meta_path.insert(0, Watch(name, call))
+
+
+def watch_imports() -> None:
+    """Take part in what torch.compile and greenlet do, from when they are imported. Called once all of ours is."""
+    from traceable.annotation import engine
+
+    after("torch._dynamo", _torch_compiles)
+    if engine.emits():
+        after("greenlet", _greenlets_switch)
+
+
+def _torch_compiles() -> None:
+    try:
+        from traceable.annotation.torch import compile as torch_compile
+
+        torch_compile.make_transparent()
+    except Exception as error:  # noqa: BLE001 - another torch: it compiles as it would without us
+        from traceable.annotation import engine
+
+        if engine.emits():
+            environment.warn_once("compile_graph_breaks", f"torch.compile breaks its graphs at ranges: {error}")
+
+
+def _greenlets_switch() -> None:
+    try:
+        from traceable.annotation import greenlets
+
+        greenlets.begin()
+    except Exception as error:  # noqa: BLE001 - another greenlet, no descriptor: the program goes on
+        environment.warn_once(
+            "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
+        )
 
 
 class Watch:

@@ -2,8 +2,11 @@
 
 A module is patched right after its body has run and before any importer can copy from it, by a finder on
 `sys.meta_path` that lets the real loader do its work; modules imported already are patched at once. A failure of ours
-is said once and swallowed. How a pattern reads is `patterns`, where it leads `lookup`, what a function is replaced by
-`wrapping`, what is said at exit `patch_report`, how worker processes get here `bootstrap`.
+is said once and swallowed. How a pattern reads is `patterns`, where it leads `lookup`, what is said at exit
+`patch_report`, how worker processes get here `bootstrap`.
+
+`annotate` itself makes most of what is put in a function's place; here is what differs when a thing is replaced after
+its class was made, and when its users hold on to what it is besides a function.
 """
 
 from __future__ import annotations
@@ -17,10 +20,8 @@ from itertools import islice
 
 from traceable import environment
 from traceable.annotation import lookup, patch_report
-from traceable.annotation.change import Change, is_held_elsewhere, keep_picklable
 from traceable.annotation.handle import Handle
 from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
-from traceable.annotation.wrapping import annotated
 from traceable.errors import CauseError, Message
 
 TYPE_CHECKING = False
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     Make = Callable[[Any, Target, str, bool], Any]
-    """Makes what stands in the place of a value, as `wrapping.annotated` does."""
+    """Makes what stands in the place of a value, as `annotated` does."""
 
 _OURS = frozenset({"traceable", "wrapt", "nvtx"})
 """Packages that an annotated call runs through: patched, they would call themselves."""
 
+_BIND_AS_METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+"""What a class turns into a bound method, as it does the wrapper that `annotate` returns."""
+
+_THROUGH_OURS = ".__wrapped__"
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _lock = RLock()
 if hasattr(os, "register_at_fork"):
@@ -45,6 +50,133 @@ _packages: frozenset[str] = frozenset()
 """The first parts of the live patterns' modules: most imports are none of ours and must learn it cheaply."""
 _installed: dict[int, object] = {}
 """Our replacements that stand somewhere, by id: what is annotated from outside already is left as it is."""
+
+
+class Change:
+    """One attribute that was replaced from outside: what stood there, and what stands there now.
+
+    Attributes:
+        own: whether the original stood in the owner's own namespace; else it is inherited.
+    """
+
+    __slots__ = ("attribute", "original", "own", "owner", "replacement")
+
+    def __init__(self, owner: Any, attribute: str, original: Any, replacement: object, own: bool = True) -> None:
+        self.owner = owner
+        self.attribute = attribute
+        self.original = original
+        self.replacement = replacement
+        self.own = own
+
+    def undo(self) -> None:
+        """Put the very same object back, unless someone else has replaced ours meanwhile."""
+        if getattr(self.original, "__qualname__", "").endswith(_THROUGH_OURS):
+            self.original.__qualname__ = self.original.__qualname__[: -len(_THROUGH_OURS)]
+        if lookup.namespace(self.owner).get(self.attribute) is not self.replacement:
+            return
+        if self.own:
+            setattr(self.owner, self.attribute, self.original)
+        else:
+            delattr(self.owner, self.attribute)
+
+
+def annotated(value: Any, target: Target, name: str, in_class: bool) -> Any:
+    """Return `value` annotated as `target` says, under the range name `name` unless the target has its own.
+
+    Args:
+        value: what the owner's namespace holds.
+        in_class: whether the owner is a class, so that binding matters.
+
+    Raises:
+        CauseError: `value` can't be annotated; its text is a clause that says why.
+    """
+    from traceable.annotation.ranges import annotate
+
+    name = target.name or name
+    decorate: Callable[[Any], Any] = annotate(name, domain=target.domain, level=target.level)
+    return _annotated(value, decorate if target.payload is None else _with_payload(decorate, target, name), in_class)
+
+
+def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Callable[[Any], Any]:
+    """Return what annotates a function so that the range of each call has its own payload; other things as `plain`."""
+    from traceable.annotation.ranges import annotate, carry, is_coroutine_function
+
+    payload_of: list[Callable[..., Any]] = []
+
+    def payload(args: Any, kwargs: Any) -> Any:
+        try:
+            if not payload_of:
+                module, _, function = str(target.payload).partition(":")
+                __import__(module)
+                found: Any = sys.modules[module]
+                for part in function.split("."):
+                    found = getattr(found, part)
+                payload_of.append(found)
+            return payload_of[0](*args, **kwargs) or None
+        except Exception as error:  # noqa: BLE001 - the call goes on, its range without a payload
+            environment.warn_once(
+                "payload_failed",
+                f"{name} has no payload: {target.payload} raises {type(error).__name__}: {error}",
+                key=str(target.payload),
+            )
+            return None
+
+    def decorate(function: Any) -> Any:
+        if isinstance(function, type | property) or plain(function) is function:
+            return plain(function)
+
+        def annotated(args: Any, kwargs: Any) -> Any:
+            try:
+                range_ = annotate(name, domain=target.domain, level=target.level, payload=payload(args, kwargs))
+            except (TypeError, ValueError) as error:
+                environment.warn_once("payload_invalid", f"{name} has no payload: {error}", key=str(target.payload))
+                return plain(function)
+            return range_(function)
+
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await annotated(args, kwargs)(*args, **kwargs)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return annotated(args, kwargs)(*args, **kwargs)
+
+        return carry(function, awaited if is_coroutine_function(function) else called)
+
+    return decorate
+
+
+def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> Any:
+    kind = type(value)
+    if issubclass(kind, (staticmethod, classmethod)):
+        inner = _annotated(value.__func__, decorate, in_class=False)
+        return value if inner is value.__func__ else _with_attributes_of(value, kind(inner))
+    functools = sys.modules.get("functools")  # where it is not imported, nothing of it can be here
+    if functools is not None and issubclass(kind, functools.cached_property):
+        return _cached_property(value, decorate)
+    if issubclass(kind, property):
+        return decorate(value)
+    if issubclass(kind, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
+        return decorate(value)
+    if callable(value):
+        # wrapt takes 85 ms to import (2.5.2), so only what needs a proxy pays for it.
+        from traceable.annotation.proxy import proxied
+
+        return proxied(value, decorate)
+    raise CauseError("not_a_function", f"is no function but of type {kind.__name__}")
+
+
+def _cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:
+    """Annotate a copy: a new one would not know its name, which it learns only while its class is made."""
+    import copy
+
+    other = copy.copy(value)
+    other.func = _annotated(value.func, decorate, in_class=True)
+    return other
+
+
+def _with_attributes_of(original: Any, new: Any) -> Any:
+    for name, value in vars(original).items():
+        vars(new).setdefault(name, value)
+    return new
 
 
 class Patching(Handle):
@@ -367,6 +499,30 @@ def _replace(patching: Patching, target: Target, module_name: str, place: lookup
         keep_picklable(place)
     _matched(patching, target, name)
     return replacement if made else None
+
+
+def is_held_elsewhere(place: lookup.Place) -> bool:
+    """Whether a function is also in a table, a partial, a default: what its module's body made of it."""
+    return type(place.value) is types.FunctionType and sys.getrefcount(place.value) > _references_of_an_unshared_one()
+
+
+def _references_of_an_unshared_one() -> int:
+    def function() -> None: ...
+
+    place = lookup.Place(None, "", function, "")
+    holder = {"function": function}
+    del function
+    return sys.getrefcount(place.value) if holder else 0
+
+
+def keep_picklable(place: lookup.Place) -> None:
+    """Give the original the name by which it can still be found: pickle wants to find what it pickles, and refuses.
+
+    Without this a program that sends `table["step"]` to a process pool would fail for being annotated.
+    """
+    function: Any = place.value
+    if place.own and function.__qualname__ == place.qualname:
+        function.__qualname__ += _THROUGH_OURS
 
 
 def _change(patching: Patching, change: Change) -> bool:

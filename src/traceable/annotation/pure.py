@@ -1,6 +1,6 @@
 """Ranges emitted through the `nvtx` package, for an install without the native core (or `TRACEABLE_PURE=1`).
 
-`torch_records` stands in the place of that package where torch.profiler records.
+`torch.records` stands in the place of that package where torch.profiler records.
 
 nvtx imports numpy, so `engine` asks for this module only where someone listens. nvtx's `Domain` answers with a dummy
 where nvtxDomainIsEnabled says 0, which under nsys 2022.4 and 2023.4 means that nothing would ever be recorded (their

@@ -2,7 +2,7 @@
 
 A request is a range of the name `request` that has ended, in whichever domain and however it was opened, or an HTTP
 request that `capture/middleware.py` handed on: where there is such a middleware the ranges are not counted, so that no
-request counts twice. What is made of the number is `capture/conditions.py`'s.
+request counts twice. What is made of the number is `capture/plan.py`'s.
 
 Ranges of that one name are of a class of their own, chosen when they are made, so the others cost what they always do
 once they are there; to make one costs more, as `with annotate(...)` does each time (`benchmarks/steps.py`).

@@ -5,6 +5,13 @@ runs next. Here the whole, from first resumption to end, is a start/end range; e
 runs is a push/pop range of the same name in the domain `traceable.active`, or `traceable.generator` for a plain
 generator. Both carry the instance's identity (the whole only where the user gave it no number): `emission` tells how.
 Whatever ends the code ends its ranges: a return, an exception, `close()`, cancellation, garbage collection.
+
+The innermost instance of a context is carried into the threads of `concurrent.futures`, and so of `run_in_executor`.
+`asyncio.to_thread`, anyio and trio run a function of another thread in a copy of the caller's context.
+`ThreadPoolExecutor.submit` does not, and `loop.run_in_executor`, of asyncio and uvloop alike, is that. Here our own
+context variable alone is set around a function that is submitted in an instance: what else its thread's context holds
+is the program's. The one patch is that of `ThreadPoolExecutor.submit`, made when a coroutine or an `async with` block
+is first entered in a process that is heard.
 """
 
 from __future__ import annotations
@@ -13,7 +20,8 @@ import sys
 import types
 from contextvars import ContextVar
 
-from traceable.annotation import engine, executors
+from traceable import environment
+from traceable.annotation import engine
 from traceable.annotation.emission import ACTIVE_DOMAIN, GENERATOR_DOMAIN, instance_of
 
 TYPE_CHECKING = False
@@ -40,7 +48,7 @@ def _carry() -> None:
     global _carries
     if not _carries:
         _carries = True
-        executors.carry()
+        _patch_executors()
 
 
 def _drive(inner: Any, run: Run) -> Generator[Any, Any, Any]:
@@ -240,3 +248,39 @@ def close_block(range_: annotate) -> None:
     if not waiting:
         _entered.pop(range_, None)
     range_._end(number)
+
+
+class _Carried:
+    """A function, as it is submitted: it runs in the instance in which that was done."""
+
+    __slots__ = ("_current", "_function", "_number")
+
+    def __init__(self, function: Callable[..., Any], current: ContextVar[int], number: int) -> None:
+        self._function = function
+        self._current = current
+        self._number = number
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        token = self._current.set(self._number)
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            self._current.reset(token)
+
+
+def _patch_executors() -> None:
+    """Patch `ThreadPoolExecutor.submit`. To be called once; what fails is said once, and nothing is carried."""
+    try:
+        from concurrent.futures import ThreadPoolExecutor
+        from functools import update_wrapper
+
+        original, current = ThreadPoolExecutor.submit, engine.current()
+
+        def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            number = current.get()
+            return original(self, _Carried(fn, current, number) if number else fn, *args, **kwargs)
+
+        update_wrapper(submit, original)  # type: ignore[arg-type]
+        ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
+    except Exception as error:  # noqa: BLE001 - ranges in such threads stand by themselves then
+        environment.warn_once("executor_not_followed", f"ranges in the threads of an executor have no parent: {error}")

@@ -1,20 +1,16 @@
 """When the windows may begin, and how long one lasts: the one place where these conditions are written and read.
 
 All that are given must be met. From the step at which they are, the steps of `--steps` are counted; without `--steps`
-everything is recorded from there on, as one window. Whether they are met is looked at when a step begins (`Waiting`),
-by `plan`; what becomes of them is told to the launcher in the status file.
+everything is recorded from there on, as one window. Whether they are met is looked at by `plan` when a step begins;
+what becomes of them is told to the launcher in the status file.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import time
-from _thread import get_ident
 from typing import NamedTuple
 
 from traceable import environment
-from traceable.annotation import engine
 from traceable.errors import UsageError
 
 TYPE_CHECKING = False
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
 
 _LARGEST_COUNT = 10**15
 _LARGEST_S = 10**9
-_LOADED = time.monotonic()
 
 
 class Conditions(NamedTuple):
@@ -187,121 +182,3 @@ def from_environment() -> Conditions:
 
 NONE = Conditions()
 """Nothing was asked."""
-
-
-def is_our_command() -> bool:
-    """Whether this process is `traceable` itself, started by a program of the run."""
-    words: list[str] = getattr(sys, "argv", None) or [""]
-    if words[0] == "-m":  # until Python has found the module
-        return ("-m", "traceable") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
-    return os.path.basename(words[0]) == "traceable"  # noqa: PTH119
-
-
-def begin_from_environment() -> None:
-    """Have a program recorded from when the launcher's conditions are met, though it may take no steps."""
-    from traceable.capture import process
-
-    if engine.disabled or is_our_command():
-        return
-    if not process.chosen():
-        process.when_chosen(begin_from_environment)
-        return
-    from traceable.capture.control import session
-
-    session.begin_by_time()
-
-
-class First:
-    """When this process made its first range, or began its first step, which is a range too.
-
-    Attributes:
-        at_s: by the monotonic clock; None for not yet.
-        wall_ns: in ns since 1970; 0 for not yet.
-        aside: the thread that opens a window at this moment, whose ranges are none of the program's; 0 for none.
-    """
-
-    def __init__(self) -> None:
-        self.at_s: float | None = None
-        self.wall_ns = 0
-        self.aside = 0
-        self._heard: Callable[[], None] | None = None
-
-    def watch(self, heard: Callable[[], None] | None = None) -> None:
-        """Note the next range or step as the first, and call `heard` then."""
-        self.at_s, self.wall_ns, self._heard = None, 0, heard
-        engine.when_annotated(self._annotated)
-
-    def _annotated(self) -> None:
-        if self.aside == get_ident():
-            engine.when_annotated(self._annotated)
-        else:
-            self.note()
-
-    def note(self) -> None:
-        """Note a range or a step, if none was before."""
-        if self.at_s is None:
-            self.at_s, self.wall_ns = time.monotonic(), time.time_ns()
-            heard, self._heard = self._heard, None
-            if heard is not None:
-                heard()
-
-
-first = First()
-"""That of this process. Watched for where there are windows of time."""
-
-
-def waited_s(conditions: Conditions) -> float | None:
-    """Return how much of the delay is over; None where it has not begun."""
-    if conditions.delay_from_start or not conditions.delay_s:
-        return age_s()
-    return None if first.at_s is None else time.monotonic() - first.at_s
-
-
-class Waiting:
-    """How far this process has come with the conditions that hold its windows.
-
-    Attributes:
-        longest_pause_s: of those between the beginnings of two steps.
-        first_step: the first at which it is worth looking.
-    """
-
-    def __init__(self, conditions: Conditions) -> None:
-        self._conditions = conditions
-        self._begun_ns = 0
-        self.longest_pause_s = 0.0
-        from_first = bool(conditions.delay_s) and not conditions.delay_from_start
-        self.first_step = 0 if conditions.idle_s or from_first else conditions.warmup_steps
-        # To ask how old the process is takes 20 us, which no step is to wait for.
-        self._began_s = time.monotonic() - age_s() if conditions.delay_from_start else None
-
-    def met(self, index: int) -> bool:
-        """Whether all are met now that step `index` begins. Called for each step from `first_step` on."""
-        asked = self._conditions
-        if asked.delay_s and self._began_s is None:
-            first.note()
-            self._began_s = first.at_s
-        if asked.idle_s and not self._paused(asked.idle_s):
-            return False
-        if index < asked.warmup_steps:
-            return False
-        if asked.requests and engine.requests.count.over < asked.requests:
-            return False
-        return self._began_s is None or time.monotonic() >= self._began_s + asked.delay_s
-
-    def _paused(self, least_s: float) -> bool:
-        now = time.monotonic_ns()
-        pause_s = (now - self._begun_ns) / 1e9 if self._begun_ns else 0.0
-        self._begun_ns = now
-        self.longest_pause_s = max(self.longest_pause_s, pause_s)
-        return pause_s >= least_s
-
-
-def age_s() -> float:
-    """Return how long ago this process began: as Linux says it, to 10 ms; else since traceable was loaded."""
-    try:
-        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            # The name, the second field, may hold spaces and brackets. The start is the 22nd, in ticks since boot.
-            began = int(file.read().rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - began
-    except (OSError, ValueError, IndexError, AttributeError):
-        return time.monotonic() - _LOADED

@@ -1,9 +1,13 @@
-"""Counts the steps of this process, and opens and closes the window at their boundaries.
+"""Counts the steps of this process, and opens and closes windows at their boundaries.
 
 One step is open at a time in a process: an epoch's loop inside a training loop, or a second thread that steps too, is
 not counted, and said once. A forked child counts from 0 again and has all windows before it. A process that has taken
 no step, such as a worker that loads data, follows the windows of the one that started it, where the gate can. Whatever
 fails here is said once on stderr; the program runs on.
+
+Which windows are known before they begin is `plan`'s to say, what lets a profiler record is `gates`'. The gate is
+chosen here by `TRACEABLE_GATE`, which the launcher sets to what its collector needs; without a launcher it is the NVTX
+capture range, which nobody notices who does not ask for it.
 """
 
 from __future__ import annotations
@@ -17,13 +21,11 @@ from _thread import RLock, get_ident
 from collections import deque
 
 from traceable import environment
-from traceable.annotation import engine
+from traceable.annotation import engine, resumable
+from traceable.annotation.ranges import annotate
 from traceable.capture import flight, gates, process, step_times
-from traceable.capture.conditions import age_s, first, waited_s
-from traceable.capture.one_step import Step, Wait, heard
-from traceable.capture.open_window import COMPLETE, DURATION, EXIT, MISSED, STOPPED, OpenWindow, moment, new_entry
-from traceable.capture.plan import NEVER, Plan
-from traceable.capture.request import Request
+from traceable.capture.plan import NEVER, Plan, age_s, first, waited_s
+from traceable.capture.spec import UNTIL_STOPPED, Window
 from traceable.capture.status import Status
 from traceable.errors import Message, UsageError, code_of
 
@@ -32,9 +34,230 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from traceable.capture.spec import Window
+    from traceable.capture.gates import Gate
     from traceable.capture.timer import Timer
     from traceable.capture.triggers import Watch
+
+STEP = "step"
+"""The name of the range that every step is; its payload is the step's index."""
+
+WAIT = "step.wait"
+"""The name of the range in which `steps` waits for the next item."""
+
+heard = engine.emits()
+"""NVTX asks for its listener once, so whether anyone hears a step is known from the start."""
+
+_wait = annotate(WAIT)
+
+COMPLETE, EXIT, MISSED, FAILED, STOPPED, DURATION = "complete", "exit", "missed", "failed", "stopped", "duration"
+"""How a window ended: after its last step; with the process; never, its steps being over; its gate failed; when asked
+to; its time being over."""
+
+
+class Step:
+    """One open step."""
+
+    __slots__ = ("as_block", "bare", "begun_ns", "index", "range", "thread")
+
+    def __init__(self, index: int, as_block: bool, bare: bool) -> None:
+        self.index = index
+        self.begun_ns = 0
+        self.as_block = as_block
+        self.bare = bare
+        self.thread = get_ident()
+        self.range = annotate(STEP, None, None, None, index) if heard else None
+
+    def open(self) -> None:
+        """Open its range."""
+        if self.range is None:
+            return
+        if self.as_block:
+            resumable.open_block(self.range)
+        else:
+            self.range._push()
+
+    def close(self) -> None:
+        """Close its range: a push/pop range on its own thread only, where another's pop would close another range."""
+        if self.range is None:
+            return
+        if self.as_block:
+            resumable.close_block(self.range)
+        elif self.thread == get_ident():
+            self.range._pop()
+        else:
+            environment.warn_once(
+                "step_thread_changed",
+                "a step ended on another thread than it began on: its range stays open (traceable help windows)",
+            )
+
+
+class Wait:
+    """A wait for the next item, whose range is open; it is closed once. Made only where it can be heard."""
+
+    __slots__ = ("_open", "as_block", "thread")
+
+    def __init__(self, as_block: bool) -> None:
+        self.as_block = as_block
+        self.thread = get_ident()
+        self._open = True
+        if as_block:
+            resumable.open_block(_wait)
+        else:
+            _wait._push()
+
+    def close(self) -> None:
+        """Close its range, on the thread that opened it."""
+        if not self._open:
+            return
+        self._open = False
+        if self.as_block:
+            resumable.close_block(_wait)
+        elif self.thread == get_ident():
+            _wait._pop()
+
+
+class Request:
+    """One window that is asked for while the program runs, to open when the next step begins.
+
+    Attributes:
+        steps: how many steps it is to hold; None until it is stopped.
+        by: who asks, as the end of "by ...".
+        entry: what the status file says of the window; None until it is opened.
+        withdrawn: whether it was taken back before that.
+    """
+
+    __slots__ = ("by", "entry", "steps", "withdrawn")
+
+    def __init__(self, steps: int | None, by: str) -> None:
+        self.steps = steps
+        self.by = by
+        self.entry: dict[str, Any] | None = None
+        self.withdrawn = False
+
+    def window(self, index: int) -> Window:
+        """Return the window that begins with step `index`."""
+        return Window(index, index + self.steps if self.steps else UNTIL_STOPPED)
+
+
+def new_entry(number: int, window: Window) -> dict[str, Any]:
+    """Return what the status file says of the `number`th window of this process, from 1 on, before it is opened."""
+    return {
+        "id": f"{os.getpid()}-{number}",
+        "start_step": window.start,
+        "stop_step": window.stop if window.stop < UNTIL_STOPPED else None,
+        "opened": None,
+        "closed": None,
+    }
+
+
+def moment(step: int, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return what an entry says of its opening, or of its end and the reason: now, before step `step`."""
+    return {"wall_ns": time.time_ns(), "step": step, **({"reason": reason} if reason else {}), **more}
+
+
+class OpenWindow:
+    """A window that is open.
+
+    Attributes:
+        window: its steps.
+        entry: what the status file says of it.
+    """
+
+    __slots__ = ("_gate", "_marker", "_number", "_synchronise", "entry", "window")
+
+    def __init__(self, window: Window, entry: dict[str, Any], gate: Gate, synchronise: bool) -> None:
+        self.window = window
+        self.entry = entry
+        self._gate = gate
+        self._synchronise = synchronise
+        self._marker = annotate(f"window {entry['id']}", None, environment.WINDOW_DOMAIN)
+        self._number = 0
+
+    @property
+    def by(self) -> str | None:
+        """Who asked for it while the program ran; None for one that was planned."""
+        by: str | None = self.entry.get("by")
+        return by
+
+    def open(self, step: int) -> bool:
+        """Open it before step `step`; whether that could be done."""
+        begun = time.perf_counter_ns()
+        try:
+            if self._synchronise:
+                _synchronise()
+            self._gate.open()
+            if engine.counts is not None:
+                engine.counts.recording(True)
+            self._number = self._marker._start()
+        except Exception as error:  # noqa: BLE001 - whatever CUDA or a library says, the program goes on
+            code = code_of(error, "window_not_opened")
+            self.entry["closed"] = moment(step, FAILED, error=str(error), code=code)
+            environment.warn_once(code, f"the window {self.window} was not opened: {error}", key="open")
+            return False
+        self.entry["opened"] = moment(step, stall_ns=time.perf_counter_ns() - begun)
+        return True
+
+    def close(self, step: int, reason: str) -> None:
+        """Close it before step `step`. Its id range ends within the capture, so that it is in the report."""
+        begun = time.perf_counter_ns()
+        problem = {}
+        try:
+            if self._synchronise:
+                _synchronise()
+            self._marker._end(self._number)
+            if engine.counts is not None:
+                engine.counts.recording(False)
+            self._gate.close()
+        except Exception as error:  # noqa: BLE001 - as above
+            problem = {"error": str(error), "code": code_of(error, "window_not_closed")}
+            message = f"the window {self.window} was not closed as it should be: {error}"
+            environment.warn_once(problem["code"], message, key="close")
+        if reason == COMPLETE and self.by is not None:
+            # One that was asked for while the program runs is as long as it was let run.
+            self.entry["stop_step"] = step
+        self.entry["closed"] = moment(step, reason, stall_ns=time.perf_counter_ns() - begun, **problem)
+
+
+def _synchronise() -> None:
+    from traceable.capture import cuda
+
+    cuda.find().synchronise()
+
+
+def _torch_gate() -> Gate:
+    from traceable.capture.torch_gate import TorchGate
+
+    return TorchGate()
+
+
+def _gpu_gate() -> Gate:
+    from traceable.capture.gpu_gate import GpuGate
+
+    return GpuGate()
+
+
+_GATES: dict[str, Callable[[], Gate]] = {
+    **{gate.name: gate for gate in (gates.NvtxGate, gates.CudaGate, gates.RecorderGate, gates.NoGate)},
+    "torch": _torch_gate,
+    "gpu": _gpu_gate,
+}
+"""By what `TRACEABLE_GATE` may be."""
+
+
+def gate_from_environment() -> Gate:
+    """Return the gate that `TRACEABLE_GATE` names, or the one that does no harm; none where nothing is recorded.
+
+    Raises:
+        GateError: it can't work in this process.
+    """
+    if not process.chosen():
+        return gates.NoGate()
+    name = os.environ.get(environment.GATE) or gates.NvtxGate.name
+    if name not in _GATES:
+        message = f"{environment.GATE}={name!r} is none of {', '.join(_GATES)}; ignored"
+        environment.warn_once("variable_invalid", message, key=environment.GATE)
+        name = gates.NvtxGate.name
+    return _GATES[name]()
 
 
 class Session:
@@ -43,7 +266,7 @@ class Session:
     def __init__(self) -> None:
         self._lock = RLock()
         self._plan = Plan()
-        self._gate: gates.Gate | None = None
+        self._gate: Gate | None = None
         self.watch: Watch | None = None
         self.listener: Callable[[], None] | None = None
         self._timer = self._make_timer()
@@ -222,7 +445,7 @@ class Session:
         if engine.counts is not None:
             engine.counts.gate()
         try:
-            self._gate = gates.from_environment()
+            self._gate = gate_from_environment()
             self._follows = self._gate.arm(not self._leads)
         except Exception as error:  # noqa: BLE001 - no recorder, or no descriptor to load what opens it
             environment.warn_once(code_of(error, "windows_impossible"), f"no window can be opened: {error}")
@@ -386,7 +609,7 @@ class Session:
         if self._gate is None:
             # What it takes to make a gate (an import) is loaded before the lock, which a step may wait for.
             with contextlib.suppress(Exception):
-                gates.from_environment()
+                gate_from_environment()
         with self._lock:
             self._arm()
 

@@ -1,8 +1,6 @@
 """What lets a profiler record, and stops it: one small class a way, opened and closed at the boundaries of steps.
 
-A gate may raise; `control` says so once and lets the program run on. Which one is used is told by `TRACEABLE_GATE`,
-which the launcher sets to what its collector needs; without a launcher it is the NVTX capture range, which nobody
-notices who does not ask for it.
+A gate may raise; `control` says so once and lets the program run on. It also chooses the gate.
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ import os
 from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
-from traceable.capture import process
 from traceable.errors import CauseError, Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Protocol
 
     from traceable.capture.cuda import Runtime
@@ -157,43 +153,3 @@ class NoGate:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def _torch() -> Gate:
-    from traceable.capture.torch_gate import TorchGate
-
-    return TorchGate()
-
-
-def _gpu() -> Gate:
-    from traceable.capture.gpu_gate import GpuGate
-
-    return GpuGate()
-
-
-_GATES: dict[str, Callable[[], Gate]] = {gate.name: gate for gate in (NvtxGate, CudaGate, RecorderGate, NoGate)}
-_GATES |= {"torch": _torch, "gpu": _gpu}
-NAMES = tuple(_GATES)
-"""What `TRACEABLE_GATE` may be."""
-
-
-def named(name: str) -> Gate:
-    """Return the gate of that name.
-
-    Raises:
-        KeyError: there is none.
-        GateError: it can't work in this process.
-    """
-    return _GATES[name]()
-
-
-def from_environment() -> Gate:
-    """Return the gate that `TRACEABLE_GATE` names, or the one that does no harm; none where nothing is recorded."""
-    if not process.chosen():
-        return NoGate()
-    name = os.environ.get(environment.GATE) or NvtxGate.name
-    if name not in _GATES:
-        message = f"{environment.GATE}={name!r} is none of {', '.join(_GATES)}; ignored"
-        environment.warn_once("variable_invalid", message, key=environment.GATE)
-        name = NvtxGate.name
-    return named(name)

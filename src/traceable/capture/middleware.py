@@ -18,8 +18,7 @@ import sys
 from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import flight
-from traceable.capture.control import session
-from traceable.capture.request import Request
+from traceable.capture.control import Request, session
 from traceable.errors import Message
 
 TYPE_CHECKING = False

@@ -1,24 +1,26 @@
-"""The windows that are known before they begin: those the launcher asks for, or those the program does.
+"""The windows that are known before they begin, asked for by the launcher or the program, and what holds them back.
 
-What is asked for while the program runs is a `request`. Opening them is `control`'s; whether the conditions that hold
-them back are met is told by `conditions`.
+What is asked for while the program runs is a `Request`. Opening them is `control`'s; how the conditions that hold them
+back are written is told by `conditions`, whether they are met here.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from _thread import get_ident
 
 from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import conditions
-from traceable.capture.request import UNTIL_STOPPED
-from traceable.capture.spec import Spec, Window, parse
+from traceable.capture.conditions import Conditions
+from traceable.capture.spec import UNTIL_STOPPED, Spec, Window, parse
 from traceable.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     Planned = tuple[Window, bool]
@@ -26,6 +28,86 @@ if TYPE_CHECKING:
 
 NEVER = sys.maxsize
 """A step that does not come."""
+
+_LOADED = time.monotonic()
+
+
+class First:
+    """When this process made its first range, or began its first step, which is a range too.
+
+    Attributes:
+        at_s: by the monotonic clock; None for not yet.
+        wall_ns: in ns since 1970; 0 for not yet.
+        aside: the thread that opens a window at this moment, whose ranges are none of the program's; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.at_s: float | None = None
+        self.wall_ns = 0
+        self.aside = 0
+        self._heard: Callable[[], None] | None = None
+
+    def watch(self, heard: Callable[[], None] | None = None) -> None:
+        """Note the next range or step as the first, and call `heard` then."""
+        self.at_s, self.wall_ns, self._heard = None, 0, heard
+        engine.when_annotated(self._annotated)
+
+    def _annotated(self) -> None:
+        if self.aside == get_ident():
+            engine.when_annotated(self._annotated)
+        else:
+            self.note()
+
+    def note(self) -> None:
+        """Note a range or a step, if none was before."""
+        if self.at_s is None:
+            self.at_s, self.wall_ns = time.monotonic(), time.time_ns()
+            heard, self._heard = self._heard, None
+            if heard is not None:
+                heard()
+
+
+first = First()
+"""That of this process. Watched for where there are windows of time."""
+
+
+class Waiting:
+    """How far this process has come with the conditions that hold its windows.
+
+    Attributes:
+        longest_pause_s: of those between the beginnings of two steps.
+        first_step: the first at which it is worth looking.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._begun_ns = 0
+        self.longest_pause_s = 0.0
+        from_first = bool(conditions.delay_s) and not conditions.delay_from_start
+        self.first_step = 0 if conditions.idle_s or from_first else conditions.warmup_steps
+        # To ask how old the process is takes 20 us, which no step is to wait for.
+        self._began_s = time.monotonic() - age_s() if conditions.delay_from_start else None
+
+    def met(self, index: int) -> bool:
+        """Whether all are met now that step `index` begins. Called for each step from `first_step` on."""
+        asked = self._conditions
+        if asked.delay_s and self._began_s is None:
+            first.note()
+            self._began_s = first.at_s
+        if asked.idle_s and not self._paused(asked.idle_s):
+            return False
+        if index < asked.warmup_steps:
+            return False
+        if asked.requests and engine.requests.count.over < asked.requests:
+            return False
+        return self._began_s is None or time.monotonic() >= self._began_s + asked.delay_s
+
+    def _paused(self, least_s: float) -> bool:
+        now = time.monotonic_ns()
+        pause_s = (now - self._begun_ns) / 1e9 if self._begun_ns else 0.0
+        self._begun_ns = now
+        self.longest_pause_s = max(self.longest_pause_s, pause_s)
+        return pause_s >= least_s
 
 
 class Plan:
@@ -61,7 +143,7 @@ class Plan:
     def restart(self) -> None:
         """Begin with the first window again: in a forked child, whose steps are other ones."""
         hold = self.conditions.hold and self.asks is not None
-        self._waiting = conditions.Waiting(self.conditions) if hold else None
+        self._waiting = Waiting(self.conditions) if hold else None
         self._counted_from: int | None = None if hold else 0
         self._coming = self._to_come(0)
         self.advance()
@@ -104,12 +186,12 @@ class Plan:
         self._coming = iter([one for one in self._planned if one[0] == window or one[0] in left])
         self.advance()
 
-    def _to_come(self, first: int) -> Iterator[Planned]:
+    def _to_come(self, step: int) -> Iterator[Planned]:
         if self.asks is None:
             return iter(self._planned)
         synchronise = environment.flag(environment.WINDOW_SYNC)
         asked = self._asked or [Window(0, UNTIL_STOPPED)]
-        return ((Window(window.start + first, window.stop + first), synchronise) for window in asked)
+        return ((Window(window.start + step, window.stop + step), synchronise) for window in asked)
 
     def told(self) -> dict[str, Any]:
         """Return what the status file says of it."""
@@ -117,8 +199,8 @@ class Plan:
         return {
             "asked": str(self._asked) if self._asked else ",".join(str(window) for window, _ in self._planned) or None,
             "counted_from": self._counted_from,
-            "delay_waited_s": _rounded(conditions.waited_s(self.conditions)) if self.conditions.delay_s else None,
-            "first_range_wall_ns": conditions.first.wall_ns or None,
+            "delay_waited_s": _rounded(waited_s(self.conditions)) if self.conditions.delay_s else None,
+            "first_range_wall_ns": first.wall_ns or None,
             "longest_pause_s": round(waiting.longest_pause_s, 3) if waiting and self.conditions.idle_s else None,
         }
 
@@ -140,11 +222,11 @@ def _asked() -> Spec | None:
         return None
 
 
-def _words(asked: conditions.Conditions) -> str:
+def _words(asked: Conditions) -> str:
     return str(asked) or f"for {asked.duration_s:g} s"
 
 
-def _controlled(asked: conditions.Conditions) -> bool:
+def _controlled(asked: Conditions) -> bool:
     """Whether windows are asked for while the program runs, and conditions have none to hold."""
     if not environment.flag(environment.CONTROL):
         return False
@@ -153,3 +235,21 @@ def _controlled(asked: conditions.Conditions) -> bool:
         "conditions_ignored", f"{what!r} is ignored: it is for windows of {environment.STEPS}, and none is asked"
     )
     return True
+
+
+def waited_s(conditions: Conditions) -> float | None:
+    """Return how much of the delay is over; None where it has not begun."""
+    if conditions.delay_from_start or not conditions.delay_s:
+        return age_s()
+    return None if first.at_s is None else time.monotonic() - first.at_s
+
+
+def age_s() -> float:
+    """Return how long ago this process began: as Linux says it, to 10 ms; else since traceable was loaded."""
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
+            # The name, the second field, may hold spaces and brackets. The start is the 22nd, in ticks since boot.
+            began = int(file.read().rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - _LOADED

@@ -21,8 +21,7 @@ import time
 
 from traceable import environment
 from traceable.capture import flight, process
-from traceable.capture.control import session
-from traceable.capture.request import Request
+from traceable.capture.control import Request, session
 from traceable.capture.timer import ends_for_fork
 from traceable.errors import Message
 

@@ -19,6 +19,9 @@ _FORMS = "write START:STOP as in 10:30, several as in 10:30,50:52, or every:1000
 _LARGEST = 10**15
 _EVERY = "every"
 
+UNTIL_STOPPED = 1 << 62
+"""The last step of a window that has no number of steps."""
+
 
 class Window(NamedTuple):
     """Steps `start` until before `stop`."""

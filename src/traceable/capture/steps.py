@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from traceable.capture.one_step import Step
+    from traceable.capture.control import Step
 
 
 def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Steps:

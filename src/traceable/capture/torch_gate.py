@@ -1,7 +1,7 @@
 """torch.profiler as what records: started and stopped by windows, or running from the import of torch to the exit.
 
 How Kineto is started, stopped and written is in `kineto`. Here is what `--collector torch` records: operators, GPU work
-where torch sees a GPU, and our ranges as annotations of torch's (`annotation/torch_records.py`).
+where torch sees a GPU, and our ranges as annotations of torch's (`annotation/torch/records.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from traceable import environment
-from traceable.annotation import engine, torch_records
+from traceable.annotation import engine
+from traceable.annotation.torch import records
 from traceable.capture import kineto
 from traceable.capture.gates import GateError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 METADATA = "traceable"
-"""The key of what our files say of themselves, by which a reader knows that names are ours (`torch_records`)."""
+"""The key of what our files say of themselves, by which a reader knows that names are ours (`records`)."""
 
 _TRACE_ONLY = "trace_only"
 """Without it torch makes Python objects of all events when it stops, which nobody reads."""
@@ -51,12 +52,10 @@ class Profiler(kineto.Kineto):
         return profiler
 
     def _begun(self, torch: Any) -> None:
-        torch_records.begin(
-            torch.autograd._record_function_with_args_enter, torch.autograd._record_function_with_args_exit
-        )
+        records.begin(torch.autograd._record_function_with_args_enter, torch.autograd._record_function_with_args_exit)
 
     def _ending(self) -> None:
-        torch_records.pause()
+        records.pause()
 
     def _end(self, recording: Any) -> Callable[[str], Any]:
         recording.__exit__(None, None, None)
@@ -64,10 +63,10 @@ class Profiler(kineto.Kineto):
         return save
 
     def _ended(self) -> None:
-        torch_records.retire()
+        records.retire()
 
     def _lost_to_fork(self) -> None:
-        torch_records.forget()
+        records.forget()
 
 
 profiler = Profiler()

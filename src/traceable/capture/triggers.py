@@ -1,21 +1,19 @@
 """What opens a window while the program runs, besides a controller: a signal, and conditions in the code.
 
-`request` is what they ask for, `control` opens it when the next step begins. The socket of `traceable control` is
+A `Request` is what they ask for, `control` opens it when the next step begins. The socket of `traceable control` is
 `server`, the HTTP routes are `middleware`.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from bisect import bisect_left, insort
 from collections import deque
 
 from traceable import environment
 from traceable.annotation import engine
-from traceable.capture import conditions, flight, gates, process
-from traceable.capture.control import session
-from traceable.capture.request import Request
+from traceable.capture import flight, gates
+from traceable.capture.control import Request, session
 from traceable.errors import Message
 
 TYPE_CHECKING = False
@@ -322,34 +320,6 @@ def _say(message: Message) -> None:
         sys.stderr.write(f"traceable: {environment.escaped(message.printed)}\n")
     except Exception:  # noqa: BLE001 - stderr may be closed, or in the middle of a write that the signal interrupts
         return
-
-
-def listen_from_environment() -> None:
-    """Listen to what the launcher asks for: the control socket, the signal."""
-    if engine.disabled or conditions.is_our_command():
-        return
-    if not process.chosen():
-        process.when_chosen(listen_from_environment)
-        return
-    run_dir = os.environ.get(environment.RUN_DIR, "")
-    if environment.flag(environment.CONTROL):
-        if run_dir:
-            from traceable.capture import server
-
-            server.serve(run_dir)
-        else:
-            environment.warn_once("no_run_dir", f"{environment.CONTROL} needs a run directory; ignored")
-    steps = os.environ.get(environment.CONTROL_SIGNAL, "").strip()
-    if steps.isascii() and steps.isdigit() and int(steps[:16]) > 0:
-        on_signal(int(steps[:16]))
-    elif steps == DUMP:
-        on_signal(None)
-    elif steps:
-        environment.warn_once(
-            "variable_invalid",
-            f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is no number of steps; ignored",
-            key=environment.CONTROL_SIGNAL,
-        )
 
 
 def on_signal(steps: int | None) -> None:

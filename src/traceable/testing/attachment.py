@@ -26,7 +26,7 @@ _LOAD_FIRST = (
     "conftest.py that imports none of it at its top"
 )
 _WHOLE = "run the tests without --flight-recorder"
-_REMADE = ("engine", "resumable", "ranges", "domains", "counters", "domain_counters", "profile")
+_REMADE = ("engine", "resumable", "ranges", "counters", "domains", "profile")
 """Modules of `annotation` that hold what was decided, or a class that was made of it, in the order of their imports."""
 
 _state: _Attachment | None = None

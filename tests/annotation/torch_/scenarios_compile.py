@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import traceable
-from traceable.annotation.torch_copies import instrument_copies
-from traceable.annotation.torch_modules import instrument
+from traceable.annotation.torch.copies import instrument_copies
+from traceable.annotation.torch.modules import instrument
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import traceable
-from traceable.annotation.torch_copies import instrument_copies
+from traceable.annotation.torch.copies import instrument_copies
 
 _setup_privateuseone_for_python_backend("npy")
 METHODS = ("to", "cuda", "cpu", "item", "numpy", "tolist", "copy_")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import traceable
-from traceable.annotation.torch_modules import instrument
+from traceable.annotation.torch.modules import instrument
 
 torch.set_num_threads(1)
 CALL = nn.Module.__call__

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from traceable.annotation.torch_copies import instrument_copies
-from traceable.annotation.torch_modules import instrument
+from traceable.annotation.torch.copies import instrument_copies
+from traceable.annotation.torch.modules import instrument
 
 torch.set_num_threads(1)
 

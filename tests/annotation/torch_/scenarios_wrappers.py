@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 
-from traceable.annotation.torch_modules import instrument
+from traceable.annotation.torch.modules import instrument
 
 torch.set_num_threads(1)
 STORE = Path(tempfile.mkdtemp()) / "store"

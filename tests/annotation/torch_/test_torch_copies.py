@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from traceable.annotation.torch_transfers import Copy, copy_of, direction  # noqa: E402
+from traceable.annotation.torch.copies import Copy, copy_of, direction  # noqa: E402
 
 SCENARIOS = "scenarios_copies.py"
 

@@ -261,7 +261,7 @@ def test_bad_arguments_are_refused_at_once(arguments, error, text):
     pytest.importorskip("torch", reason="torch is not installed")
     from torch import nn
 
-    from traceable.annotation.torch_modules import instrument
+    from traceable.annotation.torch.modules import instrument
 
     with pytest.raises(error, match=text):
         eval(f"instrument({arguments})", {"instrument": instrument, "nn": nn})
@@ -271,7 +271,7 @@ def test_without_a_listener_torch_is_left_alone_and_a_vain_match_is_said():
     pytest.importorskip("torch", reason="torch is not installed")
     program = """
 from torch import nn
-from traceable.annotation.torch_modules import instrument
+from traceable.annotation.torch.modules import instrument
 before = nn.Module.__call__
 handle = instrument(nn.Sequential(nn.Linear(1, 1)), match="Sequentiel.0")
 assert nn.Module.__call__ is before

@@ -2,7 +2,7 @@
 
 A range says when code ran, and what torch.compile traces is not what runs. So nothing is emitted from inside a graph;
 a compiled call counts to the range that is open around it, which may be that of the compiled function itself. What is
-decorated needs little of this: `decorate` names what is to be traced in its stead. Loaded by whoever imports
+decorated needs little of this: `ranges.carry` names what is to be traced in its stead. Loaded by whoever imports
 torch._dynamo, and so by whoever compiles.
 """
 
@@ -21,8 +21,9 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import NullContextVariable
 
 from traceable import environment
-from traceable.annotation import counters, domains, engine, ranges, torch_records
-from traceable.annotation.torch_frames import frame_left_alone, frames_left_alone
+from traceable.annotation import counters, domains, engine, ranges
+from traceable.annotation.torch import records
+from traceable.annotation.torch.frames import frame_left_alone, frames_left_alone
 
 _VERBS: tuple[Any, ...] = (
     ranges.mark,
@@ -88,5 +89,5 @@ def make_transparent() -> None:
     for trace_numpy in (True, False):
         VariableBuilder._type_dispatch_impl(trace_numpy).update(models)
     if environment.torch_records():
-        frames_left_alone(torch_records.push_range)
-        frames_left_alone(torch_records.pop_range)
+        frames_left_alone(records.push_range)
+        frames_left_alone(records.pop_range)

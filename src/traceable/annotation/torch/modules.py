@@ -5,6 +5,10 @@ The model itself is never touched: no hook, no attribute, no class of it changes
 function that looks the module up by identity. Forward hooks were not taken: they switch off torch's fast path of
 TransformerEncoder, make `torch.cuda.make_graphed_callables` refuse the model, travel with copies, and stay open on
 KeyboardInterrupt. A wrapped `forward` would travel with copies too, and call the original from them.
+
+A path begins with the root's class name and goes on with the attribute names, `Net.layers.0.attn`. What training
+frameworks put around a module (DataParallel, DistributedDataParallel, FSDP, `torch.compile`, activation checkpointing)
+leaves no trace in it, so one name means one layer in every way of running the model.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import fnmatch
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,13 +27,16 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from traceable import environment
-from traceable.annotation import engine, torch_backward
+from traceable.annotation import engine
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
-from traceable.annotation.torch_backward import Named
-from traceable.annotation.torch_frames import frame_left_alone
-from traceable.annotation.torch_paths import Place, places
-from traceable.annotation.torch_tensors import first_elements
+from traceable.annotation.torch import backward as backward_ranges
+from traceable.annotation.torch.backward import Named
+from traceable.annotation.torch.frames import frame_left_alone
+from traceable.annotation.torch.tensors import first_elements
+
+_COMPILED = "_orig_mod"
+_WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 _named: dict[int, Named] = {}
 _references: dict[int, weakref.ref[nn.Module]] = {}
@@ -36,6 +44,25 @@ _lock = threading.RLock()
 _patches: list[_Patch] = []
 _handles = 0
 _active: object | None = None  # of the patches now in place; those that could not be taken back call through
+
+
+@dataclass
+class Place:
+    """Where a module stands in its model.
+
+    Attributes:
+        path: the module's path, the first one found where it is reachable by several.
+        below: how many attribute names the path has after the root's.
+        module: the module whose call is the range.
+        shells: the wrappers around it, outermost first, and the modules that `module` stands for.
+        aliases: the other paths by which the same module is reached: tied modules.
+    """
+
+    path: str
+    below: int
+    module: nn.Module
+    shells: tuple[nn.Module, ...]
+    aliases: list[str] = field(default_factory=list)
 
 
 class _Patch:
@@ -213,8 +240,8 @@ def _install() -> None:
         _patches.append(_Patch(nn.Module, "__call__", _calling))
         _patches.append(_Patch(nn.Module, "_replicate_for_data_parallel", _replicating))
         # `backward` and `grad` find the entry in the one, torch's own tools in the other.
-        _patches.append(_Patch(torch.autograd, "_engine_run_backward", torch_backward.balanced))
-        _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", torch_backward.balanced))
+        _patches.append(_Patch(torch.autograd, "_engine_run_backward", backward_ranges.balanced))
+        _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", backward_ranges.balanced))
 
 
 def _uninstall() -> None:
@@ -260,15 +287,15 @@ def _followed(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call the module, and hook its graph so that its backward is named."""
-    call = torch_backward.begin(named, size, args, kwargs)
+    call = backward_ranges.begin(named, size, args, kwargs)
     if call is None:
         return original(module, *args, **kwargs)
     try:
         result = original(module, *args, **kwargs)
-        torch_backward.finish(call, result)
+        backward_ranges.finish(call, result)
         return result
     finally:
-        torch_backward.end(call)
+        backward_ranges.end(call)
 
 
 def _replicating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -283,3 +310,54 @@ def _replicating(original: Callable[..., Any]) -> Callable[..., Any]:
         return replica
 
     return replicate
+
+
+def places(root: nn.Module) -> list[Place]:
+    """Return every module of `root` once, parents before children, in the order of `named_modules`.
+
+    Modules inside a scripted or traced module are left out: torch runs them without returning to Python.
+    """
+    found: dict[int, Place] = {}
+    _visit(root, "", 0, found)
+    return list(found.values())
+
+
+def _visit(module: nn.Module, path: str, below: int, found: dict[int, Place]) -> None:
+    layers = list(_layers(module))
+    inner = layers[-1]
+    path = path or _class_name(inner)
+    if id(inner) in found:
+        found[id(inner)].aliases.append(path)
+        return
+    # A compiled module calls what it holds through a reference taken when it was made, so that only its own call is
+    # sure to be heard; every other wrapper calls what it holds as any program would.
+    compiled = [layer for layer in layers if _COMPILED in layer._modules]
+    named = compiled[-1] if compiled else inner
+    found[id(inner)] = Place(path, below, named, tuple(layer for layer in layers if layer is not named))
+    if isinstance(inner, torch.jit.ScriptModule):
+        return
+    for name, child in inner._modules.items():
+        if child is not None:
+            _visit(child, f"{path}.{name}", below + 1, found)
+
+
+def _layers(module: nn.Module | None) -> Iterator[nn.Module]:
+    """Yield `module` and what stands inside it under the same path, outermost first."""
+    while module is not None:
+        yield module
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            module = module.module
+        elif isinstance(module, torch.jit.ScriptModule):
+            return
+        else:
+            held = module._modules
+            module = next((held[name] for name in _WRAPPED if held.get(name) is not None), None)
+
+
+def _class_name(module: nn.Module) -> str:
+    """The class as it was written: FSDP2 and parametrisations give a module a class made for it."""
+    kind = type(module)
+    made_by_torch = getattr(module, "parametrizations", None) is not None and kind.__name__.startswith("Parametrized")
+    if made_by_torch or any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+        kind = kind.__bases__[-1]
+    return kind.__name__

@@ -23,8 +23,8 @@ from torch.compiler import is_compiling
 
 from traceable import environment
 from traceable.annotation.ranges import annotate
-from traceable.annotation.torch_frames import frame_left_alone, frames_left_alone
-from traceable.annotation.torch_tensors import grad_nodes
+from traceable.annotation.torch.frames import frame_left_alone, frames_left_alone
+from traceable.annotation.torch.tensors import grad_nodes
 
 _next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _current_task: Callable[[], int] = torch._C._current_graph_task_id

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from traceable.annotation.torch_frames import frames_left_alone
+from traceable.annotation.torch.frames import frames_left_alone
 
 _DEEPEST = 6
 _MOST = 64

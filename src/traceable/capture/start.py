@@ -1,0 +1,60 @@
+"""What the launcher asks of this process is begun here, when the program imports traceable."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from traceable import environment
+from traceable.annotation import engine
+from traceable.capture import process
+
+
+def begin_from_environment() -> None:
+    """Have a program recorded from when the launcher's conditions are met, though it may take no steps."""
+    if engine.disabled or is_our_command():
+        return
+    if not process.chosen():
+        process.when_chosen(begin_from_environment)
+        return
+    from traceable.capture.control import session
+
+    session.begin_by_time()
+
+
+def listen_from_environment() -> None:
+    """Listen to what the launcher asks for: the control socket, the signal."""
+    from traceable.capture.triggers import DUMP, on_signal
+
+    if engine.disabled or is_our_command():
+        return
+    if not process.chosen():
+        process.when_chosen(listen_from_environment)
+        return
+    run_dir = os.environ.get(environment.RUN_DIR, "")
+    if environment.flag(environment.CONTROL):
+        if run_dir:
+            from traceable.capture import server
+
+            server.serve(run_dir)
+        else:
+            environment.warn_once("no_run_dir", f"{environment.CONTROL} needs a run directory; ignored")
+    steps = os.environ.get(environment.CONTROL_SIGNAL, "").strip()
+    if steps.isascii() and steps.isdigit() and int(steps[:16]) > 0:
+        on_signal(int(steps[:16]))
+    elif steps == DUMP:
+        on_signal(None)
+    elif steps:
+        environment.warn_once(
+            "variable_invalid",
+            f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is no number of steps; ignored",
+            key=environment.CONTROL_SIGNAL,
+        )
+
+
+def is_our_command() -> bool:
+    """Whether this process is `traceable` itself, started by a program of the run."""
+    words: list[str] = getattr(sys, "argv", None) or [""]
+    if words[0] == "-m":  # until Python has found the module
+        return ("-m", "traceable") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    return os.path.basename(words[0]) == "traceable"  # noqa: PTH119

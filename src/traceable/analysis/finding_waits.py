@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.analysis.blocking import Waits, waited_for, waiting_calls
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import spread
 from traceable.analysis.finding_loads import Loads
@@ -22,6 +21,7 @@ from traceable.analysis.named import call_name, operation_labels, operation_name
 from traceable.analysis.naming import ALLOCATING, COPYING
 from traceable.analysis.shared import calls_like
 from traceable.analysis.statistics import totals
+from traceable.analysis.sync import Waits, waited_for, waiting_calls
 from traceable.analysis.units import count, share, time
 from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import UnanswerableError

@@ -12,7 +12,7 @@ import numpy as np
 from traceable.analysis.finding_places import Places
 from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
 from traceable.analysis.finding_words import gpu, listed, named
-from traceable.analysis.gap_causes import CAUSES
+from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import unseen_graphs
 from traceable.analysis.grouping import numbered
 from traceable.analysis.operations import KERNEL

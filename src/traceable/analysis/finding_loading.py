@@ -9,7 +9,7 @@ import numpy as np
 
 from traceable.analysis.finding_rules import Evidence, Finding, Rule, Values, share_of
 from traceable.analysis.finding_words import gpu, listed
-from traceable.analysis.gap_causes import CAUSES
+from traceable.analysis.gaps import CAUSES
 from traceable.analysis.intervals import merged, touched
 from traceable.analysis.naming import LOADING, LOADING_OVERHEAD
 from traceable.analysis.shared import calls_like, overheads_like

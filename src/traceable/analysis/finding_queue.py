@@ -9,7 +9,7 @@ import numpy as np
 
 from traceable.analysis.finding_rules import LAUNCH_LATENCY_NS, Evidence, Finding, Rule, Threshold, Values, share_of
 from traceable.analysis.finding_words import gpu, listed
-from traceable.analysis.gap_causes import CAUSES
+from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import unseen_graphs
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Between, Union, covered_ns, lanes_of, merged, union

@@ -10,7 +10,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.finding_places import Labels
-from traceable.analysis.gap_causes import causes_of
+from traceable.analysis.gaps import causes_of
 from traceable.analysis.gpus import Gpus, gpus, timelines
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Between, Union, covered_ns, lanes_of, merged, touched, union
@@ -265,7 +265,7 @@ class Evidence:
         return whole - totals(apart.lane, self.inside_ns(apart.start_ns, apart.end_ns), len(self.used))
 
     def causes(self, which: Bool) -> Int8:
-        """Return the causes of these gaps, as indices into `gap_causes.CAUSES`."""
+        """Return the causes of these gaps, as indices into `gaps.CAUSES`."""
         if not len(self._cause):
             self._cause = np.full(len(self.gaps), -1, np.int8)
         missing = np.flatnonzero(which & (self._cause < 0))

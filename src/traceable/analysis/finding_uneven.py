@@ -16,7 +16,7 @@ from traceable.analysis.finding_words import named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.named import operation_labels, operation_name
 from traceable.analysis.shared import nccl_kernels
-from traceable.analysis.step_work import inferred
+from traceable.analysis.steps import inferred
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64

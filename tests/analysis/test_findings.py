@@ -23,7 +23,7 @@ from traceable.analysis.finding_rules import Evidence, Finding
 from traceable.analysis.finding_waits import winnable_ns
 from traceable.analysis.findings import RULES, findings
 from traceable.analysis.gaps import gaps
-from traceable.analysis.links import host_link_gb_per_s
+from traceable.analysis.memory import host_link_gb_per_s
 from traceable.analysis.steps import steady_window, steps
 from traceable.analysis.table import Table
 from traceable.errors import UnanswerableError, UsageError

@@ -16,7 +16,7 @@ from traceable.analysis.finding_words import gpu as gpu_words
 from traceable.analysis.finding_words import listed, named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import lanes_of
-from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
+from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
 from traceable.analysis.named import call_name
 from traceable.analysis.operations import DIRECTIONS
 from traceable.analysis.shared import nccl_kernels

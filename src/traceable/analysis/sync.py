@@ -26,7 +26,7 @@ from traceable.analysis.gpus import streams_of
 from traceable.analysis.grouping import numbered, ranked
 from traceable.analysis.intervals import lanes_of
 from traceable.analysis.matching import first_match
-from traceable.analysis.moves import ASYNCHRONOUS, SYNCHRONOUS, moves_of
+from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, moves_of
 from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns, range_labels
 from traceable.analysis.naming import SYNCHRONISING, names_like
 from traceable.analysis.remedies import record_gpu

@@ -151,7 +151,7 @@ def _visible(context: Context, instances: Bool | None) -> Bool:
 
 def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
     """Return the bare function of each name: as recorded, else out of the demangled name."""
-    from traceable.analysis.kernel_names import base_name
+    from traceable.analysis.kernels import base_name
 
     kernels, names = context.trace.kernels, context.trace.names
     first = np.zeros(groups, np.int64)

@@ -242,9 +242,7 @@ def judged(asked: Asked, found: Iterable[Captured]) -> Windows:
     if asked.text == ON_REQUEST:
         became = Windows(asked.text, ())
     elif asked.text == WHOLE:
-        from traceable.analysis import whole_window  # which stands on this module
-
-        became = whole_window.judged(asked, by_id)
+        became = _of_whole_run(asked, by_id)
     else:
         became = _of_steps(asked, by_id)
     return replace(became, conditions=asked.conditions, duration_s=asked.duration_s)

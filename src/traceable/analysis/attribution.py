@@ -1,6 +1,6 @@
 """Which range each GPU operation belongs to, how that is known, and how much of the GPU's work is so explained.
 
-The rules stand in `analysis.rules`, what CUDA graphs repeat in `analysis.replays`, the sums in `analysis.work`.
+The rules stand in `analysis.rules`, what CUDA graphs repeat in `analysis.replays`, the sums in `analysis.profile`.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceable.analysis.attribution import INHERITED
 from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances
 from traceable.analysis.naming import NCCL
-from traceable.analysis.rules import INHERITED
 from traceable.errors import UnanswerableError
 from traceable.trace.model import START_END, Bool, Int64
 from traceable.trace.rows import distinct

@@ -52,8 +52,8 @@ class Instances:
         recorded: index of the name as it was recorded.
         thread: as in `Ranges`: where it began.
         task: whether it is a coroutine, known by its stretches.
-        replay: whether it is what a CUDA graph did again (`analysis.replays`): it has no CPU time of its own, and its
-            times are those of the launch call.
+        replay: whether it is what a CUDA graph did again (`analysis.attribution`): it has no CPU time of its own, and
+            its times are those of the launch call.
         outside: whether it lies outside the time that the trace was cut to, and is here for its operations that do not:
             it has no CPU time in this time.
         identity: who it is and what it began in (`trace.emitted`); NULL where nothing says it.

@@ -1,9 +1,9 @@
 """The question of kernels: which took how long, by name, family, geometry, launch call, or range.
 
 By name its numbers are those of nsys's `cuda_gpu_kern_sum`, by launch call those of `cuda_kern_exec_sum`. By range each
-kernel counts once in each range name that it belongs to, by whichever rule (`analysis.rules`), and beside it stands
-what nsys says of the same: `nvtx_kern_sum` joins by thread and launch call alone, and once for every instance, so that
-a kernel inside two nested ranges of one name counts twice. Every column is explained in docs/report.md.
+kernel counts once in each range name that it belongs to, by whichever rule (`analysis.attribution`), and beside it
+stands what nsys says of the same: `nvtx_kern_sum` joins by thread and launch call alone, and once for every instance,
+so that a kernel inside two nested ranges of one name counts twice. Every column is explained in docs/report.md.
 """
 
 from __future__ import annotations

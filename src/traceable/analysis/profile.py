@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.attribution import Coverage
+from traceable.analysis.attribution import GRAPH_NODE, RULES, TASK, THREAD, Coverage, Links, Replayed, launch_events
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import Events, Reduction, Slices, pairs_of, slices, spread
 from traceable.analysis.fields import Fields, summed_up
@@ -25,8 +25,6 @@ from traceable.analysis.grouping import ranked
 from traceable.analysis.instances import Instances, Stretches, stretches_of
 from traceable.analysis.loop_blocks import callback_culprits
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
-from traceable.analysis.replays import Replayed
-from traceable.analysis.rules import GRAPH_NODE, RULES, TASK, THREAD, Links, launch_events
 from traceable.analysis.shared import once
 from traceable.analysis.statistics import maxima, totals
 from traceable.analysis.table import Table, integers, objects, ratios

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.attribution import RULES
 from traceable.analysis.columns import FIELD
 from traceable.analysis.context import Context
 from traceable.analysis.fields import field_values, instance_fields
 from traceable.analysis.gpus import gpus
 from traceable.analysis.instances import children_of
 from traceable.analysis.profile import STYLES, by_place, measured, profile_of
-from traceable.analysis.rules import RULES
 from traceable.analysis.select import gpu_number, selected
 from traceable.analysis.table import Table, integers, objects
 from traceable.errors import UnanswerableError, UsageError

@@ -11,14 +11,14 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import spread
-from traceable.analysis.finding_loads import Loads
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.finding_words import listed, named
 from traceable.analysis.gpus import timelines
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Union, merged
 from traceable.analysis.named import call_name, operation_labels, operation_name
 from traceable.analysis.naming import ALLOCATING, COPYING
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
+from traceable.analysis.rules.loads import Loads
+from traceable.analysis.rules.words import listed, named
 from traceable.analysis.shared import calls_like
 from traceable.analysis.statistics import totals
 from traceable.analysis.sync import Waits, waited_for, waiting_calls

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_loads import Loads
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.finding_words import gpu as gpu_words
-from traceable.analysis.finding_words import listed, named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import lanes_of
 from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
 from traceable.analysis.named import call_name
 from traceable.analysis.operations import DIRECTIONS
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
+from traceable.analysis.rules.loads import Loads
+from traceable.analysis.rules.words import gpu as gpu_words
+from traceable.analysis.rules.words import listed, named
 from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, rate, size, time

@@ -1,4 +1,4 @@
-"""What a rule of the findings is, what it finds, and what it looks at. The rules stand in `finding_*.py`."""
+"""What a rule of the findings is, what it finds, and what it looks at. The rules stand in `analysis/rules/`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_places import Labels
 from traceable.analysis.gaps import causes_of
 from traceable.analysis.gpus import Gpus, gpus, timelines
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Between, Union, covered_ns, lanes_of, merged, touched, union
+from traceable.analysis.rules.places import Labels
 from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from traceable.analysis.finding_places import Places
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import gpu, listed, named
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import unseen_graphs
 from traceable.analysis.grouping import numbered
 from traceable.analysis.operations import KERNEL
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, share_of
+from traceable.analysis.rules.places import Places
+from traceable.analysis.rules.words import gpu, listed, named
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError

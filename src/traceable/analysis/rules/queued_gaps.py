@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.finding_rules import LAUNCH_LATENCY_NS, Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import gpu, listed
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import unseen_graphs
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import Between, Union, covered_ns, lanes_of, merged, union
 from traceable.analysis.named import operation_labels
 from traceable.analysis.naming import QUEUE_FULL_OVERHEAD
+from traceable.analysis.rules.evidence import LAUNCH_LATENCY_NS, Evidence, Finding, Rule, Threshold, Values, share_of
+from traceable.analysis.rules.words import gpu, listed
 from traceable.analysis.shared import overheads_like
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError

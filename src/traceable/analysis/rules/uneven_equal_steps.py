@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.named import operation_labels, operation_name
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, share_of
+from traceable.analysis.rules.words import named
 from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.steps import inferred
 from traceable.analysis.units import count, share, time

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
+from traceable.analysis.rules.evidence import Evidence
 from traceable.trace.model import Bool, Int64
 
 FEW = 20

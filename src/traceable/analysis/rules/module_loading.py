@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Values, share_of
-from traceable.analysis.finding_words import gpu, listed
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.intervals import merged, touched
 from traceable.analysis.naming import LOADING, LOADING_OVERHEAD
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Values, share_of
+from traceable.analysis.rules.words import gpu, listed
 from traceable.analysis.shared import calls_like, overheads_like
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time

@@ -1,1 +1,1 @@
-"""The rules of the findings, one file a rule. `analysis.findings` lists them; what they share is in `evidence`."""
+"""The performance rules, one file a rule. `analysis.findings` lists them; what they share is in `evidence`."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.rules.words import named
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
 from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
 from traceable.trace.model import NULL, Bool, Float64, Int64

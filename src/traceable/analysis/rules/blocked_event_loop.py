@@ -10,8 +10,17 @@ from collections import Counter
 import numpy as np
 
 from traceable.analysis.loop_blocks import Blocks, blocks, culprits, waiting
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.rules.words import listed, named
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    listed,
+    merged_ns,
+    named,
+    share_of,
+)
 from traceable.analysis.units import count, often, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Int64

@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.rules.words import named
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, named, share_of
 from traceable.analysis.steps import loader_waits
 from traceable.analysis.units import often, share, time
 from traceable.errors import UnanswerableError

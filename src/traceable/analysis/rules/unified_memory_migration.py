@@ -14,9 +14,7 @@ from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import covered_ns, lanes_of, merged, union
 from traceable.analysis.naming import names_like
 from traceable.analysis.operations import KERNEL
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values
-from traceable.analysis.rules.words import gpu as gpu_words
-from traceable.analysis.rules.words import listed
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, gpu_words, listed
 from traceable.analysis.units import count, share, size, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64

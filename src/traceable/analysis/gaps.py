@@ -42,12 +42,11 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import Gpus, Timelines, gpus, timelines, unseen_graphs
-from traceable.analysis.grouping import ranked
+from traceable.analysis.grouping import ranked, totals
 from traceable.analysis.intervals import Between, Blocks, covered_ns, lanes_of, merged, touched, union
 from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns
 from traceable.analysis.naming import ALLOCATING, COPYING, LOADING, LOADING_OVERHEAD, PROFILING_OVERHEAD, SYNCHRONISING
 from traceable.analysis.shared import calls_like, nccl_kernels, overheads_like
-from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import time
 from traceable.analysis.unrecorded import unrecorded

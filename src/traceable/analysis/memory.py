@@ -34,8 +34,7 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import Reduction, pairs, sorted_events
 from traceable.analysis.gpus import gpus
-from traceable.analysis.grouping import numbered, ranked
-from traceable.analysis.matching import first_match
+from traceable.analysis.grouping import first_match, numbered, ranked, totals
 from traceable.analysis.named import (
     COPY_KINDS,
     MEMSET_KIND,
@@ -47,7 +46,6 @@ from traceable.analysis.named import (
 )
 from traceable.analysis.naming import names_like
 from traceable.analysis.select import gpu_number
-from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, UnanswerableError
 from traceable.trace import model

@@ -21,12 +21,11 @@ from traceable.analysis.attribution import GRAPH_NODE, RULES, TASK, THREAD, Cove
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import Events, Reduction, Slices, pairs_of, slices, spread
 from traceable.analysis.fields import Fields, summed_up
-from traceable.analysis.grouping import ranked
+from traceable.analysis.grouping import maxima, ranked, totals
 from traceable.analysis.instances import Instances, Stretches, stretches_of
 from traceable.analysis.loop_blocks import callback_culprits
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
 from traceable.analysis.shared import once
-from traceable.analysis.statistics import maxima, totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.waits import sync_waits
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace

@@ -38,12 +38,11 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import streams_of
-from traceable.analysis.grouping import numbered, ranked
+from traceable.analysis.grouping import numbered, ranked, totals
 from traceable.analysis.instances import Instances
 from traceable.analysis.named import OPERATION_NAMES, operation_labels, operation_name
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
-from traceable.analysis.statistics import totals
 from traceable.errors import Message, UnanswerableError, UsageError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace
 from traceable.trace.rows import distinct

@@ -18,14 +18,13 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import slices, spread
 from traceable.analysis.gpus import gpus, lanes_by, streams_of
-from traceable.analysis.grouping import distinct_pairs, only_value, ranked
+from traceable.analysis.grouping import distinct_pairs, only_value, ranked, totals
 from traceable.analysis.instances import Children, Instances, Stretches, children_of
 from traceable.analysis.intervals import Blocks, Lanes, Union, covered_ns, lanes_of, merged, narrowed, union
 from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.analysis.select import gpu_number
 from traceable.analysis.shared import calls_like, nccl_kernels, once
-from traceable.analysis.statistics import totals
 from traceable.analysis.step_detection import (
     BOUNDARY,
     RANGE,

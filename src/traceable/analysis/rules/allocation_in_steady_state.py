@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import numbered, totals
 from traceable.analysis.intervals import merged
 from traceable.analysis.named import call_name
 from traceable.analysis.naming import ALLOCATING
@@ -22,7 +22,6 @@ from traceable.analysis.rules.evidence import (
     winnable_ns,
 )
 from traceable.analysis.shared import calls_like
-from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Int64

@@ -17,14 +17,13 @@ from traceable.analysis.context import Context
 from traceable.analysis.enclosure import spread
 from traceable.analysis.gaps import CAUSES, causes_of
 from traceable.analysis.gpus import Gpus, gpus, timelines, unseen_graphs
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import numbered, totals
 from traceable.analysis.intervals import Between, Union, covered_ns, lanes_of, merged, touched, union
 from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
 from traceable.analysis.named import call_name, range_labels
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
 from traceable.analysis.shared import nccl_kernels, once
-from traceable.analysis.statistics import totals
 from traceable.analysis.sync import waiting_calls
 from traceable.analysis.table import Table
 from traceable.analysis.unrecorded import unrecorded, unrecorded_ns

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from traceable.analysis.gaps import CAUSES
+from traceable.analysis.grouping import totals
 from traceable.analysis.operations import KERNEL
 from traceable.analysis.rules.evidence import (
     Evidence,
@@ -19,7 +20,6 @@ from traceable.analysis.rules.evidence import (
     named,
     share_of,
 )
-from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool

@@ -6,6 +6,7 @@ import numpy as np
 
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import unseen_graphs
+from traceable.analysis.grouping import totals
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
@@ -15,7 +16,6 @@ from traceable.analysis.rules.evidence import (
     gpu_words,
     share_of,
 )
-from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, share, time
 
 _FLUSH = CAUSES.index("profiler_flush")

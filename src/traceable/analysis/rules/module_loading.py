@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.gaps import CAUSES
+from traceable.analysis.grouping import totals
 from traceable.analysis.intervals import merged, touched
 from traceable.analysis.naming import LOADING, LOADING_OVERHEAD
 from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Values, gpu_words, listed, share_of
 from traceable.analysis.shared import calls_like, overheads_like
-from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import numbered, totals
 from traceable.analysis.named import call_name, operation_labels, operation_name
 from traceable.analysis.naming import COPYING
 from traceable.analysis.rules.evidence import (
@@ -19,7 +19,6 @@ from traceable.analysis.rules.evidence import (
     share_of,
     winnable_ns,
 )
-from traceable.analysis.statistics import totals
 from traceable.analysis.sync import Waits, waited_for, waiting_calls
 from traceable.analysis.units import count, share, time
 from traceable.trace.model import Bool, Int64

@@ -25,9 +25,8 @@ from traceable.analysis.grouping import maxima, ranked, totals
 from traceable.analysis.instances import Instances, Stretches, stretches_of
 from traceable.analysis.loop_blocks import callback_culprits
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
-from traceable.analysis.shared import once
+from traceable.analysis.shared import once, sync_waits
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.waits import sync_waits
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace
 
 STYLES = ("push_pop", "start_end")

@@ -24,7 +24,7 @@ from traceable.analysis.intervals import Blocks, Lanes, Union, covered_ns, lanes
 from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.analysis.select import gpu_number
-from traceable.analysis.shared import calls_like, nccl_kernels, once
+from traceable.analysis.shared import calls_like, nccl_kernels, once, waits_by_thread
 from traceable.analysis.step_detection import (
     BOUNDARY,
     RANGE,
@@ -37,7 +37,6 @@ from traceable.analysis.step_detection import (
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import time as time_text
 from traceable.analysis.unrecorded import unrecorded_ns
-from traceable.analysis.waits import waits_by_thread
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray

@@ -501,6 +501,9 @@ def projected(found: Instances, gpu: GpuOperations, launched: Launches, events: 
     return nsys
 
 
+_COLUMNS = tuple(name for name in GpuWork.__dataclass_fields__ if name not in ("copied", "by_other_rules"))
+
+
 def _nothing(count: int) -> GpuWork:
     work = GpuWork(**{name: np.zeros(count, np.int64) for name in _COLUMNS}, copied=[], by_other_rules=[])
     for column in (work.start_ns, work.queue_max_ns):
@@ -774,6 +777,3 @@ def _add_pairs(
     _add_sums(work, gpu, launched, who, operation, rule, _GroupsOf(group, len(who)))
     work.busy_ns[who] = _union_of_groups(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
     work.queue_max_ns[who] = np.maximum.reduceat(launched.queue_ns[operation], first)
-
-
-_COLUMNS = tuple(name for name in GpuWork.__dataclass_fields__ if name not in ("copied", "by_other_rules"))

@@ -24,6 +24,7 @@ from traceable.analysis.named import call_name, range_labels
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
 from traceable.analysis.shared import nccl_kernels, once
+from traceable.analysis.steps import steady_window
 from traceable.analysis.sync import waiting_calls
 from traceable.analysis.table import Table
 from traceable.analysis.unrecorded import unrecorded, unrecorded_ns
@@ -186,9 +187,6 @@ class Evidence:
     @cached_property
     def part(self) -> Part:
         """The time that bounds are of."""
-        # Loaded only where a rule has something to bound: finding steps takes longer than reading a small recording.
-        from traceable.analysis.steps import steady_window
-
         try:
             return Part(*steady_window(self.steps))
         except UnanswerableError as error:

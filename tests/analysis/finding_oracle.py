@@ -27,14 +27,13 @@ from tests.analysis.gpu_work import (
 )
 from tests.analysis.made import PROCESS_OF_THREAD, rows_of
 
-from traceable.analysis.blocking import waiting_calls
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
-from traceable.analysis.links import host_link_gb_per_s
+from traceable.analysis.memory import host_link_gb_per_s
 from traceable.analysis.named import call_name
 from traceable.analysis.step_detection import steps_of
-from traceable.analysis.step_work import work_of
-from traceable.analysis.steps import steady_window
+from traceable.analysis.steps import steady_window, work_of
+from traceable.analysis.sync import waiting_calls
 from traceable.analysis.table import Table
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Trace

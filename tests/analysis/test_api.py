@@ -14,8 +14,7 @@ from tests.analysis import made
 from tests.analysis.made import NAMES, rows_of, table, trace_of, traces
 from tests.analysis.spreads import assert_same, expected
 
-from traceable.analysis.api import BY, api
-from traceable.analysis.api_names import KINDS, error_name, kind_of
+from traceable.analysis.api import BY, KINDS, api, error_name, kind_of
 from traceable.analysis.context import Context
 from traceable.errors import UnanswerableError
 from traceable.trace import model

@@ -19,12 +19,12 @@ from tests.analysis.messages import numbers
 from tests.analysis.test_findings import LAUNCH, WORDS, Made, alike, no_steps, place, state, steps_if
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_loading import MODULE_LOADING
-from traceable.analysis.finding_queue import SHARED_GPU
-from traceable.analysis.finding_rules import Evidence, Rule
-from traceable.analysis.finding_uneven import UNEVEN_EQUAL_STEPS
 from traceable.analysis.findings import findings
 from traceable.analysis.gaps import gaps
+from traceable.analysis.rules.evidence import Evidence, Rule
+from traceable.analysis.rules.module_loading import MODULE_LOADING
+from traceable.analysis.rules.shared_gpu import SHARED_GPU
+from traceable.analysis.rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
 from traceable.trace import load, model
 from traceable.trace.model import Trace
 
@@ -72,10 +72,7 @@ def phases(draw: Any) -> Trace:
 def check(rule: Rule, oracle: Any, trace: Trace, values: dict[str, float]) -> None:
     expected = oracle(Facts(trace, steps_if(True, trace), 2), values)
     evidence = Evidence(Context(trace), steps_if(True, trace))
-    with (
-        mock.patch("traceable.analysis.finding_rules.LAUNCH_LATENCY_NS", 2),
-        mock.patch("traceable.analysis.finding_queue.LAUNCH_LATENCY_NS", 2),
-    ):
+    with mock.patch("traceable.analysis.rules.evidence.LAUNCH_LATENCY_NS", 2):
         found = rule.find(evidence, {**values, "share": 0.0})
     assert expected is not None
     assert len(found) == len(expected)

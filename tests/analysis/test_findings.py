@@ -19,11 +19,10 @@ from tests.analysis.made import NAMES, table, trace_of
 from tests.analysis.messages import note_of, numbers
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_rules import Evidence, Finding
-from traceable.analysis.finding_waits import winnable_ns
 from traceable.analysis.findings import RULES, findings
 from traceable.analysis.gaps import gaps
-from traceable.analysis.links import host_link_gb_per_s
+from traceable.analysis.memory import host_link_gb_per_s
+from traceable.analysis.rules.evidence import Evidence, Finding, winnable_ns
 from traceable.analysis.steps import steady_window, steps
 from traceable.analysis.table import Table
 from traceable.errors import UnanswerableError, UsageError
@@ -124,10 +123,7 @@ def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any, stepping: b
     evidence = Evidence(Context(trace), ask)
     # What wins too little is left out elsewhere, but for statements.
     values = {**thresholds[rule.name], "share": thresholds[rule.name]["share"] if rule.name in STATEMENTS else 0.0}
-    with (
-        mock.patch("traceable.analysis.finding_rules.LAUNCH_LATENCY_NS", latency_ns),
-        mock.patch("traceable.analysis.finding_queue.LAUNCH_LATENCY_NS", latency_ns),
-    ):
+    with mock.patch("traceable.analysis.rules.evidence.LAUNCH_LATENCY_NS", latency_ns):
         found = told(rule, evidence, values)
     expected = ORACLES[rule.name](Facts(trace, ask, latency_ns), values)
     if expected is UNSUPPORTED:

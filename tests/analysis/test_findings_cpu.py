@@ -13,8 +13,8 @@ from tests.analysis.made import table, trace_of
 from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_bimodal import split
 from traceable.analysis.findings import RULES, findings
+from traceable.analysis.rules.bimodal_steps import split
 from traceable.errors import UnanswerableError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace

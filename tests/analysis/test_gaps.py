@@ -34,8 +34,7 @@ from tests.analysis.gpu_work import (
 from tests.analysis.made import LAUNCH, NAMES, WAIT, rows_of, table, trace_of
 
 from traceable.analysis.context import Context
-from traceable.analysis.gap_causes import CAUSES
-from traceable.analysis.gaps import BUCKETS, gaps
+from traceable.analysis.gaps import BUCKETS, CAUSES, gaps
 from traceable.errors import UnanswerableError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, Trace

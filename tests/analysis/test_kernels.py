@@ -19,8 +19,7 @@ from tests.analysis.spreads import assert_same, expected
 
 from traceable.analysis.context import Context
 from traceable.analysis.kernel_families import OTHER, Family, family_of, load_families
-from traceable.analysis.kernel_names import base_name
-from traceable.analysis.kernels import BY, kernels
+from traceable.analysis.kernels import BY, base_name, kernels
 from traceable.errors import TraceableError, UnanswerableError
 from traceable.trace import model
 from traceable.trace.model import GEOMETRY, NULL, PUSH_POP, Trace

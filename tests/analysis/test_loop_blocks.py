@@ -12,9 +12,9 @@ from tests.analysis.made import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_o
 from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_rules import Evidence, Finding
 from traceable.analysis.findings import findings
 from traceable.analysis.loop_blocks import blocks, callback_culprits, culprits, segments, waiting
+from traceable.analysis.rules.evidence import Evidence, Finding
 from traceable.errors import UnanswerableError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
@@ -174,7 +174,7 @@ def test_plain_generators_hold_no_loop() -> None:
 
 
 def rule_finds(evidence: Evidence) -> list[Finding]:
-    from traceable.analysis.finding_loop import BLOCKED_EVENT_LOOP
+    from traceable.analysis.rules.blocked_event_loop import BLOCKED_EVENT_LOOP
 
     return BLOCKED_EVENT_LOOP.find(evidence, {"block": 1, "share": 0})
 

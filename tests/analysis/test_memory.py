@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, allocations, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
-from traceable.analysis.links import host_link_gb_per_s
-from traceable.analysis.memory import BY, SIZE_BUCKETS, memory
-from traceable.analysis.memory_usage import usage, usage_by_range, usage_over_time
+from traceable.analysis.memory import (
+    BY,
+    SIZE_BUCKETS,
+    host_link_gb_per_s,
+    memory,
+    usage,
+    usage_by_range,
+    usage_over_time,
+)
 from traceable.errors import UnanswerableError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace

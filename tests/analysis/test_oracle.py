@@ -35,10 +35,9 @@ from tests.analysis.made import (
     traces,
 )
 
-from traceable.analysis.attribution import Share
+from traceable.analysis.attribution import INFERRED, REASONS, RULES, Share
 from traceable.analysis.counters import counters
 from traceable.analysis.profile import profile
-from traceable.analysis.rules import INFERRED, REASONS, RULES
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 

@@ -15,8 +15,7 @@ from tests.analysis.made import table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.outside_ranges import outside_ranges
-from traceable.analysis.step_rhythm import loader_waits
-from traceable.analysis.steps import steps
+from traceable.analysis.steps import loader_waits, steps
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace, Windows
 

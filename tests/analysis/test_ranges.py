@@ -13,8 +13,7 @@ from tests.analysis.test_replays import decode_server
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import STYLES, profile_of
-from traceable.analysis.range_instances import range_instances, slowest_instances
-from traceable.analysis.ranges import ranges
+from traceable.analysis.ranges import range_instances, ranges, slowest_instances
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Trace
 

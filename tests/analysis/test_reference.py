@@ -13,7 +13,7 @@ import pytest
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile
-from traceable.analysis.range_instances import range_instances
+from traceable.analysis.ranges import range_instances
 from traceable.trace import load
 
 CAPTURES = (

@@ -12,7 +12,7 @@ from tests.analysis.made import DOMAIN, LAUNCH, table, trace_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile
-from traceable.analysis.range_instances import range_instances
+from traceable.analysis.ranges import range_instances
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from tests.analysis.made import LAUNCH, table, trace_of
 
-from traceable.analysis.attribution import Coverage
+from traceable.analysis.attribution import REASONS, RULES, Coverage
 from traceable.analysis.context import Context
-from traceable.analysis.rules import REASONS, RULES
 from traceable.analysis.select import selected
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace

@@ -16,10 +16,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
 
-from traceable.analysis import step_period
+from traceable.analysis import step_detection
 from traceable.analysis.context import Context
-from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, steps_of
-from traceable.analysis.step_period import AS_GOOD, EXPLAINED, approximate_period, exact_period
+from traceable.analysis.step_detection import (
+    AS_GOOD,
+    BOUNDARY,
+    EXPLAINED,
+    RANGE,
+    SEQUENCE,
+    Steps,
+    approximate_period,
+    exact_period,
+    steps_of,
+)
 from traceable.errors import UnanswerableError, UsageError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace
@@ -102,7 +111,7 @@ def repetitions(draw: Any) -> list[int]:
 def test_an_exact_period_equals_that_by_hand(label: list[int], all_lags: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Short sequences are compared at every lag; here they may as well go the way of long ones.
-        patch.setattr(step_period, "_FEW", len(label) if all_lags else 64)
+        patch.setattr(step_detection, "_FEW", len(label) if all_lags else 64)
         result = exact_period(np.array(label, np.int64))
     expected = exact_by_hand(label)
     assert (result and result[0]) == (expected and expected[0])

@@ -21,9 +21,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.analysis.range_names import load_rules, range_names
 from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, steps_of
-from traceable.analysis.step_parts import wall_parts
-from traceable.analysis.step_work import columns_of, work_of
-from traceable.analysis.steps import median_step, steady_window, steps, warm_up_steps
+from traceable.analysis.steps import columns_of, median_step, steady_window, steps, wall_parts, warm_up_steps, work_of
 from traceable.analysis.table import Table
 from traceable.errors import UnanswerableError
 from traceable.trace import load, model

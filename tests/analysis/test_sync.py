@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, table, trace_of, traces
 
-from traceable.analysis.blocking import _begun_later
 from traceable.analysis.context import Context
-from traceable.analysis.sync import sync
+from traceable.analysis.sync import _begun_later, sync
 from traceable.errors import UnanswerableError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace

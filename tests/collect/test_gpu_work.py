@@ -18,8 +18,8 @@ from tests.collect import gpu_traces
 from tests.collect.gpu_runs import finalised, process_of, rows
 from tests.collect.gpu_traces import half, placed, read, say, write
 
+from traceable.analysis.attribution import THREAD
 from traceable.analysis.context import Context
-from traceable.analysis.rules import THREAD
 from traceable.capture import gpu_gate
 from traceable.collect.recorder import RecorderCollector
 from traceable.collect.recording import ProcessRecording

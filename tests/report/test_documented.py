@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.report.made import export
 
-from traceable.analysis import gap_causes
+from traceable.analysis import gaps
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
 from traceable.analysis.findings import RULES
 from traceable.analysis.table import Table
@@ -66,10 +66,10 @@ def test_every_further_table_is_named(recording: Recording) -> None:
 def test_the_causes_of_gaps_stand_in_the_order_in_which_they_are_tried() -> None:
     section = re.search(r"^\| cause \| evidence \|$(.*?)^$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     assert section
-    assert tuple(re.findall(r"^\| `(\w+)`", section[1], re.MULTILINE)) == gap_causes.CAUSES
-    assert gap_causes.__doc__
-    said = re.findall(r"^- ([\w, ]+):", gap_causes.__doc__, re.MULTILINE)
-    assert tuple(", ".join(said).split(", ")) == gap_causes.CAUSES
+    assert tuple(re.findall(r"^\| `(\w+)`", section[1], re.MULTILINE)) == gaps.CAUSES
+    assert gaps.__doc__
+    said = re.findall(r"^- ([\w, ]+):", gaps.__doc__, re.MULTILINE)
+    assert tuple(", ".join(said).split(", ")) == gaps.CAUSES
 
 
 def test_the_rules_of_findings_and_their_thresholds_stand_in_the_document_as_they_are() -> None:

@@ -36,8 +36,8 @@ from tests.trace.made_kineto import (
     write,
 )
 
+from traceable.analysis.attribution import THREAD
 from traceable.analysis.context import Context
-from traceable.analysis.rules import THREAD
 from traceable.errors import TraceError, UnanswerableError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS

@@ -1,21 +1,72 @@
 """Which range each GPU operation belongs to, how that is known, and how much of the GPU's work is so explained.
 
-The rules stand in `analysis.rules`, what CUDA graphs repeat in `analysis.replays`, the sums in `analysis.work`.
+By which rule an operation belongs to ranges, and through which place on a thread, is known by the launch call:
+
+- thread: the launch call lies inside a range on the calling thread. task: only inside the stretches of a coroutine.
+- graph-node: it is a node of a CUDA graph, and a range was open when the node was captured.
+
+Or it is inferred:
+
+- inherited: the launch call lies outside every range of its thread, and exactly one other thread of the process is a
+  candidate. A candidate had a range open all through the call, made a CUDA call at any time of the recording, and was
+  in none (`_Silence`) from the start of the call before this one on the launching thread to the end of this one, or
+  from the start of this one to the end of the call after it. The thread that called `backward` is silent while
+  autograd's thread launches; a thread that launches work of its own is not.
+- order: no launch call was recorded, and CUPTI's correlation ids, which rise with each call of a process, place it
+  inside a range: the recorded calls with the nearest lower and the nearest higher id are of one thread, one after the
+  other, and both inside the range; no other missing id lies between them; and the operation began no earlier than the
+  first of them. The nearest ids count, not those next to it: calls that put nothing on the GPU take ids as well and are
+  mostly not recorded (in a capture of 65 691 calls 64 370 ids do not follow the one before).
+
+What none of them explains is unattributed, with the reason.
+
+What CUDA graphs do again: while a stream is captured, ranges open and close around kernels that do not run; when the
+graph is launched, the kernels run and no range opens. A replay is an instance without CPU time that puts the two
+together: one for each launch call and each range that was open around the creation of a node, below the range that
+launched the graph.
+
+The sums are made in `analysis.profile`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from traceable.analysis.enclosure import pairs
-from traceable.analysis.instances import Instances
+from traceable.analysis.enclosure import (
+    Events,
+    Slices,
+    covered,
+    few_sorted,
+    innermost_around,
+    pairs,
+    slices,
+    sorted_events,
+)
+from traceable.analysis.instances import Instances, Stretches, paths_of, stretches_of
 from traceable.analysis.operations import KERNEL, GpuOperations, Launches
-from traceable.analysis.replays import Replayed, with_replays
-from traceable.analysis.rules import GRAPH_NODE, INFERRED, INHERITED, REASONS, RULES, TASK, Links, rules_of
-from traceable.trace.model import Bool, Int8, Int64, Trace
+from traceable.trace.model import NULL, Bool, Calls, GraphNodes, Int8, Int32, Int64, NDArray, Operations, Trace
+from traceable.trace.rows import distinct
+
+THREAD, TASK, GRAPH_NODE, INHERITED, ORDER = range(5)
+BEFORE_RECORDING, NO_LAUNCH_CALL, OUTSIDE_RANGES, SEVERAL_THREADS = range(5, 9)
+
+RULES = ("thread", "task", "graph-node", "inherited", "order")
+"""The rules as they are written, in order of their numbers: first those that know the launch call."""
+
+INFERRED = ("inherited", "order")
+"""Those of them that infer the range; the others know it by the launch call."""
+
+REASONS = ("before_recording", "no_launch_call", "outside_ranges", "several_threads")
+"""Why an operation is unattributed, in order of their numbers after those of the rules."""
+
+_LIMITS = np.iinfo(np.int64)
+
+DEEPEST = 128
+"""How many ranges are followed from a node's capture outwards, and how many copies from a node to its first."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +135,34 @@ class Coverage:
         return _sum(share for rule, share in self.attributed.items() if rule in INFERRED)
 
 
+@dataclass(frozen=True)
+class Links:
+    """Places on threads that stand for operations: whatever ran all around a place has the operation.
+
+    Attributes:
+        events: the places, each with its operation as `item`.
+        rule: by which rule the place is the operation's: THREAD, INHERITED or ORDER.
+        where: the slice of the places that each stretch of an instance holds.
+    """
+
+    events: Events
+    rule: Int8
+    where: Slices
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Pairs of replay (as an index of the instances) and operation, sorted by both; no pair twice.
+
+    Attributes:
+        depth: of the replays of one operation the inner ones have the greater depth.
+    """
+
+    instance: Int64
+    operation: Int64
+    depth: Int64
+
+
 def _sum(shares: Iterable[Share]) -> Share:
     operations, gpu_ns = 0, 0
     for share in shares:
@@ -120,3 +199,436 @@ def coverage_of(gpu: GpuOperations, rule: Int8) -> Coverage:
         attributed_kernels=share(kernels & (rule < len(RULES))),
         kernels_by_launch=share(kernels & (rule < INHERITED)),
     )
+
+
+def rules_of(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> tuple[Int8, Links, Int64]:
+    """Return of each operation the rule, or the reason, the places by which ranges are found, and the innermost range.
+
+    GRAPH_NODE is not assigned here: it takes the place of INHERITED and all that follows (`with_replays`).
+    """
+    stretches, places = found.stretches, launch_events(gpu, launched)
+    innermost = innermost_around(found, places)
+    rule = np.full(len(gpu), NO_LAUNCH_CALL, np.int8)
+    rule[launched.call_of >= 0] = OUTSIDE_RANGES
+    rule[innermost >= 0] = THREAD
+    if found.task.any():
+        rule[innermost >= 0] = TASK
+        rule[covered(stretches_of(stretches, ~found.task), places)] = THREAD
+
+    outside, missing = np.flatnonzero(rule == OUTSIDE_RANGES), np.flatnonzero(rule == NO_LAUNCH_CALL)
+    if not len(outside) + len(missing):
+        return rule, Links(places, np.full(len(places.item), THREAD, np.int8), slices(stretches, places)), innermost
+    cover = _Cover(stretches)
+    inherited = _inherited(trace, cover, launched, outside, rule) if len(outside) else _NO_PLACE
+    ordered = _ordered(trace, cover, gpu, missing, rule) if len(missing) else _NO_PLACE
+    inferred = np.concatenate([inherited.operation, ordered.operation])
+    more = sorted_events(
+        np.concatenate([inherited.thread, ordered.thread]),
+        np.concatenate([inherited.start_ns, ordered.start_ns]),
+        np.concatenate([inherited.end_ns, ordered.end_ns]),
+        inferred,
+        places.order,
+    )
+    innermost[inferred] = innermost_around(found, more)[inferred]
+    events = _merged(places, more) if len(inferred) else places
+    by_rule = np.full(len(rule), THREAD, np.int8)
+    by_rule[inferred] = rule[inferred]
+    return rule, Links(events, by_rule[events.item], slices(stretches, events)), innermost
+
+
+def launch_events(gpu: GpuOperations, launched: Launches) -> Events:
+    """Return the launch calls as places for their operations: nsys's rule, which knows nothing else."""
+    return Events(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), gpu.by_start)
+
+
+class _Places(NamedTuple):
+    """Where a rule finds the ranges of operations, as equally long columns."""
+
+    thread: Int32
+    start_ns: Int64
+    end_ns: Int64
+    operation: Int64
+
+
+_NO_PLACE = _Places(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _inherited(trace: Trace, cover: _Cover, launched: Launches, outside: Int64, rule: Int8) -> _Places:
+    """Put into `rule` which operations, launched outside of the ranges of their thread, another thread inherits.
+
+    Returns:
+        Their launch calls, each on the thread that inherits it.
+    """
+    call = launched.call_of[outside]
+    thread, start, end = trace.calls.thread[call], trace.calls.start_ns[call], trace.calls.end_ns[call]
+    process_of_thread = _process_of_thread(trace)
+    process = process_of_thread[thread]
+    open_on = {}
+    for candidate in cover.threads:
+        here = np.flatnonzero((process == process_of_thread[candidate]) & (thread != candidate))
+        open_on[candidate] = here[cover.on_thread(candidate, start[here], end[here])]
+    if not any(map(len, open_on.values())):
+        return _NO_PLACE
+    silence = _Silence((trace.whole or trace).calls, len(trace.threads))
+    around = silence.around(thread, start)
+    heir = np.full(len(outside), -1, np.int32)
+    heirs = np.zeros(len(outside), np.int64)
+    for candidate, here in open_on.items():
+        silent = here[silence.holds(candidate, around[:, here])]
+        heir[silent] = candidate
+        heirs[silent] += 1
+    rule[outside[heirs > 1]] = SEVERAL_THREADS
+    sole = heirs == 1
+    rule[outside[sole]] = INHERITED
+    return _Places(heir[sole], start[sole], end[sole], outside[sole])
+
+
+def _ordered(trace: Trace, cover: _Cover, gpu: GpuOperations, missing: Int64, rule: Int8) -> _Places:
+    """Put into `rule` what correlation ids show of operations without a recorded launch call.
+
+    Returns:
+        Where ORDER places operations: from the start of the call before to the end of the call after.
+    """
+    whole = trace.whole or trace
+    correlation, process = _correlations(trace)[missing], gpu.process[missing]
+    first = np.full(len(missing), _LIMITS.max)
+    process_of_call = _process_of_thread(whole)[whole.calls.thread]
+    for one in distinct(process).tolist():
+        ids = whole.calls.correlation[process_of_call == one]
+        first[process == one] = ids[ids > 0].min(initial=_LIMITS.max)
+    # Without any recorded call nothing shows when the recording began.
+    rule[missing[(correlation > 0) & (correlation < first) & (first < _LIMITS.max)]] = BEFORE_RECORDING
+    if not (correlation > first).any():
+        return _NO_PLACE
+    lone = __lone_launches(whole)
+    row = lone.rows_of(process, correlation)
+    missing, row = missing[row >= 0], row[row >= 0]
+    thread = whole.calls.thread[lone.before[row]]
+    start, end = whole.calls.start_ns[lone.before[row]], whole.calls.end_ns[lone.after[row]]
+    # An operation that began before its launch can't have followed that call: here ids are not in order.
+    inside = gpu.start_ns[missing] >= start
+    for one in distinct(thread).tolist():
+        here = np.flatnonzero(thread == one)
+        inside[here] &= cover.on_thread(one, start[here], end[here])
+    rule[missing[inside]] = ORDER
+    return _Places(thread[inside], start[inside], end[inside], missing[inside])
+
+
+@dataclass(frozen=True)
+class _LoneLaunches:
+    """Launch calls that were not recorded, each the only one of these between two recorded calls of one thread.
+
+    Equally long columns, sorted by process and correlation.
+
+    Attributes:
+        process, correlation: those of what the missing call put on the GPU.
+        before, after: index into the calls: those with the nearest lower and the nearest higher id.
+    """
+
+    process: Int32
+    correlation: Int64
+    before: Int64
+    after: Int64
+
+    def rows_of(self, process: Int32, correlation: Int64) -> Int64:
+        """Return the row of each operation, given its process and correlation; -1 for none."""
+        row = np.full(len(process), -1, np.int64)
+        for one in distinct(self.process).tolist():
+            here = np.flatnonzero(process == one)
+            low, high = np.searchsorted(self.process, np.array([one, one + 1], np.int32)).tolist()
+            at = np.minimum(low + np.searchsorted(self.correlation[low:high], correlation[here]), high - 1)
+            same = self.correlation[at] == correlation[here]
+            row[here[same]] = at[same]
+        return row
+
+
+def __lone_launches(whole: Trace) -> _LoneLaunches:
+    """Return the launch calls that are missing between two recorded ones, in a trace that is not a part."""
+    correlation = _correlations(whole)
+    process = np.concatenate([events.process for events in _operations(whole)])
+    process_of_call = _process_of_thread(whole)[whole.calls.thread]
+    nothing = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+    lone = [nothing]
+    for one in distinct(process).tolist():
+        here = np.flatnonzero((process_of_call == one) & (whole.calls.correlation > 0))
+        ids, earliest = np.unique(whole.calls.correlation[here], return_index=True)
+        call = here[earliest]
+        missing = correlation[process == one]
+        missing = distinct(missing[~np.isin(missing, ids)])
+        after = np.searchsorted(ids, missing)
+        alone = np.bincount(after, minlength=len(ids) + 1)[after] == 1
+        alone &= (after > 0) & (after < len(ids))
+        missing, low, high = missing[alone], call[after[alone] - 1], call[after[alone]]
+        follow = whole.calls.thread[low] == whole.calls.thread[high]
+        # Neither one inside the other nor against the order of their ids.
+        follow &= whole.calls.end_ns[low] <= whole.calls.start_ns[high]
+        lone.append((np.full(int(follow.sum()), one, np.int32), missing[follow], low[follow], high[follow]))
+    process, correlation, before, after = (np.concatenate(column) for column in zip(*lone, strict=True))
+    return _LoneLaunches(process, correlation, before, after)
+
+
+def _operations(trace: Trace) -> tuple[Operations, ...]:
+    """Return the tables of GPU operations in the order of `GpuOperations`."""
+    return trace.kernels, trace.copies, trace.memsets, trace.graph_launches
+
+
+def _correlations(trace: Trace) -> Int64:
+    return np.concatenate([events.correlation for events in _operations(trace)])
+
+
+def _process_of_thread(trace: Trace) -> Int32:
+    return np.array([thread.process for thread in trace.threads], np.int32)
+
+
+def _merged(places: Events, more: Events) -> Events:
+    """Return the launch calls as places, less those of operations that have further places, and these."""
+    # An operation that was taken in has no range on the thread of its call: that place stands for nothing any more.
+    homely = np.ones(places.items, np.bool_)
+    homely[more.item] = False
+    kept = np.flatnonzero(homely[places.item])
+    at = _between(places, kept, more) + np.arange(len(more.item))
+    other = np.ones(len(kept) + len(at), np.bool_)
+    other[at] = False
+    others = np.flatnonzero(other)
+
+    def merged(ours: NDArray[Any], theirs: NDArray[Any]) -> NDArray[Any]:
+        column = np.empty(len(other), ours.dtype)
+        column[others], column[at] = ours[kept], theirs
+        return column
+
+    return Events(
+        thread=merged(places.thread, more.thread),
+        start_ns=merged(places.start_ns, more.start_ns),
+        end_ns=merged(places.end_ns, more.end_ns),
+        item=merged(places.item, more.item),
+        items=places.items,
+        order=places.order,
+    )
+
+
+def _between(places: Events, kept: Int64, more: Events) -> Int64:
+    """Return before how many of the kept places each further one comes, by thread and start."""
+    at = np.zeros(len(more.item), np.int64)
+    for thread in distinct(more.thread).tolist():
+        low, high = np.searchsorted(places.thread, [thread, thread + 1])
+        ours = slice(*np.searchsorted(kept, [low, high]).tolist())
+        theirs = slice(*np.searchsorted(more.thread, [thread, thread + 1]).tolist())
+        at[theirs] = ours.start + np.searchsorted(places.start_ns[kept[ours]], more.start_ns[theirs], "right")
+    return at
+
+
+class _Cover:
+    """Where, on each thread, some stretch runs: starts in order, and the latest end so far."""
+
+    def __init__(self, stretches: Stretches) -> None:
+        order = np.lexsort((stretches.start_ns, stretches.thread))
+        thread = stretches.thread[order]
+        self._on: dict[int, tuple[Int64, Int64]] = {}
+        bounds = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            rows = order[first:last]
+            self._on[int(thread[first])] = (
+                stretches.start_ns[rows],
+                np.maximum.accumulate(stretches.end_ns[rows]),
+            )
+
+    @property
+    def threads(self) -> list[int]:
+        """The threads on which anything runs."""
+        return list(self._on)
+
+    def on_thread(self, thread: int, start: Int64, end: Int64) -> Bool:
+        """Return which of these times lie wholly inside one stretch of the thread."""
+        if thread not in self._on:
+            return np.zeros(len(start), np.bool_)
+        starts, latest = self._on[thread]
+        at = np.searchsorted(starts, start, "right") - 1
+        found: Bool = (at >= 0) & (latest[at] >= end)
+        return found
+
+
+class _Silence:
+    """When threads were in no CUDA call. Calls of a thread that overlap or touch count as one: some make others."""
+
+    def __init__(self, calls: Calls, threads: int) -> None:
+        self._calls = calls
+        self._by_thread = few_sorted(calls.thread)
+        self._bounds = np.append(0, np.cumsum(np.bincount(calls.thread, minlength=threads))).tolist()
+        self._known: dict[int, tuple[Int64, Int64]] = {}
+
+    def around(self, thread: Int32, start: Int64) -> Int64:
+        """Return two stretches of time for each call, given its thread and start, as (from, to, from, to).
+
+        The first is from the start of the call before it on the thread to its end, the second from its start to the
+        end of the call after it. Without such a call the stretch is all of time, in which no thread is silent that
+        ever made a call.
+        """
+        stretches = np.empty((4, len(thread)), np.int64)
+        for one in distinct(thread).tolist():
+            here = np.flatnonzero(thread == one)
+            starts, latest = self._times(one)
+            begins = np.append(0, np.flatnonzero(starts[1:] > latest[:-1]) + 1)
+            ends = latest[np.append(begins[1:], len(starts)) - 1]
+            starts = starts[begins]
+            at = np.searchsorted(starts, start[here], "right") - 1
+            first, last = at == 0, at == len(starts) - 1
+            before, after = np.maximum(at - 1, 0), np.minimum(at + 1, len(starts) - 1)
+            stretches[0, here] = np.where(first, _LIMITS.min, starts[before])
+            stretches[1, here] = np.where(first, _LIMITS.max, ends[at])
+            stretches[2, here] = np.where(last, _LIMITS.min, starts[at])
+            stretches[3, here] = np.where(last, _LIMITS.max, ends[after])
+        return stretches
+
+    def holds(self, thread: int, around: Int64) -> Bool:
+        """Return in which of these pairs of stretches the thread was silent in at least one.
+
+        A thread that never made a call has no part in what others launch, and is not silent in this sense.
+        """
+        starts, latest = self._times(thread)
+        silent = np.zeros(around.shape[1], np.bool_)
+        if len(starts):
+            for first, last in (around[:2], around[2:]):
+                at = np.searchsorted(starts, last, "right") - 1
+                silent |= (at < 0) | (latest[at] < first)
+        return silent
+
+    def _times(self, thread: int) -> tuple[Int64, Int64]:
+        """Return the starts of the calls of a thread, and the latest end of each and all before it."""
+        if thread not in self._known:
+            rows = self._by_thread[self._bounds[thread] : self._bounds[thread + 1]]
+            self._known[thread] = self._calls.start_ns[rows], np.maximum.accumulate(self._calls.end_ns[rows])
+        return self._known[thread]
+
+
+def with_replays(
+    trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches, links: Links, innermost: Int64
+) -> tuple[Instances, Replayed]:
+    """Return the instances with the replays after them, and what each replay ran.
+
+    Args:
+        innermost: of each operation, the innermost instance around its launch; -1 for none.
+    """
+    nothing = np.empty(0, np.int64)
+    nodes = np.flatnonzero((gpu.graph_node != NULL) & (launched.call_of >= 0))
+    if not len(nodes) or not len(trace.graph_nodes):
+        return found, Replayed(nothing, nothing, nothing)
+    origin = _origins(trace, found, gpu, nodes)
+    nodes, origin = nodes[origin >= 0], origin[origin >= 0]
+    captured, operation, level = _levels(found, links.events, nodes, origin)
+    if not len(operation):
+        return found, Replayed(nothing, nothing, nothing)
+    call = launched.call_of[operation]
+    stride = len(found)
+    key, replay = np.unique(call * stride + captured, return_inverse=True)
+    launcher = np.full(len(trace.calls), -1, np.int64)
+    launcher[call] = innermost[operation]
+    joined = _joined(trace, found, key // stride, key % stride, launcher)
+    replay = replay.reshape(-1) + len(found)
+    order = np.lexsort((gpu.start_ns[operation], replay))
+    return joined, Replayed(replay[order], operation[order], -level[order])
+
+
+def _levels(found: Instances, events: Events, nodes: Int64, origin: Int64) -> tuple[Int64, Int64, Int64]:
+    """Return (captured range, operation, level): for each operation its origin, what that lies inside, and so on.
+
+    What is still open around the launch is left out: that is no replay, it has the operation itself.
+    """
+    found_at = [(origin, nodes, np.zeros(len(nodes), np.int64))]
+    captured, operation = origin, nodes
+    for level in range(1, DEEPEST):
+        above = found.parent[captured]
+        captured, operation = above[above >= 0], operation[above >= 0]
+        if not len(operation):
+            break
+        found_at.append((captured, operation, np.full(len(operation), level)))
+    ranges, operations, levels = (np.concatenate(column) for column in zip(*found_at, strict=True))
+    stretches = found.stretches
+    mine = np.isin(stretches.owner, distinct(ranges))
+    of_ranges = Stretches(*(getattr(stretches, f.name)[mine] for f in fields(Stretches)))
+    which = np.isin(events.item, nodes)
+    places = replace(
+        events,
+        thread=events.thread[which],
+        start_ns=events.start_ns[which],
+        end_ns=events.end_ns[which],
+        item=events.item[which],
+    )
+    own = [instance * events.items + item for instance, item in pairs(of_ranges, places)]
+    replayed = ~np.isin(ranges * events.items + operations, np.concatenate([np.empty(0, np.int64), *own]))
+    return ranges[replayed], operations[replayed], levels[replayed]
+
+
+def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launcher: Int64) -> Instances:
+    """Return the instances and, after them, one replay for each pair of launch call and captured range."""
+    stride = len(found)
+    key = call * stride + captured
+    above = found.parent[captured]
+    at = np.searchsorted(key, call * stride + above)
+    at = np.minimum(at, len(key) - 1)
+    inner = (above >= 0) & (key[at] == call * stride + above)
+    parent = np.where(inner, stride + at, launcher[call])
+    columns: dict[str, Any] = {
+        "start_ns": trace.calls.start_ns[call],
+        "end_ns": trace.calls.end_ns[call],
+        "name": found.name[captured],
+        "recorded": found.recorded[captured],
+        "domain": found.domain[captured],
+        "style": found.style[captured],
+        "clipped": np.zeros(len(key), np.bool_),
+        "task": np.zeros(len(key), np.bool_),
+        "replay": np.ones(len(key), np.bool_),
+        "outside": np.zeros(len(key), np.bool_),
+        "identity": np.full(len(key), NULL, np.int64),
+        "fields": np.full(len(key), -1, np.int32),
+        "parent": parent,
+        "self_ns": np.full(len(key), NULL, np.int64),
+        "active_ns": np.full(len(key), NULL, np.int64),
+        "thread": trace.calls.thread[call],
+    }
+    joined: dict[str, Any] = {name: np.concatenate([getattr(found, name), column]) for name, column in columns.items()}
+    path, paths = paths_of(joined["parent"], joined["name"], found.path, found.paths)
+    return replace(found, **joined, path=path, paths=paths)
+
+
+def _origins(trace: Trace, found: Instances, gpu: GpuOperations, nodes: Int64) -> Int64:
+    """Return the innermost instance that was open when the node of each operation was captured; -1 for none."""
+    created = trace.graph_nodes
+    process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
+    ids = distinct(np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]]))
+    key = process_of_thread[created.thread] * len(ids) + np.searchsorted(ids, created.node)
+    first = _first_originals(created, ids, key, process_of_thread)
+    wanted = gpu.process[nodes].astype(np.int64) * len(ids) + np.searchsorted(ids, gpu.graph_node[nodes])
+    nodes_wanted, inverse = np.unique(wanted, return_inverse=True)
+    capture = _capture_of(nodes_wanted, key, first)
+    inner = np.full(len(nodes_wanted), -1, np.int64)
+    known = capture >= 0
+    thread, at_ns = created.thread[capture[known]], created.start_ns[capture[known]]
+    every = np.arange(len(thread))
+    inner[known] = innermost_around(found, sorted_events(thread, at_ns, at_ns, every, every))
+    origin: Int64 = inner[inverse.reshape(-1)]
+    return origin
+
+
+def _first_originals(created: GraphNodes, ids: Int64, key: Int64, process_of_thread: Int64) -> dict[int, int]:
+    """Return, by key of a node, the key of the node that it is a copy of; of several that say so the first."""
+    copies = np.flatnonzero(created.original != NULL)
+    of = process_of_thread[created.thread[copies]] * len(ids) + np.searchsorted(ids, created.original[copies])
+    return dict(zip(key[copies][::-1].tolist(), of[::-1].tolist(), strict=True))
+
+
+def _capture_of(wanted: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:
+    """Return the row of the creation of each node's first original; -1 where the trace does not hold it.
+
+    A node that is a copy may have a row without an original as well: its being a copy counts.
+    """
+    first_row: dict[int, int] = {}
+    for row, node in enumerate(key.tolist()):
+        first_row.setdefault(node, row)
+    capture = []
+    for node in wanted.tolist():
+        for _ in range(DEEPEST):
+            if node not in copy_of:
+                break
+            node = copy_of[node]
+        capture.append(first_row.get(node, -1))
+    return np.array(capture, np.int64)

@@ -1,7 +1,7 @@
 """The tenth question: where can time be saved, in sentences with numbers and the place.
 
 Each rule is one object; what it says, when it is silent and how the time is estimated stands in docs/findings.md. The
-rules themselves stand in `finding_*.py`. Nothing here measures anything.
+rules themselves stand in `analysis/rules/`. Nothing here measures anything.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_bimodal import BIMODAL_STEPS
-from traceable.analysis.finding_copies import PAGEABLE_COPIES, SMALL_H2D_COPIES
-from traceable.analysis.finding_gc import GC_IN_HOT_RANGE
-from traceable.analysis.finding_idle import DEVICE_IMBALANCE, LAUNCH_BOUND, LOW_UTILISATION
-from traceable.analysis.finding_loader import LOADER_WAIT
-from traceable.analysis.finding_loading import MODULE_LOADING
-from traceable.analysis.finding_locks import LOCK_WAIT
-from traceable.analysis.finding_loop import BLOCKED_EVENT_LOOP
-from traceable.analysis.finding_outside import TIME_OUTSIDE_RANGES
-from traceable.analysis.finding_queue import LAUNCH_QUEUE_FULL, QUEUED_GAPS, SHARED_GPU
-from traceable.analysis.finding_rules import Evidence, Finding, Rule
-from traceable.analysis.finding_uneven import UNEVEN_EQUAL_STEPS
-from traceable.analysis.finding_unified import UNIFIED_MEMORY_MIGRATION
-from traceable.analysis.finding_waits import ALLOCATION_IN_STEADY_STATE, SYNC_IN_HOT_RANGE
+from traceable.analysis.rules.allocation_in_steady_state import ALLOCATION_IN_STEADY_STATE
+from traceable.analysis.rules.bimodal_steps import BIMODAL_STEPS
+from traceable.analysis.rules.blocked_event_loop import BLOCKED_EVENT_LOOP
+from traceable.analysis.rules.device_imbalance import DEVICE_IMBALANCE
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule
+from traceable.analysis.rules.gc_in_hot_range import GC_IN_HOT_RANGE
+from traceable.analysis.rules.launch_bound import LAUNCH_BOUND
+from traceable.analysis.rules.launch_queue_full import LAUNCH_QUEUE_FULL
+from traceable.analysis.rules.loader_wait import LOADER_WAIT
+from traceable.analysis.rules.lock_wait import LOCK_WAIT
+from traceable.analysis.rules.low_utilisation import LOW_UTILISATION
+from traceable.analysis.rules.module_loading import MODULE_LOADING
+from traceable.analysis.rules.pageable_copies import PAGEABLE_COPIES
+from traceable.analysis.rules.queued_gaps import QUEUED_GAPS
+from traceable.analysis.rules.shared_gpu import SHARED_GPU
+from traceable.analysis.rules.small_h2d_copies import SMALL_H2D_COPIES
+from traceable.analysis.rules.sync_in_hot_range import SYNC_IN_HOT_RANGE
+from traceable.analysis.rules.time_outside_ranges import TIME_OUTSIDE_RANGES
+from traceable.analysis.rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
+from traceable.analysis.rules.unified_memory_migration import UNIFIED_MEMORY_MIGRATION
 from traceable.analysis.table import Table, objects
 from traceable.analysis.units import time
 from traceable.errors import Message, UnanswerableError, UsageError

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceable.analysis.attribution import INHERITED
 from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances
 from traceable.analysis.naming import NCCL
-from traceable.analysis.rules import INHERITED
 from traceable.errors import UnanswerableError
 from traceable.trace.model import START_END, Bool, Int64
 from traceable.trace.rows import distinct
@@ -151,7 +151,7 @@ def _visible(context: Context, instances: Bool | None) -> Bool:
 
 def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
     """Return the bare function of each name: as recorded, else out of the demangled name."""
-    from traceable.analysis.kernel_names import base_name
+    from traceable.analysis.kernels import base_name
 
     kernels, names = context.trace.kernels, context.trace.names
     first = np.zeros(groups, np.int64)

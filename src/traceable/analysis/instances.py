@@ -4,7 +4,14 @@ A push/pop range is one instance. A coroutine is recorded as one start/end range
 range in the domain `traceable.active` for each stretch in which it really ran, a plain generator likewise in
 `traceable.generator`; these become one instance, and what lies inside a stretch lies inside the coroutine. A start/end
 range without stretches lies outside the nesting of the thread; where its identity names what it began in, that is its
-parent (`analysis.parentage`).
+parent.
+
+The parent of a push/pop range is, as in nsys's nvtx_pushpop_trace, the tightest range that encloses it on its thread.
+Domains play no part, so ranges of different domains may cross; then the innermost open range need not enclose.
+
+What an instance lies inside is told by the nesting on its thread, or by its identity, which names what it began in. A
+child task runs on its own turn of the event loop, and a function handed to `to_thread` on another thread: there the
+thread says nothing of the request that they belong to, or only what encloses the whole loop. Identities do.
 """
 
 from __future__ import annotations
@@ -13,11 +20,16 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from traceable.analysis.nesting import parents
-from traceable.analysis.parentage import parents_of
-from traceable.trace.emitted import in_stretch_domain
+from traceable.trace.emitted import in_stretch_domain, number_of, parent_number_of
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
 from traceable.trace.rows import distinct
+
+DEEPEST = 128
+"""How many identities are followed from an instance to its outermost; there the path begins anew.
+
+A task that starts its successor, which starts its own, and so on for as long as a server lives, would otherwise make
+paths of millions of names.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,8 @@ class Instances:
         recorded: index of the name as it was recorded.
         thread: as in `Ranges`: where it began.
         task: whether it is a coroutine, known by its stretches.
-        replay: whether it is what a CUDA graph did again (`analysis.replays`): it has no CPU time of its own, and its
-            times are those of the launch call.
+        replay: whether it is what a CUDA graph did again (`analysis.attribution`): it has no CPU time of its own, and
+            its times are those of the launch call.
         outside: whether it lies outside the time that the trace was cut to, and is here for its operations that do not:
             it has no CPU time in this time.
         identity: who it is and what it began in (`trace.emitted`); NULL where nothing says it.
@@ -350,3 +362,131 @@ def paths_of(
             numbers.append(number_of[one])
         found[here] = np.array(numbers, np.int64)[number.reshape(-1)]
     return found[:-1], tuple(all_paths)
+
+
+def parents_of(*, nested: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64) -> Int64:
+    """Return the parent of each instance, -1 for none. A parent always begins first or, at the same time, ends later.
+
+    Args:
+        nested: the instance that encloses it on the thread where it began, -1 for none.
+        process: any number of the process.
+        identity: see `Instances`.
+
+    The instance that the identity names is the parent where the thread gives none. Where it gives one, the parent is of
+    the two the one that began last: `request`, not the `serve` around the loop; and in a `with` block inside of
+    `request` the block.
+    """
+    order = np.lexsort((-end_ns, start_ns))
+    rank = np.empty(len(nested), np.int64)
+    rank[order] = np.arange(len(nested))
+    nested_rank = np.where(nested >= 0, rank[nested], -1)
+    nested_rank[nested_rank >= rank] = -1
+    named_rank = _named_parents(rank, order, start_ns, end_ns, process, identity)
+    by_name = named_rank > nested_rank
+    chosen = np.where(by_name, named_rank, nested_rank)
+    parent: Int64 = np.where(chosen >= 0, order[chosen], -1)
+    if by_name.any():
+        parent[by_name & (_above(parent, by_name) % DEEPEST == 0)] = -1
+    return parent
+
+
+def _named_parents(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64) -> Int64:
+    """Return the rank of the instance that each identity names as parent, -1 for none.
+
+    Numbers come again after 2**30, and a parent may have ended before its child began: it is the last instance of that
+    number and process to begin before the child, if it was still open then.
+    """
+    found = np.full(len(rank), -1, np.int64)
+    known = np.flatnonzero(identity != NULL)
+    children = known[parent_number_of(identity[known]) > 0]
+    if not len(children):
+        return found
+    processes = int(process.max()) + 1
+    who = number_of(identity[known]) * processes + process[known]
+    whose = parent_number_of(identity[children]) * processes + process[children]
+    kinds = distinct(who)
+    keys = np.sort(np.searchsorted(kinds, who) * len(rank) + rank[known])
+    kind = np.minimum(np.searchsorted(kinds, whose), len(kinds) - 1)
+    at = np.searchsorted(keys, kind * len(rank) + rank[children], "left") - 1
+    last = keys[np.maximum(at, 0)]
+    parent = order[last % len(rank)]
+    fits = (at >= 0) & (kinds[kind] == whose) & (last // len(rank) == kind) & (end_ns[parent] >= start_ns[children])
+    found[children[fits]] = rank[parent[fits]]
+    return found
+
+
+def _above(parent: Int64, counts: Bool) -> Int64:
+    """Return how many of each instance and its ancestors count, by doubling the stride that follows them."""
+    number = counts.astype(np.int64)
+    ancestor = parent.copy()
+    while True:
+        deeper = np.flatnonzero(ancestor >= 0)
+        if not len(deeper):
+            return number
+        at = ancestor[deeper]
+        number[deeper] += number[at]
+        ancestor[deeper] = ancestor[at]
+
+
+def parents(thread: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Return the index of each range's parent, -1 for an outermost one.
+
+    Intervals are closed: a range may share an edge with its parent. Of two equal ranges the one that stands first
+    encloses the other. Of several that enclose a range, the shortest is its parent, of equally short ones the last.
+
+    Args:
+        thread: any number per thread, shape (n,).
+        start_ns, end_ns: int64, shape (n,), in any order; no range ends before it starts.
+    """
+    order = np.lexsort((-end_ns, start_ns, thread))
+    parent = np.full(len(thread), -1, np.int64)
+    bounds = np.flatnonzero(np.diff(thread[order], prepend=-1, append=-1))
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        here = order[first:last]
+        found = _parents_when_nested(start_ns[here], end_ns[here])
+        if found is None:
+            found = _parents_when_crossing(start_ns[here], end_ns[here])
+        inside = found >= 0
+        parent[here[inside]] = here[found[inside]]
+    return parent
+
+
+def _parents_when_nested(start: Int64, end: Int64) -> Int64 | None:
+    """Return the parents of one thread's sorted ranges, or None where two of them cross.
+
+    The depth of a range is the number of ranges that started before it less those that ended before it, and its
+    parent the last range before it that is one level higher. That holds where nothing crosses, and it may be relied on
+    exactly if every parent found so encloses its child: the chain of parents then has `depth` enclosing ranges, which
+    are all that have not ended.
+    """
+    lasting = end > start
+    ended = np.where(
+        lasting,
+        # What ends where a range starts has ended, but for an empty range, which then lies inside it.
+        np.searchsorted(np.sort(end[lasting]), start, "right") + np.searchsorted(end[~lasting], start, "left"),
+        np.searchsorted(np.sort(end), start, "left"),
+    )
+    index = np.arange(len(start))
+    depth = index - ended
+    by_level = np.lexsort((index, depth))
+    stride = len(start) + 1
+    keys = depth[by_level] * stride + index[by_level]
+    at = np.searchsorted(keys, (depth - 1) * stride + index) - 1
+    parent: Int64 = np.where(depth > 0, by_level[np.maximum(at, 0)], -1)
+    inside = parent >= 0
+    chosen = parent[inside]
+    encloses = (end[chosen] >= end[inside]) & (depth[chosen] == depth[inside] - 1) & (chosen < index[inside])
+    return parent if encloses.all() else None
+
+
+def _parents_when_crossing(start: Int64, end: Int64) -> Int64:
+    """Return the parents of one thread's sorted ranges, some of which cross: compare with all that are open."""
+    starts, ends = start.tolist(), end.tolist()
+    parent = [-1] * len(starts)
+    open_ranges: list[int] = []
+    for i, (begin, finish) in enumerate(zip(starts, ends, strict=True)):
+        open_ranges = [j for j in open_ranges if ends[j] >= begin]
+        enclosing = [j for j in open_ranges if ends[j] >= finish]
+        parent[i] = min(enclosing, key=lambda j: (ends[j] - starts[j], -j), default=-1)
+        open_ranges.append(i)
+    return np.array(parent, np.int64)

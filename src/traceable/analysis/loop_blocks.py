@@ -14,7 +14,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.enclosure import spread
-from traceable.analysis.nesting import parents
+from traceable.analysis.instances import parents
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.shared import once
 from traceable.trace.emitted import ACTIVE_DOMAIN

@@ -2,32 +2,54 @@
 
 One row an operation (`[CUDA memcpy Host-to-Device]`), with the numbers of nsys's cuda_gpu_mem_time_sum and
 cuda_gpu_mem_size_sum; or one a range and operation, or one a process, GPU and operation. How much memory was allocated
-is `analysis.memory_usage`'s, which stands in `others`. Every column is explained in docs/report.md.
+stands in `others`. Every column is explained in docs/report.md.
+
+The peak of the link that an operation goes over is given where it is known. Absent is never replaced by a guess. A
+trace does not hold the generation and width of the PCIe link. The table below has them by the name of the GPU, for
+GPUs that are sold with one host interface only. Its peaks are of one direction, from the transfer rate, the lanes and
+the 128b/130b encoding, before the protocol's own cost (of which some 10 to 20 % go in practice). They are the most that
+the GPU itself can do: in a slot of an older generation or with fewer lanes it does less, so that a bound computed with
+them stays a bound. Not in the table, and so without a peak: laptops, whose makers choose the lanes; V100 and P100 in
+SXM form, which POWER servers connect by NVLink; Grace's GPUs (GH200, GB200), connected by NVLink-C2C; B300, whose link
+goes through a network card of PCIe 6; and links between GPUs.
+
+How much memory CUDA allocated, over time, at most, and inside which ranges, needs `--cuda-memory-usage=true`. A capture
+tells what was allocated and released while it ran, so usage is counted from 0 at its beginning. What a release takes
+off is the size of the allocation of the same process and address that came last before it. A release without one (the
+memory is older than the capture, or the address was not recorded) takes nothing off and is counted apart. Where an
+address is allocated again without a release, the release was not seen: it counts as of that moment. An allocation
+without an address stays; records that say neither allocation nor release are left out. A caching allocator (that of
+torch) takes blocks from CUDA and keeps them: what is counted here is the blocks.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from traceable.analysis.context import Context
+from traceable.analysis.enclosure import Reduction, pairs, sorted_events
 from traceable.analysis.gpus import gpus
-from traceable.analysis.grouping import numbered, ranked
-from traceable.analysis.memory_usage import usage, usage_by_range, usage_over_time
-from traceable.analysis.moves import ASYNCHRONOUS, NO_CALL, OTHER_CALL, SYNCHRONOUS, Moves, moves_of
+from traceable.analysis.grouping import first_match, numbered, ranked, totals
 from traceable.analysis.named import (
+    COPY_KINDS,
+    MEMSET_KIND,
     OPERATION_NAMES,
     call_name,
+    memory_kinds,
     range_columns,
     range_labels,
 )
-from traceable.analysis.statistics import totals
+from traceable.analysis.naming import names_like
+from traceable.analysis.select import gpu_number
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, UnanswerableError
-from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray, Trace
+from traceable.trace import model
+from traceable.trace.model import NULL, Bool, Device, Float64, Int8, Int32, Int64, NDArray, Trace
 
 BY = ("operation", "range", "process")
 """What a row of the answer can be."""
@@ -45,6 +67,97 @@ SIZE_BUCKETS = (
     (1 << 28, ">=256 MiB"),
 )
 """Where the buckets of the size histogram begin, in bytes, and what they are called."""
+
+_FROM_HOST, _TO_HOST = (1, 3, 9), (2, 4, 9)
+"""CUPTI's kinds of copies that read from, and write to, host memory that the program gave."""
+
+_WITHIN_GPU = (5, 6, 7, 8)
+_HOST_AND_GPU = (1, 2, 3, 4)
+_PAGEABLE, _PINNED = 0, 1
+
+NO_CALL, SYNCHRONOUS, ASYNCHRONOUS, OTHER_CALL = range(4)
+"""What put a copy or memset on the GPU: no known call; a copying or setting call whose name says that it is
+synchronous, or asynchronous; another call, as the launch of a graph."""
+
+_COPYING = re.compile(r"cu(da)?Mem(cpy|set)")
+_ASYNCHRONOUS = re.compile(r"cu(da)?Mem\w*Async")
+
+_PCIE_GIGATRANSFERS = {3: 8.0, 4: 16.0, 5: 32.0}
+
+_HOST_LINKS = (
+    # P100 PCIe, P4, P40, V100 PCIe and V100S, T4, TITAN V and TITAN RTX. Not looked up.
+    (r"P100-PCIE|P40|P4|V100S?-PCIE|T4|TITAN (V|RTX)", 3, 16),
+    # Turing's and Pascal's desktop boards. Not looked up.
+    (r"(GeForce )?RTX 20[678]0( SUPER| Ti)?|(GeForce )?GTX (10[678]0( Ti)?|16[56]0( SUPER| Ti)?)", 3, 16),
+    (r"Quadro RTX [4568]000", 3, 16),
+    # A100, A800, A30, A40, A10, A16, L4, L40 and L40S; A2 and RTX A1000 have 8 lanes. Not looked up.
+    (r"A100|A800|A30|A40|A10|A16|L4|L40S?", 4, 16),
+    (r"A2", 4, 8),
+    (r"RTX A(2000|4000|4500|5000|5500|6000)", 4, 16),
+    # Ada's workstation boards, RTX 4000 to 6000; RTX 2000 Ada has 8 lanes. Not looked up.
+    (r"RTX (4000|4500|5000|5880|6000)( SFF)? Ada Generation", 4, 16),
+    # Desktop GeForce 30 and 40. AD106 and AD107 (RTX 4060 and 4060 Ti) have 8 lanes, as GA107 has; TechPowerUp, "RTX
+    # 5060 Ti PCI-Express x8 Scaling" (2025), compares them: 3060 Ti 4.0 x16, 4060 Ti 4.0 x8, 5060 Ti 5.0 x8.
+    (r"(GeForce )?RTX 30[6789]0( Ti)?", 4, 16),
+    (r"(GeForce )?RTX (3050|4060)( Ti)?", 4, 8),
+    (r"(GeForce )?RTX 40[789]0( D| SUPER| Ti| Ti SUPER)?", 4, 16),
+    (r"(GeForce )?RTX 50(50|60)( Ti)?", 5, 8),
+    (r"(GeForce )?RTX 50[789]0( D| Ti)?", 5, 16),
+    # H100, H800, H20, H200, PCIe and SXM alike: not looked up. B200: Xeon 8570 with PCIe 5, by the DGX B200 User Guide.
+    (r"H100|H800|H20|H200|B200", 5, 16),
+    (r"RTX PRO 6000 Blackwell( (Workstation|Server|Max-Q Workstation) Edition)?", 5, 16),
+)
+"""Of GPUs by their name: the generation of PCIe, and its lanes."""
+
+_BEFORE = r"(NVIDIA |Tesla )*"
+_BEHIND = r"([- ](PCIe?|SXM\d|NVL|OEM|\d+ ?GB|HBM\d\w*|MIG \d+g\.\d+gb)\b)*"
+"""What a name may have besides the model: form and memory, as in `A100-SXM4-80GB`; never another model's."""
+
+_BY_NAME = tuple(
+    (re.compile(f"{_BEFORE}({pattern}){_BEHIND}", re.IGNORECASE), generation, lanes)
+    for pattern, generation, lanes in _HOST_LINKS
+)
+
+HOST, OWN_MEMORY, OWN_MEMORY_TWICE, UNKNOWN = range(4)
+"""What a memory operation goes over: the link to the host, the GPU's memory once (a set writes), or twice (a copy
+within the GPU reads and writes every byte), or what has no known peak."""
+
+MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
+"""CUPTI's kinds of memory, by their number."""
+
+_ALLOCATION, _RELEASE = 0, 1
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Copies and memsets as equally long columns: the trace's copies, then its memsets.
+
+    Attributes:
+        first: the index of the first of them among the GPU operations.
+        kind: index into OPERATION_NAMES.
+        duration_ns, size_bytes: of each.
+        gpu: nsys's number of the GPU that it ran on; negative where unknown.
+        peak_gb_per_s: of the link it went over; NaN where unknown.
+        told: whether it copied from or to host memory of a known kind; pageable, pinned: which one.
+        call: its launch call, an index into `Launches.calls`, -1 for none.
+        call_kind: NO_CALL, SYNCHRONOUS, ASYNCHRONOUS or OTHER_CALL.
+    """
+
+    first: int
+    kind: Int64
+    process: Int64
+    duration_ns: Int64
+    size_bytes: Int64
+    gpu: Int64
+    peak_gb_per_s: Float64
+    told: Bool
+    pageable: Bool
+    pinned: Bool
+    call: Int64
+    call_kind: Int8
+
+    def __len__(self) -> int:
+        return len(self.kind)
 
 
 def memory(context: Context, *, by: str = "operation", range_name: str | None = None) -> Table:
@@ -312,3 +425,353 @@ def _nothing_moved(context: Context, range_name: str | None) -> UnanswerableErro
         f"{number} GPU operations were recorded, and no copy, memset or allocation among them",
         "record a window in which data moves, and with --cuda-memory-usage=true what is allocated",
     )
+
+
+def moves_of(context: Context) -> Moves:
+    """Return the copies and memsets of a trace."""
+    trace = context.trace
+    first = len(trace.kernels)
+    here = slice(first, first + len(trace.copies) + len(trace.memsets))
+    whole = context.gpu
+    kind = memory_kinds(trace)
+    process = whole.process[here].astype(np.int64)
+    gpu = gpu_number(trace, whole.process[here], whole.device[here])
+    told, pageable, pinned = _host_memory(trace)
+    call = context.launched.call_of[here]
+    return Moves(
+        first=first,
+        kind=kind,
+        process=process,
+        duration_ns=whole.end_ns[here] - whole.start_ns[here],
+        size_bytes=np.maximum(np.append(trace.copies.size_bytes, trace.memsets.size_bytes), 0),
+        gpu=gpu,
+        peak_gb_per_s=peaks_gb_per_s(trace, gpu, _link(trace.copies, kind)),
+        told=told,
+        pageable=pageable,
+        pinned=pinned,
+        call=call,
+        call_kind=_call_kinds(trace, context.launched.calls.name, call),
+    )
+
+
+def _copying_calls(trace: Trace, used: Int32) -> Int8:
+    """Return for each of the `used` names SYNCHRONOUS or ASYNCHRONOUS if calls of it copy or set, else OTHER_CALL."""
+    copying = names_like(trace, _COPYING, used)[:-1]
+    asynchronous = names_like(trace, _ASYNCHRONOUS, used)[:-1]
+    kinds: Int8 = np.where(copying, np.where(asynchronous, ASYNCHRONOUS, SYNCHRONOUS), OTHER_CALL).astype(np.int8)
+    return kinds
+
+
+def _call_kinds(trace: Trace, name_of_call: Int32, call: Int64) -> Int8:
+    kinds = np.full(len(call), NO_CALL, np.int8)
+    known = call >= 0
+    name = name_of_call[call[known]]
+    kinds[known] = _copying_calls(trace, name)[name]
+    return kinds
+
+
+def _host_memory(trace: Trace) -> tuple[Bool, Bool, Bool]:
+    """Return which copies had host memory of a known kind; of pageable; and of none but pinned memory."""
+    copies = trace.copies
+    reads, writes = np.isin(copies.kind, _FROM_HOST), np.isin(copies.kind, _TO_HOST)
+    told = (reads | writes) & ~(reads & (copies.source_kind < 0)) & ~(writes & (copies.target_kind < 0))
+    some = [
+        (reads & (copies.source_kind == kind)) | (writes & (copies.target_kind == kind))
+        for kind in (_PAGEABLE, _PINNED)
+    ]
+    pageable, pinned = told & some[0], told & some[1] & ~some[0]
+    nothing = np.zeros(len(trace.memsets), np.bool_)
+    return np.append(told, nothing), np.append(pageable, nothing), np.append(pinned, nothing)
+
+
+def _link(copies: model.Copies, kind: Int64) -> Int64:
+    table = np.full(MEMSET_KIND + 1, UNKNOWN)
+    table[list(_HOST_AND_GPU)] = HOST
+    table[list(_WITHIN_GPU)] = OWN_MEMORY_TWICE
+    table[MEMSET_KIND] = OWN_MEMORY
+    link: Int64 = table[kind]
+    # Between two GPUs whatever the kind says.
+    source, target = copies.source_device, copies.target_device
+    elsewhere = (kind[: len(copies)] == COPY_KINDS.index("Device-to-Device")) & (source >= 0) & (target >= 0)
+    link[: len(copies)][elsewhere & (source != target)] = UNKNOWN
+    return link
+
+
+def host_link_gb_per_s(name: str) -> float | None:
+    """Return the peak of one direction of a GPU's link to the host, in 10**9 bytes a second; None where unknown.
+
+    Examples:
+        >>> round(host_link_gb_per_s("NVIDIA A100-SXM4-80GB"), 1), round(host_link_gb_per_s("NVIDIA H100 PCIe"), 1)
+        (31.5, 63.0)
+        >>> host_link_gb_per_s("NVIDIA RTX 5000 Ada Generation Laptop GPU")
+    """
+    for pattern, generation, lanes in _BY_NAME:
+        if pattern.fullmatch(name.strip()):
+            return _PCIE_GIGATRANSFERS[generation] * lanes / 8 * 128 / 130
+    return None
+
+
+def peaks_gb_per_s(trace: Trace, gpu: Int64, link: Int64) -> Float64:
+    """Return the peak that each operation could reach, in 10**9 bytes a second; NaN where it is not known.
+
+    Args:
+        gpu: nsys's number of the GPU of each operation; negative where unknown.
+        link: of each operation HOST, OWN_MEMORY, OWN_MEMORY_TWICE or UNKNOWN.
+    """
+    peaks = np.full(len(gpu), np.nan)
+    for device in trace.devices:
+        here = gpu == device.number
+        peaks[here] = np.array(_peaks_of_device(device))[link[here]]
+    return peaks
+
+
+def _peaks_of_device(device: Device) -> list[float]:
+    host = host_link_gb_per_s(device.name)
+    # Adapters without CUDA come with a bandwidth of 0.
+    own = device.memory_bytes_per_s / 1e9 if device.memory_bytes_per_s else np.nan
+    return [np.nan if host is None else host, own, own / 2, np.nan]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """How usage changed, as equally long columns, in order of time.
+
+    Attributes:
+        event: the record of `Trace.allocations` that changed it.
+        group: of which process, GPU and kind of memory: that of the allocation.
+        change, usage: by how many bytes, and the bytes of the group after it.
+        group_of_event: the group of each record by what it says itself; first_of_group: a record of each group.
+        gpu: nsys's number of the GPU of each record; negative where unknown.
+    """
+
+    event: Int64
+    group: Int64
+    change: Int64
+    usage: Int64
+    group_of_event: Int64
+    first_of_group: Int64
+    gpu: Int64
+
+    @property
+    def groups(self) -> int:
+        return len(self.first_of_group)
+
+
+def usage_over_time(context: Context) -> Table:
+    """Return the memory that CUDA had allocated over time: one row a change.
+
+    Raises:
+        UnanswerableError: no allocation was recorded.
+    """
+    trace = context.trace
+    if not len(trace.allocations):
+        raise UnanswerableError(
+            "memory_usage_not_recorded", "no device memory data in the trace", "record with --cuda-memory-usage=true"
+        )
+    steps = _steps(trace)
+    call = _calls(trace)[steps.event]
+    innermost = context.innermost_around_calls(call)
+    return Table(
+        {
+            "time_ns": trace.allocations.start_ns[steps.event],
+            **_identity(trace, steps, steps.group),
+            "change_bytes": steps.change,
+            "usage_bytes": steps.usage,
+            **range_columns(trace, context.found, innermost),
+        },
+        notes=_notes(trace, steps),
+    )
+
+
+def usage(context: Context) -> Table | None:
+    """Return the memory allocated by process, GPU and kind of memory, the highest peak first; None if not recorded."""
+    trace = context.trace
+    if not len(trace.allocations):
+        return None
+    steps = _steps(trace)
+    groups = steps.groups
+    some = np.bincount(steps.group, minlength=groups) > 0
+    peak = np.zeros(groups, np.int64)
+    np.maximum.at(peak, steps.group, steps.usage)
+    at_peak = np.flatnonzero(steps.usage == peak[steps.group])[::-1]
+    peak_at, end = np.full(groups, NULL, np.int64), np.full(groups, NULL, np.int64)
+    peak_at[steps.group[at_peak]] = trace.allocations.start_ns[steps.event[at_peak]]
+    end[steps.group] = steps.usage
+    unmatched = _unmatched(trace, steps)
+    begun = np.flatnonzero(trace.allocations.release == _ALLOCATION)
+    number = np.bincount(steps.group_of_event[begun], minlength=groups)
+    columns = {
+        **_identity(trace, steps, np.arange(groups)),
+        "peak_bytes": integers(peak, some),
+        "peak_at_ns": peak_at,
+        "end_bytes": end,
+        "allocations": number,
+        "allocated_bytes": totals(steps.group, np.maximum(steps.change, 0), groups),
+        "releases": np.bincount(steps.group, minlength=groups) - number,
+        "released_bytes": totals(steps.group, np.maximum(-steps.change, 0), groups),
+        "unmatched_releases": np.bincount(steps.group_of_event[unmatched], minlength=groups),
+    }
+    order = np.argsort(-np.where(some, peak, -1), kind="stable")
+    return Table(columns, notes=_notes(trace, steps)).take(order)
+
+
+def usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
+    """Return the peak while a range was open, and what calls inside it allocated and released.
+
+    One row a range (by domain and name), process, GPU and kind of memory, the highest peak first; only where memory
+    was in use or was released. A range is open from its start to its end whatever thread it ends on; a call is inside
+    if it is on the range's thread, and counts once for all ranges of one name around it.
+
+    Raises:
+        UnanswerableError: no range of that name.
+    """
+    trace, found = context.trace, context.found
+    steps = _steps(trace)
+    label, first_of_label = range_labels(found)
+    labels, groups = len(first_of_label), steps.groups
+    real = found.entered
+    if range_name is not None:
+        real &= context.instances_of(range_name)
+    peak = np.zeros(labels * groups, np.int64)
+    count = np.zeros(labels * groups, np.int64)
+    process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
+    process = process_of_thread[found.thread] if len(found) else np.empty(0, np.int64)
+    for group, owner in enumerate(trace.allocations.process[steps.first_of_group].tolist()):
+        here = np.flatnonzero(real & (process == owner))
+        row = label[here] * groups + group
+        np.add.at(count, row, 1)
+        np.maximum.at(peak, row, _peaks_within(trace, steps, group, found.start_ns[here], found.end_ns[here]))
+    step, of_label = _steps_inside(context, steps, label, real)
+    row = of_label * groups + steps.group[step]
+    change = steps.change[step]
+    allocated = totals(row, np.maximum(change, 0), labels * groups)
+    released = totals(row, np.maximum(-change, 0), labels * groups)
+    rows = np.flatnonzero((peak > 0) | (np.bincount(row, minlength=labels * groups) > 0))
+    columns = {
+        **range_columns(trace, found, first_of_label[rows // groups] if groups else rows),
+        **_identity(trace, steps, rows % max(1, groups)),
+        "count": count[rows],
+        "peak_bytes": peak[rows],
+        "allocated_bytes": allocated[rows],
+        "released_bytes": released[rows],
+        "net_bytes": allocated[rows] - released[rows],
+    }
+    return Table(columns).take(np.argsort(-peak[rows], kind="stable"))
+
+
+def _steps(trace: Trace) -> _Steps:
+    events = trace.allocations
+    gpu = gpu_number(trace, events.process, events.device)
+    group, first_of_group = numbered(events.process, gpu, events.memory_kind)
+    begins = np.flatnonzero(events.release == _ALLOCATION)
+    ended, by = _ends(trace)
+    event = np.concatenate([begins, by])
+    change = np.concatenate([events.size_bytes[begins], -events.size_bytes[ended]])
+    of_group = group[np.concatenate([begins, ended])]
+    # What an allocation at the same address ends is gone before that allocation counts.
+    order = np.argsort(2 * event + (np.arange(len(event)) < len(begins)), kind="stable")
+    event, change, of_group = event[order], change[order], of_group[order]
+    by_group = np.argsort(of_group, kind="stable")
+    running = np.cumsum(change[by_group])
+    sizes = np.bincount(of_group, minlength=len(first_of_group))
+    before = np.concatenate([[0], running])[np.cumsum(sizes) - sizes]
+    usage_after = np.empty(len(event), np.int64)
+    usage_after[by_group] = running - np.repeat(before, sizes)
+    return _Steps(event, of_group, change, usage_after, group, first_of_group, gpu)
+
+
+def _ends(trace: Trace) -> tuple[Int64, Int64]:
+    """Return the allocations that ended, and the record that ended each: the next at the address in its process."""
+    events = trace.allocations
+    told = np.flatnonzero((events.address != NULL) & (events.release >= 0))
+    place = numbered(events.process[told], events.address[told])[0]
+    order = np.argsort(place, kind="stable")
+    by_place = told[order]
+    follows = np.flatnonzero((np.diff(place[order]) == 0) & (events.release[by_place[:-1]] == _ALLOCATION))
+    return by_place[follows], by_place[follows + 1]
+
+
+def _unmatched(trace: Trace, steps: _Steps) -> Int64:
+    releases = trace.allocations.release == _RELEASE
+    releases[steps.event[steps.change <= 0]] = False
+    return np.flatnonzero(releases)
+
+
+def _calls(trace: Trace) -> Int64:
+    """Return the API call that made each record, -1 for none."""
+    calls, events = trace.calls, trace.allocations
+    process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
+    # Few calls allocate: what the others are called need not be matched.
+    ids = events.correlation[events.correlation != NULL]
+    some = np.flatnonzero(np.isin(calls.correlation, ids))
+    process, correlation = process_of_thread[calls.thread[some]], calls.correlation[some]
+    return np.append(some, -1)[first_match(events.process, events.correlation, process, correlation)]
+
+
+def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """Return pairs of a step and the number of a range name around the call that made it, no pair twice."""
+    trace = context.trace
+    call = _calls(trace)[steps.event]
+    made = np.flatnonzero(call >= 0)
+    calls, at = context.launched.calls, call[made]
+    every = np.arange(len(made))
+    found = list(
+        pairs(
+            context.found.stretches, sorted_events(calls.thread[at], calls.start_ns[at], calls.end_ns[at], every, every)
+        )
+    )
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    instance, item = (np.concatenate(part) for part in zip(*found, strict=True))
+    instance, item = instance[real[instance]], item[real[instance]]
+    once = numbered(label[instance], item)[1]
+    return made[item[once]], label[instance[once]]
+
+
+def _peaks_within(trace: Trace, steps: _Steps, group: int, start: Int64, end: Int64) -> Int64:
+    """Return the highest usage of a group in each closed interval, that at its start included."""
+    here = np.flatnonzero(steps.group == group)
+    times = trace.allocations.start_ns[steps.event[here]]
+    # A 0 before the first step, so that the last step before each start has an index.
+    values = np.append(0, steps.usage[here])
+    first = np.searchsorted(times, start, "left")
+    return Reduction(first, np.searchsorted(times, end, "right") + 1 - first)(np.maximum, values, 0)
+
+
+def _identity(trace: Trace, steps: _Steps, group: Int64) -> dict[str, NDArray[Any]]:
+    first = steps.first_of_group[group]
+    process = [trace.processes[p] if p >= 0 else None for p in trace.allocations.process[first].tolist()]
+    gpu = steps.gpu[first]
+    kinds = trace.allocations.memory_kind[first].tolist()
+    return {
+        "pid": np.array([one.pid if one else NULL for one in process], np.int64),
+        "process": objects((one.name or None) if one else None for one in process),
+        "device": integers(gpu, gpu >= 0),
+        "memory_kind": objects(MEMORY_KINDS[kind] if 0 <= kind < len(MEMORY_KINDS) else None for kind in kinds),
+    }
+
+
+def _notes(trace: Trace, steps: _Steps) -> tuple[Message, ...]:
+    notes = [
+        Message(
+            "memory_counted_from_capture",
+            "memory usage counts from the beginning of the capture: what was allocated before is not in it",
+        )
+    ]
+    unmatched = len(_unmatched(trace, steps))
+    if unmatched:
+        notes.append(
+            Message(
+                "allocations_not_recorded",
+                f"{unmatched} releases are of memory whose allocation was not recorded: they take nothing off",
+            )
+        )
+    unclear = int((trace.allocations.release < 0).sum())
+    if unclear:
+        notes.append(
+            Message(
+                "memory_records_unclear",
+                f"{unclear} memory records say neither allocation nor release and are left out",
+            )
+        )
+    return tuple(notes)

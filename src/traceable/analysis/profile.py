@@ -1,34 +1,41 @@
 """The first question: what did each range cost. One row a range path, and one row a name.
 
+What each range instance put on the GPU is counts, sums, unions and spans over the operations that belong to it. An
+instance's operations are a slice of its thread's launches, so sums are differences of running sums and no pair of
+range and operation is ever written out. Only where a slice does not tell the truth (a call that crosses the end of a
+range, an operation with two calls, a coroutine of several stretches, a replay) are the pairs made, and summed.
+
 Every column is explained in docs/report.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from traceable.analysis.attribution import Coverage
+from traceable.analysis.attribution import GRAPH_NODE, RULES, TASK, THREAD, Coverage, Links, Replayed, launch_events
 from traceable.analysis.context import Context
+from traceable.analysis.enclosure import Events, Reduction, Slices, pairs_of, slices, spread
 from traceable.analysis.fields import Fields, summed_up
-from traceable.analysis.grouping import ranked
-from traceable.analysis.instances import Instances
+from traceable.analysis.grouping import maxima, ranked, totals
+from traceable.analysis.instances import Instances, Stretches, stretches_of
 from traceable.analysis.loop_blocks import callback_culprits
-from traceable.analysis.operations import DIRECTIONS
-from traceable.analysis.rules import RULES, launch_events
-from traceable.analysis.shared import once
-from traceable.analysis.statistics import maxima, totals
+from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
+from traceable.analysis.shared import once, sync_waits
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.waits import sync_waits
-from traceable.analysis.work import GpuWork, Projection, projected, work_of
-from traceable.trace.model import NULL, PUSH_POP, Int64, NDArray, Trace
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace
 
 STYLES = ("push_pop", "start_end")
 
 PARALLEL, OUTLIVES = "parallel", "outlives"
 """Why a row's CPU total is larger than that of what it lies inside."""
+
+_AT_ONCE = 1 << 16
+"""How many places are gone through at once: a few columns of so many fit the cache of a core."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +55,6 @@ class Profile:
     fields: tuple[Fields | None, ...]
 
 
-def profile(trace: Trace) -> Profile:
-    """Return what each range of `trace` cost, by path and by name, largest CPU total first among siblings."""
-    return profile_of(Context(trace))
-
-
-@once
-def profile_of(context: Context) -> Profile:
-    """Return what `profile` returns, given what the questions share."""
-    trace, found = context.trace, context.found
-    took = measured(context)
-    ranges, fields = _by_path(trace, found, took)
-    return Profile(ranges=ranges, fields=fields, names=_by_name(trace, found, took), coverage=context.coverage)
-
-
 @dataclass(frozen=True)
 class Measured:
     """What each instance took.
@@ -76,6 +69,117 @@ class Measured:
     nsys: Projection
     waits: Int64
     held_by: Int64
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Copies in one direction, as equally long columns: one value each of the instances that have some.
+
+    Attributes:
+        direction: index into DIRECTIONS.
+        instance: whose they are; each at most once.
+        copies, size_bytes, copy_ns, pageable_bytes: their number and sums. `pageable_bytes` is NULL where the trace
+            does not tell.
+    """
+
+    direction: int
+    instance: Int64
+    copies: Int64
+    size_bytes: Int64
+    copy_ns: Int64
+    pageable_bytes: Int64
+
+
+@dataclass(frozen=True)
+class ByOtherRule:
+    """Operations by one rule that is neither THREAD nor TASK; columns as in `Copied`, `gpu_ns` their plain sum."""
+
+    rule: int
+    instance: Int64
+    operations: Int64
+    gpu_ns: Int64
+
+
+@dataclass(frozen=True)
+class GpuWork:
+    """What each instance put on the GPU, as equally long columns, one value an instance; all 0 where it did nothing.
+
+    What few instances have is listed of these alone: as columns it would be most of the memory that an analysis takes.
+
+    Attributes:
+        operations, kernels, graphs: how many; `launches`: distinct launch calls.
+        sum_ns, busy_ns, span_ns: plain sum, union, and last end less first start.
+        start_ns: first start; NULL for none.
+        queue_ns, queue_max_ns, queued: sum, maximum (NULL for none) and number of the queue times that there are.
+        copied: the copies, in one or several pieces a direction.
+        by_other_rules: of `operations` and `sum_ns` those by other rules than THREAD and TASK, in pieces as well.
+    """
+
+    operations: Int64
+    kernels: Int64
+    graphs: Int64
+    launches: Int64
+    sum_ns: Int64
+    busy_ns: Int64
+    span_ns: Int64
+    start_ns: Int64
+    queue_ns: Int64
+    queue_max_ns: Int64
+    queued: Int64
+    copied: list[Copied]
+    by_other_rules: list[ByOtherRule]
+
+    def copied_in(self, direction: int) -> Copied:
+        """Return the copies in one direction, of all instances that have some."""
+        pieces = [one for one in self.copied if one.direction == direction]
+        columns = (column.name for column in fields(Copied) if column.name != "direction")
+        nothing = np.empty(0, np.int64)
+        return Copied(
+            direction, *(np.concatenate([nothing, *(getattr(one, name) for one in pieces)]) for name in columns)
+        )
+
+    def by_rule(self, task: Bool, group: Int64, groups: int) -> tuple[Int64, Int64]:
+        """Return GPU time in ns and number of operations by rule and group of instances, each of shape (rules, groups).
+
+        Args:
+            task: whether each instance is a coroutine: what is its own by the thread is so by the rule TASK.
+            group: of each instance, one of 0..groups-1.
+        """
+        time, operations = (np.zeros((len(RULES), groups), np.int64) for _ in range(2))
+        for rule, of_rule in ((THREAD, ~task), (TASK, task)):
+            here = np.flatnonzero(of_rule)
+            time[rule] = totals(group[here], self.sum_ns[here], groups)
+            operations[rule] = totals(group[here], self.operations[here], groups)
+        for other in self.by_other_rules:
+            of_group, common = group[other.instance], np.where(task[other.instance], TASK, THREAD)
+            for sums, values in ((time, other.gpu_ns), (operations, other.operations)):
+                np.add.at(sums[other.rule], of_group, values)
+                np.subtract.at(sums, (common, of_group), values)
+        return time, operations
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What nsys's projection shows of each instance; columns as in `GpuWork`."""
+
+    operations: Int64
+    launches: Int64
+    start_ns: Int64
+    span_ns: Int64
+
+
+def profile(trace: Trace) -> Profile:
+    """Return what each range of `trace` cost, by path and by name, largest CPU total first among siblings."""
+    return profile_of(Context(trace))
+
+
+@once
+def profile_of(context: Context) -> Profile:
+    """Return what `profile` returns, given what the questions share."""
+    trace, found = context.trace, context.found
+    took = measured(context)
+    ranges, fields = _by_path(trace, found, took)
+    return Profile(ranges=ranges, fields=fields, names=_by_name(trace, found, took), coverage=context.coverage)
 
 
 def measured(context: Context) -> Measured:
@@ -343,3 +447,333 @@ def _tree_order(found: Instances, first: Int64, total: Int64) -> Int64:
         # Last in, first out: the smallest goes in first.
         waiting += sorted(children.get(path, ()), key=lambda child: sum(totals_of[row] for row in rows[child]))
     return np.array(order, np.int64)
+
+
+def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replayed) -> GpuWork:
+    """Return the GPU work of each instance."""
+    work = _nothing(len(found))
+    stretches, events, where = found.stretches, links.events, links.where
+    simple = _simple(stretches, where, events, len(found), len(gpu))
+    rows = np.flatnonzero(simple & (where.number > 0))
+    if len(rows):
+        _add_slices(work, gpu, launched, links, stretches.owner[rows], where.first[rows], where.number[rows])
+    rest = replace(where, number=np.where(simple, 0, where.number))
+    if rest.number.any():
+        place = np.full(len(gpu), THREAD, np.int8)
+        place[events.item] = links.rule
+        for instance, operation in pairs_of(stretches, events, rest):
+            _add_pairs(work, gpu, launched, instance, operation, place[operation])
+    if len(replayed.instance):
+        by_node = np.full(len(replayed.operation), GRAPH_NODE, np.int8)
+        _add_pairs(work, gpu, launched, replayed.instance, replayed.operation, by_node)
+        # A replay is of one launch, whichever of its operations stands for that.
+        work.launches[replayed.instance] = 1
+    return work
+
+
+def projected(found: Instances, gpu: GpuOperations, launched: Launches, events: Events, work: GpuWork) -> Projection:
+    """Return what nsys's projection shows, which knows of launch calls on the range's own thread alone.
+
+    That is `work` but for instances with operations by another rule, which are looked at again.
+
+    Args:
+        events: the launch calls as places, whatever else is known of their operations.
+    """
+    nsys = Projection(work.operations, work.launches, work.start_ns, work.span_ns)
+    other = found.replay.copy()
+    for by_rule in work.by_other_rules:
+        other[by_rule.instance] = True
+    if not other.any():
+        return nsys
+    nsys = replace(nsys, **{column.name: getattr(nsys, column.name).copy() for column in fields(nsys)})
+    for values in (nsys.operations, nsys.launches, nsys.span_ns):
+        values[other] = 0
+    nsys.start_ns[other] = NULL
+    stretches = stretches_of(found.stretches, other)
+    where = slices(stretches, events)
+    simple = _simple(stretches, where, events, len(found), len(gpu))
+    rows = np.flatnonzero(simple & (where.number > 0))
+    columns = _Columns(gpu, launched, events.item)
+    _span_of_slices(nsys, columns, stretches.owner[rows], where.first[rows], where.number[rows])
+    rest = replace(where, number=np.where(simple, 0, where.number))
+    for instance, operation in pairs_of(stretches, events, rest):
+        _span_of_pairs(nsys, gpu, launched, instance, operation)
+    return nsys
+
+
+_COLUMNS = tuple(name for name in GpuWork.__dataclass_fields__ if name not in ("copied", "by_other_rules"))
+
+
+def _nothing(count: int) -> GpuWork:
+    work = GpuWork(**{name: np.zeros(count, np.int64) for name in _COLUMNS}, copied=[], by_other_rules=[])
+    for column in (work.start_ns, work.queue_max_ns):
+        column[:] = NULL
+    return work
+
+
+def _simple(stretches: Stretches, where: Slices, events: Events, instances: int, operations: int) -> Bool:
+    """Return which stretches are their instance's only one and have a slice that is wholly theirs, nothing twice."""
+    alone = np.bincount(stretches.owner, minlength=instances)[stretches.owner] == 1
+    number = np.bincount(events.item, minlength=operations)
+    simple: Bool = where.whole & alone
+    if number.max(initial=0) > 1:
+        before = _running(number[events.item] > 1)
+        simple &= before[where.first + where.number] == before[where.first]
+    return simple
+
+
+class _Columns:
+    """Columns of operations in the order of the places that stand for them, made when asked for."""
+
+    def __init__(self, gpu: GpuOperations, launched: Launches, item: Int64) -> None:
+        self.item = item
+        self.start = gpu.start_ns[item]
+        self.end = gpu.end_ns[item]
+        self.leads = launched.leads[item]
+
+
+def _running(values: Int64 | Bool) -> Int64:
+    """Return the sum of all values before each place, and after the last."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _span_of_slices(
+    work: GpuWork | Projection, columns: _Columns, who: Int64, first: Int64, number: Int64
+) -> Reduction:
+    """Put operations, launches, start and span into `work`; return what reduces the slices."""
+    work.operations[who] = number
+    work.launches[who] = _SlicesOf(first, first + number).total(columns.leads)
+    reduced = Reduction(first, number)
+    start = reduced(np.minimum, columns.start, 0)
+    work.start_ns[who] = start
+    work.span_ns[who] = reduced(np.maximum, columns.end, 0) - start
+    return reduced
+
+
+class _SlicesOf:
+    """Sums over slices of places, each `first` to `last`."""
+
+    def __init__(self, first: Int64, last: Int64) -> None:
+        self._first, self._last = first, last
+
+    def total(self, values: Int64 | Bool) -> Int64:
+        """Return the sum of the values, one a place, over each slice."""
+        running = _running(values)
+        found: Int64 = running[self._last] - running[self._first]
+        return found
+
+    def among(self, places: Int64) -> _SlicesOf:
+        """Return the same slices of some places alone, which come in order."""
+        return _SlicesOf(np.searchsorted(places, self._first), np.searchsorted(places, self._last))
+
+
+class _GroupsOf:
+    """Sums over groups of places: `group` of each place, from 0."""
+
+    def __init__(self, group: Int64, groups: int) -> None:
+        self._group, self._groups = group, groups
+
+    def total(self, values: Int64 | Bool) -> Int64:
+        """Return the sum of the values, one a place, over each group."""
+        return totals(self._group, values.astype(np.int64), self._groups)
+
+    def among(self, places: Int64) -> _GroupsOf:
+        """Return the same groups of some places alone."""
+        return _GroupsOf(self._group[places], self._groups)
+
+
+def _add_slices(
+    work: GpuWork,
+    gpu: GpuOperations,
+    launched: Launches,
+    links: Links,
+    who: Int64,
+    first: Int64,
+    number: Int64,
+) -> None:
+    """Put the work of instances with one slice of places each into `work`."""
+    columns = _Columns(gpu, launched, links.events.item)
+    reduced = _span_of_slices(work, columns, who, first, number)
+    sums = _SlicesOf(first, first + number)
+    _add_sums(work, gpu, launched, who, columns.item, links.rule, sums)
+    work.queue_max_ns[who] = reduced(np.maximum, launched.queue_ns[columns.item], NULL)
+    # Where each operation begins after the one that was launched before it has ended, the union is the sum.
+    overlaps = _running(columns.start[1:] < columns.end[:-1])
+    some = np.flatnonzero(overlaps[first + number - 1] > overlaps[first])
+    work.busy_ns[who] = work.sum_ns[who]
+    if len(some):
+        work.busy_ns[who[some]] = _busy_of_slices(links, columns, first[some], number[some])
+
+
+def _add_sums(
+    work: GpuWork,
+    gpu: GpuOperations,
+    launched: Launches,
+    who: Int64,
+    item: Int64,
+    rule: Int8,
+    sums: _SlicesOf | _GroupsOf,
+) -> None:
+    """Put what adds up into `work`, whose `operations` are there. What few places have is summed over these alone."""
+    duration = gpu.end_ns[item] - gpu.start_ns[item]
+    work.sum_ns[who] = sums.total(duration)
+    other = np.flatnonzero(rule != THREAD)
+    for one in np.flatnonzero(np.bincount(rule[other])).tolist():
+        here = other[rule[other] == one]
+        some = sums.among(here)
+        number = some.total(np.ones(len(here), np.int64))
+        has = np.flatnonzero(number)
+        work.by_other_rules.append(ByOtherRule(one, who[has], number[has], some.total(duration[here])[has]))
+    kind = gpu.kind[item]
+    others = np.flatnonzero(kind != KERNEL)
+    work.kernels[who] = work.operations[who] - sums.among(others).total(np.ones(len(others), np.int64))
+    graphs = others[kind[others] == GRAPH]
+    work.graphs[who] = sums.among(graphs).total(np.ones(len(graphs), np.int64))
+    queue = launched.queue_ns[item]
+    waited = queue >= 0
+    work.queued[who] = sums.total(waited)
+    work.queue_ns[who] = sums.total(np.multiply(queue, waited, out=queue))
+    _add_copies(work, gpu, who, item[others], duration[others], sums.among(others))
+
+
+def _add_copies(
+    work: GpuWork, gpu: GpuOperations, who: Int64, item: Int64, duration: Int64, sums: _SlicesOf | _GroupsOf
+) -> None:
+    """Put the copies by direction into `work`: only of directions that there are."""
+    direction = gpu.direction[item]
+    for i in np.flatnonzero(np.bincount(direction + 1, minlength=1)[1:]).tolist():
+        copies = np.flatnonzero(direction == i)
+        some = sums.among(copies)
+        number = some.total(np.ones(len(copies), np.int64))
+        has = np.flatnonzero(number)
+        pageable = gpu.pageable_bytes(item[copies])
+        told = pageable != NULL
+        work.copied.append(
+            Copied(
+                direction=i,
+                instance=who[has],
+                copies=number[has],
+                size_bytes=some.total(gpu.size_bytes(item[copies]))[has],
+                copy_ns=some.total(duration[copies])[has],
+                pageable_bytes=np.where(some.total(told) > 0, some.total(np.where(told, pageable, 0)), NULL)[has],
+            )
+        )
+
+
+def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64) -> Int64:
+    """Return the union of the operations of each slice, in ns.
+
+    The places of a thread fall into blocks: what is launched before a cut has ended when what is launched after it
+    begins. The union over a slice is that of the blocks it holds whole, and of what it has of its first and last one.
+    """
+    start, end, thread = columns.start, columns.end, links.events.thread
+    cut = np.ones(len(start), np.bool_)
+    threads = np.flatnonzero(np.diff(thread, prepend=-1, append=-1)).tolist()
+    for low, high in itertools.pairwise(threads):
+        before = np.maximum.accumulate(end[low : high - 1])
+        after = np.minimum.accumulate(start[low + 1 : high][::-1])[::-1]
+        cut[low + 1 : high] = before <= after
+    block = np.cumsum(cut) - 1
+    bounds = np.append(np.flatnonzero(cut), len(start))
+    whole = _running(_unions_of_blocks(bounds, start, end))
+    last = first + number
+    # The first block of which the slice has the beginning, and the one after the last of which it has the end.
+    lower = block[first] + ~cut[first]
+    upper = np.where(last == bounds[block[last - 1] + 1], block[last - 1] + 1, block[last - 1])
+    busy: Int64 = np.where(upper > lower, whole[np.maximum(upper, lower)] - whole[lower], 0)
+    within = upper < lower
+    head = np.where(within, number, np.maximum(0, bounds[lower] - first))
+    tail = np.where(within, 0, np.maximum(0, last - bounds[np.maximum(upper, lower)]))
+    for begin, length in ((first, head), (last - tail, tail)):
+        rows = np.flatnonzero(length)
+        for some in _batches(rows, length[rows]):
+            place = spread(begin[some], length[some])
+            group = np.repeat(np.arange(len(some)), length[some])
+            busy[some] += _union_of_groups(group, start[place], end[place], len(some))
+    return busy
+
+
+def _unions_of_blocks(bounds: Int64, start: Int64, end: Int64) -> Int64:
+    """Return the union of the intervals of each block, in ns; `bounds` is where each begins, and the end."""
+    # Most blocks are of one operation, which is its own union.
+    unions = end[bounds[:-1]] - start[bounds[:-1]]
+    number = np.diff(bounds)
+    several = np.flatnonzero(number > 1)
+    for some in _batches(several, number[several]):
+        place = spread(bounds[some], number[some])
+        group = np.repeat(np.arange(len(some)), number[some])
+        unions[some] = _union_of_groups(group, start[place], end[place], len(some))
+    return unions
+
+
+def _batches(rows: Int64, length: Int64) -> Iterator[Int64]:
+    """Yield the rows in pieces whose lengths add up to about _AT_ONCE."""
+    ends = np.cumsum(length)
+    at = 0
+    while at < len(rows):
+        until = max(at + 1, int(np.searchsorted(ends, (ends[at - 1] if at else 0) + _AT_ONCE, "right")))
+        yield rows[at:until]
+        at = until
+
+
+def _union_of_groups(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
+    """Return the union of the intervals of each group, in ns. Groups come in order; in one, intervals as they like."""
+    if not len(group):
+        return np.zeros(groups, np.int64)
+    low = int(start.min())
+    width = int(end.max()) - low + 1
+    if groups > 1 and width * groups >= 1 << 62:
+        # Times that far apart, or groups that many, do not fit one number: by halves.
+        half = int(np.searchsorted(group, groups // 2))
+        left = _union_of_groups(group[:half], start[:half], end[:half], groups // 2)
+        right = _union_of_groups(group[half:] - groups // 2, start[half:], end[half:], groups - groups // 2)
+        return np.concatenate([left, right])
+    start = start - low + group * width
+    end = end - low + group * width
+    if not (np.diff(start) >= 0).all():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    latest = np.maximum.accumulate(end)
+    fresh = end - start
+    fresh[1:] = np.maximum(0, end[1:] - np.maximum(start[1:], latest[:-1]))
+    # Sorted by start, groups stay in order, so that the group of each row is the same as before.
+    union = np.zeros(groups, np.int64)
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    union[group[first]] = np.add.reduceat(fresh, first)
+    return union
+
+
+def _span_of_pairs(
+    work: GpuWork | Projection, gpu: GpuOperations, launched: Launches, instance: Int64, operation: Int64
+) -> None:
+    if not len(instance):
+        return
+    first = np.flatnonzero(np.diff(instance, prepend=-1))
+    who = instance[first]
+    work.operations[who] = np.diff(first, append=len(instance))
+    work.launches[who] = np.add.reduceat(launched.leads[operation].astype(np.int64), first)
+    start = np.minimum.reduceat(gpu.start_ns[operation], first)
+    work.start_ns[who] = start
+    work.span_ns[who] = np.maximum.reduceat(gpu.end_ns[operation], first) - start
+
+
+def _add_pairs(
+    work: GpuWork,
+    gpu: GpuOperations,
+    launched: Launches,
+    instance: Int64,
+    operation: Int64,
+    rule: Int8,
+) -> None:
+    """Put the sums over one piece of pairs, all of their instances, into `work`."""
+    if not len(instance):
+        return
+    _span_of_pairs(work, gpu, launched, instance, operation)
+    first = np.flatnonzero(np.diff(instance, prepend=-1))
+    who = instance[first]
+    group = np.cumsum(np.diff(instance, prepend=instance[:1]) != 0)
+    _add_sums(work, gpu, launched, who, operation, rule, _GroupsOf(group, len(who)))
+    work.busy_ns[who] = _union_of_groups(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
+    work.queue_max_ns[who] = np.maximum.reduceat(launched.queue_ns[operation], first)

@@ -1,21 +1,30 @@
 """The eighth question: what does a step cost, which steps are the steady state, and what differs in the slowest.
 
-Where the steps are is found in `step_detection`; the parts of single steps are compared in `step_parts`.
+Where the steps are is found in `step_detection`. Here is what each did (its operations, and what they and its thread
+took), how evenly steps follow one another and how much of the time is waiting for data, and what single steps are made
+of by range, a slow one against the median one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import gpus, streams_of
-from traceable.analysis.grouping import only_value, ranked
-from traceable.analysis.intervals import narrowed
+from traceable.analysis.enclosure import slices, spread
+from traceable.analysis.gpus import gpus, lanes_by, streams_of
+from traceable.analysis.grouping import distinct_pairs, only_value, ranked, totals
+from traceable.analysis.instances import Children, Instances, Stretches, children_of
+from traceable.analysis.intervals import Blocks, Lanes, Union, covered_ns, lanes_of, merged, narrowed, union
+from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
+from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.analysis.select import gpu_number
+from traceable.analysis.shared import calls_like, nccl_kernels, once, waits_by_thread
 from traceable.analysis.step_detection import (
     BOUNDARY,
     RANGE,
@@ -25,14 +34,12 @@ from traceable.analysis.step_detection import (
     launched_within,
     steps_of,
 )
-from traceable.analysis.step_parts import breakdown, slowest
-from traceable.analysis.step_rhythm import rhythm
-from traceable.analysis.step_work import Work, columns_of, inferred, work_of
 from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.units import time as time_text
 from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, UnanswerableError
-from traceable.trace.model import NULL, Bool, Int64, NDArray
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray
 from traceable.trace.rows import distinct
 
 WARM_UP_FACTOR = 1.5
@@ -67,6 +74,76 @@ _MEMBERS = {
         "operations_begun_in_step", "a step has the operations of its process and device that began in it"
     ),
 }
+
+SLOWEST = 5
+"""How many of the slowest steps are compared with the median one."""
+
+_COMPARED = (
+    *("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
+    *("operations", "kernels", "allocations"),
+)
+
+_IDENTIFYING = ("step", "index", "process", "pid", "device", "start_ns", "wall_ns")
+
+_MATTERS = 0.25
+"""From which part of the step's difference on the range with the second largest one is named as well."""
+
+Path: TypeAlias = tuple[str, ...] | None
+"""Names from the outermost; None for outside ranges."""
+
+WAIT = "step.wait"
+"""The range in which `traceable.steps` waits for the next item."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The operations of the steps, as pairs by step and start.
+
+    Attributes:
+        step, operation: index of the step, and into the operations of the trace.
+        bounds: the pairs of step i are those from `bounds[i]` until `bounds[i + 1]`.
+        added_ns: by how much the operation makes the union of those before it in its step longer: what a step was busy
+            is the sum of it, however its operations are grouped.
+        waits: when each thread was in a call that waits for the GPU; its lanes are the threads.
+        lanes: all operations by the lanes of the steps.
+    """
+
+    step: Int64
+    operation: Int64
+    bounds: Int64
+    added_ns: Int64
+    waits: Union
+    lanes: Lanes
+
+    def total(self, values: Int64) -> Int64:
+        """Return the sum of one value a pair, by step."""
+        until = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(values, out=until[1:])
+        return np.diff(until[self.bounds])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One step by range path, as equally long columns.
+
+    Attributes:
+        path: names from the outermost; None for outside ranges.
+        instances: how many ranges of that path lie wholly inside the step, on any thread of its process, and in no
+            other step.
+        self_ns, sync_ns: their time less what lies inside them, and what of it was spent waiting in synchronising
+            calls; NULL where the step is not a stretch of CPU time, or the path has no push/pop range in it.
+        busy_ns: what its operations add to the union of the step's operations before them, so that all add up.
+    """
+
+    path: list[tuple[str, ...] | None]
+    instances: Int64
+    self_ns: Int64
+    sync_ns: Int64
+    busy_ns: Int64
+    sum_ns: Int64
+    operations: Int64
+    kernels: Int64
+    copies: Int64
 
 
 def steps(context: Context, *, range_name: str | None = None, step_kernel: str | None = None) -> Table:
@@ -396,3 +473,552 @@ def _notes(context: Context, found: Steps, work: Work, phases: _Phases) -> tuple
 def _counted(which: Bool) -> str:
     number = int(which.sum())
     return f"{number} step" if number == 1 else f"{number} steps"
+
+
+def work_of(context: Context, found: Steps) -> Work:
+    """Return the operations of each step."""
+    lanes = lanes_by(context, _lane_of_stream(context, found), len(found.process))
+    step, operation = _of_ranges(context, found, lanes) if found.kind == RANGE else _between(context, found, lanes)
+    bounds = np.searchsorted(step, np.arange(len(found) + 1, dtype=step.dtype))
+    added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    return Work(step, operation, bounds, added, waits_by_thread(context), lanes)
+
+
+@once
+def inferred(context: Context) -> tuple[Steps, Work]:
+    """Return the steps that repetition shows, and the operations of each; raises as `steps_of`."""
+    found = steps_of(context, None, None)
+    return found, work_of(context, found)
+
+
+def _between(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
+    """Return pairs (step, operation) of what starts, or of SEQUENCE whose launch call starts, in each step."""
+    gpu, calls = context.gpu, context.launched.calls
+    step_of = np.full(len(gpu), -1, np.int64)
+    bounds = np.searchsorted(found.lane, np.arange(len(found.process) + 1)).tolist()
+    for rows, (low, high) in zip(lanes, pairwise(bounds), strict=True):
+        time = gpu.start_ns[rows]
+        if found.kind == SEQUENCE:
+            call = context.launched.call_of[rows]
+            called = np.flatnonzero(call >= 0)
+            time[called] = calls.start_ns[call[called]]
+        at = low + np.searchsorted(found.start_ns[low:high], time, "right") - 1
+        inside = np.flatnonzero((at >= low) & (time < found.end_ns[at]))
+        step_of[rows[inside]] = at[inside]
+    return _by_step(step_of, gpu.by_start, lanes)
+
+
+def _of_ranges(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
+    """Return what `Context.operation_pairs` has of the steps' ranges, without making the pairs of all others."""
+    step, stretches = _stretches(context, found)
+    events = context.attribution.links.events
+    where = slices(stretches, events)
+    event = spread(where.first, where.number)
+    step = np.repeat(step, where.number)
+    if not where.whole.all():
+        inside = np.flatnonzero(events.end_ns[event] <= np.repeat(stretches.end_ns, where.number))
+        event, step = event[inside], step[inside]
+    operation = events.item[event]
+    step_of = np.full(events.items, -1, np.int64)
+    step_of[operation] = step
+    if (step_of[operation] == step).all():
+        return _by_step(step_of, events.order, lanes)
+    # Steps lie inside one another, so that an operation may be of several.
+    rank = np.empty(events.items, np.int64)
+    rank[events.order] = np.arange(events.items)
+    step, place = distinct_pairs(step, rank[operation], events.items)
+    return step, events.order[place]
+
+
+def _by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64, Int64]:
+    """Return pairs (step, operation) by step and start, given the step of each operation; -1 for none."""
+    # Steps come by lane and start as well, so that nothing is left to sort where all of one precede all of the next.
+    for order in (lanes.order, by_start) if len(lanes.order) == len(by_start) else (by_start,):
+        step = step_of[order]
+        some = np.flatnonzero(step >= 0)
+        step, operation = step[some], order[some]
+        if (step[1:] >= step[:-1]).all():
+            return step, operation
+    # Sorting one number for both is several times faster than sorting an order.
+    step, place = distinct_pairs(step, np.arange(len(step)), len(step))
+    return step, operation[place]
+
+
+def _lane_of_stream(context: Context, found: Steps) -> Int64:
+    """Return the lane of the steps that the operations of each stream are in; -1 for none."""
+    streams = streams_of(context)
+    lane = np.full(len(streams), -1, np.int64)
+    for i in range(len(found.process)):
+        here = streams.process == found.process[i]
+        lane[here & (streams.device == found.device[i]) if found.kind == BOUNDARY else here] = i
+    return lane
+
+
+def _stretches(context: Context, found: Steps) -> tuple[Int64, Stretches]:
+    """Return where on which thread the ranges that are steps ran, and the step of each such stretch."""
+    stretches = context.found.stretches
+    step_of = np.full(len(context.found), -1, np.int64)
+    step_of[found.instance] = np.arange(len(found))
+    step = step_of[stretches.owner]
+    here = step >= 0
+    ours = Stretches(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
+    return step[here], ours
+
+
+def _added(step: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Return the ns by which each operation makes the union of those before it in its step longer.
+
+    Operations stand by step and start. The times of each step are put after those of all steps before, so that one
+    running maximum of the ends serves all of them. The arrays given are used up.
+    """
+    if not len(step):
+        return np.empty(0, np.int64)
+    low, high = int(start_ns.min()), int(end_ns.max())
+    if (high - low + 1) * (int(step[-1]) + 1) > 2**62:
+        parts = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step)) + 1)
+        return np.concatenate([_added_in_order(start_ns[rows], end_ns[rows]) for rows in parts])
+    later = step * (high - low + 1)
+    later -= low
+    start_ns += later
+    end_ns += later
+    return _added_in_order(start_ns, end_ns)
+
+
+def _added_in_order(start: Int64, end: Int64) -> Int64:
+    latest = np.maximum.accumulate(end)
+    np.maximum(start[1:], latest[:-1], out=start[1:])
+    added = np.subtract(end, start, out=latest)
+    return np.maximum(added, 0, out=added)
+
+
+def columns_of(context: Context, found: Steps, work: Work) -> dict[str, NDArray[Any]]:
+    """Return what each step took; what the trace can't tell is absent."""
+    trace, gpu = context.trace, context.gpu
+    wall = found.end_ns - found.start_ns
+    has_gpu = np.full(len(found), len(gpu) > 0)
+    steps, operations = len(found), np.diff(work.bounds)
+    # The kernels, which stand first among the operations, are what is left when all else is counted.
+    other = np.flatnonzero(work.operation >= len(trace.kernels))
+    kind = gpu.kind[work.operation[other]]
+    idle = wall - _occupied(context, found, work)
+    columns: dict[str, NDArray[Any]] = {
+        "start_ns": found.start_ns,
+        "end_ns": found.end_ns,
+        "wall_ns": wall,
+        "gpu_busy_ns": work.total(work.added_ns),
+        "gpu_sum_ns": work.total((gpu.end_ns - gpu.start_ns)[work.operation]),
+        "operations": operations,
+        "kernels": operations - np.bincount(work.step[other], minlength=steps),
+        "graph_launches": np.bincount(work.step[other[kind == GRAPH]], minlength=steps),
+        "copy_ns": _union_of(context, work, other[kind == COPY]),
+        "nccl_ns": _union_of(context, work, _nccl(context, work)),
+        "idle_ns": idle,
+    }
+    for name in list(columns)[3:]:
+        columns[name] = integers(columns[name], has_gpu)
+    has_calls = np.full(len(found), len(trace.calls) > 0)
+    return {
+        **columns,
+        "utilisation_share": np.where(has_gpu, ratios(wall - idle, wall), np.nan),
+        "launch_ns": integers(_launching(context, found), has_calls & has_gpu),
+        "sync_ns": integers(_waiting(context, found), has_calls),
+        "allocations": _allocating(context, found),
+    }
+
+
+def _occupied(context: Context, found: Steps, work: Work) -> Int64:
+    """Return for how long of each step any operation of its process (and device) ran, whichever step it is of."""
+    busy = union(context.gpu.start_ns, context.gpu.end_ns, work.lanes)
+    return covered_ns(busy, found.lane, found.start_ns, found.end_ns)
+
+
+def _nccl(context: Context, work: Work) -> Int64:
+    """Return the pairs whose operation is a kernel of NCCL."""
+    kernels = nccl_kernels(context)
+    if not len(kernels):
+        return kernels
+    is_nccl = np.zeros(len(context.gpu), np.bool_)
+    is_nccl[kernels] = True
+    return np.flatnonzero(is_nccl[work.operation])
+
+
+def _union_of(context: Context, work: Work, pairs: Int64) -> Int64:
+    """Return the union of those of the steps' operations that count, by step."""
+    step, operation = work.step[pairs], work.operation[pairs]
+    added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    return totals(step, added, len(work.bounds) - 1)
+
+
+def _launching(context: Context, found: Steps) -> Int64:
+    """Return for how long of each step a thread of its process was in a launch call for its process (and device)."""
+    calls, launched = context.launched.calls, context.launched
+    leading = np.flatnonzero(launched.leads)
+    lane = _lane_of_stream(context, found)[streams_of(context).of_operation[leading]]
+    call = launched.call_of[leading]
+    start, end = calls.start_ns[call], calls.end_ns[call]
+    busy = union(start, end, lanes_of(lane, len(found.process), np.argsort(start, kind="stable")))
+    return covered_ns(busy, found.lane, found.start_ns, found.end_ns)
+
+
+def _waiting(context: Context, found: Steps) -> Int64:
+    """Return for how long of each step a thread of its process was in a call that waits for the GPU."""
+    calls = context.trace.calls
+    waiting = calls_like(context, SYNCHRONISING)
+    process = _process_of_call(context, waiting)
+    waits = np.zeros(len(found), np.int64)
+    for one in distinct(process).tolist():
+        call = waiting[process == one]
+        busy = merged(calls.start_ns[call], calls.end_ns[call])
+        rows = np.flatnonzero(found.process[found.lane] == one)
+        waits[rows] = covered_ns(busy, np.zeros(len(rows), np.int64), found.start_ns[rows], found.end_ns[rows])
+    return waits
+
+
+def _allocating(context: Context, found: Steps) -> Int64:
+    """Return how many calls that allocate or release memory began in each step, on any thread of its process.
+
+    NULL where the trace holds no API calls.
+    """
+    calls = context.trace.calls
+    allocating = calls_like(context, ALLOCATING)
+    process = _process_of_call(context, allocating)
+    number = np.full(len(found), NULL if not len(calls) else 0, np.int64)
+    for one in distinct(process).tolist():
+        times = calls.start_ns[allocating[process == one]]
+        rows = np.flatnonzero(found.process[found.lane] == one)
+        before = np.searchsorted(times, found.start_ns[rows], "left")
+        number[rows] = np.maximum(0, np.searchsorted(times, found.end_ns[rows], "left") - before)
+    return number
+
+
+def _process_of_call(context: Context, calls: Int64) -> Int64:
+    trace = context.trace
+    return np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[calls]]
+
+
+def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
+    """Return one step by the path of the innermost range of its operations, and of the ranges in it."""
+    gpu, ranges = context.gpu, context.found
+    pairs = slice(int(work.bounds[step]), int(work.bounds[step + 1]))
+    operation = work.operation[pairs]
+    innermost = context.innermost[operation]
+    path_of_operation = np.where(innermost >= 0, ranges.path[innermost], -1) if len(ranges) else innermost
+    inside, alone, waited = _on_the_cpu(context, found, work.waits, step)
+    group, paths = _paths(context, np.concatenate([path_of_operation, ranges.path[inside]]))
+    of_operation, of_range = group[: len(operation)], group[len(operation) :]
+    count = len(paths)
+    has_range = np.bincount(of_range, minlength=count)
+    return Parts(
+        path=paths,
+        instances=integers(has_range, np.full(count, found.kind != BOUNDARY)),
+        self_ns=integers(totals(of_range, alone, count), has_range > 0),
+        sync_ns=integers(totals(of_range, waited, count), has_range > 0),
+        busy_ns=totals(of_operation, work.added_ns[pairs], count),
+        sum_ns=totals(of_operation, gpu.end_ns[operation] - gpu.start_ns[operation], count),
+        operations=np.bincount(of_operation, minlength=count),
+        kernels=np.bincount(of_operation[gpu.kind[operation] == KERNEL], minlength=count),
+        copies=np.bincount(of_operation[gpu.kind[operation] == COPY], minlength=count),
+    )
+
+
+def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] | None]]:
+    """Number the paths that occur: the number of each, and its names."""
+    names, paths = context.trace.names, context.found.paths
+    distinct, place = np.unique(path, return_inverse=True)
+    return place.reshape(-1), [
+        tuple(names[name] for name in paths[one]) if one >= 0 else None for one in distinct.tolist()
+    ]
+
+
+def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
+    """Return the push/pop ranges wholly inside a step, their own time and what of it was waiting on their threads.
+
+    Of all threads of the process: autograd's works for the one that called `backward`. What lies in another range that
+    is a step, of a server that works on several requests at a time, is not this one's.
+
+    None for a step between two boundaries: it is a stretch of the GPU's time, and the host is ahead of that.
+    """
+    ranges = context.found
+    rows = np.empty(0, np.int64)
+    if found.kind != BOUNDARY:
+        start, end = int(found.start_ns[step]), int(found.end_ns[step])
+        rows = _ranges_by_time(context).overlapping(start - 1, end + 1)
+        process = np.array([thread.process for thread in context.trace.threads], np.int64)[ranges.thread[rows]]
+        inside = (ranges.style[rows] == PUSH_POP) & ranges.entered[rows] & (process == found.process[found.lane[step]])
+        rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
+        rows = rows[~_in_another_step(ranges, found, rows, step)]
+    waited = covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
+    above = ranges.parent[rows]
+    place = np.minimum(np.searchsorted(rows, above), max(0, len(rows) - 1))
+    among = np.flatnonzero(rows[place] == above)
+    own = waited.copy()
+    np.subtract.at(own, place[among], waited[among])
+    return rows, ranges.self_ns[rows], own
+
+
+def _in_another_step(ranges: Instances, found: Steps, rows: Int64, step: int) -> Bool:
+    """Return which ranges are steps other than this one, or lie in one that this one does not lie in too."""
+    is_step = np.zeros(len(ranges), np.bool_)
+    is_step[found.instance[found.instance >= 0]] = True
+    own = int(found.instance[step])
+    while own >= 0:
+        is_step[own] = False
+        own = int(ranges.parent[own])
+    inside, above = is_step[rows], ranges.parent[rows]
+    while (above >= 0).any():
+        inside |= (above >= 0) & is_step[above]
+        above = np.where(above >= 0, ranges.parent[above], -1)
+    return inside
+
+
+@once
+def _ranges_by_time(context: Context) -> Blocks:
+    return Blocks(context.found.start_ns, context.found.end_ns)
+
+
+def breakdown(context: Context, found: Steps, work: Work, step: int) -> Table:
+    """Return one step by range, the longest GPU time first; what ran outside ranges has no path."""
+    parts = parts_of(context, found, work, step)
+    order = np.lexsort((-parts.self_ns, -parts.busy_ns))
+    has_gpu = np.full(len(order), len(context.gpu) > 0)
+    busy = integers(parts.busy_ns, has_gpu)
+    return Table(
+        {
+            "path": objects(list(path) if path is not None else None for path in parts.path),
+            "ranges": parts.instances,
+            "gpu_busy_ns": busy,
+            "gpu_busy_share": ratios(parts.busy_ns, np.full(len(order), parts.busy_ns.sum())),
+            "gpu_sum_ns": integers(parts.sum_ns, has_gpu),
+            "operations": integers(parts.operations, has_gpu),
+            "kernels": integers(parts.kernels, has_gpu),
+            "copies": integers(parts.copies, has_gpu),
+            "cpu_self_ns": parts.self_ns,
+            "sync_self_ns": integers(parts.sync_ns, (parts.sync_ns != NULL) & (len(context.trace.calls) > 0)),
+        }
+    ).take(order)
+
+
+def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, NDArray[Any]], median: int) -> Table:
+    """Return the slowest steady steps that took longer than the median one, and how each differs from it.
+
+    Args:
+        columns: of the steps, with `steady`, those that say which step it is and those that are compared.
+        median: which step they are compared with.
+    """
+    wall = columns["wall_ns"]
+    rows = np.flatnonzero(columns["steady"] & (wall > wall[median]))
+    rows = rows[np.argsort(-wall[rows], kind="stable")][:SLOWEST]
+    usual = parts_of(context, found, work, median)
+    on_cpu = not len(context.gpu)
+    usual_wall = wall_parts(context, found, work, median) if on_cpu else {}
+    more = {f"{_word(name)}_more{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
+    causes: list[str] = []
+    ranges: list[Path] = []
+    times: list[int] = []
+    for i, row in enumerate(rows.tolist()):
+        cause, by_cpu = _cause({name: _known(values[i]) for name, values in more.items()})
+        if on_cpu:
+            differences = _differences(wall_parts(context, found, work, row), usual_wall)
+            cause = _cause_in_ranges(context, found, row, differences, usual_wall, int(wall[row] - wall[median]))
+        else:
+            parts = parts_of(context, found, work, row)
+            differences = _differences(*(_times(one, by_cpu and found.kind != BOUNDARY) for one in (parts, usual)))
+        path, time = differences[0] if differences and differences[0][1] > 0 else (None, NULL)
+        causes.append(cause)
+        ranges.append(path)
+        times.append(time)
+    return Table(
+        {
+            **{name: columns[name][rows] for name in _IDENTIFYING},
+            "cause": objects(causes),
+            "path": objects(list(path) if path is not None else None for path in ranges),
+            "path_more_ns": np.array(times, np.int64),
+            **more,
+        }
+    )
+
+
+def _times(parts: Parts, by_cpu: bool) -> dict[Path, int]:
+    """Return the time of each path: its own on the CPU, or on the GPU."""
+    time = parts.self_ns if by_cpu else parts.busy_ns
+    return dict(zip(parts.path, np.maximum(time, 0).tolist(), strict=True))
+
+
+def _differences(ours: Mapping[Path, int], usual: Mapping[Path, int]) -> list[tuple[Path, int]]:
+    """Return by how much each path took longer than in the usual step, the largest difference first."""
+    more = [(path, time - usual.get(path, 0)) for path, time in ours.items()]
+    return sorted(more, key=lambda one: -one[1])
+
+
+def wall_parts(context: Context, found: Steps, work: Work, step: int) -> dict[Path, int]:
+    """Return the wall time of a step by range path: that of each range less what its own ranges cover.
+
+    Of a step that is a range: what lies inside it, coroutines with the time in which they waited. Of any other: the
+    push/pop ranges on the threads of its process, and without a path the time that none of them covers.
+    """
+    ranges = context.found
+    own = int(found.instance[step])
+    times: dict[Path, int] = {}
+
+    def add(path: Path, ns: int) -> None:
+        times[path] = times.get(path, 0) + ns
+
+    if own >= 0:
+        children = _children(context)
+        for _, one in children.tree(own):
+            start, end = int(ranges.start_ns[one]), int(ranges.end_ns[one])
+            add(_path(context, one), end - start - _covered(ranges, children.of(one), start, end))
+        return times
+    rows, alone, _ = _on_the_cpu(context, found, work.waits, step)
+    for one, ns in zip(rows.tolist(), alone.tolist(), strict=True):
+        add(_path(context, one), max(0, ns))
+    start, end = int(found.start_ns[step]), int(found.end_ns[step])
+    add(None, end - start - _covered(ranges, rows, start, end))
+    return times
+
+
+def _covered(ranges: Instances, which: Int64, start_ns: int, end_ns: int) -> int:
+    """Return how long at least one of these instances lasted between two times."""
+    covered, until = 0, start_ns
+    for one in which[np.argsort(ranges.start_ns[which], kind="stable")].tolist():
+        begin, end = max(int(ranges.start_ns[one]), until), min(int(ranges.end_ns[one]), end_ns)
+        if end > begin:
+            covered, until = covered + end - begin, end
+    return covered
+
+
+def _path(context: Context, instance: int) -> Path:
+    ranges = context.found
+    return tuple(context.trace.names[name] for name in ranges.paths[int(ranges.path[instance])])
+
+
+@once
+def _children(context: Context) -> Children:
+    return children_of(context.found)
+
+
+def _cause_in_ranges(
+    context: Context,
+    found: Steps,
+    step: int,
+    differences: Sequence[tuple[Path, int]],
+    usual: Mapping[Path, int],
+    more_ns: int,
+) -> str:
+    """Return in words which ranges a step spent more time in: the first, and the second where it matters too."""
+    own = int(found.instance[step])
+    itself = _path(context, own) if own >= 0 else None
+    said: list[str] = []
+    for path, ns in differences[:2]:
+        if ns <= 0 or (said and ns < _MATTERS * more_ns):
+            break
+        where = "outside ranges" if path is None else f"in {path[-1]}"
+        if path == itself and path is not None and len(usual) > 1:
+            where += ", outside the ranges inside it"
+        elif path not in usual:
+            where += " (not in the median step)"
+        said.append(f"+{time_text(ns)} {where}")
+    return "; ".join(said) or f"+{time_text(more_ns)}, and no range took longer than in the median step"
+
+
+def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
+    """Return in words what of a step grew most, and whether the range that explains it is to be looked for on the CPU.
+
+    A step is as much longer as the GPU was idle and busy longer in it. What was busy are copies, NCCL and the rest.
+    """
+    rest = (more["gpu_busy_more_ns"] or 0) - (more["copy_more_ns"] or 0) - (more["nccl_more_ns"] or 0)
+    parts = {
+        "idle": more["idle_more_ns"] or 0,
+        "copies": more["copy_more_ns"] or 0,
+        "NCCL": more["nccl_more_ns"] or 0,
+        "kernels": rest,
+    }
+    largest = max(parts, key=lambda name: parts[name])
+    if parts[largest] <= 0:
+        return "the GPU was busy longer with what belongs to other steps", False
+    return f"{largest} {_ms(parts[largest])}{_why(largest, more)}", largest == "idle"
+
+
+def _why(largest: str, more: dict[str, int | None]) -> str:
+    allocations, waited = more["allocations_more"] or 0, more["sync_more_ns"] or 0
+    kernels = more["kernels_more"] or 0
+    if largest == "idle" and allocations > 0:
+        return f" ({allocations} more calls that allocate)"
+    if largest == "idle":
+        half = (more["idle_more_ns"] or 0) / 2
+        launching = more["launch_more_ns"] or 0
+        if launching > half and waited <= half:
+            return f" (launch calls took {_ms(launching)})"
+        return " (the GPU waited for the host)"
+    if largest == "kernels":
+        return f" ({kernels:+} kernels)" if kernels else " (as many kernels, which took longer)"
+    return ""
+
+
+def _more(values: NDArray[Any], rows: Int64, median: int) -> Int64:
+    known = (values[rows] != NULL) & (values[median] != NULL)
+    return integers(values[rows] - values[median], known)
+
+
+def _known(value: Any) -> int | None:
+    return None if value == NULL else int(value)
+
+
+def _word(name: str) -> str:
+    return name.removesuffix("_ns")
+
+
+def _unit(name: str) -> str:
+    return "_ns" if name.endswith("_ns") else ""
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:+.3f} ms"
+
+
+def loader_waits(context: Context) -> Int64:
+    """Return the instances that wait for the next batch: of `traceable.steps`, or of torch's own DataLoader.
+
+    torch names a range `enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__`. One inside another is left out.
+    """
+    found, names = context.found, context.trace.names
+    named = np.zeros(len(names), np.bool_)
+    for index in distinct(found.name).tolist():
+        name = names[index]
+        named[index] = name == WAIT or (name.startswith("enumerate(DataLoader)#") and name.endswith(".__next__"))
+    waits: Bool = named[found.name] & found.entered
+    above = np.append(waits, False)[found.parent]
+    return np.flatnonzero(waits & ~above)
+
+
+def rhythm(context: Context, found: Steps, steady: Bool, elapsed_ns: Int64) -> dict[str, NDArray[Any]]:
+    """Return of each lane the time from one steady step's begin to the next one's, and the waits for data.
+
+    Args:
+        steady: which steps are.
+        elapsed_ns: of each lane the time from its first steady step to the end of its last.
+    """
+    lanes = len(found.process)
+    pair = np.flatnonzero((found.lane[1:] == found.lane[:-1]) & steady[1:] & steady[:-1])
+    begin, following = found.start_ns[pair], found.start_ns[pair + 1]
+    # Between two windows lie steps that nobody saw.
+    seen = unrecorded_ns(context.trace, begin, following) == 0
+    spread = ranked(found.lane[pair], following - begin, lanes, seen).summary("interval")
+    waits = loader_waits(context)
+    processes = np.array([thread.process for thread in context.trace.threads], np.int64)
+    process = processes[context.found.thread[waits]]
+    waited = np.zeros(lanes, np.int64)
+    if len(waits):
+        start, end = context.found.start_ns[waits], context.found.end_ns[waits]
+        when = union(start, end, lanes_of(process, len(context.trace.processes), np.argsort(start, kind="stable")))
+        first, last = np.full(lanes, np.iinfo(np.int64).max), np.zeros(lanes, np.int64)
+        np.minimum.at(first, found.lane[steady], found.start_ns[steady])
+        np.maximum.at(last, found.lane[steady], found.end_ns[steady])
+        waited = covered_ns(when, found.process, first, last)
+    known = np.isin(found.process, process) & (elapsed_ns > 0)
+    return {
+        **{name: spread[name] for name in ("interval_p50_ns", "interval_p99_ns", "interval_max_ns")},
+        "interval_stddev_ns": spread["interval_stddev_ns"],
+        "wait_total_ns": integers(waited, known),
+        "wait_share": np.where(known, ratios(waited, elapsed_ns), np.nan),
+    }

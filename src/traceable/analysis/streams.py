@@ -15,7 +15,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import Gpus, gpus, timelines
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import numbered, totals
 from traceable.analysis.intervals import (
     Extents,
     Lanes,
@@ -30,7 +30,6 @@ from traceable.analysis.intervals import (
 )
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.shared import nccl_kernels
-from traceable.analysis.statistics import totals
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import Message, UnanswerableError

@@ -1,34 +1,100 @@
 """The question of waits: which range waited how long, in which call, for what, and which range had launched that.
 
 `d2h` waits 3.1 ms for `forward`: a copy back takes long because the kernels before it in the stream do. So the time of
-a wait is shared out among the operations that ran during it (`analysis.blocking`), and grouped by the range that
-launched them. What is left is overhead: nothing that the call waits for was running. Every column is explained in
-docs/report.md.
+a wait is shared out among the operations that ran during it, and grouped by the range that launched them. What is left
+is overhead: nothing that the call waits for was running. Every column is explained in docs/report.md.
+
+Three kinds of call wait: the synchronising calls of the runtime and the driver; copies and sets whose name says that
+they are synchronous; and asynchronous copies of pageable memory. What a call of the latter two really does depends on
+its arguments (CUDA, "API synchronization behavior"): a set of device memory and a copy within the GPU return at once
+whatever they are called, and a small copy from pageable memory is put aside and returns. So such a call counts where
+its own operation had begun by the time it returned: then all that stood before it in the stream was over.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from traceable.analysis.blocking import Pieces, Waits, waited_for, waiting_calls
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import numbered, ranked
-from traceable.analysis.matching import first_match
+from traceable.analysis.enclosure import spread
+from traceable.analysis.gpus import streams_of
+from traceable.analysis.grouping import first_match, numbered, ranked, totals
+from traceable.analysis.intervals import lanes_of
+from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, moves_of
 from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns, range_labels
+from traceable.analysis.naming import SYNCHRONISING, names_like
 from traceable.analysis.remedies import record_gpu
-from traceable.analysis.statistics import totals
+from traceable.analysis.select import inside
+from traceable.analysis.shared import calls_like
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import often, time
 from traceable.errors import Message, UnanswerableError
-from traceable.trace.model import NULL, Int64, NDArray, Trace
+from traceable.trace.model import NULL, Bool, Cut, Int64, NDArray, Trace
 
 _OUTSIDE, _NOTHING = -1, -2
 """Instead of the number of a range: no range launched it, and there was nothing to be launched."""
 
 _SENTENCES = 3
+
+CLOCK_SKEW_NS = 20_000
+"""How long after the return of a call an operation may end that the call waited for. GPU times are converted to the
+host's clock by the profiler: in one process of a two-GPU capture (Nsight Systems 2026.2, H100) 14 of 17 calls of
+cudaStreamSynchronize return up to 6.7 us before the end of the kernel that they waited for."""
+
+_PAIRS_AT_ONCE = 1 << 21
+
+_WHOLE_CONTEXT = re.compile(r"cu(da)?(Thread|Device|Ctx|Context)Synchronize")
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Calls that waited, as equally long columns; of calls inside one another the outermost.
+
+    Attributes:
+        call: index into `Trace.calls`.
+        process: index into `Trace.processes`.
+        context, stream: of what it waited for, as in `Operations`; -1 where that is all of them, or not known.
+        one_stream: whether it waited for one stream only, which is not known.
+        own: the operation that the call itself put on the GPU, -1 for none.
+        start_ns, end_ns: when. Where calls of one thread cross, a later one begins at the end of those before.
+    """
+
+    call: Int64
+    process: Int64
+    context: Int64
+    stream: Int64
+    one_stream: Bool
+    own: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def take(self, which: Bool | Int64) -> Waits:
+        """Return some of the waits."""
+        return Waits(**{column.name: getattr(self, column.name)[which] for column in fields(self)})
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """For how long which operation was waited for, as equally long columns.
+
+    Attributes:
+        wait: index into `Waits`.
+        operation: index into the GPU operations.
+        start_ns, ns: from when and how long it ran during the wait while no operation that ended later did; never 0.
+    """
+
+    wait: Int64
+    operation: Int64
+    start_ns: Int64
+    ns: Int64
 
 
 def sync(context: Context, *, range_name: str | None = None) -> Table:
@@ -288,3 +354,233 @@ def _nobody_waits(calls: int, waits: int, range_name: str | None) -> Unanswerabl
         f"none of the {calls} CUDA API calls in the trace waits for the GPU",
         "record a window that holds what waits: a synchronising call, or a synchronous or pageable copy",
     )
+
+
+def waiting_calls(context: Context) -> Waits:
+    """Return the calls that waited, by thread and start."""
+    trace = context.trace
+    if trace.cut is not None and context.whole is not None:
+        return _waits_in(trace.cut, context.whole)[0]
+    named = calls_like(context, SYNCHRONISING)
+    process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[named]]
+    record = first_match(
+        process, trace.calls.correlation[named], trace.synchronisations.process, trace.synchronisations.correlation
+    )
+    # The type of a record does not tell what is waited for: its numbers have moved between exporters (a stream's is 3
+    # in Nsight Systems 2024.2 and 2026.2, and 2 in 2024.6). The name of the call and the stream of the record do. Its
+    # device does not either: 2026.2 gives 0 for the contexts of other GPUs.
+    name = trace.calls.name[named]
+    whole = names_like(trace, _WHOLE_CONTEXT, name)[name]
+    at_context = np.append(trace.synchronisations.context, -1)[record].astype(np.int64)
+    at_stream = np.append(trace.synchronisations.stream, -1)[record].astype(np.int64)
+    at_stream[whole] = -1
+    move, of_move = _waiting_moves(context)
+    call = np.append(named, of_move)
+    streams = streams_of(context)
+    of_move_stream = streams.of_operation[move]
+    stream: Int64 = np.append(at_stream, streams.stream[of_move_stream])
+    waits = Waits(
+        call=call,
+        process=np.append(process, streams.process[of_move_stream]),
+        context=np.append(at_context, streams.context[of_move_stream]),
+        stream=stream,
+        one_stream=np.append(~whole, np.ones(len(move), np.bool_)) & (stream < 0),
+        own=np.append(np.full(len(named), -1, np.int64), move),
+        start_ns=trace.calls.start_ns[call],
+        end_ns=trace.calls.end_ns[call],
+    )
+    return _outermost(trace, waits)
+
+
+def waited_for(context: Context, waits: Waits) -> Pieces:
+    """Return what each call waited for: operations of its process, and of its context and stream as far as known.
+
+    An operation counts if its launch call began no later than the wait, if it ran during the wait, and if it ended no
+    later than CLOCK_SKEW_NS after it; the call's own operation whenever it ended, because from pageable memory the
+    last part of a copy is still on its way when the call returns (by up to 0.2 ms in the captures). Where the stream
+    of a wait is not recorded (an event's never is), it is that of the operation which ended last. Each moment belongs
+    to the operation running then that ends last, because that is what keeps the call from returning. What a wait is for
+    that an edge of a cut lies in is what the whole wait is for.
+    """
+    if context.trace.cut is not None and context.whole is not None:
+        return _pieces_in(context.trace.cut, context.whole, waits)
+    group, first = numbered(waits.process, waits.context, waits.stream)
+    found = [Pieces(*(np.empty(0, np.int64),) * 4)]
+    streams = streams_of(context)
+    members: dict[tuple[int, ...], list[int]] = {}
+    for scope, one in enumerate(first.tolist()):
+        mine = streams.process == waits.process[one]
+        if waits.context[one] >= 0:
+            mine &= streams.context == waits.context[one]
+        if waits.stream[one] >= 0:
+            mine &= streams.stream == waits.stream[one]
+        members.setdefault(tuple(np.flatnonzero(mine).tolist()), []).append(scope)
+    operations = _ByEnd(context)
+    for of_streams, scopes in members.items():
+        reach = _Reach(context, operations.of(of_streams))
+        for scope in scopes:
+            found += reach.pieces(waits, np.flatnonzero(group == scope))
+    return Pieces(*(np.concatenate([getattr(part, column.name) for part in found]) for column in fields(Pieces)))
+
+
+class _ByEnd:
+    """All operations by their end, of equal ends the earlier to start first; and those of single streams."""
+
+    def __init__(self, context: Context) -> None:
+        gpu, streams = context.gpu, streams_of(context)
+        self.streams = len(streams)
+        self.order = gpu.by_start[np.argsort(gpu.end_ns[gpu.by_start], kind="stable")]
+        self.stream = streams.of_operation[self.order]
+        self.lanes = lanes_of(streams.of_operation, len(streams), self.order)
+
+    def of(self, streams: tuple[int, ...]) -> Int64:
+        """Return the operations of some streams."""
+        if len(streams) == 1:
+            return self.lanes.lane(streams[0])
+        wanted = np.zeros(self.streams, np.bool_)
+        wanted[list(streams)] = True
+        return self.order[np.flatnonzero(wanted[self.stream])]
+
+
+class _Reach:
+    """The operations of one process, or of one of its contexts or streams, by their end."""
+
+    def __init__(self, context: Context, operation: Int64) -> None:
+        self.context, self.operation = context, operation
+        self.end = context.gpu.end_ns[operation]
+
+    def pieces(self, waits: Waits, members: Int64) -> Iterator[Pieces]:
+        """Yield the pieces of the waits numbered `members`, some waits at a time."""
+        first = np.searchsorted(self.end, waits.start_ns[members], "left")
+        own = waits.own[members]
+        last = waits.end_ns[members] + CLOCK_SKEW_NS
+        copies = np.flatnonzero(own >= 0)
+        last[copies] = np.maximum(last[copies], self.context.gpu.end_ns[own[copies]])
+        number = np.searchsorted(self.end, last, "right") - first
+        number = np.maximum(number, 0)
+        sizes = np.concatenate([[0], np.cumsum(number)])
+        at = 0
+        while at < len(members):
+            until = max(at + 1, int(np.searchsorted(sizes, sizes[at] + _PAIRS_AT_ONCE, "right")) - 1)
+            here = slice(at, until)
+            yield self._pieces(waits, members[here], first[here], number[here])
+            at = until
+
+    def _pieces(self, waits: Waits, members: Int64, first: Int64, number: Int64) -> Pieces:
+        operation = self.operation[spread(first, number)]
+        member = np.repeat(np.arange(len(members)), number)
+        wait = members[member]
+        begun, ended = self.context.gpu.start_ns[operation], self.context.gpu.end_ns[operation]
+        start, end = np.maximum(begun, waits.start_ns[wait]), np.minimum(ended, waits.end_ns[wait])
+        ran = (end > start) & ((ended <= waits.end_ns[wait] + CLOCK_SKEW_NS) | (operation == waits.own[wait]))
+        operation, member, start, end, begun = (column[ran] for column in (operation, member, start, end, begun))
+        counts = self._launched(operation) <= waits.start_ns[members[member]]
+        operation, member, start, end, begun = (column[counts] for column in (operation, member, start, end, begun))
+        same = self._in_its_stream(operation, member, waits.one_stream[members[member]])
+        operation, member, start, end, begun = (column[same] for column in (operation, member, start, end, begun))
+        ns = np.minimum(end, _begun_later(begun, member)) - start
+        some = ns > 0
+        return Pieces(members[member[some]], operation[some], start[some], ns[some])
+
+    def _launched(self, operation: Int64) -> Int64:
+        """Return when the launch call of each began; what has none may have been launched at any time, and has NULL."""
+        call = self.context.launched.call_of[operation]
+        launched = np.full(len(operation), NULL, np.int64)
+        known = np.flatnonzero(call >= 0)
+        launched[known] = self.context.trace.calls.start_ns[call[known]]
+        return launched
+
+    def _in_its_stream(self, operation: Int64, member: Int64, one_stream: Bool) -> Bool:
+        """Return which rows are of the stream of their wait's last row, or of a wait for more than one stream."""
+        if not one_stream.any():
+            return ~one_stream
+        ends = np.append(np.flatnonzero(np.diff(member)), len(member) - 1)
+        last = np.repeat(operation[ends], np.diff(ends, prepend=-1))
+        streams = streams_of(self.context)
+        # All are of one process, where a stream is known by these two.
+        pair = numbered(streams.context, streams.stream)[0]
+        same: Bool = pair[streams.of_operation[operation]] == pair[streams.of_operation[last]]
+        return same | ~one_stream
+
+
+def _waits_in(cut: Cut, whole: Context) -> tuple[Waits, Int64]:
+    """Return those parts of the waits of the whole that lie in the time of a cut, and which of the whole they are."""
+    waits, calls, gpu = waiting_calls(whole), whole.trace.calls, whole.gpu
+    here = np.flatnonzero(inside(waits.start_ns, waits.end_ns, cut))
+    waits = waits.take(here)
+    operation = _numbers_inside(gpu.start_ns, gpu.end_ns, cut)
+    waits = replace(
+        waits,
+        call=_numbers_inside(calls.start_ns, calls.end_ns, cut)[waits.call],
+        own=np.append(operation, -1)[waits.own],
+        start_ns=np.maximum(waits.start_ns, cut.first_ns),
+        end_ns=np.minimum(waits.end_ns, cut.last_ns),
+    )
+    return waits, here
+
+
+def _pieces_in(cut: Cut, whole: Context, waits: Waits) -> Pieces:
+    """Return what some waits of a cut were for, as far as it lies in its time."""
+    parts, of_whole = _waits_in(cut, whole)
+    chosen = np.flatnonzero(np.isin(parts.call, waits.call))
+    place = np.empty(int(parts.call.max(initial=-1)) + 1, np.int64)
+    place[waits.call] = np.arange(len(waits))
+    found = waited_for(whole, waiting_calls(whole).take(of_whole[chosen]))
+    start = np.maximum(found.start_ns, cut.first_ns)
+    ns = np.minimum(found.start_ns + found.ns, cut.last_ns) - start
+    some = np.flatnonzero(ns > 0)
+    operation = _numbers_inside(whole.gpu.start_ns, whole.gpu.end_ns, cut)[found.operation[some]]
+    return Pieces(place[parts.call[chosen[found.wait[some]]]], operation, start[some], ns[some])
+
+
+def _numbers_inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Int64:
+    """Return the number of each interval among those that lie in the time of a cut; -1 for one that does not."""
+    here = inside(start_ns, end_ns, cut)
+    return np.where(here, np.cumsum(here) - 1, -1)
+
+
+def _begun_later(begun_ns: Int64, member: Int64) -> Int64:
+    """Return when the first of the rows began that end later in the same wait: until then a row is on its own.
+
+    Rows come by wait and end. The wait stands above the start in one number, so that one running minimum from the back
+    serves all waits.
+    """
+    if not len(begun_ns):
+        return begun_ns
+    low, high = int(begun_ns.min()), int(begun_ns.max())
+    bits = (high - low).bit_length()
+    if bits + int(member[-1]).bit_length() > 62:
+        times, begun_ns = np.unique(begun_ns, return_inverse=True)
+        low, bits = 0, len(times).bit_length()
+    else:
+        times = None
+    earliest = np.minimum.accumulate((member << bits | (begun_ns - low))[::-1])[::-1]
+    first = (earliest & ((1 << bits) - 1)) + low
+    later = np.full(len(begun_ns), np.iinfo(np.int64).max)
+    inner = np.flatnonzero(member[:-1] == member[1:])
+    later[inner] = first[inner + 1] if times is None else times[first[inner + 1]]
+    return later
+
+
+def _waiting_moves(context: Context) -> tuple[Int64, Int64]:
+    """Return the copies and sets whose call waited for them, as numbers of operations, and their calls."""
+    calls, moves = context.trace.calls, moves_of(context)
+    asked = np.flatnonzero((moves.call_kind == SYNCHRONOUS) | (moves.pageable & (moves.call_kind == ASYNCHRONOUS)))
+    begun = context.gpu.start_ns[moves.first + asked] <= calls.end_ns[moves.call[asked]]
+    asked = asked[begun]
+    # A call that made several operations is one wait.
+    each = numbered(moves.call[asked])[1]
+    return moves.first + asked[each], moves.call[asked[each]]
+
+
+def _outermost(trace: Trace, waits: Waits) -> Waits:
+    thread = trace.calls.thread[waits.call]
+    order = np.lexsort((waits.call, -waits.end_ns, waits.start_ns, thread))
+    thread = thread[order]
+    waits = waits.take(order)
+    before = np.full(len(waits), NULL, np.int64)
+    bounds = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        before[low + 1 : high] = np.maximum.accumulate(waits.end_ns[low : high - 1])
+    waits.start_ns[:] = np.maximum(waits.start_ns, before)
+    return waits.take(waits.end_ns > before)

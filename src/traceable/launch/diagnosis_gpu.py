@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 
-from traceable.analysis.attribution import Coverage, Share
-from traceable.analysis.rules import INHERITED
+from traceable.analysis.attribution import INHERITED, Coverage, Share
 from traceable.launch.diagnosis_case import NSYS, Case
 from traceable.launch.diagnosis_ranges import traced
 from traceable.launch.diagnosis_rules import (

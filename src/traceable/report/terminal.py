@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
+from traceable.analysis.attribution import INFERRED
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.profile import OUTLIVES, Profile
-from traceable.analysis.rules import INFERRED
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
 from traceable.environment import escaped

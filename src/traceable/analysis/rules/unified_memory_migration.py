@@ -10,13 +10,11 @@ import re
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values
-from traceable.analysis.finding_words import gpu as gpu_words
-from traceable.analysis.finding_words import listed
 from traceable.analysis.grouping import numbered
 from traceable.analysis.intervals import covered_ns, lanes_of, merged, union
 from traceable.analysis.naming import names_like
 from traceable.analysis.operations import KERNEL
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, gpu_words, listed
 from traceable.analysis.units import count, share, size, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64

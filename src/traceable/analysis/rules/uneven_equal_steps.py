@@ -11,12 +11,11 @@ from itertools import pairwise
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import named
 from traceable.analysis.grouping import numbered
 from traceable.analysis.named import operation_labels, operation_name
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
 from traceable.analysis.shared import nccl_kernels
-from traceable.analysis.step_work import inferred
+from traceable.analysis.steps import inferred
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Bool, Int64
@@ -90,6 +89,7 @@ def _equal_steps(context: Context, steady: Bool) -> Iterator[tuple[int, Int64]]:
 
 
 _ALL_SLOWER = "watch the GPU's clocks, power and temperature (nvidia-smi dmon), and what else runs on it"
+
 _SOME_SLOWER = "compare the data of these steps: few of the kernels differ, so it is not the GPU's clock"
 
 UNEVEN_EQUAL_STEPS = Rule(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import named
-from traceable.analysis.statistics import totals
+from traceable.analysis.grouping import totals
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
 from traceable.analysis.units import count, time
 from traceable.trace.model import NULL, Bool, Float64, Int64
 from traceable.trace.rows import distinct

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, share_of
-from traceable.analysis.finding_words import named
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import numbered, totals
 from traceable.analysis.intervals import Lanes, between, touched
 from traceable.analysis.loop_blocks import blocks
 from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.analysis.statistics import totals
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
 from traceable.analysis.units import count, share, time
 from traceable.analysis.unrecorded import unrecorded
 from traceable.trace.rows import distinct

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.finding_words import named
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, named, share_of
 from traceable.analysis.units import count, share, time
 from traceable.errors import UnanswerableError
 

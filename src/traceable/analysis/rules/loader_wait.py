@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.step_rhythm import loader_waits
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
+from traceable.analysis.steps import loader_waits
 from traceable.analysis.units import often, share, time
 from traceable.errors import UnanswerableError
 from traceable.trace.rows import distinct

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Values, share_of
-from traceable.analysis.finding_words import gpu, listed
-from traceable.analysis.gap_causes import CAUSES
+from traceable.analysis.gaps import CAUSES
+from traceable.analysis.grouping import totals
 from traceable.analysis.intervals import merged, touched
 from traceable.analysis.naming import LOADING, LOADING_OVERHEAD
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Values, gpu_words, listed, share_of
 from traceable.analysis.shared import calls_like, overheads_like
-from traceable.analysis.statistics import totals
 from traceable.analysis.units import count, time
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct
@@ -51,7 +50,7 @@ def module_loading(evidence: Evidence, _: Values) -> list[Finding]:
         took = int(merged(begin, until).total_ns()[0])
         before = int(merged(*evidence.clipped_before(start[mine], end[mine])).total_ns()[0])
         lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.used.processes[lane]]
-        idle = [f"{gpu(evidence.device(lane))} {time(int(waiting[lane]))}" for lane in lanes]
+        idle = [f"{gpu_words(evidence.device(lane))} {time(int(waiting[lane]))}" for lane in lanes]
         waits = f"; in gaps that it explains, {listed(idle)} idle" if idle else ""
         found.append(
             Finding(

@@ -9,9 +9,18 @@ from collections import Counter
 
 import numpy as np
 
-from traceable.analysis.finding_rules import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.finding_words import listed, named
 from traceable.analysis.loop_blocks import Blocks, blocks, culprits, waiting
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    listed,
+    merged_ns,
+    named,
+    share_of,
+)
 from traceable.analysis.units import count, often, time
 from traceable.errors import UnanswerableError
 from traceable.trace.model import Int64

@@ -1,0 +1,96 @@
+"""A finding about GPUs that do less than others. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.grouping import numbered
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    gpu_words,
+    listed,
+    share_of,
+)
+from traceable.analysis.units import count, share, time
+from traceable.errors import UnanswerableError
+from traceable.trace.model import Int64
+from traceable.trace.rows import distinct
+
+
+def device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return whether one GPU works longer than the others.
+
+    Work is the union of a GPU's operations but for kernels of NCCL, which run while they wait for other GPUs. GPUs
+    that work less than `member` of what the busiest does take no part. It speaks if the least busy of those that do
+    works `spread` less than the busiest, or more.
+
+    won_ns: what the busiest works more than the mean of those that take part, step by step where steps are known: from
+    the begin of each steady step of the process that has most of them to that of the next. With the same work shared
+    out evenly within each step, each GPU takes the mean of the step.
+    """
+    if len(evidence.used) < 2:
+        raise UnanswerableError(
+            "single_gpu", "the recording has one GPU only", "record the processes of all GPUs together"
+        )
+    part = evidence.part
+    work = _work_between(evidence, np.array([part.start_ns, part.end_ns]))[0]
+    member = np.flatnonzero(work >= max(1.0, values["member"] * work.max()))
+    if len(member) < 2 or work[member].min() > (1 - values["spread"]) * work.max():
+        return []
+    busiest, idlest = int(member[work[member].argmax()]), int(member[work[member].argmin()])
+    mean = float(work[member].mean())
+    by_step = _work_between(evidence, _step_bounds(evidence))[:, member]
+    won = by_step.max(axis=1) - by_step.mean(axis=1)
+    others = [f"{gpu_words(evidence.device(i))} {time(int(work[i]))}" for i in member.tolist() if i != busiest]
+    listing = listed(others[:8]) + (f" and {count(len(others) - 8, 'other')}" if len(others) > 8 else "")
+    return [
+        Finding(
+            sentence=(
+                f"{gpu_words(evidence.device(idlest))} is busy {share(1 - work[idlest] / work[busiest])} less than "
+                f"{gpu_words(evidence.device(busiest))} (excluding NCCL): {gpu_words(evidence.device(busiest))} works "
+                f"{time(int(work[busiest]))}, {listing}; the mean is {time(mean)}"
+            ),
+            advice="distribute the work more evenly: the batch, the layers or the requests of each GPU",
+            won_ns=int(won.sum()),
+            device=evidence.device(busiest),
+            pid=evidence.only_pid(busiest),
+            count=len(member),
+        )
+    ]
+
+
+def _step_bounds(evidence: Evidence) -> Int64:
+    """Return the ends of the part that bounds are of and, between them, where the steady steps of one process begin."""
+    part = evidence.part
+    if part.unsteady:
+        return np.array([part.start_ns, part.end_ns])
+    steps = evidence.steps.values
+    starts = steps["start_ns"][steps["steady"]]
+    pid, first = numbered(steps["pid"][steps["steady"]])
+    mine = starts[pid == int(np.bincount(pid, minlength=len(first)).argmax())]
+    inside = mine[(mine > part.start_ns) & (mine < part.end_ns)]
+    return distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
+
+
+def _work_between(evidence: Evidence, bounds_ns: Int64) -> Int64:
+    """Return how long each GPU worked from each of some times to the next, shape (times - 1, GPUs)."""
+    gpus, times = len(evidence.used), len(bounds_ns) - 1
+    lane = np.tile(np.arange(gpus), times)
+    worked = evidence.working_ns(lane, np.repeat(bounds_ns[:-1], gpus), np.repeat(bounds_ns[1:], gpus))
+    return worked.reshape(times, gpus)
+
+
+DEVICE_IMBALANCE = Rule(
+    "device_imbalance",
+    "GPUs that work longer than others",
+    (
+        Threshold("spread", 0.1, "share", "how much less than the busiest the least busy GPU works, at least"),
+        Threshold("member", 0.05, "share", "a GPU takes part from this share of the busiest one's work on"),
+        share_of(0.005),
+    ),
+    device_imbalance,
+)

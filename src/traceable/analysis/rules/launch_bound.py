@@ -1,0 +1,119 @@
+"""A finding about GPUs that do nothing for want of launches. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from traceable.analysis.gaps import CAUSES
+from traceable.analysis.grouping import totals
+from traceable.analysis.operations import KERNEL
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Places,
+    Rule,
+    Threshold,
+    Values,
+    gpu_words,
+    named,
+    share_of,
+)
+from traceable.analysis.units import count, time
+from traceable.errors import UnanswerableError
+from traceable.trace.model import Bool
+from traceable.trace.rows import distinct
+
+_LAUNCHING = (CAUSES.index("host_late"), CAUSES.index("launch_latency"))
+
+
+def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return in which ranges a GPU waits for the launch of its next kernel again and again.
+
+    A gap counts if it is at most `gap` long, its cause is that the host was late or launch latency, and the launch of
+    the operation that ends it had not returned when the gap began: what had been launched waits for the GPU, not for
+    the host. A range speaks for a GPU if such gaps are `idle` or more of their sum and the time of all its operations
+    there, and its kernels last `kernel` or less on average. Ranges are paths: of a path and those inside it the
+    deepest is named that still has four fifths of the gaps of the one around it.
+
+    won_ns: the summed length of these gaps, as far as they lie in the part that bounds are of. The operations
+    themselves become no shorter by being launched earlier.
+    """
+    context = evidence.context
+    evidence.need_calls()
+    call = context.launched.call_of[evidence.gaps.after]
+    if not (context.launched.call_of >= 0).any():
+        raise UnanswerableError(
+            "launches_not_recorded",
+            "no launch call is recorded for any GPU operation",
+            "record the launches too, with --trace=cuda,nvtx",
+        )
+    gaps = evidence.gaps
+    length = gaps.end_ns - gaps.start_ns
+    late = (length <= 1_000 * values["gap"]) & (call >= 0)
+    late[late] = context.launched.calls.end_ns[call[late]] > gaps.start_ns[late]
+    least = values["share"] * evidence.window_ns
+    # The causes of gaps are the most expensive part: they are computed only where they can matter.
+    late &= totals(gaps.lane[late], evidence.gap_ns[late], len(evidence.used))[gaps.lane] >= least
+    late[late] = np.isin(evidence.causes(late), _LAUNCHING)
+    return [
+        finding
+        for lane in distinct(gaps.lane[late]).tolist()
+        for finding in _launch_bound(evidence, values, lane, late & (gaps.lane == lane), least)
+    ]
+
+
+def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, least: float) -> Iterator[Finding]:
+    context, gaps = evidence.context, evidence.gaps
+    places = Places(context)
+    here = evidence.gpu_of_operation == lane
+    duration = evidence.inside_ns(context.gpu.start_ns, context.gpu.end_ns)
+    kernels = here & (context.gpu.kind == KERNEL) & (duration > 0)
+    idle = places.sums(gaps.after[late], evidence.gap_ns[late])
+    number = places.sums(gaps.after[late & (evidence.gap_ns > 0)])
+    whole = places.sums(gaps.after[late], (gaps.end_ns - gaps.start_ns)[late])
+    before = places.sums(gaps.after[late], evidence.before_ns(gaps.start_ns[late], gaps.end_ns[late]))
+    work = places.sums(np.flatnonzero(here), duration[here])
+    kernel_ns, kernel_number = (
+        places.sums(np.flatnonzero(kernels), duration[kernels]),
+        places.sums(np.flatnonzero(kernels)),
+    )
+    for place in places.deepest(idle, least):
+        mean = kernel_ns[place] / max(1, kernel_number[place])
+        if not kernel_number[place] or mean > 1_000 * values["kernel"]:
+            continue
+        if idle[place] < values["idle"] * (idle[place] + work[place]):
+            continue
+        name, domain = places.range_of(place)
+        device = evidence.device(lane)
+        yield Finding(
+            sentence=(
+                f"{named(name)}: {gpu_words(device)} waits {time(int(idle[place]))} for launches in "
+                f"{count(int(number[place]), 'gap')} of up to {time(1_000 * values['gap'])}, compared with "
+                f"{time(int(work[place]))} of work in {count(int(kernel_number[place]), 'kernel')} of {time(mean)} on "
+                "average"
+            ),
+            advice="launch more at once: a CUDA graph (torch.compile with mode='reduce-overhead'), or a larger batch",
+            won_ns=int(idle[place]),
+            total_ns=int(whole[place]),
+            before_steady_ns=evidence.before_steady(int(before[place])),
+            range=name,
+            domain=domain,
+            device=device,
+            pid=evidence.only_pid(lane),
+            count=int(number[place]),
+        )
+
+
+LAUNCH_BOUND = Rule(
+    "launch_bound",
+    "small kernels that are over before the next is launched",
+    (
+        Threshold("gap", 100, "us", "longest gap that a launch explains; longer ones are other work of the host"),
+        Threshold("kernel", 20, "us", "longest mean time of a kernel"),
+        Threshold("idle", 0.2, "share", "least share of such gaps in them and the GPU's work together"),
+        share_of(0.005),
+    ),
+    launch_bound,
+)

@@ -1,0 +1,100 @@
+"""A finding about GPUs that do nothing, for whatever reason. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.gaps import CAUSES
+from traceable.analysis.gpus import unseen_graphs
+from traceable.analysis.grouping import totals
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    gpu_words,
+    share_of,
+)
+from traceable.analysis.units import count, share, time
+
+_FLUSH = CAUSES.index("profiler_flush")
+
+_CAUSES = {
+    "module_loading": ("the driver was loading the code of kernels", "warm up, or set CUDA_MODULE_LOADING=EAGER"),
+    "allocation": ("memory was being allocated", "allocate before, or use a caching allocator"),
+    "synchronisation": ("the host waited for the GPU before it launched more", "let the host run ahead: wait later"),
+    "waiting_copy": ("the host was copying", "copy from pinned memory, asynchronously, ahead of time"),
+    "launch_latency": ("the launch took that long", "launch less: CUDA graphs, fused kernels, a larger batch"),
+    "host_late": ("the host had not launched anything", "see in `--view gaps` what the host did, do it ahead"),
+    "waiting_nccl": ("the GPU was about to run NCCL", "see in `--view gaps` which GPU came late"),
+    "waiting_other_device": ("the GPU waited for another one", "see in `--view gaps` which operations wait"),
+    "waiting_stream": ("the GPU waited for another stream", "see in `--view gaps` which streams wait for each other"),
+    "queued": ("the GPU had work and did not run it", "see `queued_gaps`: another process, or waits in the stream"),
+    "unknown": ("the trace does not tell why", "see `--view gaps`"),
+}
+"""What is said of the cause of most idle time, and what to do."""
+
+
+def low_utilisation(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which GPUs are busy for less than `utilisation` of the time from their first operation to their last.
+
+    won_ns: the time in which the GPU was idle, less the gaps that the profiler made: its operations remain. Those gaps
+    do not count against its utilisation either. Both are of the part that bounds are of.
+    """
+    context = evidence.context
+    unseen = unseen_graphs(context)
+    if unseen is not None:
+        raise unseen
+    gaps = evidence.gaps
+    idle, total = evidence.idle_ns, evidence.total_ns
+    # What the profiler made idle can only raise it.
+    low = np.flatnonzero(total - idle < values["utilisation"] * total)
+    found_low = []
+    for lane in low.tolist():
+        mine = gaps.lane == lane
+        cause = evidence.causes(mine)
+        length, whole = evidence.gap_ns[mine], (gaps.end_ns - gaps.start_ns)[mine]
+        before = evidence.before_ns(gaps.start_ns[mine], gaps.end_ns[mine])
+        own = cause != _FLUSH
+        won = int(length[own].sum())
+        busy = int(total[lane] - idle[lane])
+        if not won or busy >= values["utilisation"] * (busy + won):
+            continue
+        by_cause = totals(cause[own].astype(np.int64), length[own], len(CAUSES))
+        most = int(by_cause.argmax())
+        longest = int(np.where(own, length, -1).argmax())
+        start, end = (times[mine][[longest]] for times in (gaps.start_ns, gaps.end_ns))
+        (start,), (end,) = evidence.clipped(start, end)
+        why, advice = _CAUSES[CAUSES[most]]
+        device = evidence.device(lane)
+        found_low.append(
+            Finding(
+                sentence=(
+                    f"{gpu_words(device)} is busy {share(busy / (busy + won))} of {time(busy + won)} and idle "
+                    f"{time(won)} in {count(int((own & (length > 0)).sum()), 'gap')}; for {time(int(by_cause[most]))} "
+                    f"of that {why}; the longest gap is {time(int(length[longest]))} at {int(start) / 1e9:.6f} s"
+                ),
+                advice=advice,
+                won_ns=won,
+                total_ns=int(whole[own].sum()),
+                before_steady_ns=evidence.before_steady(int(before[own].sum())),
+                device=device,
+                pid=evidence.only_pid(lane),
+                count=int((own & (length > 0)).sum()),
+                start_ns=int(start),
+                end_ns=int(end),
+            )
+        )
+    return found_low
+
+
+LOW_UTILISATION = Rule(
+    "low_utilisation",
+    "GPUs that are idle much of the time",
+    (
+        Threshold("utilisation", 0.5, "share", "a GPU is busy enough from this share of its time on"),
+        share_of(0.005),
+    ),
+    low_utilisation,
+)

@@ -1,0 +1,95 @@
+"""A finding about a GPU that seems to work for another process in between. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.grouping import numbered
+from traceable.analysis.intervals import Between
+from traceable.analysis.named import operation_labels
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    gaps_called_queued,
+    gpu_words,
+    share_of,
+)
+from traceable.analysis.units import count, time
+from traceable.trace.model import Bool, Int64
+from traceable.trace.rows import distinct
+
+
+def shared_gpu(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which GPUs seem to run another process in turns with the recorded ones.
+
+    Of the gaps whose cause is `queued` and which lie in the part that bounds are of, those count that do not belong to
+    the program: less than `recurs` of the times that the operation before the gap was followed by the one after it (by
+    name, on that GPU) there was such a gap. A GPU speaks if there are `gaps` of them or more, and `alike` or more of
+    these last as long as the commonest of them, give or take `spread` of its length. The commonest is the one that most
+    last as long as; of several the shortest.
+
+    won_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
+    """
+    found = []
+    queued = gaps_called_queued(evidence)
+    queued = queued.take(evidence.inside_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
+    for lane in distinct(queued.lane).tolist():
+        mine = queued.take(queued.lane == lane)
+        mine = mine.take(_by_chance(evidence, lane, mine, values["recurs"]))
+        length = np.sort(mine.end_ns - mine.start_ns)
+        if not len(mine) or len(mine) < values["gaps"]:
+            continue
+        first = np.searchsorted(length, length - values["spread"] * length, "left")
+        last = np.searchsorted(length, length + values["spread"] * length, "right")
+        most = int(np.argmax(last - first))
+        alike = length[first[most] : last[most]]
+        if len(alike) < values["alike"] * len(mine):
+            continue
+        device = evidence.device(lane)
+        found.append(
+            Finding(
+                sentence=(
+                    f"{gpu_words(device)} is likely shared with another process: {len(alike)} of "
+                    f"{count(len(mine), 'gap')} before operations that had been launched last {time(int(alike[0]))} to "
+                    f"{time(int(alike[-1]))}, {time(int(alike.sum()))} in all, at places where there mostly is none"
+                ),
+                advice="see with nvidia-smi what else runs on this GPU, and record without it, or use MPS or MIG",
+                won_ns=int(alike.sum()),
+                device=device,
+                pid=evidence.only_pid(lane),
+                count=len(alike),
+            )
+        )
+    return found
+
+
+def _by_chance(evidence: Evidence, lane: int, gaps: Between, recurs: float) -> Bool:
+    """Return which gaps lie between operations that mostly follow each other without one."""
+    context = evidence.context
+    gpu = context.gpu
+    rows: Int64 = gpu.by_start[evidence.gpu_of_operation[gpu.by_start] == lane]
+    label = operation_labels(context, rows)
+    pair, first = numbered(label[:-1], label[1:])
+    place = np.empty(len(gpu), np.int64)
+    place[rows] = np.arange(len(rows))
+    of_gap = pair[place[gaps.after] - 1]
+    often, with_gap = np.bincount(pair, minlength=len(first)), np.bincount(of_gap, minlength=len(first))
+    chance: Bool = with_gap[of_gap] < recurs * often[of_gap]
+    return chance
+
+
+SHARED_GPU = Rule(
+    "shared_gpu",
+    "GPUs that seem to work for another process in between",
+    (
+        Threshold("gaps", 10, "count", "fewest gaps before operations that had been launched"),
+        Threshold("spread", 0.1, "share", "how much such gaps may differ from the commonest one to be alike"),
+        Threshold("alike", 0.5, "share", "least share of them that are alike"),
+        Threshold("recurs", 0.5, "share", "a gap is the program's own from this share of its occasions on"),
+        share_of(0.005),
+    ),
+    shared_gpu,
+)

@@ -52,7 +52,7 @@ class Stored:
 
     @property
     def planned(self) -> bool:
-        """Whether it is the small environment that the launcher gave to nsys (`launch/handover.py`)."""
+        """Whether it is the small environment that the launcher gave to nsys (`launch/supervisor.py`)."""
         return self.table == _SYSTEM or environment.HANDOVER in self.variables
 
 

@@ -3,7 +3,7 @@
 nsys (measured with 2022.4.2 and 2023.4.4) stores in its report the environment and the command line of each process of
 the machine that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
 `_native/discreet.c` is loaded, and then it reads neither. What it is started with itself is what
-`launch/handover.py` gives it. Whether all of that held is looked at in each report: `nsys_seen.py`.
+`launch/supervisor.py` gives it. Whether all of that held is looked at in each report: `nsys_seen.py`.
 """
 
 from __future__ import annotations

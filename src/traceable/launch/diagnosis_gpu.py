@@ -8,8 +8,7 @@ import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
 from traceable.analysis.rules import INHERITED
-from traceable.launch.diagnosis_case import NSYS, Case
-from traceable.launch.diagnosis_ranges import traced
+from traceable.launch.diagnosis_case import NSYS, Case, traced
 from traceable.launch.diagnosis_rules import (
     CERTAIN,
     EVERYTHING,

@@ -11,7 +11,7 @@ import pytest
 
 from traceable import environment
 from traceable.errors import Message
-from traceable.launch import doctor_checks, doctor_facts, doctor_tools
+from traceable.launch import doctor_checks, doctor_facts
 from traceable.launch.doctor_canary import Canary
 from traceable.launch.doctor_facts import Driver, Machine, Packages, Parts, Python, Running, Torch, Variables
 from traceable.launch.doctor_findings import Said
@@ -72,9 +72,9 @@ def test_parts_that_were_not_built():
 
 
 def test_without_recorder_and_nsys_nothing_can_record():
-    says(doctor_tools.recorder(NO_NSYS, WHOLE, None), "problem", "no_collector")
-    says(doctor_tools.recorder(NSYS, WHOLE, None), "warning", "recorder_not_built")
-    says(doctor_tools.recorder(NSYS, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
+    says(doctor_checks.recorder(NO_NSYS, WHOLE, None), "problem", "no_collector")
+    says(doctor_checks.recorder(NSYS, WHOLE, None), "warning", "recorder_not_built")
+    says(doctor_checks.recorder(NSYS, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
 
 
 def test_systems():
@@ -204,70 +204,70 @@ def test_other_profilers():
 
 
 def test_an_nsys():
-    said = doctor_tools.nsys(NSYS, GPU)
+    said = doctor_checks.nsys(NSYS, GPU)
     says(said, "ok", "nsys_usable", "2024.6.1", "/opt/nsys", "(windows)", "Python samples")
     assert said.evidence["offers"] == OFFERS
     without = replace(NSYS, offers={"windows": False})
-    says(doctor_tools.nsys(without, NO_GPU), "warning", "nsys_without_windows", "--steps")
-    says(doctor_tools.nsys(NO_NSYS, GPU), "warning", "nsys_not_installed", "install-nsys.sh")
-    says(doctor_tools.nsys(NO_NSYS, NO_GPU), "note", "nsys_not_installed", "install-nsys.sh")
+    says(doctor_checks.nsys(without, NO_GPU), "warning", "nsys_without_windows", "--steps")
+    says(doctor_checks.nsys(NO_NSYS, GPU), "warning", "nsys_not_installed", "install-nsys.sh")
+    says(doctor_checks.nsys(NO_NSYS, NO_GPU), "note", "nsys_not_installed", "install-nsys.sh")
     broken = Tool(None, error="/x/nsys --version ends with -11", remedy="reinstall it")
-    says(doctor_tools.nsys(Nsys(broken, {}), NO_GPU), "problem", "nsys_unusable", "ends with -11", "reinstall it")
+    says(doctor_checks.nsys(Nsys(broken, {}), NO_GPU), "problem", "nsys_unusable", "ends with -11", "reinstall it")
 
 
 def test_the_importer_is_of_the_same_version_as_nsys():
-    says(doctor_tools.importer(NSYS), "ok", "importer_usable", "/opt/QdstrmImporter")
-    says(doctor_tools.importer(replace(NSYS, importer_version="2024.6.1")), "ok", "importer_usable")
+    says(doctor_checks.importer(NSYS), "ok", "importer_usable", "/opt/QdstrmImporter")
+    says(doctor_checks.importer(replace(NSYS, importer_version="2024.6.1")), "ok", "importer_usable")
     other = replace(NSYS, importer_version="2022.4.2")
-    says(doctor_tools.importer(other), "warning", "importer_version_differs", "2022.4.2", "2024.6.1")
+    says(doctor_checks.importer(other), "warning", "importer_version_differs", "2022.4.2", "2024.6.1")
     failed = replace(SUNG, error=Message("stream_unreadable", "the stream can't be read"))
-    says(doctor_tools.nsys_capture(other, SPACE, WHOLE, failed), "problem", "capture_failed", "see `nsys importer`")
+    says(doctor_checks.nsys_capture(other, SPACE, WHOLE, failed), "problem", "capture_failed", "see `nsys importer`")
 
 
 def test_what_became_of_nsyss_canary():
-    says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
-    assert doctor_tools.nsys_capture(NO_NSYS, SPACE, WHOLE, None) is None
-    fewer = doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, replace(SUNG, read=19))
+    says(doctor_checks.nsys_capture(NSYS, SPACE, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
+    assert doctor_checks.nsys_capture(NO_NSYS, SPACE, WHOLE, None) is None
+    fewer = doctor_checks.nsys_capture(NSYS, SPACE, WHOLE, replace(SUNG, read=19))
     says(fewer, "problem", "ranges_missing", "19 of 20", "nsys profile")
     failed = replace(SUNG, error=Message("capture_timed_out", "it did not end within 11 s"))
-    said = doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, failed)
+    said = doctor_checks.nsys_capture(NSYS, SPACE, WHOLE, failed)
     says(said, "problem", "capture_failed", "it did not end within 11 s")
     assert said.evidence["error"] == {"code": "capture_timed_out", "text": "it did not end within 11 s"}
     limited = replace(SPACE, file_limit_bytes=1 << 18)
-    says(doctor_tools.nsys_capture(NSYS, limited, WHOLE, failed), "problem", "capture_failed", "see `output`")
-    says(doctor_tools.nsys_capture(NSYS, SPACE, BROKEN, failed), "problem", "capture_failed", "see `packages`")
+    says(doctor_checks.nsys_capture(NSYS, limited, WHOLE, failed), "problem", "capture_failed", "see `output`")
+    says(doctor_checks.nsys_capture(NSYS, SPACE, BROKEN, failed), "problem", "capture_failed", "see `packages`")
     pure = replace(SUNG, read=0, core=False, nvtx_read=0)
-    says(doctor_tools.nsys_capture(NSYS, SPACE, WHOLE, pure), "problem", "nvtx_silent", "see `traceable` and `nvtx`")
+    says(doctor_checks.nsys_capture(NSYS, SPACE, WHOLE, pure), "problem", "nvtx_silent", "see `traceable` and `nvtx`")
 
 
 def test_the_nvtx_package_is_judged_by_who_hears_it():
     deaf = replace(SUNG, nvtx_read=0)
-    said = doctor_tools.nvtx("0.2.17", SUNG, deaf, CUDA)
+    said = doctor_checks.nvtx("0.2.17", SUNG, deaf, CUDA)
     says(said, "warning", "nvtx_silent", "0.2.17", "0 of 20", "20 of 20", "import traceable as nvtx")
     assert said.evidence["read"] == {"nsys": 0, "the recorder": 20}
-    says(doctor_tools.nvtx("0.2.17", SUNG, deaf, NO_CUDA), "note", "nvtx_silent", "0 of 20 ranges by nsys")
-    says(doctor_tools.nvtx("0.2.11", SUNG, SUNG, CUDA), "ok", "nvtx_usable", "20 of 20 ranges by nsys")
-    alone = doctor_tools.nvtx("0.2.17", SUNG, None, CUDA)
+    says(doctor_checks.nvtx("0.2.17", SUNG, deaf, NO_CUDA), "note", "nvtx_silent", "0 of 20 ranges by nsys")
+    says(doctor_checks.nvtx("0.2.11", SUNG, SUNG, CUDA), "ok", "nvtx_usable", "20 of 20 ranges by nsys")
+    alone = doctor_checks.nvtx("0.2.17", SUNG, None, CUDA)
     says(alone, "ok", "nvtx_usable")
     assert alone.evidence["read"] == {"the recorder": 20}
-    says(doctor_tools.nvtx(None, SUNG, None, CUDA), "warning", "nvtx_not_installed", "pip install nvtx")
+    says(doctor_checks.nvtx(None, SUNG, None, CUDA), "warning", "nvtx_not_installed", "pip install nvtx")
 
 
 def test_an_ncu():
-    says(doctor_tools.ncu(Tool(Path("/opt/ncu"), "2024.1.1.0"), GPU), "ok", "ncu_usable", "/opt/ncu", "2024.1.1.0")
+    says(doctor_checks.ncu(Tool(Path("/opt/ncu"), "2024.1.1.0"), GPU), "ok", "ncu_usable", "/opt/ncu", "2024.1.1.0")
     absent = Tool(None, error="ncu (Nsight Compute) is not installed", remedy="install it", there=False)
-    says(doctor_tools.ncu(absent, GPU), "note", "ncu_not_installed", "nsight-compute")
-    says(doctor_tools.ncu(absent, NO_GPU), "ok", "ncu_not_installed")
-    says(doctor_tools.ncu(replace(absent, there=True), NO_GPU), "problem", "ncu_unusable", "install it")
+    says(doctor_checks.ncu(absent, GPU), "note", "ncu_not_installed", "nsight-compute")
+    says(doctor_checks.ncu(absent, NO_GPU), "ok", "ncu_not_installed")
+    says(doctor_checks.ncu(replace(absent, there=True), NO_GPU), "problem", "ncu_unusable", "install it")
 
 
 def test_a_driver():
-    says(doctor_tools.cuda_driver(NO_GPU, MACHINE, NO_CUDA), "ok", "no_gpu")
-    says(doctor_tools.cuda_driver(GPU, MACHINE, CUDA), "ok", "cuda_driver_usable", "580.65.06", "CUDA 13.0")
+    says(doctor_checks.cuda_driver(NO_GPU, MACHINE, NO_CUDA), "ok", "no_gpu")
+    says(doctor_checks.cuda_driver(GPU, MACHINE, CUDA), "ok", "cuda_driver_usable", "580.65.06", "CUDA 13.0")
     unloaded = Cuda("libcuda.so.1: cannot open shared object file")
-    says(doctor_tools.cuda_driver(GPU, MACHINE, unloaded), "warning", "libcuda_not_loadable", "libcuda1")
+    says(doctor_checks.cuda_driver(GPU, MACHINE, unloaded), "warning", "libcuda_not_loadable", "libcuda1")
     inside = replace(MACHINE, container="Docker")
-    says(doctor_tools.cuda_driver(GPU, inside, unloaded), "warning", "libcuda_not_loadable", "--gpus all")
+    says(doctor_checks.cuda_driver(GPU, inside, unloaded), "warning", "libcuda_not_loadable", "--gpus all")
     for result, code in (
         (34, "libcuda_stub"),
         (100, "no_cuda_device"),
@@ -276,33 +276,33 @@ def test_a_driver():
         (804, "cuda_compat_mismatch"),
         (999, "cuda_init_failed"),
     ):
-        said = doctor_tools.cuda_driver(GPU, MACHINE, Cuda(None, result, (13, 0)))
+        said = doctor_checks.cuda_driver(GPU, MACHINE, Cuda(None, result, (13, 0)))
         says(said, "warning", code, "580.65.06")
         assert said.evidence["cuInit"] == result
     says(said, "warning", "cuda_init_failed", "999")
 
 
 def test_gpus_that_this_nsys_knows():
-    says(doctor_tools.gpus(CUDA, NSYS, QUIET), "ok", "gpus_supported", "2 x NVIDIA H100 80GB HBM3 (9.0)")
-    assert doctor_tools.gpus(NO_CUDA, NSYS, QUIET) is None
+    says(doctor_checks.gpus(CUDA, NSYS, QUIET), "ok", "gpus_supported", "2 x NVIDIA H100 80GB HBM3 (9.0)")
+    assert doctor_checks.gpus(NO_CUDA, NSYS, QUIET) is None
     old = replace(NSYS, cupti=((11, 0), (11, 7)))
-    says(doctor_tools.gpus(CUDA, old, QUIET), "warning", "cupti_too_old", "11.7", "11.8")
-    says(doctor_tools.gpus(CUDA, NO_NSYS, QUIET), "ok", "gpus_supported")
+    says(doctor_checks.gpus(CUDA, old, QUIET), "warning", "cupti_too_old", "11.7", "11.8")
+    says(doctor_checks.gpus(CUDA, NO_NSYS, QUIET), "ok", "gpus_supported")
     volta = replace(CUDA, devices=(Device("Tesla V100", (7, 0)),))
-    says(doctor_tools.gpus(volta, NSYS, QUIET), "ok", "gpus_supported")
+    says(doctor_checks.gpus(volta, NSYS, QUIET), "ok", "gpus_supported")
     newer = replace(NSYS, tool=replace(NSYS.tool, version="2025.5.1"))
-    says(doctor_tools.gpus(volta, newer, QUIET), "warning", "gpu_too_old", "7.5")
+    says(doctor_checks.gpus(volta, newer, QUIET), "warning", "gpu_too_old", "7.5")
     blackwell = replace(CUDA, devices=(Device("NVIDIA B200", (10, 0)),))
     knows = replace(NSYS, cupti=((12, 8),), cuda_by_software=True)
-    says(doctor_tools.gpus(blackwell, knows, QUIET), "ok", "gpus_supported")
-    shared = doctor_tools.gpus(blackwell, knows, Running((), True))
+    says(doctor_checks.gpus(blackwell, knows, QUIET), "ok", "gpus_supported")
+    shared = doctor_checks.gpus(blackwell, knows, Running((), True))
     says(shared, "warning", "hardware_trace_unavailable", "MPS", "cuda-sw")
 
 
 def test_the_gpus_counters():
     restricted = replace(GPU, admin_only=True)
-    says(doctor_tools.gpu_counters(GPU, MACHINE, CUDA), "ok", "counters_permitted")
-    says(doctor_tools.gpu_counters(restricted, ADMIN, CUDA), "ok", "counters_permitted")
+    says(doctor_checks.gpu_counters(GPU, MACHINE, CUDA), "ok", "counters_permitted")
+    says(doctor_checks.gpu_counters(restricted, ADMIN, CUDA), "ok", "counters_permitted")
     fix = "NVreg_RestrictProfilingToAdminUsers=0"
-    says(doctor_tools.gpu_counters(restricted, MACHINE, CUDA), "note", "counters_not_permitted", fix)
-    assert doctor_tools.gpu_counters(restricted, MACHINE, NO_CUDA) is None
+    says(doctor_checks.gpu_counters(restricted, MACHINE, CUDA), "note", "counters_not_permitted", fix)
+    assert doctor_checks.gpu_counters(restricted, MACHINE, NO_CUDA) is None

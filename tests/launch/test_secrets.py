@@ -25,7 +25,7 @@ from traceable._native import discreet_library
 from traceable.collect import nsys_private
 from traceable.collect.nsys import NsysCollector, _prepared
 from traceable.errors import Message
-from traceable.launch import handover, secrets
+from traceable.launch import secrets, supervisor
 
 VALUE = "hunter2-hunter2"
 OTHERS = "strangers-own-value"
@@ -358,7 +358,7 @@ def test_names_of_secrets():
 
 def test_a_secret_is_not_among_what_nsys_is_given():
     full = {"PATH": "/bin", "NVIDIA_API_KEY": "k", "NVIDIA_VISIBLE_DEVICES": "all"}
-    assert handover.given(full, {}) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all"}
+    assert supervisor.given(full, {}) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all"}
 
 
 def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_path):
@@ -607,8 +607,6 @@ def test_a_newer_nsys_is_told_to_discard_the_environment():
 
 def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, command, start, tmp_path):
     """A reader of the program's stdout sees its end although nsys is stopped and can't end."""
-    from traceable.launch import supervisor
-
     os.mkfifo(tmp_path / "ready")
     os.mkfifo(tmp_path / "go")
     reader, writer = os.pipe()

@@ -23,7 +23,6 @@ from traceable.analysis.units import time as duration
 from traceable.cli.lines import answer, say
 from traceable.errors import Message, UsageError
 from traceable.launch import control
-from traceable.launch.talk import Event
 from traceable.report.text import as_printed
 
 SCHEMA = "traceable.control/1"
@@ -159,7 +158,7 @@ class _Hear:
         if not self._quiet:
             answer(as_printed(line))
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: control.Event) -> None:
         kind, pid = event["event"], event["pid"]
         if kind == "opened":
             window = event["window"]

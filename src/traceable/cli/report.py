@@ -10,10 +10,12 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
-from traceable.cli import asked, windows
+from traceable.analysis.columns import FIELD
+from traceable.cli import windows
 from traceable.cli.contract import (
     UNMET,
     add_contract_arguments,
@@ -24,22 +26,26 @@ from traceable.cli.contract import (
     unrecorded,
 )
 from traceable.cli.lines import say
+from traceable.cli.profile import TERMINAL_ROWS as PROFILE_ROWS
 from traceable.cli.profile import (
     add_output_arguments,
     check_output_files,
     choice_of,
     on_stdout,
+    positive,
     print_ranges,
     prints_tables,
+    whole,
     write_output,
 )
-from traceable.errors import TraceError, UnanswerableError, UsageError
+from traceable.errors import Message, TraceError, UnanswerableError, UsageError
 from traceable.launch import memory
 from traceable.report.choice import Choice, column_meant
-from traceable.report.views import FINDINGS, RANGES, View
+from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.range_names import Rules
     from traceable.analysis.table import Table
     from traceable.recording import Recording
 
@@ -51,6 +57,39 @@ TERMINAL_ROWS = 30
 
 TERMINAL_ROWS_OF_MANY = 10
 """The same where all views are shown."""
+
+_OF_VIEWS = {
+    "by": "--by",
+    "names": "--names",
+    "range_name": "--range",
+    "slowest": "--slowest",
+    "families": "--families",
+    "threshold": "--threshold",
+    "domain": "--domain",
+    "match": "--match",
+    "sort": "--sort",
+    "table": "--table",
+}
+"""The options that not every view takes, by the name of their value."""
+
+_NAMES = ("demangled", "short", "base")
+
+_FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort", "table"})
+"""Those of them that say something about one table, and so nothing about all views."""
+
+BY_BESIDE = ("path", "name")
+MOST_BESIDE = 26
+"""One letter each."""
+
+_OF_ONE = {
+    "names": "--names",
+    "families": "--families",
+    "threshold": "--threshold",
+    "slowest": "--slowest",
+    "expect": "--expect",
+    "strict": "--strict",
+}
+"""Options that say something about one recording alone, by the name of their value."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,11 +107,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
     )
-    asked.add_question_arguments(parser)
+    add_question_arguments(parser)
     group = add_output_arguments(parser)
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")
     group.add_argument("--table", metavar="NAME", help="with --csv: print this further table of the view instead")
     add_contract_arguments(parser)
+
+
+def add_question_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says which question is asked, and of which part."""
+    group = parser.add_argument_group("what is asked")
+    lines = ", ".join(f"{view.name} ({view.help})" for view in VIEWS.values())
+    group.add_argument(
+        "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
+    )
+    group.add_argument("--by", metavar="WHAT", help="what a row is about: " + _ways())
+    group.add_argument(
+        "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
+    )
+    group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
+    group.add_argument("--range", metavar="NAME", dest="range_name", help="only what belongs to ranges of this name")
+    group.add_argument(
+        "--slowest",
+        metavar="N",
+        type=positive,
+        help="print the N slowest instances of --range (default: of the outermost ranges) and the ranges inside them",
+    )
+    group.add_argument(
+        "--expand",
+        metavar="NAME",
+        action="append",
+        help="keep apart the ranges folded into this name, as in 'layers.*' (traceable help names); repeatable",
+    )
+    group.add_argument("--raw-names", action="store_true", help="group ranges by their names as recorded")
+    group.add_argument(
+        "--name-rules", metavar="FILE", type=Path, help="your own rules for range names (traceable help names)"
+    )
+    group.add_argument(
+        "--threshold",
+        metavar="RULE.NAME=VALUE",
+        action="append",
+        help="when a finding is said (traceable help findings); repeatable",
+    )
+    step = group.add_mutually_exclusive_group()
+    step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")
+    step.add_argument("--step-kernel", metavar="GLOB", help="a step ends where a kernel of such a name does")
+    part = parser.add_argument_group("of which part of the recording")
+    part.add_argument(
+        "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
+    )
+    part.add_argument("--device", metavar="N", action="append", type=whole, help="only this GPU; repeatable")
+    part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
+    part.add_argument("--steady", action="store_true", help="only the steps after the warm-up")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,19 +169,17 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.paths = [latest()]
     memory.check(arguments.paths[0])
     if len(arguments.paths) > 1:
-        from traceable.cli import beside
-
-        return beside.run(arguments)
+        return _run_beside(arguments)
     path: Path = arguments.paths[0]
     check_output_files(arguments)
-    views = asked.views_asked(arguments)
-    thresholds = asked.thresholds_of(arguments)
+    views = views_asked(arguments)
+    thresholds = thresholds_of(arguments)
     expected = _expected(path, arguments)
     from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: what can be refused is refused before.
-    rules = asked.names_requested(arguments)
+    rules = names_requested(arguments)
     from traceable.analysis.completeness import UNKNOWN
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
@@ -119,17 +203,17 @@ def run(arguments: argparse.Namespace) -> int:
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
         judged = whole.verdicts(expected) if expected else ()
-        recording = asked.part_asked(whole, arguments)
+        recording = part_asked(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
         by = arguments.by or RANGES.by[0]
-        documented = asked.documented(views, arguments)
+        has_document = documented(views, arguments)
         if arguments.range_name is not None:
             recording = recording.with_range(arguments.range_name)
-        answers = _answers(recording, views, documented, arguments)
+        answers = _answers(recording, views, has_document, arguments)
     refused = next((answer for answer in answers.values() if isinstance(answer, UnanswerableError)), None)
     if refused is not None and len(views) == 1:
         raise refused
-    ranges = _of_ranges(recording, by, arguments) if documented else None
+    ranges = _of_ranges(recording, by, arguments) if has_document else None
     if ranges is not None and not answers:
         title = f"profile of {path}"
         print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds)
@@ -162,6 +246,205 @@ def run(arguments: argparse.Namespace) -> int:
     if not expected and whole.windows is None and whole.completeness.state == UNKNOWN:
         raise nothing_expected(whole.completeness)
     return strict_code(judged, whole.completeness) if met else UNMET
+
+
+# ---- what the options ask
+
+
+def views_asked(arguments: argparse.Namespace) -> list[View]:
+    """Return the views to show, after refusing options that say nothing about them.
+
+    Raises:
+        UsageError: an option that the view does not take.
+    """
+    every = arguments.view == ALL
+    if arguments.slowest is not None and arguments.view == RANGES.name:
+        _check_slowest(arguments)
+    views = list(VIEWS.values()) if every else [VIEWS[arguments.view]]
+    taken = {name for view in views for name in (*view.options, "sort", *(("table",) if view.others else ()))}
+    taken |= {"by" for view in views if view.by} | {name for view in views for name in view.chooses}
+    if every:
+        taken -= _FOR_ONE_TABLE
+    if documented(views, arguments):
+        taken |= set(FINDINGS.options)
+    for name, flag in _OF_VIEWS.items():
+        if getattr(arguments, name) is not None and name not in taken:
+            raise UsageError("option_not_supported", f"--view {arguments.view} takes no {flag}", _who_takes(name))
+    for name, flag in (("step_range", "--step-range"), ("step_kernel", "--step-kernel")):
+        if getattr(arguments, name) is not None and name not in taken and not arguments.steady:
+            raise UsageError(
+                "option_not_supported", f"--view {arguments.view} takes no {flag}", "add --steady, or use --view steps"
+            )
+    _check_output(arguments, every)
+    if not every and arguments.by is not None and not views[0].takes_by(arguments.by):
+        raise UsageError(
+            "no_such_grouping",
+            f"--view {arguments.view} has no --by {arguments.by}",
+            f"use {' or '.join(_by(views[0]))}",
+        )
+    return views
+
+
+def names_requested(arguments: argparse.Namespace) -> Rules | None:
+    """Return the rules that the options give for the names of ranges; None for names as recorded.
+
+    Raises:
+        UsageError: --raw-names together with what normalizes names.
+        TraceableError: the file of rules can't be read, or holds anything but rules.
+    """
+    from traceable.analysis.range_names import load_rules
+
+    if not arguments.raw_names:
+        return load_rules(arguments.name_rules)
+    if arguments.expand or arguments.name_rules:
+        flag = "--expand" if arguments.expand else "--name-rules"
+        raise UsageError("raw_names_conflict", f"{flag} has no effect on --raw-names", "leave one of them out")
+    return None
+
+
+def documented(views: Sequence[View], arguments: argparse.Namespace) -> bool:
+    """Whether the ranges are among what is asked, by path or by name: a document of their own, with the findings."""
+    return RANGES in views and arguments.by in (None, "path", "name")
+
+
+def _check_slowest(arguments: argparse.Namespace) -> None:
+    """Have --slowest say what a row is about, and refuse what would leave a tree without some of its ranges."""
+    if arguments.by not in (None, "instance"):
+        raise UsageError(
+            "slowest_needs_instances", f"--slowest prints instances, not --by {arguments.by}", "leave one of them out"
+        )
+    for name in ("sort", "top", "match", "domain"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(
+                "slowest_needs_all_rows",
+                f"--slowest prints whole trees, and --{name} chooses rows",
+                "leave one of them out",
+            )
+    arguments.by = "instance"
+
+
+def thresholds_of(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the thresholds of the findings that the options set.
+
+    Raises:
+        UsageError: an option that is not RULE.NAME=VALUE, or names no threshold, or has a value that is none.
+    """
+    said: dict[str, float] = {}
+    for word in arguments.threshold or ():
+        name, _, value = word.partition("=")
+        try:
+            said[name.strip()] = float(value)
+        except ValueError:
+            raise UsageError(
+                "threshold_malformed",
+                f"--threshold {word[:80]!r} is not RULE.NAME=VALUE",
+                "say for instance low_utilisation.utilisation=0.8",
+            ) from None
+    if said:
+        # The rules need numpy, which takes a tenth of a second to import.
+        from traceable.analysis.findings import checked
+
+        checked(said)
+    return said
+
+
+def options_of(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of a view's question that the options give; what was not said is left to it."""
+    keywords = {**view.options, **({"by": "by"} if view.by else {})}
+    said = {word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None}
+    if "thresholds" in said:
+        said["thresholds"] = thresholds_of(arguments)
+    if said.get("top") == 0:
+        said["top"] = sys.maxsize
+    if "families" in said:
+        from traceable.analysis.kernel_families import load_families
+
+        said["families"] = load_families(said["families"])
+    return said
+
+
+def part_asked(recording: Recording, arguments: argparse.Namespace) -> Recording:
+    """Return the part of the recording that the options ask about.
+
+    Raises:
+        UsageError: --time says no time.
+        UnanswerableError: the recording has no such part.
+    """
+    narrowing = (arguments.process, arguments.device, arguments.time)
+    if all(option is None for option in narrowing) and not arguments.steady:
+        return recording
+    from traceable.analysis.select import parse_time_span
+
+    return recording.select(
+        process=arguments.process,
+        device=arguments.device,
+        time_ns=None if arguments.time is None else parse_time_span(arguments.time),
+        steady=arguments.steady,
+        step_range=arguments.step_range,
+        step_kernel=arguments.step_kernel,
+    )
+
+
+def choice_for(arguments: argparse.Namespace, table: Table) -> Choice:
+    """Return which rows of a table the options ask for.
+
+    Raises:
+        UsageError: the table has no such column.
+    """
+    choice = choice_of(arguments)
+    if choice.match is not None and "name" not in table.columns:
+        raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
+    if choice.sort is None:
+        return choice
+    column = column_meant(choice.sort, table.columns)
+    if column is None:
+        raise UsageError(
+            "no_such_column", f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}"
+        )
+    return dataclasses.replace(choice, sort=column)
+
+
+def _check_output(arguments: argparse.Namespace, every: bool) -> None:
+    if arguments.csv and every:
+        raise UsageError(
+            "csv_of_all_views", "--view all is no single table for --csv", "use --json, or --csv with one view"
+        )
+    if arguments.threshold is not None and arguments.csv and arguments.view == RANGES.name:
+        raise UsageError(
+            "csv_without_findings",
+            "--csv of the ranges has no findings for --threshold",
+            f"add --view {FINDINGS.name}",
+        )
+    if arguments.table is not None and not arguments.csv:
+        raise UsageError(
+            "table_needs_csv", "--table says which table --csv prints", "add --csv; without it all tables are printed"
+        )
+
+
+def _who_takes(name: str) -> str:
+    takers = [
+        view.name
+        for view in VIEWS.values()
+        if name in view.options or name in view.chooses or (name == "by" and view.by)
+    ]
+    if not takers:
+        return "ask one view at a time"
+    return f"leave it out; {_listed(takers)} {'takes' if len(takers) == 1 else 'take'} it"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _ways() -> str:
+    return "; ".join(f"{view.name}: {', '.join(_by(view))}" for view in VIEWS.values() if view.by)
+
+
+def _by(view: View) -> tuple[str, ...]:
+    return (*view.by, FIELD + "NAME") if view.fields else view.by
+
+
+# ---- one recording
 
 
 def _tell_unread(path: Path) -> bool:
@@ -205,10 +488,10 @@ def _answers(
     recording: Recording, views: Sequence[View], documented: bool, arguments: argparse.Namespace
 ) -> dict[View, Answer]:
     """Ask for the views; where the ranges are a document of their own, for what that holds as well."""
-    options = {view: asked.options_of(view, arguments) for view in views}
+    options = {view: options_of(view, arguments) for view in views}
     if documented:
         options[RANGES] = {"by": RANGES.by[0]}
-        options.setdefault(FINDINGS, {"thresholds": asked.thresholds_of(arguments)})
+        options.setdefault(FINDINGS, {"thresholds": thresholds_of(arguments)})
     found = recording.answers([(view.name, options[view]) for view in options])
     answers = dict(zip(options, found, strict=True))
     return {view: answers[view] for view in views if not (documented and view is RANGES)}
@@ -277,20 +560,122 @@ def _print_tables(
     write_notes(page, report)
 
 
-def choice_for(arguments: argparse.Namespace, table: Table) -> Choice:
-    """Return which rows of a table the options ask for.
+# ---- several, side by side
+
+
+def _run_beside(arguments: argparse.Namespace) -> int:
+    """Print the recordings at `arguments.paths` side by side; return the exit code.
 
     Raises:
-        UsageError: the table has no such column.
+        UsageError: an option that says nothing about several recordings.
+        TraceableError: one of them can't be read.
     """
-    choice = choice_of(arguments)
-    if choice.match is not None and "name" not in table.columns:
-        raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
-    if choice.sort is None:
-        return choice
-    column = column_meant(choice.sort, table.columns)
-    if column is None:
+    by = _by_beside(arguments)
+    check_output_files(arguments)
+    # numpy takes a tenth of a second to import: what can be refused is refused before.
+    rules = names_requested(arguments)
+    from traceable.cli.allocation import keep_freed_memory
+    from traceable.cli.progress import Progress
+    from traceable.recording import load, normalize_names
+    from traceable.report.beside import document, write
+    from traceable.report.document import head, to_json
+    from traceable.report.terminal import Page
+
+    keep_freed_memory()
+    with Progress() as progress:
+        recordings = [
+            load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
+            for path in arguments.paths
+        ]
+        if rules is not None:
+            # Together, so that what is folded in one of them is in the others.
+            normalize_names(recordings, rules, arguments.expand or ())
+        recordings = [part_asked(recording, arguments) for recording in recordings]
+        if arguments.range_name is not None:
+            recordings = [recording.with_names_matching(arguments.range_name) for recording in recordings]
+        table = _table_beside(recordings, by, arguments)
+        heads = [head(recording) for recording in recordings]
+    choice = dataclasses.replace(choice_for(arguments, table), name=arguments.range_name)
+    if arguments.json:
+        write_output(arguments.json, to_json(document(heads, by, table, choice)) + "\n", sys.stdout)
+    elif arguments.csv:
+        _print_csv_beside(table, choice, arguments)
+    if prints_tables(arguments):
+        shown = dataclasses.replace(choice.for_terminal(PROFILE_ROWS), fold=False)
+        write(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
+    sys.stdout.flush()
+    for path, recording in zip(arguments.paths, recordings, strict=True):
+        met = recording.windows is None or recording.windows.met
+        if not met if arguments.quiet else on_stdout(arguments):
+            windows.tell(recording.windows, partial(_say_of, path))
+    return 0
+
+
+def _say_of(path: Path, line: str) -> None:
+    words = f"{path}: {line}"
+    say(Message(line.code, words) if isinstance(line, Message) else words)
+
+
+def _by_beside(arguments: argparse.Namespace) -> str:
+    """Return what a row is about, after refusing what says nothing about several recordings."""
+    if arguments.view != RANGES.name:
         raise UsageError(
-            "no_such_column", f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}"
+            "view_of_one_recording",
+            f"--view {arguments.view} is of one recording; several have ranges and steps side by side",
+            "leave --view out, or give one PATH",
         )
-    return dataclasses.replace(choice, sort=column)
+    for name, flag in _OF_ONE.items():
+        if getattr(arguments, name):
+            raise UsageError(
+                "option_of_one_recording", f"{flag} is about one recording", "leave it out, or give one PATH"
+            )
+    if arguments.by not in (None, *BY_BESIDE):
+        raise UsageError(
+            "no_such_grouping",
+            f"several recordings side by side have no --by {arguments.by}",
+            f"use {' or '.join(BY_BESIDE)}",
+        )
+    if arguments.table is not None and not arguments.csv:
+        raise UsageError(
+            "table_needs_csv", "--table says which table --csv prints", "add --csv; without it all tables are printed"
+        )
+    if len(arguments.paths) > MOST_BESIDE:
+        raise UsageError(
+            "too_many_recordings",
+            f"{len(arguments.paths)} recordings are too many to be side by side",
+            f"give up to {MOST_BESIDE}",
+        )
+    return arguments.by or BY_BESIDE[0]
+
+
+def _table_beside(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
+    """Return the ranges of all recordings, with their steps and what is to be said of them."""
+    from traceable.analysis.beside import LETTERS, beside, steps_beside
+
+    asked_steps = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
+    steps = [recording.answers([asked_steps])[0] for recording in recordings]
+    summaries = [None if isinstance(found, UnanswerableError) else found.others["summary"] for found in steps]
+    notes = [
+        Message("steps_not_shown", f"{letter} has no steps to show: {found.message}")
+        for letter, found in zip(LETTERS, steps, strict=False)
+        if isinstance(found, UnanswerableError)
+    ]
+    ranges = [recording.profile.names if by == "name" else recording.profile.ranges for recording in recordings]
+    return dataclasses.replace(beside(ranges), others={"steps": steps_beside(summaries)}, notes=tuple(notes))
+
+
+def _print_csv_beside(table: Table, choice: Choice, arguments: argparse.Namespace) -> None:
+    from traceable.report.delimited import to_csv
+
+    other = arguments.table
+    if other is None:
+        text = to_csv(choice.rows(table), table.columns, arguments.raw)
+    elif other in table.others:
+        text = to_csv(table.others[other].rows(), table.others[other].columns, arguments.raw)
+    else:
+        raise UsageError(
+            "no_such_table",
+            f"several recordings side by side have no table {other!r}",
+            f"they have {', '.join(table.others)}",
+        )
+    write_output(arguments.csv, text, sys.stdout)

@@ -16,17 +16,21 @@ import difflib
 import os
 import resource
 import signal
+import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from traceable import collect, environment
-from traceable.cli import again, annotate, conditions, contract, diagnosis, flight, gpu, nsys, overhead, profile, ranks
+from traceable.cli import again, annotate, contract, diagnosis, flight, nsys, profile, ranks
 from traceable.cli.lines import answer_command, say
-from traceable.errors import Message, TraceableError, UsageError, one_line
-from traceable.launch import launcher, target
+from traceable.collect.base import Recorded
+from traceable.errors import Message, TraceableError, TraceError, UsageError, one_line
+from traceable.launch import launcher, run_dir, target
+from traceable.launch import overhead as kept
 from traceable.launch.overhead import NotComparableError
 from traceable.launch.worker import DiedError, Worker
 
@@ -36,13 +40,25 @@ if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
     from traceable.annotation.patterns import Target
+    from traceable.capture.conditions import Conditions
     from traceable.capture.spec import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
 NOTHING_RECORDED = "none"
+RECORDER = "recorder"
 SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
 """From when on a callback blocks the event loop, if not said otherwise: asyncio's own `slow_callback_duration`."""
+
+_WITHOUT_GPU = {
+    "nsys": ("nsys records the GPU itself", "leave --gpu out"),
+    "torch": ("torch.profiler records the GPU itself", "leave --gpu out"),
+    "none": ("nothing is recorded with --collector none", "use --collector recorder"),
+}
+"""Why a collector has no use for the option, and what to do."""
+
+_OPERATION_TABLES = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
+"""The tables in which GPU operations stand; of a CUDA graph as a whole in the last."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,11 +113,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_milliseconds,
         help=f"record what blocks the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
     )
-    gpu.add_gpu_arguments(parser)
+    add_gpu_arguments(parser)
     nsys.add_nsys_arguments(parser)
     ranks.add_ranks_arguments(parser)
-    overhead.add_overhead_arguments(parser)
-    conditions.add_condition_arguments(parser)
+    add_overhead_arguments(parser)
+    add_condition_arguments(parser)
     annotate.add_annotate_arguments(parser)
     contract.add_contract_arguments(parser)
     profile.add_view_arguments(parser)
@@ -217,12 +233,12 @@ def run(arguments: argparse.Namespace) -> int:
         _take_up(arguments)
     if ranks.step_aside(arguments):
         return 0
-    gpu.check(arguments)
+    _check_gpu(arguments)
     flight.settle(arguments)
     targets = annotate.targets(arguments)
     steps = arguments.steps or _steps_of_environment()
-    stepping = conditions.step_targets(arguments)
-    held = conditions.asked(arguments, steps=steps is not None, controlled=_controlled(arguments))
+    stepping = _step_targets(arguments)
+    held = _asked_conditions(arguments, steps=steps is not None, controlled=_controlled(arguments))
     request = launcher.Request(
         target=target.parse(arguments.program),
         argv=(sys.argv[0], "run", *arguments.words),
@@ -233,8 +249,8 @@ def run(arguments: argparse.Namespace) -> int:
         expect=tuple(dict.fromkeys(arguments.expect)),
         variables={
             **_variables(arguments),
-            **conditions.variables(held, steps=steps is not None),
-            **conditions.step_variables(stepping),
+            **_condition_variables(held, steps=steps is not None),
+            **_step_variables(stepping),
             **annotate.variables(targets),
         },
         steps=str(steps) if steps else None,
@@ -306,7 +322,7 @@ def _conclude(finished: launcher.Finished, arguments: argparse.Namespace, target
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
-            overhead.measure(finished.run_dir, say)
+            _measure_overhead(finished.run_dir, say)
         for note in annotate.unmatched(targets, finished.run_dir):
             say(note)
         if arguments.part_of is None:
@@ -344,7 +360,7 @@ class Outcome:
 
 def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
     """Return what --strict makes the exit code of a program that succeeded, and say why where nothing else has."""
-    if with_gpu and not gpu.operations(finished.recorded):
+    if with_gpu and not gpu_operations(finished.recorded):
         say(Message("no_gpu_operations", "no GPU operation was recorded, and --gpu asks for them"))
         return contract.UNMET
     if finished.problem:
@@ -375,7 +391,7 @@ def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome
     directory = launcher.short(finished.run_dir)
     shown = database is not None and profile.prints_tables(arguments)
     if arguments.measure_overhead and not shown and not arguments.quiet:
-        overhead.tell(finished.run_dir, say)
+        _tell_overhead(finished.run_dir, say)
     why = diagnosis.Why(finished.run_dir, say)
     if database is not None:
         judged, found, complete = profile.show(
@@ -435,3 +451,179 @@ def end_like(status: int) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
     os.kill(os.getpid(), -code)
     return 128 - code
+
+
+# ---- when windows begin, how long they last, and what a step is (docs/windows.md)
+
+
+def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --warmup-steps, --delay, --after-request, --idle, --duration and --step-function."""
+    group = parser.add_argument_group("when windows begin (all that are given must be met), and how long they last")
+    group.add_argument(
+        "--warmup-steps", dest="warmup_steps", metavar="N", help="N steps are over; --steps counts from there"
+    )
+    group.add_argument(
+        "--delay",
+        dest="delay_s",
+        metavar="S",
+        help="S seconds since its first range or step; start+S: since the process began",
+    )
+    group.add_argument("--after-request", dest="requests", metavar="N", help="N requests are over")
+    group.add_argument("--idle", dest="idle_s", metavar="S", help="no step has begun for S seconds")
+    group.add_argument(
+        "--duration", dest="duration_s", metavar="S", help="a window lasts S seconds; without --steps it is one"
+    )
+    parser.add_argument(
+        "--step-function", metavar="MODULE:NAME", help="each call of this function is a step, as in engine:Engine.step"
+    )
+
+
+def _asked_conditions(arguments: argparse.Namespace, *, steps: bool, controlled: bool) -> Conditions:
+    """Return the conditions of the options, or of the environment where there is no option: the program reads both.
+
+    Args:
+        arguments: of the command line.
+        steps: whether --steps names windows.
+        controlled: whether windows are asked for while the program runs.
+
+    Raises:
+        UsageError: one is malformed, or there is no window to hold.
+    """
+    from traceable.capture import conditions
+
+    by_option = {name: getattr(arguments, name) for name in conditions.OPTIONS}
+    if any(text == "" for text in by_option.values()):
+        raise UsageError("value_missing", "a condition has no value", "write one as in --delay 10")
+    found = conditions.read(by_option)
+    if not environment.flag(environment.DISABLE):
+        by_variable = conditions.read(conditions.texts_of_environment(), by_option=False)
+        found = conditions.merged(found, by_variable, (name for name, text in by_option.items() if text is None))
+    if any(found) and controlled and not steps:
+        raise UsageError(
+            "conditions_without_windows",
+            f"{str(found) or f'a duration of {found.duration_s:g} s'}: --control alone has no windows for it",
+            "name some with --steps, or leave out --control",
+        )
+    return found
+
+
+def _condition_variables(found: Conditions, *, steps: bool) -> dict[str, str]:
+    """Return what to set in the program's environment."""
+    said = found.variables()
+    if said and not steps and not found.need_steps:
+        from traceable.annotation.bootstrap import bootstrap_path
+
+        # A window of time is for programs, too, that never import traceable.
+        said["PYTHONPATH"] = bootstrap_path(os.environ)
+    return said
+
+
+def _step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
+    """Return the function whose calls are steps, none or one.
+
+    Raises:
+        UsageError: the pattern does not parse.
+    """
+    text = arguments.step_function
+    if text is None:
+        text = "" if environment.flag(environment.DISABLE) else os.environ.get(environment.STEP_FUNCTION, "")
+        if not text:
+            return ()
+    from traceable.annotation.patterns import parse_step_function
+
+    try:
+        return (parse_step_function(text),)
+    except ValueError as error:
+        raise UsageError("step_function_invalid", str(error), "name a function as in engine:Engine.step") from None
+
+
+def _step_variables(targets: tuple[Target, ...]) -> dict[str, str]:
+    """Return what to set in the program's environment so that it and its Python children step by that function."""
+    if not targets:
+        return {}
+    from traceable.annotation.bootstrap import bootstrap_path
+
+    return {environment.STEP_FUNCTION: str(targets[0]), "PYTHONPATH": bootstrap_path(os.environ)}
+
+
+# ---- --measure-overhead (docs/measure-overhead.md)
+
+
+def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --measure-overhead."""
+    parser.add_argument(
+        "--measure-overhead",
+        action="store_true",
+        help="run the program twice, first without a collector, and say how much longer it takes with one",
+    )
+
+
+def _measure_overhead(directory: Path, say: Callable[[str], None]) -> None:
+    """Write into the manifest of the run in `directory` what recording it cost: `load` finds it there.
+
+    What goes wrong is said, and leaves the profile to be printed without it.
+    """
+    try:
+        _write_overhead(directory)
+    except (TraceError, OSError) as error:
+        why = error.message if isinstance(error, TraceError) else error
+        say(Message("overhead_not_saved", f"what recording cost can't be kept: {why}"))
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide the profile
+        say(Message("overhead_failed", f"what recording cost could not be told ({type(error).__name__}: {error})"))
+
+
+def _write_overhead(directory: Path) -> None:
+    from traceable.analysis.overhead import overhead
+    from traceable.report.overhead import plain
+
+    manifest = run_dir.read(directory)
+    found = overhead(*kept.runs(directory, manifest))
+    kept.write(directory, plain(found, manifest["collector"]["name"]))
+
+
+def _tell_overhead(directory: Path, say: Callable[[str], None]) -> None:
+    """Print what recording the run in `directory` cost, where that was measured.
+
+    Raises:
+        TraceError: it is no run directory.
+    """
+    from traceable.report.overhead import lines
+
+    for line in lines(run_dir.read(directory).get(kept.MANIFEST_KEY)):
+        say(line)
+
+
+# ---- --gpu: the embedded recorder, and with it the GPU's work by the program's own torch
+
+
+def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the option."""
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="with the recorder, record the GPU too, by Kineto in the program's torch (traceable help recorder-gpu)",
+    )
+
+
+def _check_gpu(arguments: argparse.Namespace) -> None:
+    """Refuse the option where it says nothing.
+
+    Raises:
+        UsageError: with a collector that is not the recorder.
+    """
+    if arguments.gpu and arguments.collector not in (collect.AUTO, RECORDER):
+        found, remedy = _WITHOUT_GPU[arguments.collector]
+        raise UsageError("gpu_needs_recorder", f"--gpu is for the recorder: {found}", remedy)
+
+
+def gpu_operations(recorded: Recorded | None) -> int:
+    """Return how many GPU operations a run has recorded, in all of its databases."""
+    databases = (recorded.database, *recorded.more) if recorded else ()
+    return sum(_gpu_operations_in(database) for database in databases if database is not None)
+
+
+def _gpu_operations_in(database: Path) -> int:
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        found = [table for table in _OPERATION_TABLES if table in tables]
+        return sum(int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in found)

@@ -3,7 +3,7 @@
 nsys (measured with 2022.4.2 and 2023.4.4) stores in its report the environment and the command line of each process of
 the machine that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
 `_native/discreet.c` is loaded, and then it reads neither. What it is started with itself is what
-`launch/handover.py` gives it.
+`launch/supervisor.py` gives it.
 
 Where environments lie in an exported report depends on the version: 2022.4 has those of processes as texts with zeros
 in them (`StringIds`) and its own as `DeviceEnvironment`; 2023.4 has rows `PROCESS_0:ENVIRONMENT_VARIABLE` in
@@ -151,7 +151,7 @@ class Stored:
 
     @property
     def planned(self) -> bool:
-        """Whether it is the small environment that the launcher gave to nsys (`launch/handover.py`)."""
+        """Whether it is the small environment that the launcher gave to nsys (`launch/supervisor.py`)."""
         return self.table == _SYSTEM or environment.HANDOVER in self.variables
 
 

@@ -1,26 +1,48 @@
 """The other end of a run's control sockets: find its processes, ask them all, and hear from them together.
 
-What goes over a socket is `talk.py`. Nothing is printed here; what happens is told event by event.
+The end in the process is `capture/server.py`. What is written while they are asked is seen by comparing the run
+directory before and after. Nothing is printed here; what happens is told event by event.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import json
 import os
 import re
-from collections.abc import Iterator
+import selectors
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from traceable import environment, untrusted
+from traceable.collect import recorder
 from traceable.errors import Message, TraceableError, UsageError
-from traceable.launch import flight, run_dir, written
-from traceable.launch.talk import Event, Talk, Tell
+from traceable.launch import flight, run_dir
 
+ANSWER_SECONDS = 30.0
+"""How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""
+
+_LINE_BYTES = 65536
 _SOCKET = re.compile(r"control\.(\d+)\.sock")
 _START = "start it with `traceable run --control`"
+
+_NOT_RECORDED = re.compile(
+    r"(status|control|process|program|expect|annotate)\..*|nsys\.log|run\.json|report\.json|\..*"
+)
+
+Event = dict[str, Any]
+Tell = Callable[[Event], None]
+
+_Files = dict[str, tuple[int, int]]
+"""Size in bytes and time of change in ns of each file, by its path relative to the run directory."""
 
 
 class ControlError(TraceableError):
@@ -55,6 +77,15 @@ class Answered:
     problems: list[Message] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     note: Message | None = None
+
+
+@dataclass
+class Dumped:
+    """A dump: its directory, what each process said of it, by pid, and a sentence for each that did not write."""
+
+    directory: Path
+    processes: dict[int, Event] = field(default_factory=dict)
+    problems: list[Message] = field(default_factory=list)
 
 
 # ---- finding the processes
@@ -198,7 +229,7 @@ def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | 
     Raises:
         ControlError: a window is open or asked for already, by whom is said; nobody is asked then.
     """
-    before = written.files(place.directory)
+    before = _files(place.directory)
     with _alone(place.directory):
         for one in status(place):
             if one["window"] is not None or one["asked"]:
@@ -224,7 +255,7 @@ def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | 
 
 def close_window(place: Place, tell: Tell, timeout_s: float | None = None) -> Answered:
     """Have every process close its window, and withdraw what is asked for; return when all are closed."""
-    before = written.files(place.directory)
+    before = _files(place.directory)
     answered = Answered()
 
     def hear(event: Event) -> None:
@@ -234,15 +265,6 @@ def close_window(place: Place, tell: Tell, timeout_s: float | None = None) -> An
     answered.problems += _converse(place, {"ask": "stop"}, hear, timeout_s)
     _complete(place, answered, "closed", before)
     return answered
-
-
-@dataclass
-class Dumped:
-    """A dump: its directory, what each process said of it, by pid, and a sentence for each that did not write."""
-
-    directory: Path
-    processes: dict[int, Event] = field(default_factory=dict)
-    problems: list[Message] = field(default_factory=list)
 
 
 def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
@@ -309,7 +331,7 @@ def _refused(event: Event, what: str) -> Message:
     return Message(str(event["code"]), f"process {event['pid']} {what}: {event['why']}")
 
 
-def _complete(place: Place, answered: Answered, last: str, before: written.Files) -> None:
+def _complete(place: Place, answered: Answered, last: str, before: _Files) -> None:
     """Look up what became of windows whose process ended, and what was written.
 
     A process's status file is whole before its socket closes.
@@ -319,8 +341,8 @@ def _complete(place: Place, answered: Answered, last: str, before: written.Files
             continue
         answered.windows[pid] = _window_in_status(place, pid, "id", window["id"]) or window
     if any(window["closed"] and window["opened"] for window in answered.windows.values()):
-        answered.files = written.written(place.directory, before, answered.windows)
-        answered.note = written.to_come(place.directory, answered.files)
+        answered.files = _written(place.directory, before, answered.windows)
+        answered.note = _to_come(place.directory, answered.files)
 
 
 def _window_in_status(place: Place, pid: int, key: str, value: Any) -> dict[str, Any] | None:
@@ -349,3 +371,183 @@ def _converse(
     talk = Talk(place.directory, place.pids, asked)
     talk.begin()
     return talk.listen(tell, timeout_s, until="status" if first_only else "closed")
+
+
+# ---- one question, and the answers to it
+
+
+class Talk:
+    """One question to several processes of a run, and their answers as they come.
+
+    Args:
+        directory: the run directory.
+        pids: whom to ask.
+        asked: what, as JSON.
+    """
+
+    def __init__(self, directory: Path, pids: tuple[int, ...], asked: dict[str, Any]) -> None:
+        self._directory = directory
+        self._pids = pids
+        self._line = json.dumps(asked).encode() + b"\n"
+        self._open: dict[int, socket.socket] = {}
+        self._problems: list[Message] = []
+
+    def begin(self) -> None:
+        """Ask."""
+        directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for pid in self._pids:
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.settimeout(ANSWER_SECONDS)
+                try:
+                    self._connect(connection, directory, f"control.{pid}.sock")
+                    owner = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                    if owner != os.geteuid():
+                        connection.close()
+                        words = f"the socket of process {pid} is served by another user"
+                        self._problems.append(Message("socket_of_another_user", words))
+                        continue
+                    connection.sendall(self._line)
+                except OSError as error:
+                    connection.close()
+                    if isinstance(error, PermissionError):
+                        problem = Message("process_of_another_user", f"process {pid} belongs to another user")
+                    else:
+                        problem = _gone(pid)
+                    self._problems.append(problem)
+                    continue
+                self._open[pid] = connection
+        finally:
+            os.close(directory)
+
+    @staticmethod
+    def _connect(connection: socket.socket, directory: int, name: str) -> None:
+        """Connect to the socket of that name itself: a link might lead to any other of this user's.
+
+        By its descriptor, for the whole path may be longer than the 107 bytes that fit.
+
+        Raises:
+            OSError: it is no socket, or nobody serves it.
+        """
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                raise FileNotFoundError(errno.ENOENT, "it is not a socket", name)
+            connection.connect(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+
+    def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[Message]:
+        """Hear the answers until each process has told the event `until`, or ended; return what went wrong."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        first_by = time.monotonic() + ANSWER_SECONDS
+        silent = set(self._open)
+        received = dict.fromkeys(self._open, b"")
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+            for pid, connection in self._open.items():
+                stack.enter_context(connection)
+                selector.register(connection, selectors.EVENT_READ, pid)
+            while selector.get_map():
+                limits = [limit for limit in (deadline, first_by if silent else None) if limit is not None]
+                ready = selector.select(max(0.0, min(limits) - time.monotonic()) if limits else None)
+                if not ready:
+                    late = deadline is not None and time.monotonic() >= deadline
+                    if late or (silent and time.monotonic() >= first_by):
+                        left = sorted(key.data for key in selector.get_map().values())
+                        self._problems += [
+                            _late(pid, timeout_s if late else ANSWER_SECONDS, pid in silent) for pid in left
+                        ]
+                        break
+                for key, _ in ready:
+                    pid, connection = key.data, self._open[key.data]
+                    more = _received(connection)
+                    received[pid] += more
+                    *lines, received[pid] = received[pid].split(b"\n")
+                    events = list(filter(None, map(_event, lines)))
+                    silent -= {pid} if events else set()
+                    for event in events:
+                        tell(event)
+                    names = [event["event"] for event in events]
+                    if {until, "refused", "withdrawn"} & set(names) or _nothing(events) or not more:
+                        selector.unregister(connection)
+                    if not more and not {until, "refused", "withdrawn"} & set(names):
+                        self._problems.append(_gone(pid))
+        return self._problems
+
+
+def _nothing(events: list[Event]) -> bool:
+    return any(event["event"] == "stopping" and event["window"] is None for event in events)
+
+
+def _gone(pid: int) -> Message:
+    return Message("process_gone", f"process {pid} has gone")
+
+
+def _late(pid: int, seconds: float | None, silent: bool) -> Message:
+    if silent:
+        return Message("process_does_not_answer", f"process {pid} does not answer within {seconds:g} s")
+    words = f"process {pid} has not done it within {seconds:g} s, and still will: `traceable control stop` withdraws it"
+    return Message("not_done_in_time", words)
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(_LINE_BYTES)
+    except OSError:
+        return b""
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event and "pid" in event else None
+
+
+# ---- what is written meanwhile
+
+
+def _files(directory: Path) -> _Files:
+    """What lies in the run directory that is a recording, with its size and time, the recorder's own left out."""
+    found = {}
+    with contextlib.suppress(OSError):
+        entries = [entry for entry in directory.iterdir() if not _NOT_RECORDED.fullmatch(entry.name)]
+        folders = [entry for entry in entries if untrusted.is_directory(entry) and entry.name != recorder.DIRECTORY]
+        for entry in (*entries, *(inner for folder in folders for inner in folder.iterdir() if inner.name[0] != ".")):
+            if untrusted.is_regular(entry):
+                facts = entry.lstat()
+                found[str(entry.relative_to(directory))] = (facts.st_size, facts.st_mtime_ns)
+    return found
+
+
+def _written(directory: Path, before: _Files, pids: Iterable[int]) -> list[str]:
+    """Return the files that are new or changed, and the recorder's directories of the processes that opened a window.
+
+    The recorder writes through a memory map, whose stores change neither size nor time of its files.
+    """
+    found = [name for name, facts in sorted(_files(directory).items()) if before.get(name) != facts]
+    recording, named = directory / recorder.DIRECTORY, {str(pid) for pid in pids}
+    with contextlib.suppress(OSError):
+        found += sorted(
+            f"{recorder.DIRECTORY}/{entry.name}"
+            for entry in recording.iterdir()
+            if entry.name.partition("-")[0] in named
+        )
+    return found
+
+
+def _to_come(directory: Path, found: list[str]) -> Message | None:
+    """Return what is not written yet, or why nothing is: a sentence."""
+    manifest = run_dir.read(directory)
+    name = (manifest.get("collector") or {}).get("name")
+    if name == "none":
+        return Message("collector_none", "nothing is recorded: the run has --collector none")
+    if name == "recorder":
+        words = f"the recording becomes {manifest.get('stem')}.sqlite when the program ends"
+        return Message("recording_at_end", words)
+    if name == "nsys" and not found:
+        # 2022.4 keeps each capture in its temporary directory until the program ends.
+        words = "nsys has not written its report yet: it does when the program ends at the latest"
+        return Message("report_at_end", words)
+    return None

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,22 @@ def opened(path: Path) -> Iterator[Case]:
         if path.is_dir():  # of no run: there is nothing to find out
             raise
         yield Case(path, error=error, files=(path.name,), cut_bytes=_cut(path), importer=_importer())
+
+
+def traced(case: Case) -> set[str] | None:
+    """Return what nsys was asked to trace; None where that is not known."""
+    for word, after in pairwise((*case.argv, "")):
+        name, equals, value = word.partition("=")
+        if name.endswith("bystander.py"):
+            break  # what follows is the program's
+        if name in ("--trace", "-t"):
+            return set((value if equals else after).split(","))
+        if word.startswith("-t") and case.collector == NSYS:
+            return set(word[2:].split(","))
+    if "CAPTURE_EVENT_TYPE" in case.options and case.collector == NSYS:
+        kinds = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
+        return {kinds.get(kind, kind) for kind in case.options["CAPTURE_EVENT_TYPE"].split(",")}
+    return None
 
 
 @contextlib.contextmanager

@@ -7,8 +7,7 @@ import re
 import numpy as np
 
 from traceable.analysis.attribution import INHERITED, Coverage, Share
-from traceable.launch.diagnosis_case import NSYS, Case
-from traceable.launch.diagnosis_ranges import traced
+from traceable.launch.diagnosis_case import NSYS, Case, traced
 from traceable.launch.diagnosis_rules import (
     CERTAIN,
     EVERYTHING,

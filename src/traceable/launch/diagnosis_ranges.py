@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import PurePath
 
 from traceable import environment
 from traceable.collect import base, recorder
 from traceable.launch import local_client
-from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life
+from traceable.launch.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life, traced
 from traceable.launch.diagnosis_rules import (
     CERTAIN,
     EVERYTHING,
@@ -85,22 +84,6 @@ def nvtx_not_traced(case: Case) -> Judged:
         "add nvtx to --trace",
         EVERYTHING,
     )
-
-
-def traced(case: Case) -> set[str] | None:
-    """Return what nsys was asked to trace; None where that is not known."""
-    for word, after in pairwise((*case.argv, "")):
-        name, equals, value = word.partition("=")
-        if name.endswith("bystander.py"):
-            break  # what follows is the program's
-        if name in ("--trace", "-t"):
-            return set((value if equals else after).split(","))
-        if word.startswith("-t") and case.collector == NSYS:
-            return set(word[2:].split(","))
-    if "CAPTURE_EVENT_TYPE" in case.options and case.collector == NSYS:
-        kinds = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
-        return {kinds.get(kind, kind) for kind in case.options["CAPTURE_EVENT_TYPE"].split(",")}
-    return None
 
 
 def nvtx_silent(case: Case) -> Judged:

@@ -1,8 +1,8 @@
 """The facts that `traceable doctor` judges by which cost nothing: what the interpreter, /proc and the files here say.
 
 Nothing is started and nothing written. What takes a process of its own is in `doctor_probes.py` and `doctor_canary.py`;
-what a fact means is said in `doctor_checks.py` and `doctor_tools.py`. Where a function takes `root`, that is the folder
-which stands for `/`.
+what a fact means is said in `doctor_checks.py`. Where a function takes `root`, that is the folder which
+stands for `/`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The facts that `traceable doctor` has to ask other programs for: nsys, ncu, and the CUDA driver.
 
-Each is asked with a time limit of its own. What the answers mean is said in `doctor_tools.py`.
+Each is asked with a time limit of its own. What the answers mean is said in `doctor_checks.py`.
 """
 
 from __future__ import annotations

@@ -25,8 +25,15 @@ from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, width_to_keep, wrapped
 from traceable.report.text import as_printed, encodable, message, printable, width_of
-from traceable.report.view_columns import COUNTER_COLUMNS, OUTSIDE_COLUMNS, RANGE_COLUMNS, TREE_COLUMNS, Other
-from traceable.report.views import FINDINGS, View
+from traceable.report.views import (
+    COUNTER_COLUMNS,
+    FINDINGS,
+    OUTSIDE_COLUMNS,
+    RANGE_COLUMNS,
+    TREE_COLUMNS,
+    Other,
+    View,
+)
 
 _COUNTERS_MAX = 100
 _FINDINGS_BELOW_RANGES = 3

@@ -1,7 +1,8 @@
 """The views of a report: which there are, what each may be asked, and what of its tables a terminal shows.
 
 Registering a question is one entry here: its function is `analysis.<name>.<name>`. Nothing else is loaded for that, so
-that the command line knows the views before numpy is there.
+that the command line knows the views before numpy is there. Columns that a table lacks are passed over, so that one
+list serves all that a view's rows may be by.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from traceable.analysis.columns import FIELD
-from traceable.report import view_columns as shown
-from traceable.report.columns import Column
-from traceable.report.view_columns import Other
+from traceable.analysis.units import value
+from traceable.report.columns import Column, exceeds
 
 ALL = "all"
 """What asks for every view."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """A further table of a view: what stands above it, and the columns that a terminal shows; all if none are said."""
+
+    heading: str
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +58,60 @@ class View:
         return by in self.by or (self.fields and by.startswith(FIELD) and by != FIELD)
 
 
+RANGE_COLUMNS = (
+    Column("count"),
+    Column("clipped", rank=2, only_if_any=True),
+    Column("cpu_total_ns", "total", 1, mark=exceeds),
+    Column("cpu_share", "share", 9, mark=exceeds),
+    Column("cpu_mean_ns", "mean", 8),
+    Column("cpu_p50_ns", "p50", 3),
+    Column("cpu_p90_ns", "p90", 14),
+    Column("cpu_p99_ns", "p99", 4),
+    Column("cpu_max_ns", "max", 10),
+    Column("cpu_self_total_ns", "self", 12),
+    Column("active_total_ns", "active", 7, only_if_any=True),
+    Column("kernels", rank=13, only_if_any=True),
+    Column("gpu_span_total_ns", "GPU span", 6, only_if_any=True),
+    Column("nsys_gpu_span_total_ns", "nsys's span", 11, only_if_any=True),
+    Column("gpu_busy_total_ns", "GPU busy", 5, only_if_any=True),
+    Column("attribution", rank=15, only_if_any=True),
+)
+"""What a terminal shows of ranges beside what the row is about."""
+
+TREE_COLUMNS = (
+    Column("after_ns", "after", 2),
+    Column("cpu_ns", "CPU", 0, mark=exceeds),
+    Column("cpu_self_ns", "self", 1),
+    Column("active_ns", "active", 4, only_if_any=True),
+    Column("clipped", rank=3, only_if_any=True),
+    Column("payload", rank=6, only_if_any=True, write=str),
+    Column("fields", rank=5, only_if_any=True),
+    Column("sync_wait_ns", "sync wait", 9, only_if_any=True),
+    Column("gpu_busy_ns", "GPU busy", 7, only_if_any=True),
+    Column("gpu_span_ns", "GPU span", 8, only_if_any=True),
+    Column("start_ns", "at", 10),
+    Column("tid", rank=11),
+)
+"""What a terminal shows of the slowest instances and what lies inside them."""
+
+COUNTER_COLUMNS = (
+    Column("samples"),
+    Column("first", rank=6, write=value),
+    Column("last", rank=5, write=value),
+    Column("min", rank=2, write=value),
+    Column("max", rank=1, write=value),
+    Column("mean", rank=4, write=value),
+    Column("time_mean", "time mean", 3, write=value),
+)
+"""What a terminal shows of the counters, below the ranges."""
+
+OUTSIDE_COLUMNS = (
+    Column("wall_ns", "wall", 2),
+    Column("outside_ns", "in no range", 0),
+    Column("outside_share", "share", 1),
+)
+"""What a terminal shows of the time that threads spent in no range, below the ranges."""
+
 _BY_RANGE = {"range_name": "range_name"}
 
 RANGES = View(
@@ -59,7 +121,30 @@ RANGES = View(
     fields=True,
     options={**_BY_RANGE, "slowest": "slowest"},
     chooses=frozenset({"domain", "match"}),
-    columns=shown.RANGES,
+    columns=(
+        Column("name", "range"),
+        Column("recorded_name", "as recorded", 19, only_if_any=True),
+        Column("value", rank=0, write=str),
+        Column("domain", rank=18, only_if_any=True),
+        Column("device", rank=1),
+        Column("process", rank=17),
+        Column("pid", rank=2),
+        Column("thread", rank=16, only_if_any=True),
+        Column("tid", rank=3),
+        *RANGE_COLUMNS,
+        Column("payload", rank=4, only_if_any=True, write=str),
+        Column("fields", rank=3, only_if_any=True),
+        Column("start_ns", "at", 2),
+        Column("cpu_ns", "CPU", 1),
+        Column("clipped", rank=5, only_if_any=True),
+        Column("cpu_self_ns", "self", 9),
+        Column("active_ns", "active", 8, only_if_any=True),
+        Column("sync_wait_ns", "sync wait", 7, only_if_any=True),
+        Column("gpu_start_ns", "GPU start", 10),
+        Column("gpu_span_ns", "GPU span", 6, only_if_any=True),
+        Column("nsys_gpu_span_ns", "nsys's span", 11, only_if_any=True),
+        Column("gpu_busy_ns", "GPU busy", 5, only_if_any=True),
+    ),
 )
 """The view that is shown where none is asked for; by path and by name it is the document of `run`."""
 
@@ -69,7 +154,31 @@ _KERNELS = View(
     by=("kernel", "family", "range", "geometry", "launch"),
     options={**_BY_RANGE, "names": "names", "families": "families"},
     chooses=frozenset({"match"}),
-    columns=shown.KERNELS,
+    columns=(
+        Column("range", rank=1),
+        Column("name", "kernel", rank=1),
+        Column("family", rank=9),
+        Column("api_name", "call", 8),
+        Column("cuda_device", "device", 15),
+        Column("grid", rank=3),
+        Column("block", rank=4),
+        Column("registers_per_thread", "registers", 14),
+        Column("dynamic_shared_bytes", "dynamic shared", 16),
+        Column("kernels", rank=3),
+        Column("count", rank=1),
+        Column("total_ns", "total", 0),
+        Column("gpu_share", "share", 2),
+        Column("wall_share", "of wall", 10),
+        Column("kernel_mean_ns", "mean", 6),
+        Column("kernel_p50_ns", "p50", 5),
+        Column("kernel_p99_ns", "p99", 7),
+        Column("kernel_max_ns", "max", 11),
+        Column("queue_p50_ns", "queue p50", 12),
+        Column("queue_p99_ns", "queue p99", 13),
+        Column("nsys_total_ns", "nsys total", 13),
+        Column("streams", rank=17),
+        Column("geometry", rank=18),
+    ),
 )
 
 _API = View(
@@ -78,8 +187,37 @@ _API = View(
     by=("call", "kind", "range"),
     options=_BY_RANGE,
     chooses=frozenset({"match"}),
-    columns=shown.API,
-    others=shown.API_OTHERS,
+    columns=(
+        Column("range", rank=1),
+        Column("name", "call", 1),
+        Column("kind", rank=4),
+        Column("range_instances", "instances", 9),
+        Column("count", rank=1),
+        Column("total_ns", "total", 0),
+        Column("api_share", "share", 2),
+        Column("count_per_instance", "count each", 8),
+        Column("total_per_instance_ns", "total each", 3),
+        Column("call_mean_ns", "mean", 5),
+        Column("call_p50_ns", "p50", 6),
+        Column("call_p99_ns", "p99", 4),
+        Column("call_max_ns", "max", 7),
+        Column("nested_total_ns", "nested", 10, only_if_any=True),
+        Column("errors", rank=2, only_if_any=True),
+        Column("error", rank=3, only_if_any=True),
+    ),
+    others={
+        "paths": Other(
+            "by range path",
+            (
+                Column("path"),
+                Column("kind", rank=3),
+                Column("count", rank=2),
+                Column("total_ns", "total", 0),
+                Column("total_per_instance_ns", "total each", 1),
+                Column("call_p99_ns", "p99", 4),
+            ),
+        ),
+    },
 )
 
 _MEMORY = View(
@@ -87,40 +225,286 @@ _MEMORY = View(
     "what was copied, set and allocated, and how fast",
     by=("operation", "range", "process"),
     options=_BY_RANGE,
-    columns=shown.MEMORY,
-    others=shown.MEMORY_OTHERS,
+    columns=(
+        Column("range", rank=1),
+        Column("process", rank=12),
+        Column("pid", rank=11),
+        Column("device", rank=5),
+        Column("operation", rank=1),
+        Column("memory_kind", "memory", 2),
+        Column("count", rank=1),
+        Column("gpu_total_ns", "total", 0),
+        Column("time_share", "share", 7),
+        Column("gpu_mean_ns", "mean", 8),
+        Column("gpu_p99_ns", "p99", 9),
+        Column("size_total_bytes", "size", 2),
+        Column("size_mean_bytes", "mean size", 6),
+        Column("size_max_bytes", "max size", 13),
+        Column("gb_per_s", "rate", 3),
+        Column("peak_share", "of peak", 10),
+        Column("pageable_count", "pageable", 4, only_if_any=True),
+        Column("sync_count", "synchronous", 5, only_if_any=True),
+        Column("pageable_async_count", "pageable async", 6, only_if_any=True),
+        Column("peak_bytes", "peak", 0),
+        Column("peak_at_ns", "peak at", 3),
+        Column("end_bytes", "at the end", 4),
+        Column("allocations", rank=5),
+        Column("releases", rank=6),
+    ),
+    others={
+        "processes": Other(
+            "by process and GPU",
+            (
+                Column("pid"),
+                Column("process", rank=6),
+                Column("device", rank=1),
+                Column("operation", rank=1),
+                Column("count", rank=2),
+                Column("gpu_total_ns", "total", 1),
+                Column("size_total_bytes", "size", 1),
+                Column("gb_per_s", "rate", 3),
+                Column("peak_share", "of peak", 5),
+            ),
+        ),
+        "sizes": Other("by size"),
+        "calls": Other("by call"),
+        "usage": Other("device memory in use"),
+        "usage_by_range": Other("device memory in use, by range"),
+        "usage_over_time": Other("device memory over time"),
+    },
 )
 
 _GAPS = View(
     "gaps",
     "when each GPU was idle, and why",
     options={**_BY_RANGE, "top": "top"},
-    columns=shown.GAPS,
-    others=shown.GAPS_OTHERS,
+    columns=(
+        Column("device"),
+        Column("name", rank=6),
+        Column("processes", rank=7, write=lambda pids: ", ".join(map(str, pids))),
+        Column("total_ns", "total", 1),
+        Column("busy_ns", "busy", 2),
+        Column("idle_ns", "idle", 3),
+        Column("utilisation_share", "utilisation", 0),
+        Column("gaps", rank=4),
+        Column("gap_total_ns", "in gaps", 8),
+        Column("gap_p50_ns", "gap p50", 9),
+        Column("gap_p99_ns", "gap p99", 10),
+        Column("gap_max_ns", "gap max", 5),
+    ),
+    others={
+        "buckets": Other(
+            "by length",
+            (
+                Column("device"),
+                Column("bucket", "length"),
+                Column("count"),
+                Column("total_ns", "total"),
+                Column("idle_share", "of idle"),
+            ),
+        ),
+        "causes": Other(
+            "by cause",
+            (
+                Column("device"),
+                Column("cause"),
+                Column("count"),
+                Column("total_ns", "total"),
+                Column("idle_share", "of idle"),
+            ),
+        ),
+        "largest": Other(
+            "the largest",
+            (
+                Column("device"),
+                Column("start_ns", "at", 1),
+                Column("duration_ns", "length", 0),
+                Column("cause", rank=2),
+                Column("detail", rank=3),
+                Column("before", rank=7),
+                Column("before_range", "in range", 5),
+                Column("after", rank=6),
+                Column("after_range", "in range", 4),
+            ),
+        ),
+    },
 )
 
 _SYNC = View(
     "sync",
     "who waited how long for what",
     options=_BY_RANGE,
-    columns=shown.SYNC,
-    others=shown.SYNC_OTHERS,
+    columns=(
+        Column("range"),
+        Column("call", rank=4),
+        Column("waited_for_range", "waited for", 1),
+        Column("waited_for", "its operation", 5),
+        Column("count", rank=2),
+        Column("wait_total_ns", "total", 0),
+        Column("wait_share", "share", 3),
+        Column("wait_mean_ns", "mean", 8),
+        Column("wait_p50_ns", "p50", 7),
+        Column("wait_p99_ns", "p99", 6),
+        Column("wait_max_ns", "max", 9),
+        Column("cpu_share", "of CPU time", 10),
+    ),
+    others={
+        "calls": Other(
+            "by call",
+            (
+                Column("range"),
+                Column("call", rank=1),
+                Column("count", rank=2),
+                Column("wait_total_ns", "total", 0),
+                Column("blocked_on_gpu_ns", "blocked on GPU", 3),
+                Column("overhead_ns", "overhead", 4),
+                Column("wait_p50_ns", "p50", 6),
+                Column("wait_p99_ns", "p99", 5),
+                Column("wait_share", "share", 7),
+            ),
+        ),
+        "operations": Other(
+            "by operation waited for",
+            (
+                Column("range"),
+                Column("call", rank=6),
+                Column("waited_for_range", "waited for", 2),
+                Column("waited_for", "its operation", 1),
+                Column("operations", rank=4),
+                Column("wait_total_ns", "total", 0),
+                Column("wait_share", "share", 3),
+            ),
+        ),
+    },
 )
+
+_WHOSE = (
+    Column("process", rank=3, only_if_several=True),
+    Column("pid", rank=3, only_if_several=True, unless="process"),
+)
+"""Of which of several processes: by its name (of a rank, say), and by its pid where names are missing or the same."""
 
 _STEPS = View(
     "steps",
     "what each step took, and what the slow ones did",
     options={"step_range": "range_name", "step_kernel": "step_kernel"},
-    columns=shown.STEPS,
-    others=shown.STEPS_OTHERS,
+    columns=(
+        Column("step"),
+        Column("index", rank=4, only_if_any=True),
+        *_WHOSE,
+        Column("device", rank=8),
+        Column("name", rank=12, only_if_several=True),
+        Column("left_out", "left out", 3, only_if_any=True),
+        Column("start_ns", "at", 7),
+        Column("wall_ns", "wall", 0),
+        Column("gpu_busy_ns", "GPU busy", 1),
+        Column("utilisation_share", "utilisation", 5),
+        Column("idle_ns", "idle", 2),
+        Column("kernels", rank=6),
+        Column("graph_launches", "graphs", 7, only_if_any=True),
+        Column("launch_ns", "launch", 4),
+        Column("copy_ns", "copy", 6),
+        Column("nccl_ns", "nccl", 12, only_if_any=True),
+        Column("sync_ns", "sync", 5),
+        Column("allocations", rank=11, only_if_any=True),
+    ),
+    others={
+        "summary": Other(
+            "the steady steps",
+            (
+                Column("steady", "steps", 5),
+                *_WHOSE,
+                Column("device", rank=7),
+                Column("source", rank=12),
+                Column("steps_per_s", "a second", 2),
+                Column("wall_mean_ns", "wall mean", 4),
+                Column("wall_p50_ns", "wall p50", 0),
+                Column("wall_p99_ns", "wall p99", 1),
+                Column("wall_max_ns", "wall max", 9),
+                Column("interval_p50_ns", "interval p50", 7),
+                Column("interval_stddev_ns", "jitter", 3),
+                Column("wait_share", "waiting", 3, only_if_any=True),
+                Column("utilisation_share", "utilisation", 3),
+                Column("gpu_busy_mean_ns", "GPU busy", 6),
+                Column("idle_mean_ns", "idle", 8),
+                Column("launch_mean_ns", "launch", 10),
+                Column("sync_mean_ns", "sync", 11),
+                Column("copy_mean_ns", "copy", 12),
+            ),
+        ),
+        "breakdown": Other(
+            "the median step, by range",
+            (
+                Column("path"),
+                Column("ranges", rank=5),
+                Column("gpu_busy_ns", "GPU busy", 0),
+                Column("gpu_busy_share", "share", 1),
+                Column("kernels", rank=3),
+                Column("copies", rank=7, only_if_any=True),
+                Column("cpu_self_ns", "CPU self", 2),
+                Column("sync_self_ns", "sync self", 4),
+            ),
+        ),
+        "slowest": Other(
+            "the slowest steps, against the median step",
+            (
+                Column("step"),
+                Column("index", rank=4, only_if_any=True),
+                *_WHOSE,
+                Column("device", rank=8),
+                Column("wall_ns", "wall", 0),
+                Column("wall_more_ns", "more", 1),
+                Column("cause", rank=2, whole=True),
+                Column("path", "most in", 5),
+                Column("path_more_ns", "more there", 6),
+                Column("gpu_busy_more_ns", "GPU busy more", 5),
+                Column("idle_more_ns", "idle more", 6),
+                Column("kernels_more", "kernels more", 7),
+            ),
+        ),
+    },
 )
 
 _STREAMS = View(
     "streams",
     "what each stream did, and what ran side by side",
     options=_BY_RANGE,
-    columns=shown.STREAMS,
-    others=shown.STREAMS_OTHERS,
+    columns=(
+        Column("device"),
+        Column("process", rank=9),
+        Column("pid", rank=8),
+        Column("context", rank=10),
+        Column("stream", rank=0),
+        Column("operations", rank=1),
+        Column("kernels", rank=5),
+        Column("copies", rank=6),
+        Column("memsets", rank=11),
+        Column("graphs", rank=7, only_if_any=True),
+        Column("sum_ns", "sum", 4),
+        Column("busy_ns", "busy", 1),
+        Column("busy_share", "of busy", 2),
+        Column("total_share", "of total", 3),
+        Column("mean_concurrency", "concurrency", 12),
+    ),
+    others={
+        "overlap": Other(
+            "what ran side by side",
+            (
+                Column("device"),
+                Column("busy_ns", "busy", 1),
+                Column("compute_ns", "compute", 2),
+                Column("copy_ns", "copy", 4),
+                Column("copy_hidden_share", "copy hidden", 3),
+                Column("copy_exposed_ns", "copy exposed", 5),
+                Column("nccl_ns", "nccl", 7),
+                Column("nccl_hidden_share", "nccl hidden", 6),
+                Column("nccl_exposed_ns", "nccl exposed", 8),
+                Column("mean_streams", "streams", 9),
+                Column("two_streams_ns", "two streams", 10),
+                Column("three_or_more_streams_ns", "three or more", 11),
+            ),
+        ),
+    },
 )
 
 FINDINGS = View(

@@ -1,6 +1,6 @@
 """Finds in a flight recorder's file what each thread left there: which records of which segments are its own.
 
-The layout is documented in `_native/recorder_format.h`, why it is so in `_native/recorder_ring.h`. `recording` decodes
+The layout is documented in `_native/recorder_format.h`, why it is so in `_native/recorder.c`. `recording` decodes
 the events. A segment that was being emptied when its process died is passed over.
 """
 

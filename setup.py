@@ -41,11 +41,12 @@ class OptionalBuild(build_ext):
 
 
 def extension(name: str) -> Extension:
-    """Describe the extension `_native/<name>.c`."""
+    """Describe the extension of `_native/<name>.c` and of all `<name>_*.c` and `.h` beside it."""
+    folder = Path("src/traceable/_native")
     return Extension(
         f"traceable._native._{name}",
-        sources=[f"src/traceable/_native/{name}.c"],
-        depends=[str(header) for header in sorted(Path("src/traceable/_native").glob(f"{name}_*.h"))],
+        sources=[str(folder / f"{name}.c"), *(str(unit) for unit in sorted(folder.glob(f"{name}_*.c")))],
+        depends=[str(header) for header in sorted(folder.glob(f"{name}_*.h"))],
         include_dirs=nvtx_include(),
         extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
         optional=True,

@@ -68,7 +68,7 @@ def sites(sources: Path = SOURCES) -> list[Site]:
         for path, tree in trees.items()
         for site in _in(tree, path, errors, errors | _MAKERS | (_DOCTOR if path.match(_DOCTOR_FILES) else set()))
     ]
-    return python + [site for path in sorted((sources / "_native").glob("recorder*.[ch]")) for site in _in_c(path)]
+    return python + [site for path in sorted((sources / "_native").glob("recorder*.c")) for site in _in_c(path)]
 
 
 def _in_c(path: Path) -> Iterator[Site]:

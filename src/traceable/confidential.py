@@ -66,7 +66,7 @@ def without_values(words: Iterable[str]) -> list[str]:
 def secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield each word of a command line with the parts of it that are secret, in order, none empty, none touching.
 
-    `_native/recorder_secrets.h` does the same to what the recorder writes.
+    `_native/recorder_secrets.c` does the same to what the recorder writes.
     """
     before = program = ""
     is_code = False

@@ -291,9 +291,9 @@ def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
         lacking("a C compiler")
     folder = tmp_path_factory.mktemp("hide")
     (folder / "hide.c").write_text(HIDE)
-    headers = Path(confidential.__file__).parent / "_native"
-    words = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{headers}"]
-    subprocess.run([*words, "-o", folder / "hide.so", folder / "hide.c"], check=True)
+    native = Path(confidential.__file__).parent / "_native"
+    words = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{native}"]
+    subprocess.run([*words, "-o", folder / "hide.so", folder / "hide.c", native / "recorder_secrets.c"], check=True)
     function = ctypes.CDLL(str(folder / "hide.so")).hide_line
     function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
 

@@ -1,4 +1,4 @@
-/* What the embedded recorder leaves on disk: the layouts shared by its C files. `collect/recording.py` reads them.
+/* What the embedded recorder leaves on disk: the layouts that recorder.c writes and `collect/recording.py` reads.
  *
  * One directory a process, `<pid>-<start, ns since the epoch>/`:
  *   process           a `process_header`, mapped for the life of the process, so its counters survive any death
@@ -8,7 +8,7 @@
  *   ring              with a flight recorder instead of both: segments of `process_header.segment_bytes`, each a
  *                     `segment_header`, records upwards, texts downwards from its end
  *
- * Beside them `.window.<pid>`, a page with the counter of recorder_window.h, which nobody reads afterwards.
+ * Beside them `.window.<pid>`, a page with the counter of the process's windows, which nobody reads afterwards.
  *
  * Files are preallocated, so they end in zeros. A writer stores the word that says what an entry is last: whatever
  * moment the process dies at, an entry is either whole or reads as empty. A segment that is used again is emptied first:

@@ -172,7 +172,7 @@ def _announce(text: str, number: int) -> None:
 
 
 def _push(attributes: Any, handle: Any, slot: int) -> None:
-    """Push a range and count it, after it was emitted (`_native/core_count.h` has the reason)."""
+    """Push a range and count it, after it was emitted (`_native/core.c` has the reason)."""
     counter = None if counts is None else counts.counter
     _emit.push_range(attributes, handle)
     if counter is not None:

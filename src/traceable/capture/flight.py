@@ -1,6 +1,6 @@
 """Copies of the flight recorder while the program goes on: each a `dump-N` in the run directory.
 
-The recorder writes them (`_native/recorder_dump.h`); here is who asks for them, and under which number. Without a
+The recorder writes them (`_native/recorder.c`); here is who asks for them, and under which number. Without a
 flight recorder (`traceable run --flight-recorder`) there is nothing to copy, and `dump` does nothing.
 """
 

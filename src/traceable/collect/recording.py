@@ -1,7 +1,7 @@
 """Reads what the embedded recorder left on disk: processes, their names, and each thread's events, as columns.
 
 The layout is documented in `_native/recorder_format.h`, that of a flight recorder's ring, and why it is so, in
-`_native/recorder_ring.h`. Nothing is paired or exported here (`nsys_rows`, `nsys_schema`).
+`_native/recorder.c`. Nothing is paired or exported here (`nsys_rows`, `nsys_schema`).
 
 A process may have died at any moment: files end in zeros, and an entry that was not finished reads as empty. What can't
 be read is left out with a note as long as something else can be; only a recording of which nothing is readable, or that

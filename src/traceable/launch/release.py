@@ -6,7 +6,7 @@ tells them to end, which they don't hear, and waits for that without end. Stoppe
 their wait, see that there is nothing to wait for, and the program ends with the exit code that it had; or the library
 dies of a fault there, which is said.
 
-A program that annotates leaves by itself before that (`_native/core_exit.h`) and makes a file. For others, this looks
+A program that annotates leaves by itself before that (`_native/core.c`) and makes a file. For others, this looks
 for a process whose main thread sleeps in nsys's library, below the dynamic loader's calls of destructors, and which has
 used no time since the last look. None of its own code is to come then that could notice that it was stopped.
 """

@@ -28,7 +28,7 @@ import _floor
 import import_cost
 from _targets import Measured, targets
 
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 
 WORKER = Path(__file__).with_name("_variants.py")
 NSYS_ATTEMPTS = 3

@@ -26,8 +26,8 @@ from typing import Any
 
 import _floor
 
-from traceable import environment
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol import environment
 
 LIMITS = {"plain recorder": None, "last 5 s": "5000000000ns", "last 64 MB": "64000000B", "last 1 MB": "1000000B"}
 MOST_BYTES = "3000000000"

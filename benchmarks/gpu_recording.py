@@ -54,7 +54,7 @@ def recorded_whole(torch: Any, count: int, found: dict[str, list[float]]) -> Non
 
 def uncertainties(directory: Path) -> list[float]:
     """Return how well the clocks of each recording were matched, in us."""
-    from traceable.collect.kineto_merge import Parts
+    from traceable.collectors.recorder.kineto_merge import Parts
 
     parts = Parts()
     for path in sorted(directory.glob("*.gz")):

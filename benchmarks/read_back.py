@@ -28,8 +28,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
-from traceable.collect.recorder import DIRECTORY, RecorderCollector
+from traceable.collectors.recorder.collector import DIRECTORY, RecorderCollector
+from traceable.protocol import environment
 
 RANGES_A_ROUND = 10
 CONTROL_ROWS = 1_000_000
@@ -67,12 +67,12 @@ def record() -> None:
 
 def read_back() -> dict[str, float]:
     """Read the recording in BENCH_PLACE back, as the process does that `run` has for it."""
-    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+    from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     keep_freed_memory()
     # What is loaded is not what is measured.
-    import traceable.collect.nsys_schema  # noqa: F401
+    import traceable.collectors.recorder.schema  # noqa: F401
 
     began, cpu = time.perf_counter(), time.process_time()
     database = RecorderCollector().finalise(Path(os.environ["BENCH_PLACE"]), "bench").database
@@ -86,7 +86,7 @@ def read_back() -> dict[str, float]:
 
 def insert() -> dict[str, float]:
     """Insert rows like those of NVTX_EVENTS into BENCH_PLACE, with SQLite's own INSERT."""
-    from traceable.collect.nsys_tables import TABLES
+    from traceable.collectors.nsys.tables import TABLES
 
     rows = [(10**9 + i, 10**9 + i + 50, 59, 1 << 48, 3, 1) for i in range(CONTROL_ROWS)]
     with closing(sqlite3.connect(Path(os.environ["BENCH_PLACE"]) / "control.sqlite", isolation_level=None)) as database:

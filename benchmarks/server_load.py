@@ -32,7 +32,7 @@ from typing import Any
 from _load_client import Block, Client, make_questions
 from _load_server import Ended, Memory, Server, ranges
 
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 
 PLAIN, RECORDED, CONTROL = "plain", "recorded", "plain again"
 

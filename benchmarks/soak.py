@@ -22,8 +22,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol import environment
 
 PROGRAM = Path(__file__).with_name("_soak_program.py")
 RECORDED_BYTES = 32

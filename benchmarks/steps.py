@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from traceable import environment
-from traceable.collect.base import Gating
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.base import Gating
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol import environment
 
 NEVER = "1000000000:1000000001"
 CONTROL = "control: Python class that does nothing"

@@ -13,7 +13,7 @@ import pytest
 import traceable
 
 HEAVY = {"numpy", "torch", "rich", "nvtx", "wrapt", "opentelemetry", "asyncio"}
-ROOMS = {f"traceable.{room}" for room in ("collect", "launch", "trace", "analysis", "report", "cli")}
+ROOMS = {f"traceable.{room}" for room in ("collectors", "launch", "checks", "trace", "analysis", "report", "cli")}
 ALSO_NOT = {"inspect", "typing", "dataclasses", "pathlib", "functools", "contextlib", "re", "threading", "enum"}
 
 LIST = """

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from gpu_check.harness import Bench, Failed
-from traceable import confidential
+from traceable.protocol import redact
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -55,9 +55,7 @@ def _private() -> tuple[tuple[re.Pattern[str], str], ...]:
     }
     names = {socket.gethostname(): "host", platform.node(): "host", socket.getfqdn(): "host", _user(): "user"}
     secrets = {
-        value: confidential.NOT_WRITTEN
-        for name, value in os.environ.items()
-        if confidential.is_secret(name) and len(value) >= 8
+        value: redact.NOT_WRITTEN for name, value in os.environ.items() if redact.is_secret(name) and len(value) >= 8
     }
     found: list[tuple[str, str, str]] = []
     for text, by in {**folders, **secrets}.items():

@@ -258,7 +258,7 @@ def gate_calls(bench: Bench) -> str:
 
 def gate_ncu(bench: Bench) -> str:
     """With --profile-from-start off, ncu profiles what a window's cudaProfilerStart and cudaProfilerStop enclose."""
-    from traceable.collect import ncu_install
+    from traceable.collectors.ncu import install as ncu_install
     from traceable.trace import ncu_csv
 
     bench.need_gpu()
@@ -277,7 +277,7 @@ def gate_ncu(bench: Bench) -> str:
 
 def gate_nsys(bench: Bench) -> str:
     """With -c cudaProfilerApi, nsys records what a window's two calls enclose."""
-    from traceable.collect import nsys_install
+    from traceable.collectors.nsys import install as nsys_install
 
     executable = str(nsys_install.find().executable)
     report = bench.work / "gated.nsys-rep"
@@ -300,7 +300,7 @@ def gate_nsys(bench: Bench) -> str:
 
 
 def _ncu_words(report: Path) -> list[str]:
-    from traceable.collect import ncu_install
+    from traceable.collectors.ncu import install as ncu_install
 
     words = [str(ncu_install.find().executable), "--target-processes", "all", "--clock-control", "none"]
     return [*words, "--metrics", "gpu__time_duration.sum", "--export", str(report.with_suffix(""))]
@@ -308,7 +308,7 @@ def _ncu_words(report: Path) -> list[str]:
 
 def _check_ncu_works(bench: Bench) -> None:
     """Raise `NotPossible` where ncu by itself can't measure one kernel."""
-    from traceable.collect import ncu_install
+    from traceable.collectors.ncu import install as ncu_install
 
     report = bench.work / "control.ncu-rep"
     words = [*_ncu_words(report), "--launch-count", "1", sys.executable, *program_words(bench, "forward")]

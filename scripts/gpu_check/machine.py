@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gpu_check.checks import MARKER, PROGRAMS, environment
 from gpu_check.harness import CUDA, Machine
+from traceable.checks import machine_facts, probes
 from traceable.errors import CollectorError
-from traceable.launch import doctor_facts, doctor_probes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_S = 120.0
@@ -43,10 +43,10 @@ def examine(device: str) -> Machine:
 
 def _no_gpu(facts: dict[str, object]) -> str | None:
     try:
-        cuda = doctor_probes.cuda()
+        cuda = probes.cuda()
     except CollectorError as error:
         return f"no GPU: {error.found}"
-    facts["driver"] = doctor_facts.driver().version
+    facts["driver"] = machine_facts.driver().version
     facts["driver_cuda"] = ".".join(map(str, cuda.version)) if cuda.version else None
     if cuda.error is not None:
         return "no GPU: the library of the CUDA driver is not here"
@@ -69,7 +69,7 @@ def _examine_packages(missing: dict[str, str]) -> None:
 def _examine_extensions(missing: dict[str, str]) -> None:
     problem = _build()
     why = f": {problem}" if problem else ""
-    parts = doctor_facts.parts()
+    parts = machine_facts.parts()
     absent = {*parts.missing, *dict(parts.broken)}
     if "_recorder" in absent:
         missing["recorder"] = f"the embedded recorder is not built{why}"
@@ -109,7 +109,7 @@ def _include_folders() -> list[Path]:
 
 
 def _examine_torch(device: str, missing: dict[str, str], facts: dict[str, object]) -> None:
-    torch = doctor_facts.torch()
+    torch = machine_facts.torch()
     facts["torch"] = torch.version
     if torch.version is None:
         missing["torch"] = "torch is not installed"
@@ -151,12 +151,12 @@ def _probe(device: str) -> dict[str, object] | str:
 
 
 def _examine_tools(missing: dict[str, str], facts: dict[str, object]) -> None:
-    ncu = doctor_probes.ncu()
+    ncu = probes.ncu()
     facts["ncu"] = ncu.version or None
     if ncu.executable is None:
         missing["ncu"] = ncu.error
     try:
-        nsys = doctor_probes.nsys()
+        nsys = probes.nsys()
     except CollectorError as error:
         missing["nsys"] = error.found
         return

@@ -7,7 +7,6 @@ costs next to nothing is loaded at once, because a program may be unable to impo
 import os as _os
 import sys as _sys
 
-from traceable import environment as _environment
 from traceable import unloaded as _unloaded
 from traceable.annotation.contract import expect
 from traceable.annotation.counters import Counter, counter
@@ -16,6 +15,7 @@ from traceable.annotation.imports import watch_imports as _watch_imports
 from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
 from traceable.capture.flight import dump
+from traceable.protocol import environment as _environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
 if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):
     _begin("traceable.capture.process", "tell_of_forks")
-_begin("traceable.capture.witness", "testify")
+_begin("traceable.capture.process_record", "testify")
 if _is_set(*_environment.CONDITIONS):
     _begin("traceable.capture.start", "begin_from_environment")
 if _is_set(_environment.CONTROL, _environment.CONTROL_SIGNAL):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from traceable.analysis.completeness import Completeness, all_of
 from traceable.analysis.windows import Windows, judged, of_all
 from traceable.errors import Message, TraceableError, TraceError
-from traceable.launch import emitted, processes, run_dir, windows
+from traceable.launch import processes, range_counts, run_dir, windows
 from traceable.trace.joined import joined
 from traceable.trace.model import Trace
 
@@ -57,7 +57,7 @@ def load_ranks(
             # A window that was never reached leaves nothing to read, and that is the answer.
             asked = windows.asked(part, run_dir.read(part))
             found += [judged(asked, ())] if asked is not None else []
-            complete.append(emitted.judge(part, run_dir.read(part), None))
+            complete.append(range_counts.judge(part, run_dir.read(part), None))
             continue
         complete.append(recording.completeness)
         traces.append((str((run_dir.read(part).get("host") or {}).get("name")), recording.trace))

@@ -146,10 +146,10 @@ def _load_raw(
             traces.append(load_trace(file, progress=tell, allow_unrelated=unrelated))
         shown = [one for file in files for one in flight.shown(file, manifest)]
     trace = joined(traces)
-    from traceable.launch import emitted
+    from traceable.launch import range_counts
 
     of_run = directory if manifest is not None else None
-    complete = emitted.judge(of_run, manifest, trace, files)
+    complete = range_counts.judge(of_run, manifest, trace, files)
     if manifest is not None:
         from traceable.rank_recordings import named
 

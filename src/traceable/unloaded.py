@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from traceable import environment
 from traceable.annotation.handle import Handle
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.analysis.beside import COUNTS, LETTERS, MEASURES, STEP_COLUMNS, beside, steps_beside
+from traceable.analysis.compare import COUNTS, LETTERS, MEASURES, STEP_COLUMNS, beside, steps_beside
 from traceable.analysis.table import Table, objects
 
 Row = tuple[tuple[str, ...], str | None, str, int, float | None]

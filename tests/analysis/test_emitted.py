@@ -6,34 +6,34 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.annotation import emission
+from traceable.protocol import nvtx
 from traceable.trace import emitted
 from traceable.trace.model import NULL
 
-numbers = st.integers(1, emission.INSTANCE_BITS)
+numbers = st.integers(1, nvtx.INSTANCE_BITS)
 
 
 def test_the_domains_are_the_same() -> None:
-    assert emitted.ACTIVE_DOMAIN == emission.ACTIVE_DOMAIN
-    assert emitted.GENERATOR_DOMAIN == emission.GENERATOR_DOMAIN
-    assert emitted.PAYLOAD_DOMAIN == emission.PAYLOAD_DOMAIN
-    assert emitted.COUNTER_DOMAIN == emission.COUNTER_DOMAIN
+    assert emitted.ACTIVE_DOMAIN == nvtx.ACTIVE_DOMAIN
+    assert emitted.GENERATOR_DOMAIN == nvtx.GENERATOR_DOMAIN
+    assert emitted.PAYLOAD_DOMAIN == nvtx.PAYLOAD_DOMAIN
+    assert emitted.COUNTER_DOMAIN == nvtx.COUNTER_DOMAIN
 
 
 @given(numbers, st.one_of(st.just(0), numbers))
 def test_an_identity_is_read_as_it_was_packed(number: int, parent: int) -> None:
-    payload = np.array([emission.identity(number, parent)])
+    payload = np.array([nvtx.identity(number, parent)])
     assert emitted.is_identity(payload).all()
-    assert emitted.number_of(payload).tolist() == [number] == [emission.instance_of(int(payload[0]))]
-    assert emitted.parent_number_of(payload).tolist() == [parent] == [emission.parent_of(int(payload[0]))]
+    assert emitted.number_of(payload).tolist() == [number] == [nvtx.instance_of(int(payload[0]))]
+    assert emitted.parent_number_of(payload).tolist() == [parent] == [nvtx.parent_of(int(payload[0]))]
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_a_number_of_the_users_is_no_identity(number: int) -> None:
     if emitted.is_identity(np.array([number]))[0]:
-        assert emission.is_identity(number)
-        assert emission.identity(emission.instance_of(number), emission.parent_of(number)) == number
-    if not emission.is_identity(number):
+        assert nvtx.is_identity(number)
+        assert nvtx.identity(nvtx.instance_of(number), nvtx.parent_of(number)) == number
+    if not nvtx.is_identity(number):
         assert not emitted.is_identity(np.array([number]))[0]
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.analysis.made import traces
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import Reduction, covered, few_sorted, innermost_around, sorted_events
 from traceable.analysis.instances import Instances, Stretches, instances, stretches_of
+from traceable.analysis.interval_index import Reduction, covered, few_sorted, innermost_around, sorted_events
 from traceable.trace.model import Trace
 
 

@@ -13,9 +13,9 @@ from tests.analysis.made import table, trace_of
 from traceable.analysis import windows
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
+from traceable.analysis.recording_gaps import unrecorded, unrecorded_ns
 from traceable.analysis.steps import steps
 from traceable.analysis.streams import streams
-from traceable.analysis.unrecorded import unrecorded, unrecorded_ns
 from traceable.analysis.windows import Asked, Captured, Said, Window, captured, judged
 from traceable.errors import Message
 from traceable.report.windows import lines, plain

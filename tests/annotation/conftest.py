@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import run_nsys_profile
 
 import traceable
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 
 SOURCE = str(Path(traceable.__file__).parents[1])
 FORMS = ("native", "pure")

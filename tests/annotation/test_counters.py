@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from traceable import Counter, counter
-from traceable.annotation.emission import COUNTER_DOMAIN
+from traceable.protocol.nvtx import COUNTER_DOMAIN
 
 from .conftest import Heard, Listen
 

@@ -161,7 +161,7 @@ def test_a_program_that_is_right_is_heard_as_ever_and_nothing_is_said(tmp_path: 
 
 def test_debug_mode_off_imports_nothing_of_it() -> None:
     need_form("native")
-    assert importlib.util.find_spec("traceable.annotation.balance") is not None
-    code = "import sys, traceable; print('traceable.annotation.balance' in sys.modules)"
+    assert importlib.util.find_spec("traceable.annotation.range_checker") is not None
+    code = "import sys, traceable; print('traceable.annotation.range_checker' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], env=environment_of("native"), capture_output=True, text=True)
     assert result.stdout == "False\n"

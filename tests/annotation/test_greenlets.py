@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from traceable.annotation.emission import ACTIVE_DOMAIN, instance_of, parent_of
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, instance_of, parent_of
 
 from .conftest import Event, Heard, Listen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traceable.annotation.emission import (
+from traceable.protocol.nvtx import (
     ACTIVE_DOMAIN,
     INSTANCE_BITS,
     PAYLOAD_DOMAIN,

@@ -1,4 +1,4 @@
-"""Which ranges the engine says that it keeps: what `capture/witness.py` tells the launcher by name."""
+"""Which ranges the engine says that it keeps: what `capture/process_record.py` tells the launcher by name."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from tests.lacking import lacking
 
-from traceable.annotation.emission import COUNTER_DOMAIN, PAYLOAD_DOMAIN
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol.nvtx import COUNTER_DOMAIN, PAYLOAD_DOMAIN
 
 from .conftest import environment_of, need_form, read_events
 

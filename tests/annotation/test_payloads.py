@@ -10,7 +10,7 @@ import pytest
 
 from traceable import annotate, mark
 from traceable.annotation.arguments import checked_payload
-from traceable.annotation.emission import ACTIVE_DOMAIN, GENERATOR_DOMAIN, PAYLOAD_DOMAIN, is_identity
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, PAYLOAD_DOMAIN, is_identity
 
 from .conftest import Event, Heard, Listen
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import run_nsys_profile
 
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 
 from .conftest import Event, environment_of, need_form, read_events
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traceable.annotation.emission import identity
+from traceable.protocol.nvtx import identity
 
 from .conftest import Event, Heard, Listen
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from traceable import environment
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol import environment
 from traceable.trace import Trace, load
 
 

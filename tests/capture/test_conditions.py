@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.capture.conditions import Conditions, read
-from traceable.capture.plan import age_s
+from traceable.capture.schedule import age_s
 from traceable.errors import UsageError
+from traceable.protocol.start_conditions import Conditions, read
 
 STEPS = "import traceable\nfor n in traceable.steps(range(50)): pass\n"
 REQUESTS = """

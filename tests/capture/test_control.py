@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import pytest
 from tests.capture.conftest import names_of, steps_of
 
-from traceable import environment
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol import environment
 from traceable.trace import load
 
 STEPPING = """

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.capture.conftest import steps_of
 
-from traceable import environment
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol import environment
 from traceable.trace import load
 
 WSGI = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.capture.conftest import Ran
 
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.trace import load
 
 Program = Callable[..., Ran]

@@ -7,7 +7,7 @@ import pytest
 COUNTED = """
 import asyncio, copy, pickle
 import traceable as t
-from traceable.annotation.requests import count
+from traceable.annotation.request_counter import count
 seen = 0
 def now():
     global seen
@@ -70,7 +70,7 @@ def test_without_the_question_nothing_is_counted_or_loaded(program):
     code = """
 import sys, traceable
 with traceable.annotate("request"): pass
-print("traceable.annotation.requests" in sys.modules)
+print("traceable.annotation.request_counter" in sys.modules)
 """
     assert program(code).done.stdout == "False\n"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.capture.spec import Every, Spec, Window, parse
 from traceable.errors import UsageError
+from traceable.protocol.window_spec import Every, Spec, Window, parse
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.capture import spellings
-from traceable.capture.spec import Spec
+from traceable.protocol.window_spec import Spec
 
 STEPS = 120
 small = st.integers(0, 12)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from traceable import environment
 from traceable.annotation.bootstrap import bootstrap_path
 from traceable.annotation.patterns import parse_step_function
 from traceable.capture.step_function import stepping
+from traceable.protocol import environment
 
 TARGET = parse_step_function("engine:Engine.step")
 ENGINE = """

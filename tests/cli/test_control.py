@@ -17,7 +17,7 @@ from tests.coded import message
 from tests.conftest import absent
 
 import traceable
-from traceable import collect
+from traceable import collectors
 from traceable.errors import Message
 from traceable.launch import run_dir
 from traceable.trace import Trace, load
@@ -103,7 +103,7 @@ def recording(request: pytest.FixtureRequest) -> str:
         request.getfixturevalue("nsys")
     elif name == "torch" and importlib.util.find_spec("torch") is None:
         absent("torch")
-    elif not (found := collect.named(name).availability()).available:
+    elif not (found := collectors.named(name).availability()).available:
         pytest.skip(found.reason)
     return name
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from traceable._native import recorder_library
-from traceable.collect import nsys_install
-from traceable.launch import doctor_facts
-from traceable.launch.doctor_findings import STATES
+from traceable.checks import machine_facts
+from traceable.checks.machine_findings import STATES
+from traceable.collectors.nsys import install as nsys_install
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 HIDE = """
-from traceable.collect import nsys_install
+from traceable.collectors.nsys import install as nsys_install
 nsys_install.INSTALL_FOLDERS = nsys_install.IMPORTER_FOLDERS = ()
 """
 """A `sitecustomize` after which nsys and its importer are found on PATH and beside each other only, as on a machine
@@ -47,7 +47,7 @@ def environ(tmp_path: Path, temporary: Path) -> dict[str, str]:
 @pytest.fixture
 def core() -> None:
     """Without the native core nsys 2022 and 2023 hear nothing: `doctor` then rightly says so."""
-    if "_core" in doctor_facts.parts().missing:
+    if "_core" in machine_facts.parts().missing:
         pytest.skip("the native core was not built")
 
 

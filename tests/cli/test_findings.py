@@ -140,8 +140,8 @@ def test_sentences_are_wrapped_to_the_terminal_and_never_cut(database: Path, wid
 
 def test_a_report_that_is_saved_has_the_findings_as_well(database: Path, tmp_path: Path) -> None:
     from traceable.recording import load
-    from traceable.report.choice import Choice
     from traceable.report.document import document as made
+    from traceable.report.row_filter import Choice
 
     report = made(load(database), Choice(), ())
     assert report["findings"] == document(database)["findings"]

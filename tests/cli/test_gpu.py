@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from tests.coded import message
-from tests.collect import gpu_traces
+from tests.collectors import gpu_traces
 from tests.conftest import absent
 
 from traceable.cli.run import gpu_operations
-from traceable.collect.recorder import RecorderCollector
-from traceable.collect.recording import read_recording
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.collectors.recorder.recording import read_recording
 from traceable.trace import load
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

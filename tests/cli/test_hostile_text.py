@@ -127,7 +127,7 @@ for step in traceable.steps(range(3)):
     with traceable.annotate(name):
         traceable.mark(name)
     traceable.annotate(name, domain="d", category=name).__enter__()
-traceable.environment.warn_once("x", name)
+traceable.protocol.environment.warn_once("x", name)
 """
     (tmp_path / "app.py").write_text(program)
     run = [

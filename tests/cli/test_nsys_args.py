@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.coded import message
 
-from traceable import environment
 from traceable.cli.nsys import as_options
-from traceable.collect.nsys_options import DEFAULT, PRESETS, Asked
+from traceable.collectors.nsys.user_options import DEFAULT, PRESETS, Asked
+from traceable.protocol import environment
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from tests.coded import message, messages
 
-from traceable import environment
+from traceable.protocol import environment
 
 
 @pytest.fixture

@@ -349,7 +349,7 @@ def test_a_report_of_a_file_loads_nothing_that_only_runs_need_and_no_other_reade
     loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
     assert {"traceable.trace.nsys", "traceable.launch.reports"} <= loaded
     of_runs = {f"traceable.launch.{name}" for name in ("launcher", "supervisor", "processes", "windows", "overhead")}
-    of_collectors = {f"traceable.collect.{name}" for name in ("nsys_install", "nsys_schema", "recording")}
+    of_collectors = {f"traceable.collectors.{name}" for name in ("nsys_install", "nsys_schema", "recording")}
     assert not (of_runs | of_collectors | {"traceable.trace.kineto", "traceable.cli.ranks"}) & loaded
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from gpu_check import captures, checks, oracle
 from gpu_check.harness import CPU, CUDA, Bench, Failed, NotPossible, Rehearsed
-from tests.collect.conftest import recorded as recorded
-from tests.collect.gpu_runs import finalised, process_of
-from tests.collect.gpu_traces import BASE_NS, half, write
+from tests.collectors.conftest import recorded as recorded
+from tests.collectors.gpu_runs import finalised, process_of
+from tests.collectors.gpu_traces import BASE_NS, half, write
 from tests.made_ncu import STAND_IN
 from tests.trace import made_kineto
 

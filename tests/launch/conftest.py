@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from traceable import collect
+from traceable import collectors
 
 Command = Callable[..., list[str]]
 
@@ -22,7 +22,7 @@ def collector(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (found := collect.named(name).availability()).available:
+    elif not (found := collectors.named(name).availability()).available:
         pytest.skip(f"collector {name}: {found.reason}")
     return name
 

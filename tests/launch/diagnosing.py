@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traceable.launch import diagnosis, diagnosis_case
+from traceable.checks import diagnosis, diagnosis_case
 
 STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceable.annotate('work'): pass\n"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from traceable.launch import diagnosis, diagnosis_case, reports
+from traceable.checks import diagnosis, diagnosis_case
+from traceable.launch import reports
 
 GREETING = "Common injection library initialized successfully."
 """What nsys's library in a process writes into the report first."""

@@ -18,7 +18,7 @@ import pytest
 
 import traceable
 from traceable.analysis import completeness
-from traceable.launch import diagnosis, diagnosis_case
+from traceable.checks import diagnosis, diagnosis_case
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

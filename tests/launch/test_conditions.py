@@ -9,8 +9,8 @@ import struct
 import pytest
 from tests.launch.test_windows import PROGRAM, ran, recording  # noqa: F401 - fixtures
 
-from traceable.capture.conditions import Conditions
 from traceable.launch import run_dir, windows
+from traceable.protocol.start_conditions import Conditions
 
 SERVER = """
 import sys, traceable
@@ -45,7 +45,7 @@ def test_a_window_of_time_of_a_program_that_knows_nothing_of_us(recording, ran):
 
 SLOW_IMPORT = """
 import time, traceable
-from traceable.capture.plan import age_s
+from traceable.capture.schedule import age_s
 from traceable.capture.control import session
 while age_s() < 1.5: time.sleep(0.01)  # what a module does that takes long to import
 with traceable.annotate("first"): pass

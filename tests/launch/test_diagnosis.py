@@ -365,7 +365,7 @@ def without_importer(nsys, tmp_path) -> dict[str, str]:
         else:
             (home / entry.name).symlink_to(entry)
     (tmp_path / "site").mkdir()
-    hide = "from traceable.collect import nsys_install as it\nit.INSTALL_FOLDERS = it.IMPORTER_FOLDERS = ()\n"
+    hide = "from traceable.collectors.nsys import install as it\nit.INSTALL_FOLDERS = it.IMPORTER_FOLDERS = ()\n"
     (tmp_path / "site" / "sitecustomize.py").write_text(hide)
     path = os.pathsep.join(filter(None, (str(tmp_path / "site"), os.environ.get("PYTHONPATH"))))
     return {"TRACEABLE_NSYS": str(home / "nsys"), "PYTHONPATH": path}

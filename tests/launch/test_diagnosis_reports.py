@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from traceable.checks import diagnosis, diagnosis_case, machine_facts
+from traceable.checks.rule import Rule
 from traceable.errors import Message
-from traceable.launch import diagnosis, diagnosis_case, doctor_facts
-from traceable.launch.diagnosis_rules import Rule
 
 GRAPHS = "a100-cuda-graphs-graph-level"
 TRAINING = "a100-lm-training"
@@ -171,7 +171,7 @@ def test_nothing_is_ruled_out_by_the_silence_of_a_report_that_has_no_messages(ca
 
 
 def test_what_the_container_lacks_is_evidence():
-    machine = doctor_facts.Machine("Linux", "6.1", False, "Docker", 0, 4)
+    machine = machine_facts.Machine("Linux", "6.1", False, "Docker", 0, 4)
     messages = ("Unable to collect CPU kernel IP/backtrace samples. perf event paranoid level is 4.",)
     case = diagnosis_case.Case(Path("out"), collector="nsys", messages=messages, machine=machine)
     (found,) = (one for one in diagnosis.diagnose(case).findings if one.cause == "samples_not_permitted")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from traceable import environment
-from traceable.launch import doctor, doctor_checks, doctor_facts, doctor_probes, doctor_space
-from traceable.launch.doctor_facts import Driver, Running, Torch
-from traceable.launch.doctor_findings import Said
-from traceable.launch.doctor_probes import Cuda, Device
+from traceable.checks import disk_space, doctor, machine_checks, machine_facts, probes
+from traceable.checks.machine_facts import Driver, Running, Torch
+from traceable.checks.machine_findings import Said
+from traceable.checks.probes import Cuda, Device
+from traceable.protocol import environment
 
 # ---- the facts
 
@@ -42,20 +42,20 @@ def test_the_kernel_the_container_and_the_capabilities_are_read(root, monkeypatc
         "proc/sys/kernel/perf_event_paranoid": "4\n",
         "proc/self/cgroup": "0::/system.slice/docker-0123.scope\n",
     }
-    found = doctor_facts.machine(root(files))
+    found = machine_facts.machine(root(files))
     assert (found.paranoid, found.wsl, found.container) == (4, True, "Docker")
-    assert found.can(doctor_facts.CAP_SYS_ADMIN)
-    assert found.can(doctor_facts.CAP_PERFMON)
+    assert found.can(machine_facts.CAP_SYS_ADMIN)
+    assert found.can(machine_facts.CAP_PERFMON)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert doctor_facts.machine(root({})).container == "Kubernetes"
+    assert machine_facts.machine(root({})).container == "Kubernetes"
 
 
 def test_what_is_not_there_to_be_read_is_not_known(tmp_path):
-    found = doctor_facts.machine(tmp_path)
+    found = machine_facts.machine(tmp_path)
     assert (found.paranoid, found.capabilities, found.wsl) == (None, None, False)
-    assert not found.can(doctor_facts.CAP_SYS_ADMIN)
-    assert doctor_facts.driver(tmp_path) == Driver(None, False, None)
-    assert not doctor_facts.driver(tmp_path).present
+    assert not found.can(machine_facts.CAP_SYS_ADMIN)
+    assert machine_facts.driver(tmp_path) == Driver(None, False, None)
+    assert not machine_facts.driver(tmp_path).present
 
 
 @pytest.mark.parametrize(
@@ -68,28 +68,28 @@ def test_the_driver_is_read(root, line):
         "proc/driver/nvidia/params": "X: 3\nRmProfilingAdminOnly: 1\n",
         "dev/nvidia0": "",
     }
-    assert doctor_facts.driver(root(files)) == Driver("580.65.06", True, True)
+    assert machine_facts.driver(root(files)) == Driver("580.65.06", True, True)
 
 
 def test_other_profilers_are_found_by_their_names(root):
     names = {7: "nv-hostengine", 30: "ncu", 4: "python3", 9: "ncurses", 11: "compute-sanitiz", 12: "nvidia-cuda-mps"}
-    found = doctor_facts.running(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
+    found = machine_facts.running(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
     assert found == Running(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
 
 
 def test_a_folder_is_judged_by_the_nearest_that_is_there(tmp_path):
     (tmp_path / "file").touch()
-    found = doctor_space.place(tmp_path / "a" / "b", made=True)
+    found = disk_space.place(tmp_path / "a" / "b", made=True)
     assert (found.standing, found.unusable(0)) == (tmp_path, None)
-    absent = doctor_space.place(tmp_path / "a", made=False).unusable(0)
-    below = doctor_space.place(tmp_path / "file" / "runs", made=True).unusable(0)
+    absent = disk_space.place(tmp_path / "a", made=False).unusable(0)
+    below = disk_space.place(tmp_path / "file" / "runs", made=True).unusable(0)
     assert absent is not None and below is not None
     assert (absent.code, below.code) == ("folder_missing", "not_a_directory")
 
 
 def test_how_a_folder_is_mounted_is_seen(tmp_path):
     asked = (
-        "from pathlib import Path; from traceable.launch.doctor_space import place; "
+        "from pathlib import Path; from traceable.checks.disk_space import place; "
         f"found = place(Path({str(tmp_path)!r}), made=False); print(found.noexec, found.writable, found.free_bytes)"
     )
     said = []
@@ -112,12 +112,12 @@ def test_torch_is_read_and_not_imported(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     written = "__version__ = '2.9.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
     (folder / "version.py").write_text(written)
-    assert doctor_facts.torch() == Torch("2.9.0+cu130", "13.0", None)
+    assert machine_facts.torch() == Torch("2.9.0+cu130", "13.0", None)
 
 
 def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_path):
     (tmp_path / "_core.cpython-34-x86_64-linux-gnu.so").touch()
-    found = doctor_facts.parts(tmp_path)
+    found = machine_facts.parts(tmp_path)
     assert found.missing == ("_core", "_recorder", "_pages", "_discreet")
     assert found.foreign == ("_core",)
 
@@ -125,10 +125,10 @@ def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_
 def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp_path):
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / f"_recorder{suffix}").write_bytes(b"\x7fELF")
-    found = doctor_facts.parts(tmp_path)
+    found = machine_facts.parts(tmp_path)
     assert [name for name, _ in found.broken] == ["_recorder"]
     assert "_recorder" not in found.missing and not found.recorder
-    said = doctor_checks.core(found)
+    said = machine_checks.core(found)
     assert (said.state, said.found.code) == ("warning", "extension_not_loadable")
     assert "_recorder" in said.found
     assert said.evidence["broken"] == {"_recorder": "file too short"}
@@ -155,7 +155,7 @@ def test_the_gpus_are_asked_of_the_drivers_library(tmp_path, monkeypatch):
     library = str(tmp_path / "libcuda.so.1")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    found = doctor_probes.cuda()
+    found = probes.cuda()
     assert found == Cuda(None, 0, (12, 8), (Device("NVIDIA H100", (9, 0)), Device("NVIDIA A100 MIG 1g.5gb", (8, 0))))
     assert [one.is_slice for one in found.devices] == [False, True]
 
@@ -187,7 +187,7 @@ def test_a_fault_of_a_check_hides_no_other(tmp_path, monkeypatch):
     def faulty(_facts: object) -> Said:
         raise ZeroDivisionError("division by zero")
 
-    checks = (("python", faulty, ("python",)), ("output", doctor_checks.output, ("space",)))
+    checks = (("python", faulty, ("python",)), ("output", machine_checks.output, ("space",)))
     monkeypatch.setattr(doctor, "CHECKS", checks)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))

@@ -17,7 +17,7 @@ import pytest
 from tests.coded import message
 
 import traceable
-from traceable import collect
+from traceable import collectors
 from traceable.analysis.table import Table
 from traceable.cli.main import main
 from traceable.launch import run_dir
@@ -75,7 +75,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Served]]:
-    if not (found := collect.named("recorder").availability()).available:
+    if not (found := collectors.named("recorder").availability()).available:
         pytest.skip(found.reason)
     started = []
 

@@ -18,7 +18,7 @@ from tests.launch import hostile
 
 from traceable._native import recorder_library
 from traceable.cli.main import main
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 
 NUMBER = 60
 PROGRAM = """

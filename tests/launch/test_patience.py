@@ -9,13 +9,13 @@ import time
 import pytest
 
 from traceable.errors import Message
-from traceable.launch import patience
+from traceable.launch import finalize_progress
 
 
 def test_a_heartbeat_says_how_much_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(patience, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(finalize_progress, "HEARTBEAT_SECONDS", 0.0)
     said: list[str] = []
-    writing = patience.Writing("nsys", lambda _: [os.getpid()], tmp_path, said.append)
+    writing = finalize_progress.Writing("nsys", lambda _: [os.getpid()], tmp_path, said.append)
     (tmp_path / "app.nsys-rep").write_bytes(b"x" * 2048)
     assert writing.goes_on()
     # What is still in nsys's own folder counts, by the descriptor that it has open; the same file counts once.
@@ -36,7 +36,7 @@ def clock(monkeypatch):
 
 
 def test_time_in_which_the_launcher_could_not_run_does_not_count(clock):
-    deadline = patience.Deadline(60)
+    deadline = finalize_progress.Deadline(60)
     clock(3600)
     assert not deadline.passed()
     for _ in range(57):
@@ -48,7 +48,7 @@ def test_time_in_which_the_launcher_could_not_run_does_not_count(clock):
 
 def test_a_collector_that_was_paused_with_the_launcher_is_not_left_alone(clock, tmp_path):
     said: list[str] = []
-    writing = patience.Writing("nsys", lambda _: [], tmp_path, said.append)
+    writing = finalize_progress.Writing("nsys", lambda _: [], tmp_path, said.append)
     assert writing.goes_on()
     clock(11)
     assert writing.goes_on()

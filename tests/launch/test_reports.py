@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from traceable import environment
 from traceable.errors import CollectorError, TraceError
 from traceable.launch import reports
+from traceable.protocol import environment
 
 
 @pytest.fixture

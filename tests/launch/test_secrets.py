@@ -20,12 +20,12 @@ import pytest
 from tests.coded import message
 from tests.lacking import lacking
 
-from traceable import confidential
 from traceable._native import discreet_library
-from traceable.collect import nsys_private
-from traceable.collect.nsys import NsysCollector, _prepared
+from traceable.collectors.nsys import privacy
+from traceable.collectors.nsys.collector import NsysCollector, _prepared
 from traceable.errors import Message
-from traceable.launch import secrets, supervisor
+from traceable.launch import leak_check, supervisor
+from traceable.protocol import redact
 
 VALUE = "hunter2-hunter2"
 OTHERS = "strangers-own-value"
@@ -78,16 +78,16 @@ def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, 
         environments = exported_anew(tmp_path / "out" / "app.nsys-rep", tmp_path)
         assert any("TRACEABLE_HANDOVER" in one.variables for one in environments)
         assert all(one.planned and not {"API_KEY", "OTHERS_TOKEN"} & set(one.variables) for one in environments)
-        assert secrets.leaks(tmp_path / "out")[0].secrets == 0
+        assert leak_check.leaks(tmp_path / "out")[0].secrets == 0
 
 
-def exported_anew(report: Path, folder: Path) -> list[nsys_private.Stored]:
+def exported_anew(report: Path, folder: Path) -> list[privacy.Stored]:
     """The environments in the report itself, which is compressed."""
-    from traceable.collect import nsys_install
+    from traceable.collectors.nsys import install as nsys_install
 
     nsys_install.export(report, folder / "anew.sqlite")
     connection = sqlite3.connect(folder / "anew.sqlite")
-    found = nsys_private.stored(connection)
+    found = privacy.stored(connection)
     connection.close()
     return found
 
@@ -212,9 +212,9 @@ def recorded_arguments(run: Path) -> list[str]:
     ],
 )
 def test_command_lines_without_values(words, written):
-    assert confidential.without_values(words) == written
+    assert redact.without_values(words) == written
     # What is written is no leak.
-    assert confidential.without_values(written) == written
+    assert redact.without_values(written) == written
 
 
 def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
@@ -230,7 +230,7 @@ def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
     line = command("recorder", "app.py", *words)
     ended = subprocess.run(line, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert recorded_arguments(tmp_path / "out") == confidential.without_values(words)
+    assert recorded_arguments(tmp_path / "out") == redact.without_values(words)
 
 
 HIDE = """
@@ -291,7 +291,7 @@ def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
         lacking("a C compiler")
     folder = tmp_path_factory.mktemp("hide")
     (folder / "hide.c").write_text(HIDE)
-    native = Path(confidential.__file__).parent / "_native"
+    native = Path(redact.__file__).parent / "_native"
     words = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{native}"]
     subprocess.run([*words, "-o", folder / "hide.so", folder / "hide.c", native / "recorder_secrets.c"], check=True)
     function = ctypes.CDLL(str(folder / "hide.so")).hide_line
@@ -310,7 +310,7 @@ def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
 def test_the_recorder_hides_the_same_bytes_of_any_command_line(hide_in_c, line):
     words = [os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogatepass")) for word in line]
     expected = b""
-    for word, spans in confidential.secret_spans(words):
+    for word, spans in redact.secret_spans(words):
         shown = bytearray(os.fsencode(word))
         for begin, end in spans:
             begin, end = len(os.fsencode(word[:begin])), len(os.fsencode(word[:end]))
@@ -353,7 +353,7 @@ def test_names_of_secrets():
         "KEY1WORD",
         "COOKIEJAR",
     ]
-    assert [name for name in (*secret, *plain) if confidential.is_secret(name)] == secret
+    assert [name for name in (*secret, *plain) if redact.is_secret(name)] == secret
 
 
 def test_a_secret_is_not_among_what_nsys_is_given():
@@ -364,7 +364,7 @@ def test_a_secret_is_not_among_what_nsys_is_given():
 def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_path):
     """Without the library, as with an nsys that it does not reach."""
     (tmp_path / "app.py").write_text(PROGRAM)
-    main = "import sys; from traceable.collect import nsys_private; nsys_private.discreet_library = lambda: None; "
+    main = "import sys; from traceable.collectors.nsys import privacy; privacy.discreet_library = lambda: None; "
     main += "from traceable.cli.main import main; sys.exit(main())"
     words = [sys.executable, "-c", main, *command("nsys", "app.py")[3:]]
     variables = {**environ, "API_KEY": VALUE, "EMPTY": ""}
@@ -388,10 +388,10 @@ def test_values_are_found_in_a_report_of_whatever_form(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", VALUE)
     monkeypatch.setenv("SHORT_TOKEN", "none")
     monkeypatch.setenv("NO_SECRET", "other-words")
-    (said,) = nsys_private.notes(*files, [])
+    (said,) = privacy.notes(*files, [])
     assert said.code == "report_holds_secrets"
     assert said.startswith("a.nsys-rep ") and " SOME_TOKEN:" in said
-    assert nsys_private.notes(files[1], tmp_path / "empty.sqlite", []) == ()
+    assert privacy.notes(files[1], tmp_path / "empty.sqlite", []) == ()
 
 
 def test_an_export_that_can_not_be_looked_through_is_said(tmp_path, monkeypatch):
@@ -459,7 +459,7 @@ def older(tmp_path) -> Path:
 
 
 def test_what_a_report_leaks(older):
-    found = secrets.leaks(older)
+    found = leak_check.leaks(older)
     assert [(one.message.code, one.names, one.secrets) for one in found] == [
         ("environment_stored", ("API_KEY", "MY SECRET", "MY_SECRET", "HOME", "LANG"), 3),
         ("nsys_environment_stored", ("HF_TOKEN", "PATH"), 1),
@@ -474,7 +474,7 @@ def test_what_a_report_leaks(older):
 
 def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
     assert older.read_bytes().count(VALUE.encode()) == 6
-    assert len(nsys_private.scrub(older)) == 5
+    assert len(privacy.scrub(older)) == 5
     # What the program printed is nobody's but the program's, and a range's name is one, whatever they look like.
     assert older.read_bytes().count(VALUE.encode()) == 1
     connection = sqlite3.connect(older)
@@ -493,7 +493,7 @@ def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
         ("LANG=",),
         ("A=b",),
     ]
-    assert nsys_private.scrub(older) == []
+    assert privacy.scrub(older) == []
     connection.close()
 
 
@@ -506,8 +506,8 @@ def test_no_old_page_keeps_what_was_taken_out(older):
     connection.commit()
     connection.close()
     assert older.read_bytes().count(VALUE.encode()) > 7
-    nsys_private.scrub(older)
-    nsys_private.rewrite(older)
+    privacy.scrub(older)
+    privacy.rewrite(older)
     assert older.read_bytes().count(VALUE.encode()) == 1
     assert [entry.name for entry in older.parent.iterdir()] == ["older.sqlite"]
 
@@ -524,7 +524,7 @@ def test_without_room_to_write_it_anew_the_export_stays_and_that_is_said(older, 
         connection.executemany("INSERT INTO StringIds (value) VALUES (?)", [("x" * 3000,)] * 180)
         connection.commit()
         connection.close()
-        stored: list[nsys_private.Stored] = []
+        stored: list[privacy.Stored] = []
         notes: list[Message] = []
         _prepared(stored, notes, {}, database)
         assert [entry.name for entry in small.iterdir()] == ["older.sqlite"]
@@ -544,7 +544,7 @@ def test_a_name_like_a_variable_in_a_file_that_nsys_did_not_make_stays(tmp_path)
     connection = sqlite3.connect(tmp_path / "rewritten.sqlite")
     connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
     connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "step=5"), (2, "HOME=/home/me\0LANG=C")])
-    assert [one.variables for one in nsys_private.stored(connection)] == [{"HOME": b"/home/me", "LANG": b"C"}]
+    assert [one.variables for one in privacy.stored(connection)] == [{"HOME": b"/home/me", "LANG": b"C"}]
     connection.close()
 
 
@@ -553,7 +553,7 @@ def test_nothing_leaks_from_what_the_recorder_wrote(command, environ, tmp_path):
     subprocess.run(
         command("recorder", "app.py"), check=True, capture_output=True, env={**environ, "API_KEY": VALUE}, cwd=tmp_path
     )
-    assert secrets.leaks(tmp_path / "out") == []
+    assert leak_check.leaks(tmp_path / "out") == []
 
 
 def test_what_nsys_alone_has_does_not_reach_the_program(nsys, command, environ, tmp_path):
@@ -598,11 +598,11 @@ def test_an_open_of_nsys_own_does_not_call_itself(tmp_path):
 
 
 def test_a_newer_nsys_is_told_to_discard_the_environment():
-    from traceable.collect import nsys_options
+    from traceable.collectors.nsys import user_options
 
-    newer = nsys_options.parse("\t--discard-environment=\n\n\t   Possible values are 'true' or 'false'.\n")
-    assert nsys_private.options(newer) == (("--discard-environment", "true"),)
-    assert nsys_private.options(nsys_options.parse("")) == ()
+    newer = user_options.parse("\t--discard-environment=\n\n\t   Possible values are 'true' or 'false'.\n")
+    assert privacy.options(newer) == (("--discard-environment", "true"),)
+    assert privacy.options(user_options.parse("")) == ()
 
 
 def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, command, start, tmp_path):

@@ -197,7 +197,7 @@ def test_our_own_variables_replace_those_of_a_launcher_around_us(collector, comm
 
 
 def test_no_variable_of_the_handover_reaches_the_program(nsys, command, environ, tmp_path):
-    from traceable import environment
+    from traceable.protocol import environment
 
     code = f"import os; print(os.environ.get({environment.HANDOVER!r}))"
     ended = subprocess.run(command("nsys", "-c", code), capture_output=True, text=True, env=environ, cwd=tmp_path)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import traceable
-from traceable import collect
+from traceable import collectors
 from traceable.launch import run_dir
 from traceable.trace import load
 
@@ -75,7 +75,7 @@ def recording(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (found := collect.named(name).availability()).available:
+    elif not (found := collectors.named(name).availability()).available:
         pytest.skip(found.reason)
     return name
 

@@ -86,7 +86,7 @@ worker.call(time.sleep, 600)
     ("module", "holder", "function", "how", "code", "how_it_ended"),
     [
         (
-            *("traceable.collect.recorder", "RecorderCollector", "finalise"),
+            *("traceable.collectors.recorder.collector", "RecorderCollector", "finalise"),
             *("os.kill(os.getpid(), signal.SIGKILL)", "reading_back_died", "(SIGKILL"),
         ),
         (
@@ -117,7 +117,7 @@ def test_whatever_dies_after_the_program_its_exit_code_and_recording_are_kept(
 
 
 def test_what_a_dead_process_left_half_written_is_removed(tmp_path: Path) -> None:
-    from traceable.collect import recorder
+    from traceable.collectors.recorder import collector as recorder
 
     with Worker() as worker:
         pid = worker.call(os.getpid)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from traceable._native import recorder_library
-from traceable.collect.base import Recorded
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.base import Recorded
+from traceable.collectors.recorder.collector import RecorderCollector
 
 HERE = Path(__file__).resolve().parent
 

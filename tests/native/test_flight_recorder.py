@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from traceable.collect.recording import ProcessRecording, read_recording
+from traceable.collectors.recorder.recording import ProcessRecording, read_recording
 
 Session = Any  # conftest.Session
 Emit = Callable[..., subprocess.CompletedProcess[str]]

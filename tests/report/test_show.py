@@ -22,7 +22,7 @@ from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
 from traceable.analysis.table import Table, objects
 from traceable.cli.profile import add_view_arguments, show
 from traceable.errors import TraceableError
-from traceable.report.choice import Choice
+from traceable.report.row_filter import Choice
 from traceable.report.terminal import Page, write_view
 from traceable.report.views import VIEWS
 from traceable.trace.model import NULL

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from tests.trace.conftest import THREAD
 
-from traceable import untrusted
 from traceable.cli.main import main
 from traceable.errors import TraceError
+from traceable.protocol import untrusted
 from traceable.trace import load, pages
 from traceable.trace.rows import Wanted
 from traceable.trace.sqlite import Database

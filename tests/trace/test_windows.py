@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.made import traces
 
-from traceable import environment
 from traceable.errors import TraceError
+from traceable.protocol import environment
 from traceable.trace import emitted, load
 from traceable.trace.joined import joined
 from traceable.trace.model import NULL, Trace

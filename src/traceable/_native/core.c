@@ -7,7 +7,7 @@
  *
  * `Run` is one run of a coroutine or generator: its whole, and each stretch. It does not know how such code is driven,
  * nor classes or argument checks: those are Python, beside it in `annotation`. What is emitted for named fields and for
- * identities is told in `annotation/emission.py`.
+ * identities is told in `protocol/nvtx.py`.
  *
  * The plain nvtxDomain*Ex calls are made whatever nvtxDomainIsEnabled says: the injection of nsys 2022.4 and 2023.4
  * refuses the payload extension, and that function then answers 0 although ranges are heard.
@@ -665,7 +665,7 @@ emit_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes, u
 
 /* ---- payloads: a number, named fields, and the identity of an instance ---- */
 
-/* `annotation/emission.py` tells the rules that this follows. */
+/* `protocol/nvtx.py` tells the rules that this follows. */
 
 #define INSTANCE_BITS 0x3FFFFFFFu
 #define IDENTITY_TAG (UINT64_C(1) << 62)
@@ -1877,7 +1877,7 @@ static PyType_Spec run_spec = {
  * this module was loaded has been called by then, and Python is over.
  *
  * Said to the launcher by an empty file, which becomes a note of the run. Where a descriptor has been opened again under
- * the same number, and in programs without this module, the launcher does what it can (launch/release.py). */
+ * the same number, and in programs without this module, the launcher does what it can (launch/exit_release.py). */
 
 #ifdef __GLIBC__
 static size_t

@@ -517,7 +517,7 @@ __attribute__((visibility("default"))) int traceable_recorder_follow(void) {
 
 /* ---- the window of time of a process that is no Python, where `traceable.capture` can't open one ---- */
 
-/* TRACEABLE_DELAY and TRACEABLE_DURATION are those of `traceable/capture/conditions.py`: seconds from the first NVTX
+/* TRACEABLE_DELAY and TRACEABLE_DURATION are those of `traceable/protocol/start_conditions.py`: seconds from the first NVTX
  * call on, which is the one that loads this library, or `start+` and seconds from the start of the process. A child that
  * is forked without an exec has no timer: a thread can't be made safely there. */
 

@@ -1,4 +1,4 @@
-/* What the embedded recorder leaves on disk: the layouts that recorder.c writes and `collect/recording.py` reads.
+/* What the embedded recorder leaves on disk: the layouts that recorder.c writes and `collectors/recorder/recording.py` reads.
  *
  * One directory a process, `<pid>-<start, ns since the epoch>/`:
  *   process           a `process_header`, mapped for the life of the process, so its counters survive any death

@@ -18,10 +18,10 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import commonest, numbered, ranked, totals
+from traceable.analysis.hints import record_gpu
 from traceable.analysis.named import call_name
 from traceable.analysis.naming import ALLOCATING, COPYING, SYNCHRONISING
 from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order, of_ranges, range_and_style
-from traceable.analysis.remedies import record_gpu
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, UnanswerableError
 from traceable.trace import model

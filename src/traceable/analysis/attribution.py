@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traceable.analysis.enclosure import (
+from traceable.analysis.instances import Instances, Stretches, paths_of, stretches_of
+from traceable.analysis.interval_index import (
     Events,
     Slices,
     covered,
@@ -46,7 +47,6 @@ from traceable.analysis.enclosure import (
     slices,
     sorted_events,
 )
-from traceable.analysis.instances import Instances, Stretches, paths_of, stretches_of
 from traceable.analysis.operations import KERNEL, GpuOperations, Launches
 from traceable.trace.model import NULL, Bool, Calls, GraphNodes, Int8, Int32, Int64, NDArray, Operations, Trace
 from traceable.trace.rows import distinct

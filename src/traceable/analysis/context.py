@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from traceable.analysis.attribution import Attribution, Coverage, Replayed, attribute, coverage_of
-from traceable.analysis.enclosure import Events, few_sorted, innermost_around, pairs, slices
 from traceable.analysis.instances import Instances, instances, own_ranges, stretches_of
+from traceable.analysis.interval_index import Events, few_sorted, innermost_around, pairs, slices
 from traceable.analysis.operations import GpuOperations, Launches, launches, leading, operations
 from traceable.analysis.range_names import RangeNames
 from traceable.analysis.select import inside

@@ -46,10 +46,10 @@ from traceable.analysis.grouping import ranked, totals
 from traceable.analysis.intervals import Between, Blocks, covered_ns, lanes_of, merged, touched, union
 from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns
 from traceable.analysis.naming import ALLOCATING, COPYING, LOADING, LOADING_OVERHEAD, PROFILING_OVERHEAD, SYNCHRONISING
+from traceable.analysis.recording_gaps import unrecorded
 from traceable.analysis.shared import calls_like, nccl_kernels, overheads_like
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import time
-from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray
 from traceable.trace.rows import distinct

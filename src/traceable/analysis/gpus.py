@@ -15,13 +15,13 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import numbered
+from traceable.analysis.hints import record_gpu
 from traceable.analysis.intervals import Between, Lanes, between, lanes_of, narrowed
 from traceable.analysis.naming import GRAPH_LAUNCHING, names_like
-from traceable.analysis.remedies import record_gpu
+from traceable.analysis.recording_gaps import unrecorded
 from traceable.analysis.select import gpu_number
 from traceable.analysis.shared import calls_like, once
 from traceable.analysis.table import objects
-from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 from traceable.trace.rows import distinct

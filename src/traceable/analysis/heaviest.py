@@ -1,6 +1,6 @@
 """The heaviest kernels of a range, to be looked at one by one: which they are, and how many launches show each of them.
 
-It names and counts; what ncu is told of it is `collect.ncu_filter`.
+It names and counts; what ncu is told of it is `collectors.ncu.filter`.
 """
 
 from __future__ import annotations

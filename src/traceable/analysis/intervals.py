@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from traceable.analysis.enclosure import spread
+from traceable.analysis.interval_index import spread
 from traceable.trace.model import NULL, Bool, Int64, NDArray
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import Events, pairs
 from traceable.analysis.grouping import commonest, distinct_counts, distinct_pairs, numbered, only_value, ranked, totals
+from traceable.analysis.hints import record_gpu
+from traceable.analysis.interval_index import Events, pairs
 from traceable.analysis.kernel_families import OTHER, Family, family_of, load_families
 from traceable.analysis.named import call_name
 from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order, of_ranges, range_and_style
-from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import gpu_number
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, UnanswerableError

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import spread
 from traceable.analysis.instances import parents
+from traceable.analysis.interval_index import spread
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.shared import once
 from traceable.trace.emitted import ACTIVE_DOMAIN

@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import Reduction, pairs, sorted_events
 from traceable.analysis.gpus import gpus
 from traceable.analysis.grouping import first_match, numbered, ranked, totals
+from traceable.analysis.interval_index import Reduction, pairs, sorted_events
 from traceable.analysis.named import (
     COPY_KINDS,
     MEMSET_KIND,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.enclosure import spread
+from traceable.analysis.interval_index import spread
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int8, Int32, Int64, NDArray, Trace
 from traceable.trace.rows import distinct, end_to_end

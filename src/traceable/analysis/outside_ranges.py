@@ -9,9 +9,9 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.intervals import merged
 from traceable.analysis.pauses import LOOP_DOMAIN
+from traceable.analysis.recording_gaps import unrecorded
 from traceable.analysis.shared import once
 from traceable.analysis.table import Table, objects, ratios
-from traceable.analysis.unrecorded import unrecorded
 from traceable.trace.model import Int64
 
 

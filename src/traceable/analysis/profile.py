@@ -19,10 +19,10 @@ import numpy as np
 
 from traceable.analysis.attribution import GRAPH_NODE, RULES, TASK, THREAD, Coverage, Links, Replayed, launch_events
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import Events, Reduction, Slices, pairs_of, slices, spread
 from traceable.analysis.fields import Fields, summed_up
 from traceable.analysis.grouping import maxima, ranked, totals
 from traceable.analysis.instances import Instances, Stretches, stretches_of
+from traceable.analysis.interval_index import Events, Reduction, Slices, pairs_of, slices, spread
 from traceable.analysis.loop_blocks import callback_culprits
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
 from traceable.analysis.shared import once, sync_waits

@@ -16,13 +16,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import slices, spread
 from traceable.analysis.gpus import gpus, lanes_by, streams_of
 from traceable.analysis.grouping import distinct_pairs, only_value, ranked, totals
 from traceable.analysis.instances import Children, Instances, Stretches, children_of
+from traceable.analysis.interval_index import slices, spread
 from traceable.analysis.intervals import Blocks, Lanes, Union, covered_ns, lanes_of, merged, narrowed, union
 from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
+from traceable.analysis.recording_gaps import unrecorded_ns
 from traceable.analysis.select import gpu_number
 from traceable.analysis.shared import calls_like, nccl_kernels, once, waits_by_thread
 from traceable.analysis.step_detection import (
@@ -36,7 +37,6 @@ from traceable.analysis.step_detection import (
 )
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import time as time_text
-from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray

@@ -29,9 +29,9 @@ from traceable.analysis.intervals import (
     union,
 )
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
+from traceable.analysis.recording_gaps import unrecorded
 from traceable.analysis.shared import nccl_kernels
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.unrecorded import unrecorded
 from traceable.errors import Message, UnanswerableError
 from traceable.trace.model import Bool, Int64, NDArray
 

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import spread
 from traceable.analysis.gpus import streams_of
 from traceable.analysis.grouping import first_match, numbered, ranked, totals
+from traceable.analysis.hints import record_gpu
+from traceable.analysis.interval_index import spread
 from traceable.analysis.intervals import lanes_of
 from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, moves_of
 from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns, range_labels
 from traceable.analysis.naming import SYNCHRONISING, names_like
-from traceable.analysis.remedies import record_gpu
 from traceable.analysis.select import inside
 from traceable.analysis.shared import calls_like
 from traceable.analysis.table import Table, integers, objects, ratios

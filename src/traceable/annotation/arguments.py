@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from _collections_abc import Mapping
 
-from traceable import environment
 from traceable.annotation.colors import argb
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

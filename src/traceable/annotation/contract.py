@@ -11,9 +11,9 @@ import itertools
 import os
 import time
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.decision import json_of
+from traceable.protocol import environment
 
 SCHEMA = "traceable.expect/1"
 

@@ -5,8 +5,8 @@ NVTX's own counters are an extension that nsys 2022.4 and 2023.4 refuse, so a sa
 
 from __future__ import annotations
 
-from traceable.annotation.emission import COUNTER_DOMAIN
 from traceable.annotation.ranges import annotate
+from traceable.protocol.nvtx import COUNTER_DOMAIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

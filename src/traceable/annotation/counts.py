@@ -15,7 +15,7 @@ names that are too long or odd to come out of every collector as they went in, a
 A range counts where it is opened, once it was handed over: one that is open at the edge of a window belongs to the side
 on which it was opened, as in every recording. What `capture` and `torch.records` know of the collector comes by
 `recording` and `gate`: a collector is certain to record from when its window has opened until just before it closes.
-Nothing here raises into the program. `launch/emitted.py` reads the file.
+Nothing here raises into the program. `launch/range_counts.py` reads the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import os
 import sys
 import time
 
-from traceable import decision, environment
+from traceable import decision
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

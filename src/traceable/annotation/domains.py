@@ -11,10 +11,10 @@ from __future__ import annotations
 from _operator import index
 from time import monotonic_ns
 
-from traceable import environment
 from traceable.annotation import engine, ranges
 from traceable.annotation.counters import Counter
 from traceable.annotation.ranges import annotate, pop, push
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

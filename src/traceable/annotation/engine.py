@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from traceable import environment
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,60 +47,61 @@ if core is not None:
     if disabled:
         core.silence()
 elif _into_torch:
-    from traceable.annotation import pure
+    from traceable.annotation import nvtx_backend
     from traceable.annotation.torch import records
 
-    pure.emit_through(records)
-    pure.record_up_to = level
-    Range, Run, wrap, identify = pure.Range, pure.Run, pure.wrap, pure.identify  # type: ignore[misc,assignment]
+    nvtx_backend.emit_through(records)
+    nvtx_backend.record_up_to = level
+    Range, Run, wrap, identify = nvtx_backend.Range, nvtx_backend.Run, nvtx_backend.wrap, nvtx_backend.identify  # type: ignore[misc,assignment]
 elif disabled or not environment.listener_possible():
     # Without a listener the nvtx package could only cost: it imports numpy.
-    from traceable.annotation import silent
+    from traceable.annotation import null_backend
 
-    Range, Run, wrap, identify = silent.Range, silent.Run, silent.wrap, silent.identify  # type: ignore[misc,assignment]
+    Range, Run, wrap, identify = null_backend.Range, null_backend.Run, null_backend.wrap, null_backend.identify  # type: ignore[misc,assignment]
 else:
-    from traceable.annotation import pure, silent
+    from traceable.annotation import null_backend, nvtx_backend
 
-    if pure.available():
-        Range, Run, wrap, identify = pure.Range, pure.Run, pure.wrap, pure.identify  # type: ignore[misc,assignment]
-        pure.record_up_to = level
+    if nvtx_backend.available():
+        Range, Run, wrap, identify = nvtx_backend.Range, nvtx_backend.Run, nvtx_backend.wrap, nvtx_backend.identify  # type: ignore[misc,assignment]
+        nvtx_backend.record_up_to = level
     else:
         environment.warn_once(
             "nvtx_missing", "no range is emitted: there is neither the native core nor nvtx >= 0.2.12"
         )
-        Range, Run, wrap = silent.Range, silent.Run, silent.wrap  # type: ignore[misc,assignment]
-        identify = silent.identify
+        Range, Run, wrap = null_backend.Range, null_backend.Run, null_backend.wrap  # type: ignore[misc,assignment]
+        identify = null_backend.identify
 
 
 counts: Any = None
 """Counts the ranges that are emitted (`annotation/counts.py`), or None where no launcher wants to know."""
 
-if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.silent":
+if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.null_backend":
     from traceable.annotation import counts as _counts
 
     if _counts.wanted():
         counts = _counts.Counts(os.environ[environment.RUN_DIR], core)
         if core is None:
-            pure.counts = counts
+            nvtx_backend.counts = counts
         if _into_torch:
             records.counts = counts
 
 if debug:
-    from traceable.annotation import balance, pure
+    from traceable.annotation import nvtx_backend, range_checker
 
-    Range = balance.watched(Range)  # type: ignore[misc]
+    Range = range_checker.watched(Range)  # type: ignore[misc]
 
     def wrap(function: Any, range_: Any) -> Any:
         """Return a callable that runs `function` inside `range_`, which is watched."""
-        return pure.wrap(function, range_, balance.wrapper)
+        return nvtx_backend.wrap(function, range_, range_checker.wrapper)
 
 
 requests: Any = None
-"""Counts the requests that are over (`annotation/requests.py`), or None where nobody asks for it."""
+"""Counts the requests that are over (`annotation/request_counter.py`), or None where nobody asks for it."""
 
 if not disabled and os.environ.get(environment.AFTER_REQUEST):
-    from traceable.annotation import requests
+    from traceable.annotation import request_counter
 
+    requests = request_counter
     Range = requests.counted(Range)  # type: ignore[misc]
     Run = requests.running(Run)  # type: ignore[misc]
     if not debug:  # there the range counts itself
@@ -112,9 +113,9 @@ def current() -> ContextVar[int]:
     if core is not None:
         variable: ContextVar[int] = core.current
         return variable
-    from traceable.annotation import pure
+    from traceable.annotation import nvtx_backend
 
-    return pure.current
+    return nvtx_backend.current
 
 
 def kept() -> list[tuple[Any, ...]]:
@@ -125,9 +126,9 @@ def kept() -> list[tuple[Any, ...]]:
     if core is not None:
         found: list[tuple[Any, ...]] = core.kept()
         return found
-    from traceable.annotation import silent
+    from traceable.annotation import null_backend
 
-    return silent.kept()
+    return null_backend.kept()
 
 
 def when_annotated(heard: Callable[[], object]) -> None:
@@ -138,18 +139,18 @@ def when_annotated(heard: Callable[[], object]) -> None:
     if core is not None:
         core.when_annotated(heard)
     elif emits():
-        from traceable.annotation import pure
+        from traceable.annotation import nvtx_backend
 
-        pure.when_annotated(heard)
+        nvtx_backend.when_annotated(heard)
 
 
 def plain_run() -> Any:
     """Return `Run` as it is where no requests are counted."""
     if core is not None:
         return core.Run
-    from traceable.annotation import pure
+    from traceable.annotation import nvtx_backend
 
-    return pure.Run
+    return nvtx_backend.Run
 
 
 def watch_greenlets(watch: Callable[[], None], push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
@@ -165,9 +166,9 @@ def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) ->
     if core is not None:
         core.follow_greenlets(push, pop)
     else:
-        from traceable.annotation import pure
+        from traceable.annotation import nvtx_backend
 
-        pure.follow_greenlets(push, pop)
+        nvtx_backend.follow_greenlets(push, pop)
 
 
 unheard = False

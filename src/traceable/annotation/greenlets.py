@@ -13,8 +13,8 @@ from __future__ import annotations
 import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from greenlet import getcurrent, gettrace, settrace  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from traceable import environment
 from traceable.annotation import engine, resumable
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from _thread import get_ident
 
-from traceable import environment
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

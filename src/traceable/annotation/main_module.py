@@ -18,9 +18,9 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
-from traceable import environment
 from traceable.annotation import patching
 from traceable.annotation.patterns import Target, part_matches
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

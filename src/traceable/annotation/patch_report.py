@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-from traceable import environment
 from traceable.annotation import lookup
 from traceable.annotation.patterns import STEP_FUNCTION, Target, has_wildcard
 from traceable.decision import json_of
 from traceable.errors import Message
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

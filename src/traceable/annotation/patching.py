@@ -18,11 +18,11 @@ import types
 from _thread import RLock, get_ident
 from itertools import islice
 
-from traceable import environment
 from traceable.annotation import lookup, patch_report
 from traceable.annotation.handle import Handle
 from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.errors import CauseError, Message
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import math
 import os
 import sys
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

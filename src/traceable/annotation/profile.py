@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import sys
 import types
 from contextvars import ContextVar
 
-from traceable import environment
 from traceable.annotation import engine
-from traceable.annotation.emission import ACTIVE_DOMAIN, GENERATOR_DOMAIN, instance_of
+from traceable.protocol import environment
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, instance_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

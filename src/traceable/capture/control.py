@@ -20,14 +20,14 @@ import time
 from _thread import RLock, get_ident
 from collections import deque
 
-from traceable import environment
 from traceable.annotation import engine, resumable
 from traceable.annotation.ranges import annotate
 from traceable.capture import flight, gates, process, step_times
-from traceable.capture.plan import NEVER, Plan, age_s, first, waited_s
-from traceable.capture.spec import UNTIL_STOPPED, Window
+from traceable.capture.schedule import NEVER, Plan, age_s, first, waited_s
 from traceable.capture.status import Status
 from traceable.errors import Message, UsageError, code_of
+from traceable.protocol import environment
+from traceable.protocol.window_spec import UNTIL_STOPPED, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import os
 import time
 from _thread import RLock, allocate_lock, start_new_thread
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.errors import CauseError, Message, code_of
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

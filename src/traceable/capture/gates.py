@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.errors import CauseError, Message
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

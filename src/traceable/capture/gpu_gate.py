@@ -18,10 +18,10 @@ import sys
 import time
 from _thread import RLock
 
-from traceable import environment
 from traceable.capture import kineto, process
 from traceable.capture.gates import GateError, RecorderGate
 from traceable.errors import code_of
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import atexit
 import os
 import sys
 
-from traceable import environment
 from traceable.capture.gates import GateError
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,18 +15,18 @@ import json
 import os
 import sys
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import flight
 from traceable.capture.control import Request, session
 from traceable.errors import Message
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from traceable.annotation.requests import Count
+    from traceable.annotation.request_counter import Count
 
 START, STOP, DUMP = "/start_profile", "/stop_profile", "/dump_profile"
 SCHEMA = "traceable.profile/1"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from traceable import decision, environment, selection
+from traceable import decision, selection
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

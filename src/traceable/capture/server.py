@@ -19,11 +19,11 @@ import struct
 import threading
 import time
 
-from traceable import environment
 from traceable.capture import flight, process
 from traceable.capture.control import Request, session
 from traceable.capture.timer import ends_for_fork
 from traceable.errors import Message
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from 0: a loop that goes on from a checkpoint at iteration 1000 counts its first
 
 from __future__ import annotations
 
-from traceable.capture.spec import Every, Spec, Window
+from traceable.protocol.window_spec import Every, Spec, Window
 
 
 def from_vllm(delay_iterations: int = 0, max_iterations: int = 0) -> Spec:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import process
+from traceable.protocol import environment
 
 
 def begin_from_environment() -> None:

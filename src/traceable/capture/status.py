@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 
-from traceable import environment
 from traceable.capture import process
 from traceable.decision import json_of
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from traceable.annotation.requests import Count
+    from traceable.annotation.request_counter import Count
 
 SCHEMA = "traceable.status/1"
 _COUNTER_BYTES = 24

@@ -10,10 +10,10 @@ import os
 import sys
 import types
 
-from traceable import environment
 from traceable.annotation import engine, patching
 from traceable.annotation.patterns import parse_step_function
 from traceable.errors import CauseError
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from _thread import get_ident
 
-from traceable import environment
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

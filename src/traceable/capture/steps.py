@@ -8,8 +8,8 @@ profiler is started and stopped (docs/windows.md).
 from __future__ import annotations
 
 from traceable.capture.control import session
-from traceable.capture.spec import Spec, Window
 from traceable.errors import UsageError
+from traceable.protocol.window_spec import Spec, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from traceable import environment
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

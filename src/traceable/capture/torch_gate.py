@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.torch import records
 from traceable.capture import kineto
 from traceable.capture.gates import GateError
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-from traceable import environment
 from traceable.annotation.imports import Watch
 from traceable.errors import code_of
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import sys
 from bisect import bisect_left, insort
 from collections import deque
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.capture import flight, gates
 from traceable.capture.control import Request, session
 from traceable.errors import Message
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceable import confidential
 from traceable.errors import Message, TraceError, UsageError
-from traceable.launch import facts, reports, target, windows
+from traceable.launch import provenance, reports, target, windows
+from traceable.protocol import redact
 
 OPTION = "--again"
 Split = Callable[[Sequence[str]], tuple[list[list[str]], list[str]]]
@@ -107,8 +107,8 @@ def _hidden(words: Any) -> str | None:
     """Return what stands before the first value that was not written; None where all were."""
     last = "a word"
     for word in words:
-        if confidential.NOT_WRITTEN in word:
-            return word.partition(confidential.NOT_WRITTEN)[0].rstrip("=: \"'") or last
+        if redact.NOT_WRITTEN in word:
+            return word.partition(redact.NOT_WRITTEN)[0].rstrip("=: \"'") or last
         last = word
     return None
 
@@ -146,7 +146,7 @@ def _manifest(directory: Path) -> Mapping[str, Any]:
 
 
 def _of_code(manifest: Mapping[str, Any]) -> list[Message]:
-    then, now = manifest.get("git"), facts.git()
+    then, now = manifest.get("git"), provenance.git()
     if not then:
         changed = Message("git_repository_changed", "that run was not in a git repository, and this one is")
         return [changed] if now else []
@@ -166,7 +166,7 @@ def _of_code(manifest: Mapping[str, Any]) -> list[Message]:
 
 
 def _of_interpreter(manifest: Mapping[str, Any]) -> list[Message]:
-    now = facts.gathered_versions()
+    now = provenance.gathered_versions()
     then = {"python": (manifest.get("python") or {}).get("version"), **(manifest.get("versions") or {})}
     said = [
         Message("version_changed", f"{name} was {then[name] or 'absent'} and is {now.get(name) or 'absent'}")

@@ -63,9 +63,9 @@ def tell_lost(complete: Completeness, say: Callable[[str], None]) -> None:
 
 def unrecorded(directory: Path) -> Completeness:
     """Return what was emitted of a run that recorded nothing."""
-    from traceable.launch import emitted, run_dir
+    from traceable.launch import range_counts, run_dir
 
-    return emitted.judge(directory, run_dir.read(directory), None)
+    return range_counts.judge(directory, run_dir.read(directory), None)
 
 
 def tell(verdicts: Sequence[Verdict], say: Callable[[str], None], *, quiet: bool = False) -> None:

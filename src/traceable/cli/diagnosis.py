@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from traceable.launch.diagnosis import Diagnosis
-    from traceable.launch.secrets import Leak
+    from traceable.checks.diagnosis import Diagnosis
+    from traceable.launch.leak_check import Leak
     from traceable.recording import Recording
 
 MOST = 3
@@ -46,8 +46,8 @@ class Why:
             recording: what was read; None for nothing.
             problem: why nothing could be.
         """
+        from traceable.checks import diagnosis, diagnosis_case
         from traceable.errors import TraceError
-        from traceable.launch import diagnosis, diagnosis_case
 
         try:
             error = None
@@ -81,8 +81,8 @@ def report(path: Path, *, as_json: bool) -> int:
     Raises:
         TraceError: there is nothing of that name, or a run that is not over.
     """
+    from traceable.checks import diagnosis, diagnosis_case
     from traceable.cli.progress import Progress
-    from traceable.launch import diagnosis, diagnosis_case
 
     with Progress() as progress:
         progress(f"diagnosing {path}")
@@ -101,10 +101,10 @@ def report(path: Path, *, as_json: bool) -> int:
 def _leaks(path: Path) -> list[Leak]:
     """Return what of the environment is in the recording; nothing where that is no report of nsys's."""
     from traceable.errors import TraceableError
-    from traceable.launch import secrets
+    from traceable.launch import leak_check
 
     try:
-        return secrets.leaks(path)
+        return leak_check.leaks(path)
     except TraceableError:
         return []
 

@@ -19,12 +19,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from traceable.checks import doctor
+from traceable.checks.machine_findings import STATES, Finding, worst
 from traceable.cli import diagnosis
 from traceable.cli.lines import answer
 from traceable.cli.progress import Progress
-from traceable.environment import escaped
-from traceable.launch import doctor
-from traceable.launch.doctor_findings import STATES, Finding, worst
+from traceable.protocol.environment import escaped
 
 # Not report.terminal, which needs numpy: that it is missing is what is to be said.
 from traceable.report.layout import width_to_keep, wrapped

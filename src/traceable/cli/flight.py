@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from traceable import collect, environment
-from traceable.collect.flight import parse
+from traceable import collectors
+from traceable.collectors.recorder.flight import parse
 from traceable.errors import UsageError
 from traceable.launch import flight
+from traceable.protocol import environment
 
 RECORDER = "recorder"
 _SIGUSR2_ALONE = 0
@@ -39,7 +40,7 @@ def settle(arguments: argparse.Namespace) -> None:
         arguments.flight_recorder = parse(asked)
     if arguments.flight_recorder is None:
         return
-    if arguments.collector not in (collect.AUTO, RECORDER):
+    if arguments.collector not in (collectors.AUTO, RECORDER):
         raise UsageError(
             "flight_recorder_needs_recorder",
             f"--flight-recorder is the embedded recorder's, and the collector is {arguments.collector}",

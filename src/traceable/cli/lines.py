@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from traceable.environment import escaped
+from traceable.protocol.environment import escaped
 from traceable.report.text import as_printed, encodable
 
 

@@ -23,7 +23,8 @@ from traceable.cli.lines import answer_command, say
 from traceable.cli.profile import STDOUT, add_raw_argument, check_raw, positive, write_output
 from traceable.cli.run import end_like
 from traceable.cli.run import take_program as take_program
-from traceable.collect import ncu, ncu_filter
+from traceable.collectors.ncu import collector as ncu
+from traceable.collectors.ncu import filter as ncu_filter
 from traceable.errors import Message, TraceableError, UnanswerableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch import ncu as runs
@@ -202,7 +203,7 @@ def _from_recording(
 ) -> _Chosen:
     """Return the heaviest kernels of the range in the recorded run."""
     from traceable.analysis.heaviest import heaviest, instances_at
-    from traceable.cli.allocation import keep_freed_memory
+    from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
 

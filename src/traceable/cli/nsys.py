@@ -6,8 +6,8 @@ import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 
-from traceable import collect
-from traceable.collect.nsys_options import DEFAULT, PRESETS, Asked
+from traceable import collectors
+from traceable.collectors.nsys.user_options import DEFAULT, PRESETS, Asked
 from traceable.errors import Message, UsageError
 
 NSYS = "nsys"
@@ -44,7 +44,7 @@ def joined(words: Sequence[str]) -> list[str]:
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Asked]:
-    """Return what is asked of nsys, as `collect.named` takes it; empty for nothing.
+    """Return what is asked of nsys, as `collectors.named` takes it; empty for nothing.
 
     Raises:
         UsageError: another collector was asked for by name.
@@ -52,7 +52,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Asked]:
     asked = Asked(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
     if asked == Asked():
         return {}
-    if arguments.collector not in (collect.AUTO, NSYS):
+    if arguments.collector not in (collectors.AUTO, NSYS):
         raise UsageError(
             "option_needs_nsys",
             f"{asked}: for nsys only, and --collector {arguments.collector} records without it",

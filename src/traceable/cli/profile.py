@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.errors import Message, UnanswerableError, UsageError
-from traceable.report.choice import LARGEST, Choice, column_meant
+from traceable.report.row_filter import LARGEST, Choice, column_meant
 from traceable.report.text import encodable
 
 TYPE_CHECKING = False

@@ -9,12 +9,13 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from traceable import environment, selection
+from traceable import selection
 from traceable.annotation.bootstrap import bootstrap_path, bootstrap_problem
 from traceable.cli import nsys
 from traceable.cli.lines import answer_command
 from traceable.errors import TraceError, UsageError
 from traceable.launch import launcher, processes, ranks, run_dir, target
+from traceable.protocol import environment
 
 _COLLECTORS_OWN = frozenset(
     {environment.RUN_DIR, environment.COLLECTOR, environment.GATE, selection.LAUNCHER, selection.NAME}

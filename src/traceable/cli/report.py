@@ -39,8 +39,8 @@ from traceable.cli.profile import (
     write_output,
 )
 from traceable.errors import Message, TraceError, UnanswerableError, UsageError
-from traceable.launch import memory
-from traceable.report.choice import Choice, column_meant
+from traceable.launch import memory_limit
+from traceable.report.row_filter import Choice, column_meant
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
@@ -167,7 +167,7 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.launch.run_dir import latest
 
         arguments.paths = [latest()]
-    memory.check(arguments.paths[0])
+    memory_limit.check(arguments.paths[0])
     if len(arguments.paths) > 1:
         return _run_beside(arguments)
     path: Path = arguments.paths[0]
@@ -175,7 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
     views = views_asked(arguments)
     thresholds = thresholds_of(arguments)
     expected = _expected(path, arguments)
-    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+    from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: what can be refused is refused before.
@@ -574,10 +574,10 @@ def _run_beside(arguments: argparse.Namespace) -> int:
     check_output_files(arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
     rules = names_requested(arguments)
-    from traceable.cli.allocation import keep_freed_memory
+    from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
-    from traceable.report.beside import document, write
+    from traceable.report.compare import document, write
     from traceable.report.document import head, to_json
     from traceable.report.terminal import Page
 
@@ -650,7 +650,7 @@ def _by_beside(arguments: argparse.Namespace) -> str:
 
 def _table_beside(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
     """Return the ranges of all recordings, with their steps and what is to be said of them."""
-    from traceable.analysis.beside import LETTERS, beside, steps_beside
+    from traceable.analysis.compare import LETTERS, beside, steps_beside
 
     asked_steps = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
     steps = [recording.answers([asked_steps])[0] for recording in recordings]

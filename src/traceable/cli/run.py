@@ -24,15 +24,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from traceable import collect, environment
+from traceable import collectors
 from traceable.cli import again, annotate, contract, diagnosis, flight, nsys, profile, ranks
 from traceable.cli.lines import answer_command, say
-from traceable.collect.base import Recorded
+from traceable.collectors.base import Recorded
 from traceable.errors import Message, TraceableError, TraceError, UsageError, one_line
 from traceable.launch import launcher, run_dir, target
 from traceable.launch import overhead as kept
 from traceable.launch.overhead import NotComparableError
 from traceable.launch.worker import DiedError, Worker
+from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from traceable.analysis.contract import Verdict
     from traceable.analysis.windows import Windows
     from traceable.annotation.patterns import Target
-    from traceable.capture.conditions import Conditions
-    from traceable.capture.spec import Spec
+    from traceable.protocol.start_conditions import Conditions
+    from traceable.protocol.window_spec import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
 NOTHING_RECORDED = "none"
@@ -67,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collector",
         metavar="NAME",
-        choices=[collect.AUTO, *collect.COLLECTORS],
-        default=collect.AUTO,
+        choices=[collectors.AUTO, *collectors.COLLECTORS],
+        default=collectors.AUTO,
         help="auto (nsys where it works and a GPU is, else the recorder; default), nsys, recorder, torch or none",
     )
     parser.add_argument(
@@ -152,7 +153,7 @@ def _split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[
 
 
 def _steps(word: str) -> Spec:
-    from traceable.capture.spec import parse
+    from traceable.protocol.window_spec import parse
 
     return parse(word)
 
@@ -311,7 +312,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prepare() -> None:
     """Set what holds for a process with large arrays, before numpy is loaded there."""
-    from traceable.cli.allocation import keep_freed_memory, use_one_blas_thread
+    from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     keep_freed_memory()
@@ -489,15 +490,15 @@ def _asked_conditions(arguments: argparse.Namespace, *, steps: bool, controlled:
     Raises:
         UsageError: one is malformed, or there is no window to hold.
     """
-    from traceable.capture import conditions
+    from traceable.protocol import start_conditions
 
-    by_option = {name: getattr(arguments, name) for name in conditions.OPTIONS}
+    by_option = {name: getattr(arguments, name) for name in start_conditions.OPTIONS}
     if any(text == "" for text in by_option.values()):
         raise UsageError("value_missing", "a condition has no value", "write one as in --delay 10")
-    found = conditions.read(by_option)
+    found = start_conditions.read(by_option)
     if not environment.flag(environment.DISABLE):
-        by_variable = conditions.read(conditions.texts_of_environment(), by_option=False)
-        found = conditions.merged(found, by_variable, (name for name, text in by_option.items() if text is None))
+        by_variable = start_conditions.read(start_conditions.texts_of_environment(), by_option=False)
+        found = start_conditions.merged(found, by_variable, (name for name, text in by_option.items() if text is None))
     if any(found) and controlled and not steps:
         raise UsageError(
             "conditions_without_windows",
@@ -611,7 +612,7 @@ def _check_gpu(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: with a collector that is not the recorder.
     """
-    if arguments.gpu and arguments.collector not in (collect.AUTO, RECORDER):
+    if arguments.gpu and arguments.collector not in (collectors.AUTO, RECORDER):
         found, remedy = _WITHOUT_GPU[arguments.collector]
         raise UsageError("gpu_needs_recorder", f"--gpu is for the recorder: {found}", remedy)
 

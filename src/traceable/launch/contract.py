@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from traceable import untrusted
+from traceable.protocol import untrusted
 
 FILES = "expect.*.json"
 SCHEMA = "traceable.expect/1"

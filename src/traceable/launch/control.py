@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable import environment, untrusted
-from traceable.collect import recorder
+from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import flight, run_dir
+from traceable.protocol import environment, untrusted
 
 ANSWER_SECONDS = 30.0
 """How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""

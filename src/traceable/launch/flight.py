@@ -1,6 +1,6 @@
 """What is known around a run of its flight recorder: what it shows of each process, and the dumps that were made.
 
-What is asked for is read by `collect/flight.py`, dumps are written in the process (`capture/flight.py`).
+What is asked for is read by `collectors/recorder/flight.py`, dumps are written in the process (`capture/flight.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceable import environment, untrusted
-from traceable.collect import recorder
-from traceable.collect.flight import METADATA, parse
+from traceable.collectors.recorder import collector as recorder
+from traceable.collectors.recorder.flight import METADATA, parse
 from traceable.errors import CollectorError, TraceError, UsageError
 from traceable.launch import run_dir
+from traceable.protocol import environment, untrusted
 
 MANIFEST_KEY = "flight_recorder"
 """Where `run.json` keeps what was asked for, and what is shown of each process."""
@@ -150,7 +150,7 @@ def next_dump(directory: Path) -> int:
 
 
 def _read(directory: Path) -> Dump | None:
-    from traceable.collect.recording import read_recording
+    from traceable.collectors.recorder.recording import read_recording
 
     try:
         processes = read_recording(directory / recorder.DIRECTORY).processes

@@ -14,34 +14,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable import collect, confidential, environment, untrusted
-from traceable.capture.conditions import NONE as NO_CONDITIONS
-from traceable.capture.conditions import Conditions
-from traceable.collect import bystander, recorder
-from traceable.collect.base import Collector, Gating, Plan, Recorded
+from traceable import collectors
+from traceable.checks import machine_facts
+from traceable.collectors import exec_shim
+from traceable.collectors.base import Collector, Gating, Plan, Recorded
+from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError, one_line
 from traceable.launch import (
     contract,
     control,
-    doctor_facts,
-    emitted,
-    facts,
+    finalize_progress,
     flight,
     local_client,
-    memory,
-    onlooker,
+    lost_run,
+    memory_limit,
     overhead,
-    patience,
+    process_watcher,
     processes,
+    provenance,
+    range_counts,
     ranks,
-    remains,
     run_dir,
     supervisor,
     target,
     windows,
 )
-from traceable.launch.release import Release
+from traceable.launch.exit_release import Release
 from traceable.launch.worker import DiedError, Worker
+from traceable.protocol import environment, redact, untrusted
+from traceable.protocol.start_conditions import NONE as NO_CONDITIONS
+from traceable.protocol.start_conditions import Conditions
 from traceable.selection import Rank
 
 
@@ -65,7 +67,7 @@ class Request:
         measure_overhead: run the program without a collector first, and note the times of all steps in both runs.
         gpu: where the recorder is used, have the GPU's work recorded beside it.
         quiet: say what goes wrong alone, not what is being done.
-        settings: what the user asks of single collectors, as `collect.named` takes it; `str` of each says it.
+        settings: what the user asks of single collectors, as `collectors.named` takes it; `str` of each says it.
         rank: which rank the run is of; None for none.
         grouped: its directory lies in one for all ranks.
         chosen: which of its processes are recorded; None for all.
@@ -73,7 +75,7 @@ class Request:
 
     target: target.Target
     argv: tuple[str, ...]
-    collector: str = collect.AUTO
+    collector: str = collectors.AUTO
     directory: Path | None = None
     name: str | None = None
     force: bool = False
@@ -214,14 +216,14 @@ def launch(request: Request, say: Callable[[str], None], worker: Worker) -> Fini
     run = _Run(directory, _manifest(request, directory), say)
     if request.measure_overhead:
         _run_plain(request, run)
-    with patience.Finishing(say) as finishing:
+    with finalize_progress.Finishing(say) as finishing:
         choice, ended = _started(request, choice, run, finishing)
         return _finish(run, choice, request, ended, finishing, worker)
 
 
 def _started(
-    request: Request, choice: collect.Choice, run: _Run, finishing: patience.Finishing
-) -> tuple[collect.Choice, supervisor.Ended]:
+    request: Request, choice: collectors.Choice, run: _Run, finishing: finalize_progress.Finishing
+) -> tuple[collectors.Choice, supervisor.Ended]:
     """Run the program under the collector, or under the next one where that can't start it."""
     unusable: dict[str, Message] = {}
     again = True
@@ -234,7 +236,7 @@ def _started(
                 run.say(Message("collector_start_retried", f"{error.found}: trying once more"))
                 continue
             # What was asked of one collector is no wish for another.
-            if request.collector != collect.AUTO or choice.collector.name in request.settings:
+            if request.collector != collectors.AUTO or choice.collector.name in request.settings:
                 run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.cause.plain}
                 run.save()
                 raise
@@ -242,9 +244,9 @@ def _started(
             choice = _chosen(request, unusable)
 
 
-def _chosen(request: Request, unusable: Mapping[str, Message] | None = None) -> collect.Choice:
-    choice = collect.choose(request.collector, unusable, request.settings)
-    return collect.with_gpu(choice) if request.gpu else choice
+def _chosen(request: Request, unusable: Mapping[str, Message] | None = None) -> collectors.Choice:
+    choice = collectors.choose(request.collector, unusable, request.settings)
+    return collectors.with_gpu(choice) if request.gpu else choice
 
 
 def _run_plain(request: Request, run: _Run) -> None:
@@ -263,7 +265,9 @@ def _run_plain(request: Request, run: _Run) -> None:
         run.save()
 
 
-def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patience.Finishing) -> supervisor.Ended:
+def _start(
+    request: Request, choice: collectors.Choice, run: _Run, finishing: finalize_progress.Finishing
+) -> supervisor.Ended:
     collector = choice.collector
     plan, planned = _plan(collector, request, run.directory)
     if not request.quiet:
@@ -273,7 +277,7 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
     notes = [*_unused(request, collector.name), *plan.notes]
     for note in notes:
         run.say(note)
-    words = confidential.without_values(plan.argv)
+    words = redact.without_values(plan.argv)
     run.manifest["plan"] = {
         "argv": words,
         "environment_names": sorted(planned),
@@ -283,12 +287,12 @@ def _start(request: Request, choice: collect.Choice, run: _Run, finishing: patie
     run.save()
 
     run.release = Release(run.say) if plan.detached else None
-    looking = onlooker.Onlooker(run.directory, run.release)
+    looking = process_watcher.Onlooker(run.directory, run.release)
 
     def started(pid: int) -> None:
         finishing.started()
         looking.begin(pid)
-        run.manifest[remains.MANIFEST_KEY] = remains.streams(supervisor.collector_processes(run.directory))
+        run.manifest[lost_run.MANIFEST_KEY] = lost_run.streams(supervisor.collector_processes(run.directory))
         run.started(pid)
 
     try:
@@ -333,12 +337,12 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
     return {
         "schema": run_dir.SCHEMA,
         "run_dir": str(directory),
-        "argv": confidential.without_values(request.argv),
+        "argv": redact.without_values(request.argv),
         "target": {
             "kind": request.target.kind,
             "program": request.target.program,
-            "arguments": confidential.without_values(request.target.arguments),
-            "command": confidential.without_values(request.target.command(target.interpreter_flags())),
+            "arguments": redact.without_values(request.target.arguments),
+            "command": redact.without_values(request.target.command(target.interpreter_flags())),
         },
         "stem": request.stem,
         ranks.MANIFEST_KEY: ranks.in_manifest(request.rank, grouped=request.grouped),
@@ -352,8 +356,8 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
         ),
         windows.TIMED_KEY: windows.timed_in_manifest(request.conditions) if request.timed else None,
         flight.MANIFEST_KEY: flight.in_manifest(request.variables),
-        **facts.gather(),
-        "profilers": sorted({name for _, name in doctor_facts.running().profilers}),
+        **provenance.gather(),
+        "profilers": sorted({name for _, name in machine_facts.running().profilers}),
         "launcher_pid": os.getpid(),
         "pid": None,
         "collector": None,
@@ -367,10 +371,10 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
 
 def _finish(
     run: _Run,
-    choice: collect.Choice,
+    choice: collectors.Choice,
     request: Request,
     ended: supervisor.Ended,
-    finishing: patience.Finishing,
+    finishing: finalize_progress.Finishing,
     worker: Worker,
 ) -> Finished:
     code = os.waitstatus_to_exitcode(ended.status)
@@ -397,13 +401,13 @@ def _finish(
         in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
             run_dir.check_held(run.directory)
-            memory.check(run.directory)
+            memory_limit.check(run.directory)
             with finishing.stage("the recording is being read back"):
                 if in_parts:
                     recorded = processes.recorded(run.directory)
                 else:
                     recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
-        except patience.LeftAlone:
+        except finalize_progress.LeftAlone:
             words = "the recording was not read back, as you asked; nothing of it is lost"
             problem = Message("reading_back_skipped", words)
         except DiedError as error:
@@ -414,7 +418,7 @@ def _finish(
             problem = Message("reading_back_died", words)
         except untrusted.RefusedError as error:
             problem = Message("run_dir_replaced", f"{short(run.directory)} is not read: {error.strerror}")
-        except memory.LimitedError as error:
+        except memory_limit.LimitedError as error:
             problem, readable = error.message, False
         except TraceableError as error:
             problem = error.message
@@ -422,7 +426,7 @@ def _finish(
             problem = Message("reading_back_failed", f"the recording could not be read ({one_line(error)}); it is kept")
         if recorded is None:
             recorder.remove_unfinished(run.directory / f"{request.stem}.sqlite")
-    emitted.keep(run.directory, run.manifest, recorded)
+    range_counts.keep(run.directory, run.manifest, recorded)
     released = run.release.notes if run.release is not None else []
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     run.manifest["notes"] = [note.plain for note in notes]
@@ -430,7 +434,7 @@ def _finish(
     control.sweep(run.directory)
     run.manifest["files"] = files(run.directory)
     run.save()
-    for name in (bystander.PID_FILE, bystander.EXIT_FILE):
+    for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
         if not run.failed:
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
@@ -443,12 +447,12 @@ def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Record
     try:
         return collector.finalise(directory, stem), None
     except TraceableError as error:
-        return None, remains.named(error, directory, run_dir.read(directory)).message
+        return None, lost_run.named(error, directory, run_dir.read(directory)).message
 
 
 def files(directory: Path) -> list[str]:
     """What lies in a run directory, by name, its manifest and the launcher's own marks left out."""
-    ours = {run_dir.MANIFEST, bystander.PID_FILE, bystander.EXIT_FILE}
+    ours = {run_dir.MANIFEST, exec_shim.PID_FILE, exec_shim.EXIT_FILE}
     try:
         found = list(directory.iterdir())
     except OSError:  # the program has deleted it

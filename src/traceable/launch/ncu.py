@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from traceable import environment
-from traceable.collect import bystander, ncu, ncu_install
-from traceable.collect.base import Plan
+from traceable.collectors import exec_shim
+from traceable.collectors.base import Plan
+from traceable.collectors.ncu import collector as ncu
+from traceable.collectors.ncu import install as ncu_install
 from traceable.errors import CollectorError, TraceableError, UsageError
 from traceable.launch import launcher, run_dir, supervisor, target
+from traceable.protocol import environment
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def launch(request: Request, install: ncu_install.Install, say: Callable[[str], 
         ended = supervisor.run(plan, full, directory, lambda _pid: None, say)
     except supervisor.NeverStartedError:
         raise ncu.failure(_said(directory), request.where) from None
-    for name in (bystander.PID_FILE, bystander.EXIT_FILE):
+    for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
         with contextlib.suppress(OSError):
             (directory / name).unlink()
     said = _said(directory)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceable import environment, untrusted
 from traceable.analysis.windows import Window
-from traceable.collect import bystander
-from traceable.collect.none import NoneCollector
+from traceable.collectors import exec_shim
+from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import run_dir, supervisor, windows
+from traceable.protocol import environment, untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run_plain(
 def began_ns(directory: Path) -> int:
     """Return the wall clock of the program's start, asked when that is known: nsys's side writes its pid at once."""
     try:
-        return (directory / bystander.PID_FILE).stat().st_mtime_ns
+        return (directory / exec_shim.PID_FILE).stat().st_mtime_ns
     except OSError:
         return time.time_ns()
 
@@ -144,7 +144,7 @@ def began_ns(directory: Path) -> int:
 def ended_ns(directory: Path) -> int:
     """Return the wall clock of the program's end, asked when that is known: nsys goes on for a while."""
     try:
-        return int(untrusted.record(directory / bystander.EXIT_FILE, untrusted.EXIT)["end_ns"])
+        return int(untrusted.record(directory / exec_shim.EXIT_FILE, untrusted.EXIT)["end_ns"])
     except (OSError, ValueError, KeyError):
         return time.time_ns()
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceable import selection, untrusted
-from traceable.collect.base import Recorded
+from traceable import selection
+from traceable.collectors.base import Recorded
 from traceable.errors import Message, TraceError
 from traceable.launch import run_dir
 from traceable.launch.ranks import MANIFEST_KEY, NSYS, SELECTION_KEY, absent
+from traceable.protocol import untrusted
 from traceable.selection import rank_asked
 
 _NAMES_MAX = 12

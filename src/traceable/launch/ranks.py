@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from traceable import environment, selection
+from traceable import selection
 from traceable.annotation.bootstrap import bootstrap_path
-from traceable.collect.base import Plan
+from traceable.collectors.base import Plan
 from traceable.errors import Message, UsageError
 from traceable.launch import run_dir
 from traceable.launch.target import COMMAND, MODULE, Target
+from traceable.protocol import environment
 from traceable.selection import Rank, rank_asked, ranks_in
 
 MANIFEST_KEY = "rank"

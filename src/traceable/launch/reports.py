@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from traceable import untrusted
 from traceable.errors import CollectorError, TraceError
 from traceable.launch import flight, run_dir
+from traceable.protocol import untrusted
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -52,7 +52,7 @@ def opened(path: Path) -> Iterator[Path]:
     elif not path.is_file():
         raise TraceError("not_a_regular_file", f"{path} is not a regular file", f"give {_READABLE}")
     elif path.suffix in REPORT_SUFFIXES:
-        from traceable.collect import nsys_install
+        from traceable.collectors.nsys import install as nsys_install
 
         _refuse_empty(path)
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
@@ -75,8 +75,8 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
         TraceError: not a run directory, a run that is not over, or one that recorded nothing.
         CollectorError: what was recorded can't be read.
     """
-    from traceable import collect
-    from traceable.launch import emitted, remains
+    from traceable import collectors
+    from traceable.launch import lost_run, range_counts
 
     directory = directory.absolute()
     if flight.run_of(directory):
@@ -94,13 +94,13 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
     if not (manifest.get("end") or {}).get("collector_ended"):
         _wait_for_collector(directory)
     try:
-        recorded = collect.named(name).finalise(directory, stem, into)
+        recorded = collectors.named(name).finalise(directory, stem, into)
     except CollectorError as error:
-        raise remains.named(error, directory, manifest) from None
+        raise lost_run.named(error, directory, manifest) from None
     if recorded.database is None:
         found = "; ".join((f"{directory} holds no recording (collector {name})", *recorded.notes[:_NOTES_SAID]))
         raise TraceError("no_recording", found, "run it again with another --collector")
-    emitted.keep(directory, manifest, recorded)
+    range_counts.keep(directory, manifest, recorded)
     return recorded.database
 
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from traceable import untrusted
-from traceable.collect import bystander
-from traceable.collect.base import NSYS_LOG
+from traceable.collectors import exec_shim
+from traceable.collectors.base import NSYS_LOG
 from traceable.errors import Message, TraceError, UsageError
+from traceable.protocol import untrusted
 
 MANIFEST = "run.json"
 SCHEMA = "traceable.run/1"
@@ -240,7 +240,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 def is_over(manifest: dict[str, Any], directory: Path) -> bool:
     """Whether the program of the run in `directory` has ended, as far as can be told from this machine."""
-    if manifest.get("end") is not None or untrusted.is_regular(directory / bystander.EXIT_FILE):
+    if manifest.get("end") is not None or untrusted.is_regular(directory / exec_shim.EXIT_FILE):
         return True
     if (manifest.get("host") or {}).get("name") != os.uname().nodename:
         return False
@@ -255,7 +255,7 @@ def is_over(manifest: dict[str, Any], directory: Path) -> bool:
 def _published_pid(directory: Path) -> int | None:
     """The program's pid where the launcher was killed before it wrote that into the manifest."""
     try:
-        pid = int(untrusted.read(directory / bystander.PID_FILE, 32))
+        pid = int(untrusted.read(directory / exec_shim.PID_FILE, 32))
     except (OSError, ValueError):
         return None
     return pid if 0 < pid < untrusted.PID_MAX else None

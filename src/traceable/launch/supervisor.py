@@ -5,7 +5,7 @@ the terminal sends reaches the whole foreground group by itself and is not sent 
 terminal that is ours.
 
 Past a collector that stands between, the program is handed stdio, environment, signals and permission (`Handover`). The
-other end is `collect/bystander.py`; what passes is described in one JSON variable (`environment.HANDOVER`). The
+other end is `collectors/exec_shim.py`; what passes is described in one JSON variable (`environment.HANDOVER`). The
 descriptors lie in a socket that the collector inherits, and so it holds none of them: a reader of the user's stdout
 must see its end when the program has ended, even where the launcher was killed and the collector lives on.
 """
@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from traceable import confidential, environment
-from traceable.collect.base import Plan
+from traceable.collectors.base import Plan
 from traceable.errors import CollectorError, Message, UsageError
-from traceable.launch import patience
+from traceable.launch import finalize_progress
+from traceable.protocol import environment, redact
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 OF_TERMINALS = (signal.SIGTSTP, signal.SIGWINCH)
@@ -162,7 +162,7 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
                     return Ended(status, pid, told_to_end=told_to_end)
                 stopped = os.WIFSTOPPED(status)
         else:
-            told_to_end = told_to_end or info.si_signo in patience.ENDING
+            told_to_end = told_to_end or info.si_signo in finalize_progress.ENDING
             told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
             if info.si_code != SI_KERNEL or _for_leader_alone(info.si_signo):
                 os.kill(pid, info.si_signo)
@@ -204,7 +204,7 @@ class _Detached:
         self.handover = Handover(run_dir, full, given(full, planned), before, plan.own_environment)
         self.log = run_dir / plan.log
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
-        self.writing = patience.Writing(self.program, collector_processes, run_dir, say)
+        self.writing = finalize_progress.Writing(self.program, collector_processes, run_dir, say)
         self.collector: int | None = self._spawn(plan, before)
         self.collector_status = 0
         self.pid: int | None = None
@@ -248,8 +248,8 @@ class _Detached:
 
     def _start(self) -> signal.Signals | None:
         """Wait until the program's pid is known. Returns the signal that came first and was obeyed, if one did."""
-        seconds = patience.seconds_of(environment.START_SECONDS, 60.0)
-        deadline: patience.Deadline | None = patience.Deadline(seconds)
+        seconds = finalize_progress.seconds_of(environment.START_SECONDS, 60.0)
+        deadline: finalize_progress.Deadline | None = finalize_progress.Deadline(seconds)
         pending: list[int] = []
         while (pid := self.handover.program_pid()) is None:
             number = _next_signal(self.signals, TURN_SECONDS)
@@ -307,7 +307,7 @@ class _Detached:
             return ""
 
     def _last_chance(self) -> int:
-        deadline = patience.Deadline(GRACE_SECONDS)
+        deadline = finalize_progress.Deadline(GRACE_SECONDS)
         while (pid := self.handover.program_pid()) is None:
             if deadline.passed():
                 raise CollectorError(
@@ -375,7 +375,7 @@ class _Detached:
 
     def _status(self) -> int:
         """How the program ended, from its own parent; from the collector only if that parent was killed."""
-        deadline = patience.Deadline(GRACE_SECONDS)
+        deadline = finalize_progress.Deadline(GRACE_SECONDS)
         while (ended := self.handover.wait_status()) is None:
             if self.handover.silent() or deadline.passed():
                 words = (
@@ -421,7 +421,7 @@ def _is_nsys(entry: Path) -> bool:
 def given(full: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
     """Return the small environment for the collector: what it needs of `full`, and what is `planned` for it."""
     needed = {name: value for name, value in full.items() if name in GIVEN or name.startswith(GIVEN_PREFIXES)}
-    needed = {name: value for name, value in needed.items() if not confidential.is_secret(name)}
+    needed = {name: value for name, value in needed.items() if not redact.is_secret(name)}
     return {**needed, **planned}
 
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from traceable import untrusted
 from traceable.analysis.windows import ON_REQUEST, WHOLE, Asked, Said, Window
-from traceable.capture.conditions import NONE, Conditions, counted
 from traceable.errors import Message, TraceError
 from traceable.launch import processes, run_dir
+from traceable.protocol import untrusted
+from traceable.protocol.start_conditions import NONE, Conditions, counted
 
 MANIFEST_KEY = "window"
 """Where `run.json` keeps what was asked, and what was captured of it."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from traceable.collect.tools import end_with
-from traceable.launch.patience import ENDING
+from traceable.collectors.tools import end_with
+from traceable.launch.finalize_progress import ENDING
 
 _LENGTH_BYTES = 8
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from traceable.analysis import units
-from traceable.report.choice import Row
 from traceable.report.layout import Cells
+from traceable.report.row_filter import Row
 from traceable.report.text import printable
 
 TYPE_CHECKING = False

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from traceable.environment import escaped
-from traceable.report.choice import Row
+from traceable.protocol.environment import escaped
+from traceable.report.row_filter import Row
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that spreadsheets compute."""

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
+from traceable.analysis.recording_gaps import unrecorded_ns
 from traceable.analysis.table import Table
-from traceable.analysis.unrecorded import unrecorded_ns
 from traceable.errors import TraceableError, UnanswerableError
 from traceable.report import windows
-from traceable.report.choice import LARGEST, Choice
 from traceable.report.contract import rows as expectation_rows
+from traceable.report.row_filter import LARGEST, Choice
 from traceable.trace.model import Trace
 
 TYPE_CHECKING = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TextIO
 
 from traceable.analysis.table import Table
-from traceable.report.choice import Choice
 from traceable.report.columns import Column
 from traceable.report.document import answer
+from traceable.report.row_filter import Choice
 from traceable.report.terminal import Page, write_view
 from traceable.report.text import as_printed, cut, printable
 from traceable.report.views import View

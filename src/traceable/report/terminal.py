@@ -18,12 +18,12 @@ from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.profile import OUTLIVES, Profile
 from traceable.analysis.table import Table
 from traceable.analysis.units import count, moment, share, time
-from traceable.environment import escaped
 from traceable.errors import Message
+from traceable.protocol.environment import escaped
 from traceable.report import flight, overhead, windows
-from traceable.report.choice import LARGEST, Choice, Row
 from traceable.report.columns import Column, cells, worth_showing
 from traceable.report.layout import GAP, Cells, laid_out, width_to_keep, wrapped
+from traceable.report.row_filter import LARGEST, Choice, Row
 from traceable.report.text import as_printed, encodable, message, printable, width_of
 from traceable.report.views import (
     COUNTER_COLUMNS,

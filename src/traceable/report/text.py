@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from traceable.environment import escaped
 from traceable.errors import Message
+from traceable.protocol.environment import escaped
 
 LONGEST_NAME = 200
 _DOTS = ".."

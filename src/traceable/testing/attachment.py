@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from traceable import environment
 from traceable._native import recorder_library
 from traceable.errors import CollectorError, Message, TraceableError
+from traceable.protocol import environment
 
 PROBE_DOMAIN = "traceable.testing"
 """Domain of the one mark by which it is made sure that this process is heard."""
@@ -157,10 +157,10 @@ def _wake_traceable() -> None:
     if engine.core is not None:
         return  # the native core asks for its listener when a range is made
     import traceable
-    from traceable.annotation import ranges, silent
+    from traceable.annotation import null_backend, ranges
 
     holder = _holder_of({id(value) for value in vars(ranges).values() if getattr(value, "__module__", "") == _RANGES})
-    if holder or silent._interned:
+    if holder or null_backend._interned:
         where = f" by {holder}" if holder else ""
         found = f"traceable was imported{where} before traceable.testing was loaded"
         raise CollectorError("imported_too_early", found, _LOAD_FIRST)
@@ -190,7 +190,7 @@ def _probe(directory: Path | None) -> bool:
         CollectorError: it is not.
     """
     import traceable
-    from traceable.collect.recording import DOMAIN, read_recording
+    from traceable.collectors.recorder.recording import DOMAIN, read_recording
 
     traceable.mark("heard?", domain=PROBE_DOMAIN)
     assert directory is not None

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traceable.collect import recording as rec
-from traceable.collect.nsys_schema import write_database
-from traceable.collect.recording import attributes_at
+from traceable.collectors.recorder import recording as rec
+from traceable.collectors.recorder.recording import attributes_at
+from traceable.collectors.recorder.schema import write_database
 from traceable.errors import CollectorError
 from traceable.trace import Trace, load
 

@@ -1,6 +1,6 @@
 """What the annotations emit beyond a name, as one who reads knows it: identities, named fields, samples of counters.
 
-The rules, with their reasons, stand in `annotation.emission`, which this room may not import; a test compares the two.
+The rules, with their reasons, stand in `protocol.nvtx`, which this room may not import; a test compares the two.
 Here marks are matched to the ranges that they speak of. What that means for the tree is decided in `analysis`.
 """
 

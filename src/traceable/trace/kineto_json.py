@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from traceable import untrusted
 from traceable.errors import Message, TraceError
+from traceable.protocol import untrusted
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTES_AT_ONCE = 1 << 20

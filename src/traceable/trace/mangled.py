@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from traceable import untrusted
+from traceable.protocol import untrusted
 
 _QUERY = """SELECT DISTINCT demangled.value, mangled.value
             FROM (SELECT DISTINCT demangledName, mangledName FROM CUPTI_ACTIVITY_KIND_KERNEL) AS kernel

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from traceable import untrusted
 from traceable.errors import TraceError
+from traceable.protocol import untrusted
 
 DURATION = "gpu__time_duration.sum"
 COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"

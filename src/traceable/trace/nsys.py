@@ -80,7 +80,7 @@ NVTX = Wanted(
     {"scope": ("globalTid", "domainId", "category"), "closer": ("endGlobalTid",), "textId": ("textId",)},
     ("text",),
 )
-"""What is read of NVTX_EVENTS. The column of our own is the flight recorder's: `collect/nsys_tables.py`."""
+"""What is read of NVTX_EVENTS. The column of our own is the flight recorder's: `collectors/nsys/tables.py`."""
 
 
 def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Wanted:

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from traceable import untrusted
 from traceable.errors import TraceError
+from traceable.protocol import untrusted
 from traceable.trace.model import NULL, NDArray
 from traceable.trace.pages import DamagedPagesError, Layout, Pages
 from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, small

@@ -19,7 +19,7 @@ import traceable
 from traceable.annotation.bootstrap import bootstrap_environment
 from traceable.annotation.patch_report import notes
 from traceable.annotation.patterns import Target, parse_pattern
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.errors import Message
 
 SOURCE = str(Path(traceable.__file__).parents[1])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from traceable.collect.recorder import RecorderCollector
+from traceable.collectors.recorder.collector import RecorderCollector
 
 _HERE = Path(__file__).parent
 

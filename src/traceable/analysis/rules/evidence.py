@@ -14,20 +14,20 @@ from functools import cached_property
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.enclosure import spread
 from traceable.analysis.gaps import CAUSES, causes_of
 from traceable.analysis.gpus import Gpus, gpus, timelines, unseen_graphs
 from traceable.analysis.grouping import numbered, totals
+from traceable.analysis.interval_index import spread
 from traceable.analysis.intervals import Between, Union, covered_ns, lanes_of, merged, touched, union
 from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
 from traceable.analysis.named import call_name, range_labels
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
+from traceable.analysis.recording_gaps import unrecorded, unrecorded_ns
 from traceable.analysis.shared import nccl_kernels, once
 from traceable.analysis.steps import steady_window
 from traceable.analysis.sync import waiting_calls
 from traceable.analysis.table import Table
-from traceable.analysis.unrecorded import unrecorded, unrecorded_ns
 from traceable.errors import UnanswerableError
 from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray
 from traceable.trace.rows import distinct

@@ -8,9 +8,9 @@ from traceable.analysis.grouping import numbered, totals
 from traceable.analysis.intervals import Lanes, between, touched
 from traceable.analysis.loop_blocks import blocks
 from traceable.analysis.pauses import LOOP_DOMAIN
+from traceable.analysis.recording_gaps import unrecorded
 from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
 from traceable.analysis.units import count, share, time
-from traceable.analysis.unrecorded import unrecorded
 from traceable.trace.rows import distinct
 
 

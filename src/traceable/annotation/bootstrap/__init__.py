@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from traceable import environment
 from traceable.annotation.patterns import Target, encode_targets
+from traceable.protocol import environment
 
 DIRECTORY = str(Path(__file__).parent)
 _PYTHON = re.compile(r"python[\d.]*t?(\.exe)?|pypy[\d.]*")

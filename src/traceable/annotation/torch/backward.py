@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from traceable import environment
 from traceable.annotation.ranges import annotate
 from traceable.annotation.torch.frames import frame_left_alone, frames_left_alone
 from traceable.annotation.torch.tensors import grad_nodes
+from traceable.protocol import environment
 
 _next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _current_task: Callable[[], int] = torch._C._current_graph_task_id

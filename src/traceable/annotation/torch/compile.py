@@ -20,10 +20,10 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import NullContextVariable
 
-from traceable import environment
 from traceable.annotation import counters, domains, engine, ranges
 from traceable.annotation.torch import records
 from traceable.annotation.torch.frames import frame_left_alone, frames_left_alone
+from traceable.protocol import environment
 
 _VERBS: tuple[Any, ...] = (
     ranges.mark,

@@ -26,7 +26,6 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from traceable import environment
 from traceable.annotation import engine
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
@@ -34,6 +33,7 @@ from traceable.annotation.torch import backward as backward_ranges
 from traceable.annotation.torch.backward import Named
 from traceable.annotation.torch.frames import frame_left_alone
 from traceable.annotation.torch.tensors import first_elements
+from traceable.protocol import environment
 
 _COMPILED = "_orig_mod"
 _WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

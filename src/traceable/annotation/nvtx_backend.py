@@ -1,0 +1,413 @@
+"""Ranges emitted through the `nvtx` package, for an install without the native core (or `TRACEABLE_PURE=1`).
+
+`torch.records` stands in the place of that package where torch.profiler records.
+
+nvtx imports numpy, so `engine` asks for this module only where someone listens. nvtx's `Domain` answers with a dummy
+where nvtxDomainIsEnabled says 0, which under nsys 2022.4 and 2023.4 means that nothing would ever be recorded (their
+injection refuses the payload extension). So domains are built around that question, from names that have stood in
+nvtx since 0.2.12, two of them private: `nvtx._lib.lib.DomainHandle` and `nvtx._lib`'s functions.
+
+What the native core does and this can't: name threads, for which the nvtx package has no call.
+"""
+
+from __future__ import annotations
+
+from _thread import _local
+from contextvars import ContextVar
+from itertools import count
+
+from traceable.annotation import null_backend
+from traceable.annotation.arguments import checked_payload, checked_value, is_mutable
+from traceable.protocol.nvtx import INSTANCE_BITS, PAYLOAD_DOMAIN, identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, TypeVar
+
+    from typing_extensions import Self
+
+    _R = TypeVar("_R")
+    Wrapper = Callable[[Callable[..., Any], Any], Callable[..., Any]]
+
+_function = type(lambda: None)
+_method = type((lambda _self: None).__get__(object()))
+_BINDS = 1 << 17  # Py_TPFLAGS_METHOD_DESCRIPTOR: functions, and what binds as they do
+
+_domains: dict[str | None, Any] = {}
+_package: Any = None  # nvtx, whatever the program has put under that name since
+_emit: Any = None  # nvtx._lib, once it is imported: its functions skip the keyword handling of Domain's methods
+_made: Callable[[str | None], Any]
+
+record_up_to = 9
+"""Ranges of a higher level are silent."""
+
+current: ContextVar[int] = ContextVar("traceable_instance", default=0)
+"""The number of the innermost instance, 0 outside of all."""
+
+_any_instance = False
+"""Whether there ever was an instance that others can begin in. Until then no context is worth a look."""
+
+_greenlet_push: Callable[[Any], bool] | None = None
+_greenlet_pop: Callable[[Any], bool] | None = None
+"""What opens and closes the ranges of greenlets (`greenlets`); None where there are none."""
+
+_thread = _local()
+"""`stretched`: the instance whose stretch the thread is in; what is pushed there lies inside it."""
+
+_next = count().__next__
+
+counts: Any = None
+"""Counts the ranges that are opened (`annotation/counts.py`), or None where nobody wants to know."""
+
+
+def available() -> bool:
+    """Import the nvtx package; say whether it is there with the names this module needs."""
+    global _emit, _package
+    try:
+        import nvtx._lib.lib  # type: ignore[import-untyped]
+
+        _package = nvtx
+        _emit = nvtx._lib
+        return isinstance(nvtx.Domain, type) and isinstance(_emit.lib.DomainHandle, type) and callable(_emit.mark)
+    except Exception:  # noqa: BLE001 - whatever is wrong with the package, the program goes on unheard
+        return False
+
+
+def emit_through(emitter: Any) -> None:
+    """Emit through another module than the nvtx package: one with its functions and a `Domain` with its methods."""
+    global _emit, _made
+    _emit = emitter
+    _made = emitter.Domain
+
+
+def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
+    """Ask these with each range that is pushed and popped, and do nothing where they return True."""
+    global _any_instance, _greenlet_push, _greenlet_pop
+    _any_instance, _greenlet_push, _greenlet_pop = True, push, pop
+
+
+class _Watched:
+    """What is emitted through, watched for the first that is: the names of `_emit` besides `push_range` and `mark`."""
+
+    def __init__(self, emitter: Any) -> None:
+        self._emitter = emitter
+        self.heard: Callable[[], object] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._emitter, name)
+
+    def note(self) -> None:
+        """Call what waits for this, once."""
+        heard, self.heard = self.heard, None
+        if heard is not None:
+            heard()
+
+    def push_range(self, attributes: Any, handle: Any) -> Any:
+        self.note()
+        return self._emitter.push_range(attributes, handle)
+
+    def mark(self, attributes: Any, handle: Any) -> Any:
+        self.note()
+        return self._emitter.mark(attributes, handle)
+
+
+def when_annotated(heard: Callable[[], object]) -> None:
+    """Call `heard` before the first range or mark that is emitted from now on (`engine.when_annotated`).
+
+    A range that is only started is noticed too; decorated functions that are made before this are not.
+    """
+    global _emit
+    if not isinstance(_emit, _Watched):
+        _emit = _Watched(_emit)
+        start, start_as = Range._start, Range._start_as
+
+        def noting_start(self: Range) -> int:
+            _emit.note()
+            return start(self)
+
+        def noting_start_as(self: Range, identity: int, announced: bool = True) -> int:
+            _emit.note()
+            return start_as(self, identity, announced)
+
+        Range._start, Range._start_as = noting_start, noting_start_as  # type: ignore[method-assign]
+    _emit.heard = heard
+
+
+def _nvtx_domain(name: str | None) -> Any:
+    """Return a domain of nvtx's, whatever nvtxDomainIsEnabled says of it."""
+    domain = object.__new__(_package.Domain)
+    domain.handle = _emit.lib.DomainHandle(name)
+    domain.__init__(name)
+    return domain
+
+
+_made = _nvtx_domain
+
+
+def _domain(name: str | None) -> Any:
+    """Return the one domain of this name."""
+    domain = _domains.get(name)
+    if domain is None:
+        domain = _domains.setdefault(name, _made(name))
+    return domain
+
+
+def _identity(parent: int) -> int:
+    return identity(_next() % INSTANCE_BITS + 1, parent)
+
+
+def identify() -> int:
+    """Return the identity of a new run or block; its parent is the innermost one of this context."""
+    global _any_instance
+    _any_instance = True
+    return _identity(current.get())
+
+
+def _announce(text: str, number: int) -> None:
+    """Emit the companion mark of the range that comes next."""
+    domain = _domain(PAYLOAD_DOMAIN)
+    _emit.mark(domain.get_event_attributes(text, None, None, number), domain.handle)
+
+
+def _push(attributes: Any, handle: Any, slot: int) -> None:
+    """Push a range and count it, after it was emitted (`_native/core.c` has the reason)."""
+    counter = None if counts is None else counts.counter
+    _emit.push_range(attributes, handle)
+    if counter is not None:
+        counts.add(counter, slot)
+
+
+class Range(null_backend.Range):
+    """One message, colour, domain, category and payload as nvtx's event attributes, built once."""
+
+    __slots__ = ("_attributes", "_domain", "_handle", "_slot")
+    _attributes: Any
+    _domain: Any
+    _handle: Any
+    _slot: int
+
+    def _prepare(self, message: Any, argb: int, domain: Any, category: Any) -> None:
+        self._domain = _domain(domain)
+        self._handle = self._domain.handle
+        self._attributes = self._domain.get_event_attributes(message, argb, category)
+        self._category_id = self._attributes.category
+        self._silent = self._level > record_up_to
+        self._slot = 0 if counts is None or self._silent else counts.slot(domain, message)
+
+    def _with_number(self, number: Any) -> Any:
+        own = self._attributes
+        text = own.message and own.message.string
+        return self._domain.get_event_attributes(text, own.color, own.category, number)
+
+    def _fields_now(self) -> str:
+        """Return the fields as JSON. What is no payload any more leaves them as they were."""
+        assert self._fields is not None
+        payload = self._arguments[4]
+        if is_mutable(payload):
+            try:
+                made = checked_payload(payload)
+            except (TypeError, ValueError):
+                made = None
+            if isinstance(made, str):
+                return made
+        return self._fields
+
+    def _identified(self, number: int) -> Any:
+        """Return attributes that carry this identity; fields are said first."""
+        if self._fields is not None:
+            _announce(self._fields_now(), number)
+        return self._with_number(number)
+
+    def _carrying(self, number: int) -> Any:
+        """Return attributes that carry this identity. A number of the user's stays; an empty mark then says it."""
+        attributes = self._attributes
+        if attributes.payload is None:
+            return self._identified(number)
+        _announce("{}", number)
+        return attributes
+
+    def _pushed(self) -> Any:
+        """Return the attributes of a push, where there may be fields to say or an instance that it begins in."""
+        parent = current.get()
+        if self._fields is None and (not parent or parent == getattr(_thread, "stretched", 0)):
+            return self._attributes
+        return self._carrying(_identity(parent))
+
+    def __enter__(self) -> Self:
+        if not self._silent:
+            if self._fields is None and not _any_instance:
+                _push(self._attributes, self._handle, self._slot)
+            else:
+                Range._push(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
+            _emit.pop_range(self._handle)
+
+    def _numbered(self, payload: Any) -> Self:
+        copy = super()._numbered(payload)
+        copy._domain = self._domain
+        copy._handle = self._handle
+        copy._slot = self._slot
+        number = checked_payload(payload) if copy._fields is None else None
+        copy._attributes = self._with_number(number)
+        return copy
+
+    def _push(self) -> None:
+        if not self._silent and (_greenlet_push is None or not _greenlet_push(self)):
+            _push(self._pushed(), self._handle, self._slot)
+
+    def _pop(self) -> None:
+        if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
+            _emit.pop_range(self._handle)
+
+    def _start(self) -> int:
+        if self._silent:
+            return 0
+        parent = current.get()
+        plain = self._fields is None and not parent
+        return self._started(self._attributes if plain else self._carrying(_identity(parent)))
+
+    def _start_as(self, identity: int, announced: bool = True) -> int:
+        if self._silent:
+            return 0
+        carries = announced or self._attributes.payload is None
+        return self._started(self._carrying(identity) if carries else self._attributes)
+
+    def _started(self, attributes: Any) -> int:
+        counter = None if counts is None else counts.counter
+        number: int = self._domain.start_range(attributes)
+        if counter is not None:
+            counts.add(counter, self._slot)
+        return number
+
+    def _end(self, range_id: int) -> None:
+        if not self._silent:
+            self._domain.end_range(range_id)
+
+    def _mark(self) -> None:
+        if not self._silent:
+            plain = self._fields is None
+            _emit.mark(self._attributes if plain else self._identified(_identity(current.get())), self._handle)
+
+    def _sample(self, value: Any) -> None:
+        number = checked_value(value)
+        if not self._silent:
+            _emit.mark(self._with_number(number), self._handle)
+
+
+class Run:
+    """One run of code that stops and goes on: its whole, and each stretch."""
+
+    __slots__ = ("_around", "_attributes", "_handle", "_id", "_inside", "_number", "_outside", "_slot", "_whole")
+
+    def __init__(self, whole: Range, stretch: Range) -> None:
+        number = identify()
+        self._inside = self._number = number & INSTANCE_BITS
+        self._outside = self._around = 0
+        self._attributes = stretch._with_number(number)
+        self._handle = stretch._handle
+        self._slot = stretch._slot
+        self._whole = whole
+        self._id = whole._start_as(number, announced=False)
+
+    def resume(self) -> None:
+        """Open a stretch: the code runs from here on."""
+        self._outside = current.get()
+        current.set(self._inside)
+        self.show()
+
+    def show(self) -> None:
+        """Open a stretch in a context that is the code's own: of a greenlet."""
+        self._around = getattr(_thread, "stretched", 0)
+        _thread.stretched = self._number
+        _push(self._attributes, self._handle, self._slot)
+
+    def suspend(self) -> None:
+        """Close the stretch: the code is suspended, or over. What an `async with` inside has set stays its own."""
+        self.hide()
+        self._inside = current.get()
+        current.set(self._outside)
+
+    def hide(self) -> None:
+        """Close what `show` opened."""
+        _emit.pop_range(self._handle)
+        _thread.stretched = self._around
+
+    def end(self) -> None:
+        """End the whole."""
+        self._whole._end(self._id)
+
+
+class _Callable:
+    """A callable that does not bind as a method (functools.partial, an object with `__call__`), annotated."""
+
+    def __init__(self, function: Callable[..., Any], range_: Range, wrapper: Wrapper) -> None:
+        self._call = wrapper(function, range_)
+        self._parts = (range_, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_parts":  # not there yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self._parts[1], name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        range_, function = self._parts
+        return range_, (function,)
+
+
+class _Method(_Callable):
+    """One that binds as a method and is no plain function (functools.lru_cache), so that `cache_info` stays there."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else _method(self, instance)
+
+    def __reduce__(self) -> Any:
+        return self.__qualname__  # by name, as a function is
+
+
+def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
+    push, pop, pushed = _emit.push_range, _emit.pop_range, range_._pushed
+    attributes, handle, plain = range_._attributes, range_._handle, range_._fields is None
+    slot, add = range_._slot, None if counts is None else counts.add
+
+    def annotated(*args: Any, **kwargs: Any) -> _R:
+        counter = None if add is None else counts.counter
+        if plain and not _any_instance:
+            push(attributes, handle)
+            if add is not None:
+                add(counter, slot)
+        elif _greenlet_push is None or not _greenlet_push(range_):
+            push(pushed(), handle)
+            if add is not None:
+                add(counter, slot)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if _greenlet_pop is None or not _greenlet_pop(range_):
+                pop(handle)
+
+    return annotated
+
+
+def wrap(function: Callable[..., _R], range_: Range, wrapper: Wrapper = _wrapper) -> Callable[..., _R]:
+    """Return a callable that runs `function` inside `range_`, and binds as a method if `function` does.
+
+    Args:
+        function: what is wrapped.
+        range_: what is opened around it.
+        wrapper: makes the function that does so.
+    """
+    if isinstance(function, _function):
+        return wrapper(function, range_)
+    if type(function).__flags__ & _BINDS:
+        return _Method(function, range_, wrapper)
+    return _Callable(function, range_, wrapper)

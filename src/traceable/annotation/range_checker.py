@@ -1,0 +1,222 @@
+"""Debug mode (`TRACEABLE_DEBUG=1`): ranges that are not opened and closed in pairs are said, once, with both places.
+
+NVTX's push and pop are a stack of the thread and domain: a pop closes whatever was pushed last. Said on stderr are a
+`with` that spans an `await`, ranges that cross, a pop without a push, and a push that nobody popped. Nothing is mended,
+and nothing of this is imported unless asked for.
+
+An `await` in between is known by who drives the coroutine: asyncio calls it anew for each stretch. trio drives all its
+tasks from one call, so there a `with` is found only when it really crosses another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from _thread import get_ident
+
+from traceable.protocol import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+    from typing import Any, TypeVar
+
+    from typing_extensions import Self
+
+    _R = TypeVar("_R")
+
+_AWAITED = 0x80 | 0x100 | 0x200  # inspect.CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - no pathlib in an annotated process
+
+
+class _Open:
+    """A range that is open: `frame` is None for one that was pushed by hand; `driver` is set in awaited code."""
+
+    __slots__ = ("driver", "frame", "place", "range")
+
+    def __init__(self, range_: Any, place: str, frame: FrameType | None) -> None:
+        self.range = range_
+        self.place = place
+        self.frame = frame
+        self.driver = None if frame is None else _driver(frame)
+
+    def __str__(self) -> str:
+        return f"range {self.range._arguments[0]!r} (opened at {self.place})"
+
+
+class _Thread:
+    """The open ranges of one thread, by domain."""
+
+    __slots__ = ("name", "stacks")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stacks: dict[str | None, list[_Open]] = {}
+
+
+_threads: dict[int, _Thread] = {}
+
+
+def _stack(range_: Any) -> list[_Open]:
+    """Return this thread's open ranges in the range's domain, or this greenlet's.
+
+    An ended thread's number may be taken again. Of what a greenlet has left open nothing is said.
+    """
+    current = getattr(sys.modules.get("greenlet"), "getcurrent", lambda: None)()
+    if current is not None and current.parent is not None:
+        own: dict[str | None, list[_Open]] = current.__dict__.setdefault("_traceable_stacks", {})
+        return own.setdefault(range_._arguments[2], [])
+    ident = get_ident()
+    threading = sys.modules.get("threading")
+    python = threading._active.get(ident) if threading is not None else None
+    name = python.name if python is not None else "MainThread"
+    thread = _threads.get(ident)
+    if thread is None or thread.name != name:
+        if thread is not None:
+            _ended(thread)
+        thread = _threads[ident] = _Thread(name)
+    return thread.stacks.setdefault(range_._arguments[2], [])
+
+
+def _place(frame: FrameType | None) -> str:
+    """Return `file:line` of the code that used the range, outside of ours and contextlib."""
+    while frame is not None and frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OWN) and not name.endswith(f"{os.sep}contextlib.py"):
+            break
+        frame = frame.f_back
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _driver(frame: FrameType) -> FrameType | None:
+    """Return who runs the awaited code that `frame` is of; None where it is not awaited."""
+    if not frame.f_code.co_flags & _AWAITED:
+        return None
+    above: FrameType | None = frame
+    while above is not None and above.f_code.co_flags & _AWAITED:
+        above = above.f_back
+    return above
+
+
+def _opened(range_: Any, place: str, frame: FrameType | None) -> None:
+    _stack(range_).append(_Open(range_, place, frame))
+
+
+def _left(range_: Any, frame: FrameType, place: str) -> None:
+    """Note that `with` closes `range_`, and say what NVTX closes in its stead."""
+    stack = _stack(range_)
+    mine = [entry for entry in stack if entry.range is range_ and entry.frame is not None]
+    here = [entry for entry in mine if entry.frame is frame]
+    if not mine:
+        name = range_._arguments[0]
+        message = f"range {name!r} is left at {place} on a thread that did not enter it: use start_range"
+        environment.warn_once("range_left_on_other_thread", message, key=place)
+        return
+    entry = (here or mine)[-1]
+    innermost = stack[-1]
+    stack.remove(entry)
+    if entry.driver is not None and _driver(frame) is not entry.driver:
+        environment.warn_once(
+            "range_over_await",
+            f"{entry} is left at {place} after an await: other tasks ran in it, and may have closed it. "
+            "Use `async with`, or decorate the coroutine",
+            key=f"{entry.place} {place}",
+        )
+    elif innermost is not entry:
+        environment.warn_once(
+            "ranges_crossed",
+            f"{entry} is left at {place} while {innermost} is still open: NVTX closes the latter here",
+            key=f"{entry.place} {innermost.place} {place}",
+        )
+
+
+def _popped(range_: Any, place: str) -> None:
+    """Note a pop by hand."""
+    stack = _stack(range_)
+    pushed = [entry for entry in stack if entry.frame is None]
+    if not pushed:
+        inner = f": NVTX closes {stack[-1]} here" if stack else ""
+        message = f"a range is popped at {place} without a push on this thread and domain{inner}"
+        environment.warn_once("pop_without_push", message, key=place)
+        return
+    entry, innermost = pushed[-1], stack[-1]
+    stack.remove(entry)
+    if innermost is not entry:
+        environment.warn_once(
+            "ranges_crossed",
+            f"{entry} is popped at {place} while {innermost} is still open: NVTX closes the latter here",
+            key=f"{entry.place} {innermost.place} {place}",
+        )
+
+
+def _ended(thread: _Thread) -> None:
+    for stack in thread.stacks.values():
+        for entry in stack:
+            if entry.frame is None:
+                message = f"{entry} was never popped on its thread, {thread.name}"
+                environment.warn_once("push_never_popped", message, key=f"{entry.place} {thread.name}")
+
+
+@atexit.register
+def _process_ended() -> None:
+    for thread in list(_threads.values()):
+        _ended(thread)
+    _threads.clear()
+
+
+def watched(base: Any) -> Any:
+    """Return the class of ranges `base` with every opening and closing noted."""
+
+    class Range(base):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __enter__(self) -> Self:
+            frame = sys._getframe(1)
+            self._open(_place(frame), frame)
+            return self
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        ) -> None:
+            frame = sys._getframe(1)
+            self._close(_place(frame), frame)
+
+        def _open(self, place: str, frame: FrameType) -> None:
+            if not self._silent:
+                _opened(self, place, frame)
+            super().__enter__()
+
+        def _close(self, place: str, frame: FrameType) -> None:
+            if not self._silent:
+                _left(self, frame, place)
+            super().__exit__(None, None, None)
+
+        def _push(self) -> None:
+            if not self._silent:
+                _opened(self, _place(sys._getframe(1)), None)
+            super()._push()
+
+        def _pop(self) -> None:
+            if not self._silent:
+                _popped(self, _place(sys._getframe(1)))
+            super()._pop()
+
+    return Range
+
+
+def wrapper(function: Callable[..., _R], range_: Any) -> Callable[..., _R]:
+    """Return a function that runs `function` inside `range_`, which stands where `function` is defined."""
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+
+    def annotated(*args: Any, **kwargs: Any) -> _R:
+        frame = sys._getframe()
+        range_._open(place, frame)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            range_._close(place, frame)
+
+    return annotated

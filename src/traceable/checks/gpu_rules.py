@@ -1,0 +1,249 @@
+"""Rules about GPU work: why it is not in the recording, or belongs to no range."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from traceable.analysis.attribution import INHERITED, Coverage, Share
+from traceable.checks.diagnosis_case import NSYS, Case, traced
+from traceable.checks.rule import (
+    CERTAIN,
+    EVERYTHING,
+    LIKELY,
+    NOTHING,
+    PART,
+    POSSIBLE,
+    Finding,
+    Judged,
+    Rule,
+    RuledOut,
+    listed,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
+_SUBSCRIBED = r"already subscribed to CUPTI|CUPTI_ERROR_MULTIPLE_SUBSCRIBERS|CUPTI_ERROR_MAX_LIMIT"
+_OLD_DRIVER = r"is no longer supported|Incompatible CUDA driver"
+_NEW_DRIVER = r"is not supported by this build of Nsight Systems|Could not (load the CUPTI|parse \d+ CUPTI)"
+_NO_CUDA = r"No CUDA events collected|CUDA profiling might have not been started"
+_CUDA_BEGUN = r"CUDA injection initialized successfully"
+_COUNTERS_TAKEN = r"Already under profiling|sampling hardware unit is already in use"
+_OTHERS = {
+    "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "the run was under ncu",
+    "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "the run was under compute-sanitizer",
+    "NSYS_PROFILING_SESSION_ID": "the run was under another nsys",
+    "KINETO_USE_DAEMON": "Kineto's daemon may record in the program",
+    "KINETO_CONFIG": "Kineto may record in the program",
+}
+"""Variables by which other subscribers of CUPTI are known. CUDA_INJECTION64_PATH is none: nsys puts its own there."""
+_COUNTERS_HELD = re.compile(r"nv-hostengine|dcgm|ncu|nv-nsight-cu|nsys")
+_GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
+_AUTOGRAD = "pt_autograd"
+_BACKWARD = re.compile("backward", re.IGNORECASE)
+
+
+def _gpus(case: Case) -> list[str] | None:
+    """Return the GPUs of the machine that the run was on; None where that is not known, empty for none."""
+    if case.recording is not None and case.recording.trace.devices:
+        return [device.name for device in case.recording.trace.devices]
+    said = (case.manifest or {}).get("gpus")
+    return None if said is None else [str(gpu.get("name")) for gpu in said]
+
+
+def cupti_taken(case: Case) -> Judged:
+    """CUPTI serves one subscriber in a process."""
+    if case.collector != NSYS:
+        return None
+    said = case.said(_SUBSCRIBED)
+    fix = "leave the other one out while nsys records: torch.profiler, ncu, compute-sanitizer, an outer nsys"
+    found = "another profiler holds CUPTI in the program, so that nsys gets nothing from the GPU"
+    if said:
+        return Finding("cupti_taken", CERTAIN, found, tuple(said[:2]), fix, PART if case.operations else EVERYTHING)
+    if case.operations:
+        return RuledOut(f"{case.operations} GPU operations were recorded")
+    if not _gpus(case) or "cuda" not in (traced(case) or ()):
+        return None
+    evidence = [f"process {one.pid} had a torch.profiler of its own" for one in case.lives if one.torch_profiler]
+    evidence += [f"{name} is set: {what}" for name, what in _OTHERS.items() if name in case.variables]
+    if not evidence:
+        return RuledOut("nothing says that another profiler was there")
+    evidence.append("no GPU operation was recorded, on a machine with a GPU")
+    return Finding("cupti_taken", LIKELY, found, tuple(evidence), fix, EVERYTHING)
+
+
+def counters_taken(case: Case) -> Judged:
+    """The GPU's counters serve one tool on the whole machine. That is not CUPTI: DCGM takes no kernel from nsys."""
+    if case.collector != NSYS:
+        return None
+    said = case.said(_COUNTERS_TAKEN)
+    if not said:
+        return RuledOut("nsys did not say that another tool holds the GPU's counters") if case.messages else None
+    held = [name for name in case.profilers if _COUNTERS_HELD.match(name)]
+    running = (f"running when the run began: {listed(held)}",) if held else ()
+    return Finding(
+        "counters_taken",
+        CERTAIN,
+        "another tool holds the GPU's counters, so that nsys can't sample GPU metrics",
+        (*said[:1], *running),
+        "type `dcgmi profile --pause` while you profile and `--resume` after, or end the other nsys or ncu",
+        PART,
+    )
+
+
+def driver(case: Case) -> Judged:
+    """A driver of a CUDA that nsys brings no CUPTI for is served by the nearest one, or not at all."""
+    if case.collector != NSYS or case.recording is None:
+        return None
+    old, new = case.said(_OLD_DRIVER), case.said(_NEW_DRIVER)
+    if not old and not new:
+        return RuledOut("nsys did not complain of the CUDA driver") if case.messages else None
+    loss = NOTHING if case.operations else EVERYTHING
+    version = case.recording.trace.source.version
+    if old:
+        return Finding(
+            "driver_too_old",
+            CERTAIN,
+            f"the CUDA driver is too old for nsys {version}",
+            tuple(old[:2]),
+            "update the driver, or name an older nsys in TRACEABLE_NSYS",
+            loss,
+        )
+    return Finding(
+        "driver_too_new",
+        CERTAIN,
+        f"the CUDA driver is newer than what nsys {version} knows"
+        + ("; GPU work was recorded all the same" if case.operations else ""),
+        tuple(new[:2]),
+        "install a newer nsys",
+        loss,
+    )
+
+
+def no_context(case: Case) -> Judged:
+    """CUDA was traced, and nothing made a context."""
+    asked = traced(case)
+    if case.recording is None or asked is None or "cuda" not in asked:
+        return None
+    if case.operations or len(case.recording.trace.calls):
+        return RuledOut(
+            f"{len(case.recording.trace.calls)} CUDA calls and {case.operations} GPU operations were recorded"
+        )
+    gpus = _gpus(case)
+    if not gpus:
+        return RuledOut("no GPU is known on the machine that was recorded")
+    evidence = ["CUDA was traced, and no CUDA call was recorded", *case.said(_NO_CUDA)[:1]]
+    evidence.append(f"the machine has {listed(gpus)}")
+    begun = case.said(_CUDA_BEGUN)
+    found = "the program never used CUDA: no context was created in a process that nsys hears"
+    if begun:
+        found = "the program has loaded CUDA, and made no call of it while it was recorded"
+    # Of a program whose ranges are there, and that is not meant to use the GPU, nothing is missing.
+    return Finding(
+        "no_cuda_context",
+        POSSIBLE if begun or case.ranges else LIKELY,
+        found,
+        (*evidence, *begun[:1]),
+        "see whether the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
+        PART if case.ranges else EVERYTHING,
+    )
+
+
+def graphs(case: Case) -> Judged:
+    """CUDA graphs that were traced as one: their kernels are in no table."""
+    if case.recording is None:
+        return None
+    trace = case.recording.trace
+    launched = [i for i, name in enumerate(trace.names) if _GRAPH_LAUNCH.match(name)]
+    calls = int(sum((trace.calls.name == number).sum() for number in launched))
+    whole = len(trace.graph_launches)
+    fix = "record with --cuda-graph-trace=node, as `traceable run` does"
+    if whole:
+        time_ns = int((trace.graph_launches.end_ns - trace.graph_launches.start_ns).sum())
+        others = sum(int((one.end_ns - one.start_ns).sum()) for one in (trace.kernels, trace.copies, trace.memsets))
+        share = time_ns / max(1, time_ns + others)
+        found = f"CUDA graphs were traced as one: the kernels of {share:.0%} of the GPU's time are not in the recording"
+        evidence = (
+            f"{whole} graph launches of {time_ns / 1e6:.1f} ms",
+            f"{len(trace.kernels)} kernels and copies of {others / 1e6:.1f} ms",
+        )
+        return Finding("graphs_traced_as_one", CERTAIN, found, evidence, fix, PART)
+    if not calls:
+        return RuledOut("no CUDA graph was launched") if case.operations else None
+    if (trace.kernels.graph_node >= 0).any():
+        return RuledOut("the kernels of CUDA graphs were recorded node by node")
+    context = case.recording.context
+    call = context.launched.call_of[context.launched.call_of >= 0]
+    if nodes := int(np.isin(trace.calls.name[call], launched).sum()):
+        # torch.profiler names no nodes (2022 to 2026).
+        return RuledOut(f"{nodes} GPU operations were launched by cudaGraphLaunch")
+    if case.collector != NSYS:
+        return None
+    found = f"{calls} CUDA graphs were launched, and none of their kernels is in the recording"
+    evidence = (f"{calls} calls of cudaGraphLaunch", "no kernel with a graph node, no table of graphs")
+    return Finding("graphs_traced_as_one", LIKELY, found, evidence, fix, PART)
+
+
+def autograd(case: Case) -> Judged:
+    """Kernels of backward(), or of another helper, which another thread launches than the one whose range is open."""
+    if case.recording is None or not case.operations or not case.ranges:
+        return None
+    coverage = case.recording.coverage
+    inherited, lost = coverage.attributed["inherited"], coverage.unattributed["several_threads"]
+    if lost.operations:
+        return Finding(
+            "launched_by_another_thread",
+            CERTAIN,
+            f"{lost.operations} GPU operations ({_share(lost, coverage)} of the GPU's time) were launched by threads "
+            "without a range while several others had one open",
+            ("no rule says to which of these ranges they belong",),
+            "annotate within the thread that launches, or run one annotated thread at a time",
+            PART,
+        )
+    if not inherited.operations:
+        return RuledOut("ranges and what they launch are on the same threads")
+    threads, backward = _inherited_from(case.recording)
+    outside = "; nsys's own tables show them outside of every range" if case.collector == NSYS else ""
+    found = f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by "
+    found += "another thread than the one with the range"
+    evidence = (
+        f"attribution `inherited`: {inherited.operations} operations",
+        f"launched by {listed(threads)}",
+        *((f"while {listed(backward, 2)} was open",) if backward else ()),
+    )
+    fix = "read them in `traceable report`, which gives them to the range that was open"
+    fix += "; leave nsys's projection aside" if outside else ""
+    if backward or any(name.startswith(_AUTOGRAD) for name in threads):
+        found += f", as autograd's does{outside}"
+        return Finding("autograd_thread", CERTAIN, found, evidence, fix, NOTHING)
+    found += f", a helper of the program's{outside}"
+    return Finding("launched_by_another_thread", CERTAIN, found, evidence, fix, NOTHING)
+
+
+def _share(part: Share, coverage: Coverage) -> str:
+    return f"{part.gpu_ns / max(1, coverage.total.gpu_ns):.0%}"
+
+
+def _inherited_from(recording: Recording) -> tuple[list[str], list[str]]:
+    """Return the names of the threads that launched what is inherited, and of the ranges of backward() it is in."""
+    trace, context = recording.trace, recording.context
+    operations = np.flatnonzero(context.attribution.rule == INHERITED)
+    launching = np.unique(trace.calls.thread[context.launched.call_of[operations]]).tolist()
+    threads = [trace.threads[index] for index in launching]
+    instances = np.unique(context.attribution.innermost[operations])
+    named = np.unique(context.attribution.found.name[instances[instances >= 0]]).tolist()
+    backward = sorted({trace.names[index] for index in named if _BACKWARD.search(trace.names[index])})
+    return [f"{one.name} (thread {one.tid})" if one.name else f"thread {one.tid}" for one in threads], backward
+
+
+RULES = (
+    Rule("cupti_taken", cupti_taken),
+    Rule("counters_taken", counters_taken),
+    Rule("driver", driver),
+    Rule("no_cuda_context", no_context),
+    Rule("graphs_traced_as_one", graphs),
+    Rule("autograd_thread", autograd),
+)

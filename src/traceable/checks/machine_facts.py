@@ -1,0 +1,326 @@
+"""The facts that `traceable doctor` judges by which cost nothing: what the interpreter, /proc and the files here say.
+
+Nothing is started and nothing written. What takes a process of its own is in `doctor_probes.py` and `doctor_canary.py`;
+what a fact means is said in `doctor_checks.py`. Where a function takes `root`, that is the folder which
+stands for `/`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import traceable
+from traceable import _native
+from traceable.collectors import gpu_device
+from traceable.launch.provenance import version
+from traceable.protocol import environment
+
+ROOT = Path("/")
+_RECORDER = "_recorder"
+PARTS = ("_core", _RECORDER, "_pages", "_discreet")
+"""The C extensions."""
+
+PACKAGES = ("numpy", "rich", "wrapt") if sys.version_info >= (3, 11) else ("numpy", "rich", "wrapt", "tomli")
+"""What traceable needs besides the nvtx package, which is judged by itself."""
+
+CAP_SYS_ADMIN, CAP_PERFMON = 21, 38
+"""Bits of CapEff (linux/capability.h)."""
+
+FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_site": "-S"}
+"""Options of the interpreter that keep `sitecustomize`, and with it annotations from outside, out of a program."""
+
+PROFILERS = re.compile(
+    r"nsys(-launcher|-ui)?|ncu(-ui)?|nv-nsight-cu(-cli)?|nv-hostengine|dcgm-exporter|dcgmproftester\d*|dynolog"
+    r"|nvprof|cuda-gdb|compute-sanitiz"
+)
+"""Names of processes that profile GPUs, or hold what profiling needs, in the 15 characters that Linux keeps of one."""
+
+MPS = "nvidia-cuda-mps"
+
+_CGROUPS = {"kubepods": "Kubernetes", "docker": "Docker", "libpod": "Podman", "containerd": "containerd", "lxc": "LXC"}
+
+
+@dataclass(frozen=True)
+class Python:
+    """The interpreter that programs will be run with.
+
+    Attributes:
+        version: e.g. `(3, 11, 2)`.
+        implementation: `CPython`.
+        executable: its path.
+        free_threaded: built without the global lock.
+        flags: those of `FLAGS` it was started with; `traceable run` hands them on to the program.
+    """
+
+    version: tuple[int, int, int]
+    implementation: str
+    executable: str
+    free_threaded: bool
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The C extensions of traceable.
+
+    Attributes:
+        version: traceable's.
+        missing: names of `PARTS` that were not built for this interpreter.
+        foreign: those of them that were built for another one.
+        pure: TRACEABLE_PURE asks for the form without the core.
+        broken: names of those that lie there and can't be loaded, and why.
+    """
+
+    version: str
+    missing: tuple[str, ...]
+    foreign: tuple[str, ...]
+    pure: bool
+    broken: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def recorder(self) -> bool:
+        """Whether there is an embedded recorder."""
+        return _RECORDER not in (*self.missing, *dict(self.broken))
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The packages that traceable needs.
+
+    Attributes:
+        versions: of each that can be imported; None for one that does not say.
+        errors: why the others can't.
+    """
+
+    versions: Mapping[str, str | None]
+    errors: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The system.
+
+    Attributes:
+        system: `Linux`.
+        kernel: its release.
+        wsl: it runs under Windows.
+        container: which kind of container this is; None for none.
+        capabilities: CapEff of this process; None where that is not known.
+        paranoid: kernel.perf_event_paranoid; None where the kernel has no perf events.
+    """
+
+    system: str
+    kernel: str
+    wsl: bool
+    container: str | None
+    capabilities: int | None
+    paranoid: int | None
+
+    def can(self, capability: int) -> bool:
+        """Whether this process has a capability, as far as is known."""
+        return self.capabilities is not None and bool(self.capabilities >> capability & 1)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The torch that is installed, as its own files say.
+
+    Attributes:
+        version: e.g. `2.13.0+cpu`; None where there is none.
+        cuda: the CUDA version that it was built for; None for none.
+        hip: the same of ROCm.
+    """
+
+    version: str | None
+    cuda: str | None = None
+    hip: str | None = None
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the system says of NVIDIA's driver.
+
+    Attributes:
+        version: of the kernel's module; None where it is not loaded.
+        devices: whether there are device files of GPUs.
+        admin_only: whether GPU counters are for administrators (RmProfilingAdminOnly); None where that is not said.
+    """
+
+    version: str | None
+    devices: bool
+    admin_only: bool | None
+
+    @property
+    def present(self) -> bool:
+        """Whether there is anything of a GPU."""
+        return self.version is not None or self.devices
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The environment.
+
+    Attributes:
+        given: all of it.
+        disabled: TRACEABLE_DISABLE says yes.
+        listening: the file that NVTX_INJECTION64_PATH names is there.
+    """
+
+    given: Mapping[str, str]
+    disabled: bool = False
+    listening: bool = False
+
+
+@dataclass(frozen=True)
+class Running:
+    """Processes that may be in the way, those of other users included where /proc shows them.
+
+    Attributes:
+        profilers: pid and name of each whose name is one of `PROFILERS`.
+        mps: whether CUDA's multi-process service runs.
+    """
+
+    profilers: tuple[tuple[int, str], ...]
+    mps: bool
+
+
+def python() -> Python:
+    """Return the facts of this interpreter."""
+    return Python(
+        sys.version_info[:3],
+        platform.python_implementation(),
+        sys.executable,
+        bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+        tuple(flag for name, flag in FLAGS.items() if getattr(sys.flags, name)),
+    )
+
+
+def parts(folder: Path | None = None) -> Parts:
+    """Return which C extensions lie in `folder`, by default that of the traceable in use."""
+    folder = Path(_native.__file__).parent if folder is None else folder
+    ours = [(name, folder / f"{name}{suffix}") for name in PARTS for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    there = {name: path for name, path in reversed(ours) if path.is_file()}
+    missing = tuple(name for name in PARTS if name not in there)
+    foreign = tuple(name for name in missing if any(folder.glob(f"{name}.*.so")))
+    broken = tuple((name, why) for name in PARTS if name in there and (why := _not_loaded(there[name])))
+    return Parts(version("traceable") or _of_source(), missing, foreign, environment.flag(environment.PURE), broken)
+
+
+def _not_loaded(library: Path) -> str | None:
+    """Return what the loader has against a library; None where it loads it. Built for a newer libc, it does not."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error).removeprefix(f"{library}: ")
+    return None
+
+
+def packages() -> Packages:
+    """Import the packages that traceable needs, and say which of them can't be."""
+    versions: dict[str, str | None] = {}
+    errors: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001, PERF203 - a broken package may raise anything
+            # numpy explains itself at length, and says what is wrong in the cause.
+            said = str(error.__cause__ or error).splitlines()
+            errors[name] = next((line for line in said if line.strip()), type(error).__name__)
+        else:
+            versions[name] = version(name)
+    return Packages(versions, errors)
+
+
+def machine(root: Path = ROOT) -> Machine:
+    """Return the facts of the system below `root`."""
+    kernel_says = _read(root / "proc/version") or ""
+    words = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status") or "", re.MULTILINE)
+    return Machine(
+        platform.system(),
+        platform.release(),
+        "microsoft" in kernel_says.lower() or (root / "dev/dxg").exists(),
+        _container(root, os.environ),
+        int(words[1], 16) if words else None,
+        _number(_read(root / "proc/sys/kernel/perf_event_paranoid")),
+    )
+
+
+def torch() -> Torch:
+    """Return which torch is installed, without importing it: that takes seconds, and may fail."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return Torch(version("torch"))
+    said = _read(Path(spec.origin).parent / "version.py") or ""
+    given = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", said, re.MULTILINE))
+    return Torch(given.get("__version__") or version("torch"), given.get("cuda"), given.get("hip"))
+
+
+def driver(root: Path = ROOT) -> Driver:
+    """Return what the system below `root` says of NVIDIA's driver."""
+    module = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", _read(root / "proc/driver/nvidia/version") or "")
+    admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d+)", _read(root / "proc/driver/nvidia/params") or "")
+    devices = bool(gpu_device.devices(root))
+    return Driver(module[1] if module else None, devices, admin_only[1] != "0" if admin_only else None)
+
+
+def running(root: Path = ROOT) -> Running:
+    """Return which processes below `root` profile, but for this one and those it descends from."""
+    names = {}
+    for entry in root.glob("proc/[0-9]*"):
+        name = (_read(entry / "comm") or "").strip()
+        if name and int(entry.name) not in (os.getpid(), os.getppid()):
+            names[int(entry.name)] = name
+    profilers = sorted((pid, name) for pid, name in names.items() if PROFILERS.fullmatch(name))
+    return Running(tuple(profilers), MPS in names.values())
+
+
+def variables() -> Variables:
+    """Return the environment of this process."""
+    listening = os.access(os.environ.get(environment.NVTX_INJECTION, ""), os.F_OK)
+    return Variables(dict(os.environ), environment.flag(environment.DISABLE), listening)
+
+
+def _container(root: Path, variables: Mapping[str, str]) -> str | None:
+    if variables.get("KUBERNETES_SERVICE_HOST"):
+        return "Kubernetes"
+    if (root / "run/.containerenv").exists():
+        return "Podman"
+    groups = (_read(root / "proc/self/cgroup") or "") + (_read(root / "proc/1/cgroup") or "")
+    for word, name in _CGROUPS.items():
+        if word in groups:
+            return name
+    if (root / ".dockerenv").exists():
+        return "Docker"
+    return variables.get("container") or None
+
+
+def _of_source() -> str:
+    return f"of {Path(traceable.__file__).parent}"
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return int(text or "")
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,478 @@
+"""Rules about the report as a whole: it was not begun, not written, not whole; what nsys may not do on this system."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+
+from traceable.analysis.windows import CAPTURED
+from traceable.checks.diagnosis_case import NONE, NSYS, RECORDER, TORCH, Case
+from traceable.checks.machine_facts import CAP_PERFMON, CAP_SYS_ADMIN
+from traceable.checks.rule import (
+    CERTAIN,
+    EVERYTHING,
+    LIKELY,
+    NOTHING,
+    PART,
+    POSSIBLE,
+    Finding,
+    Judged,
+    Rule,
+    RuledOut,
+    listed,
+)
+from traceable.launch.ranks import SELECTION_KEY
+
+_REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
+_NO_IMPORTER = r"importer binary|QdstrmImporter"
+_CANNOT_START = r"error while loading shared libraries|cannot execute|[Ee]xec format error|version `[^']*' not found"
+_AGENT_LOST = r"Connection to (the )?Agent lost"  # 2022.4.2, and 2023.4.4 without the article
+_NOT_PERMITTED = (
+    r"perf event paranoid|Unable to configure the collection of CPU|Unable to collect CPU"
+    r"|failed to start event source Perf: AccessDenied"
+)
+_COUNTERS_REFUSED = r"ERR_NVGPUCTRPERM|[Ii]nsufficient privilege"
+_DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]"
+_DROPPED_CODES = ("events_dropped", "names_lost")
+_CLOCK_CODES = ("rows_outside_time", "clocks_differ")
+
+
+_DROP_FIXES = {
+    "size_cap": "record less (--steps), or raise TRACEABLE_RECORDING_MAX_BYTES",
+    "disk_full": "make room or record to another disk (-o), or record less (--steps)",
+    "file_size_limit": "raise `ulimit -f`, or record less (--steps)",
+    "permission": "record into a directory (-o) that the user whom the program becomes may write to",
+    "descriptors": "raise `ulimit -n`",
+    "directory_gone": "record into a directory (-o) that the program neither deletes nor leaves by chroot",
+}
+"""What to do by the reason for which the recorder dropped events (`collectors/recorder/loss_table.py`)."""
+
+
+def not_recorded(case: Case) -> Judged:
+    """Nobody was asked to record."""
+    if case.manifest is None:
+        return None
+    if case.collector == NONE:
+        said = f"collector {(case.manifest.get('collector') or {}).get('reason') or NONE}"
+        return Finding(
+            "not_recorded", CERTAIN, "nothing was to be recorded", (said,), "use another --collector", EVERYTHING
+        )
+    return RuledOut(f"the collector was {case.collector}")
+
+
+def windows(case: Case) -> Judged:
+    """A window that was asked for was not opened, opened late or closed early: the verdict of analysis/windows."""
+    if case.windows is None:
+        return None
+    lost = [one for one in case.windows.verdicts if one.outcome != CAPTURED]
+    if not lost and not case.windows.problems:
+        return RuledOut(f"every window of {case.windows.asked} was captured whole")
+    if not lost:
+        found, cause = str(case.windows.problems[0]), "window_never_reached"
+    else:
+        first = lost[0]
+        cause = f"window_{first.outcome}"
+        found = f"steps {first.start_step}-{first.stop_step}: {first.why}"
+    held = [one.captured for one in case.windows.verdicts]
+    evidence = (f"asked {case.windows.asked}", f"{sum(held)} steps captured in {len(held)} windows")
+    fixes = {
+        "window_never_reached": "ask for steps that the program reaches, or count them with traceable.steps()",
+        "window_stopped_early": "ask for fewer steps, or let the program run on until the window is over",
+        "window_opened_late": "begin the loop's first step with traceable.steps() or `with traceable.step()`",
+    }
+    fix = fixes.get(
+        cause, "see `traceable help windows`, and run again with --collector recorder to tell nsys's part in it"
+    )
+    return Finding(cause, CERTAIN, found, evidence, fix, PART if any(held) else EVERYTHING)
+
+
+def closed_before_first(case: Case) -> Judged:
+    """A window of time was over before the program made anything that could be recorded."""
+    if case.windows is None or case.ranges:
+        return None
+    for one in case.steps:
+        closed = [window.closed_wall_ns for window in one.windows if window.closed_wall_ns is not None]
+        if one.first_range_wall_ns is None or not closed or max(closed) >= one.first_range_wall_ns:
+            continue
+        gap_s = (one.first_range_wall_ns - max(closed)) / 1e9
+        return Finding(
+            "closed_before_first_range",
+            CERTAIN,
+            f"the window closed {gap_s:.1f} s before the first range",
+            (f"process {one.pid} made its first range {gap_s:.1f} s after its window had closed",),
+            "count from the first range or step, as in --delay 1, or let the window last longer (--duration)",
+            EVERYTHING,
+        )
+    return RuledOut("no window closed before the first range")
+
+
+def capture_never_began(case: Case) -> Judged:
+    """By the user's own options nsys waited for a range or for cudaProfilerStart, and that never came."""
+    waits = _waited_for(case.argv)
+    if case.collector != NSYS or case.windows is not None or waits is None:
+        return None
+    if case.recording is not None or not case.log or case.log[-1] != "Generated:":
+        return RuledOut(f"nsys began to record at {waits}")
+    if waits == "cudaProfilerApi":
+        return Finding(
+            "profiler_never_started",
+            CERTAIN,
+            "nsys waited for cudaProfilerStart, which was never called with a CUDA context",
+            ("-c cudaProfilerApi", "nsys ended in order and generated nothing"),
+            "call torch.cuda.profiler.start(), or record windows with `traceable run --steps`",
+            EVERYTHING,
+        )
+    name = waits.partition("@")[0]
+    made = [one.pid for one in case.lives if name in one.names]
+    evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended in order and generated nothing")
+    if _REGISTER_ONLY in " ".join(case.argv) and not made:
+        return Finding(
+            "unregistered_string",
+            LIKELY,
+            f"nsys waited for the range {waits!r} and was told to hear registered strings only",
+            (*evidence, _REGISTER_ONLY, "no process made that range through traceable, which registers its names"),
+            f"leave {_REGISTER_ONLY} out (traceable sets it to 0), or open the range with traceable.annotate({name!r})",
+            EVERYTHING,
+        )
+    if made and "@" not in waits:
+        evidence = (*evidence, f"process {made[0]} made a range of that name")
+        fix = f"name its domain, as in -p {name}@domain or -p '{name}@*'"
+    else:
+        fix = "correct the name, or record windows with `traceable run --steps`"
+    return Finding(
+        "capture_range_never_came",
+        CERTAIN,
+        f"nsys waited for the range {waits!r}, which never came",
+        evidence,
+        fix,
+        EVERYTHING,
+    )
+
+
+def _waited_for(argv: tuple[str, ...]) -> str | None:
+    """Return the range that the user's -c nvtx waits for, or `cudaProfilerApi`; None where nsys waits for nothing."""
+    found = {"c": "", "p": ""}
+    names = {"-c": "c", "--capture-range": "c", "-p": "p", "--nvtx-capture": "p"}
+    for word, after in pairwise((*argv, "")):
+        name, equals, value = word.partition("=")
+        if name in names:
+            found[names[name]] = value if equals else after
+        elif word[:2] in ("-c", "-p") and word[:2] != "--" and len(word) > 2:
+            found[word[1]] = word[2:].removeprefix("=")
+        if name.endswith("exec_shim.py"):
+            break  # what follows is the program's
+    return found["p"] if found["c"] == "nvtx" else found["c"] or None if found["c"] != "none" else None
+
+
+def importer_missing(case: Case) -> Judged:
+    """What nsys left is a stream that nothing turns into a report."""
+    said = case.said(_NO_IMPORTER)
+    streams = [name for name in case.files if name.endswith(".qdstrm")]
+    if not streams:
+        return RuledOut("there is no .qdstrm file") if case.collector == NSYS else None
+    if case.recording is not None:
+        return RuledOut(f"{streams[0]} was imported")
+    error = str(case.error.found) if case.error else ""
+    evidence = (f"{streams[0]} and no .nsys-rep of it", *said[:1], *([error] if error else []))
+    if re.search(_CANNOT_START, error):
+        return Finding(
+            "importer_fails",
+            CERTAIN,
+            "the importer, which turns nsys's stream into a report, does not start",
+            evidence,
+            f"install what it lacks, then type `traceable report {case.path.name}`",
+            EVERYTHING,
+        )
+    if case.importer or re.search("incomplete|invalid", error):
+        return Finding(
+            "stream_incomplete",
+            CERTAIN,
+            f"nsys was interrupted before {streams[0]} was whole, and what is in it is lost",
+            evidence,
+            "run again and let nsys end by itself; the recorder (--collector recorder) loses nothing when it is killed",
+            EVERYTHING,
+        )
+    return Finding(
+        "importer_missing",
+        CERTAIN,
+        "this nsys has no importer, which turns its stream into a report",
+        evidence,
+        "install the whole nsight-systems package, or put QdstrmImporter of the same version on PATH; then type "
+        f"`traceable report {case.path.name}`",
+        EVERYTHING,
+    )
+
+
+def collector_killed(case: Case) -> Judged:
+    """Of nsys, killed or left alone, there is no report."""
+    if case.collector != NSYS or case.directory is None:
+        return None
+    if ((case.manifest or {}).get(SELECTION_KEY) or {}).get("parts"):
+        return RuledOut("nsys was not started around the program: each process that was chosen is a run of its own")
+    if case.recording is not None:
+        return RuledOut("nsys wrote its report")
+    if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == ("Generated:",):
+        return RuledOut("nsys ended in order")
+    lost = case.said(_AGENT_LOST)
+    last = f"its last words: {case.log[-1][-200:]!r}" if case.log else "it said nothing"
+    return Finding(
+        "collector_killed",
+        CERTAIN if lost else LIKELY,
+        "nsys was killed before it had written its report",
+        ("there is no .nsys-rep", *(lost[:1] or [last])),
+        "stop the program and not nsys, and give it time to write (an orchestrator's grace period, memory, disk); the "
+        "recorder (--collector recorder) loses nothing when it is killed",
+        EVERYTHING,
+    )
+
+
+def report_cut(case: Case) -> Judged:
+    """The file is there, and not whole."""
+    if case.recording is not None:
+        return RuledOut("the report was read")
+    if case.error is None or case.directory is not None or case.path.suffix == ".qdstrm":
+        return None
+    if case.cut_bytes or (case.path.is_file() and not case.path.stat().st_size):
+        lacks = f"{case.cut_bytes} bytes of what its header says are missing" if case.cut_bytes else "it is empty"
+        return _cut(case, CERTAIN, lacks)
+    if case.path.suffix in (".nsys-rep", ".qdrep"):
+        return _cut(case, LIKELY, f"nsys can't read it: {case.error.found}")
+    return Finding("unreadable", CERTAIN, case.error.found, (f"{case.path} was opened",), case.error.remedy, EVERYTHING)
+
+
+def _cut(case: Case, certainty: str, why: str) -> Finding:
+    return Finding(
+        "report_truncated",
+        certainty,
+        f"{case.path.name} is not whole",
+        (why,),
+        "copy it again from where it was written, or record again (a full disk, a killed nsys or a copy cut short)",
+        EVERYTHING,
+    )
+
+
+def unreadable(case: Case) -> Judged:
+    """A run left something else than a report, and no other rule knows why."""
+    if case.directory is None or case.error is None:
+        return None
+    return Finding(
+        "no_report", POSSIBLE, case.error.found, ("no other rule explains it",), case.error.remedy, EVERYTHING
+    )
+
+
+def torch_left_nothing(case: Case) -> Judged:
+    """The torch collector needs a program that imports torch and ends as Python does."""
+    if case.collector != TORCH or case.directory is None:
+        return None
+    if case.recording is not None:
+        return RuledOut("torch.profiler left a trace")
+    return Finding(
+        "torch_left_nothing",
+        LIKELY,
+        "torch.profiler left no trace",
+        ("the run directory holds no file of it",),
+        "have the program import torch and end without a signal or os._exit; or use --collector recorder",
+        EVERYTHING,
+    )
+
+
+def dropped(case: Case) -> Judged:
+    """Buffers were full, and records were thrown away."""
+    if case.recording is None:
+        return None
+    said = [*case.said(_DROPPED), *case.noted(*_DROPPED_CODES)]
+    if not said:
+        heard = bool(case.messages) if case.collector == NSYS else case.collector == RECORDER
+        return RuledOut(f"{case.collector} did not say that it dropped anything") if heard else None
+    fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
+    if case.collector == RECORDER:
+        reasons = [one.reason for one in case.completeness.processes if one.reason]
+        fix = next((_DROP_FIXES[one] for one in reasons if one in _DROP_FIXES), _DROP_FIXES["size_cap"])
+    return Finding(
+        "events_dropped", CERTAIN, "the collector dropped records", tuple(dict.fromkeys(said))[:3], fix, PART
+    )
+
+
+def clocks(case: Case) -> Judged:
+    """Times that can't be: work before its launch, rows outside time, a process with another clock."""
+    if case.recording is None:
+        return None
+    read = (one for one in case.recording.notes if one.code in _CLOCK_CODES)
+    noted: list[str] = [*read, *case.noted(*_CLOCK_CODES)]
+    early, joined = _before_launch(case)
+    if joined and early > max(1, joined // 1000):
+        noted.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
+    if not noted:
+        return RuledOut("no event lies outside time or before its cause")
+    return Finding(
+        "clock_outliers",
+        CERTAIN,
+        "clocks disagree, so that times across processes, or of GPU and CPU, are off",
+        tuple(dict.fromkeys(noted))[:3],
+        "compare times within one process only; let the clock be while recording (NTP steps, suspended machines)",
+        PART,
+    )
+
+
+def _before_launch(case: Case) -> tuple[int, int]:
+    assert case.recording is not None
+    context = case.recording.context
+    if not len(context.gpu) or not len(context.trace.calls):
+        return 0, 0
+    call = context.launched.call_of
+    joined = call >= 0
+    early = context.gpu.start_ns[joined] < context.trace.calls.start_ns[call[joined]] - 1_000_000
+    return int(early.sum()), int(joined.sum())
+
+
+def permissions(case: Case) -> Judged:
+    """CPU samples and GPU counters that the kernel, the container or the driver refuses."""
+    refused, samples = case.said(_COUNTERS_REFUSED), case.said(_NOT_PERMITTED)
+    if refused:
+        return Finding(
+            "counters_not_permitted",
+            CERTAIN,
+            "GPU counters are for administrators here",
+            tuple(refused[:2]),
+            "start the container with --cap-add SYS_ADMIN, or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0",
+            PART,
+        )
+    if not samples:
+        known = case.collector == NSYS and bool(case.messages)
+        return RuledOut("nsys did not say that the system refused it anything") if known else None
+    evidence = list(samples[:2])
+    machine = case.machine
+    if machine is not None and machine.paranoid is not None:
+        evidence.append(f"perf_event_paranoid is {machine.paranoid}")
+    if machine is not None and machine.container and not (machine.can(CAP_SYS_ADMIN) or machine.can(CAP_PERFMON)):
+        evidence.append(f"a container ({machine.container}) without CAP_SYS_ADMIN and CAP_PERFMON")
+    fix = "type `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or "
+    if _on_windows(case):
+        fix = "start nsys as administrator, or "
+    return Finding(
+        "samples_not_permitted",
+        CERTAIN,
+        "the system refused CPU samples; ranges and GPU work don't depend on them",
+        tuple(evidence),
+        f"{fix}leave sampling out (--sample=none)",
+        NOTHING,
+    )
+
+
+def _on_windows(case: Case) -> bool:
+    return case.options.get("DEVICE_TYPE", "").startswith("Windows")
+
+
+def system(case: Case) -> Judged:
+    """Windows, or Linux on it."""
+    kernels = (str(((case.manifest or {}).get("host") or {}).get("system", "")), case.system.get("kernel", ""))
+    wsl = [f"the kernel is {name}" for name in kernels if "microsoft" in name.lower()][:1]
+    wsl += [f"the process {name} in the report" for name in (case.system.get("wsl"),) if name]
+    wsl += ["/proc/version or /dev/dxg of this system"] if case.machine is not None and case.machine.wsl else []
+    if _on_windows(case):
+        found, evidence = "the report was recorded on Windows", ["DEVICE_TYPE Windows in the report"]
+    elif wsl:
+        found, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
+    else:
+        known = case.manifest is not None or bool(case.options)
+        return RuledOut("nothing in the report is of Windows") if known else None
+    return Finding(
+        "windows",
+        CERTAIN,
+        f"{found}, whose driver may keep launches back and hand them to the GPU together",
+        tuple(evidence),
+        "compare its times, above all of queues and gaps, with recordings of the same system only",
+        NOTHING,
+    )
+
+
+def killed_program(case: Case) -> Judged:
+    """The program died of a signal, and with it what nsys had not yet taken over."""
+    number = ((case.manifest or {}).get("end") or {}).get("signal")
+    if case.collector != NSYS or case.manifest is None or case.manifest.get("end") is None:
+        return None
+    if number is None:
+        return _killed_worker(case)
+    if case.recording is None:
+        return None
+    made = next((one for one in case.lives if one.names), None) if not case.ranges else None
+    return Finding(
+        "tail_lost",
+        CERTAIN if made else LIKELY,
+        f"the program died of signal {number}, and nsys loses what a process has not handed over by then: its last "
+        "ranges, and the ends of open ones",
+        (
+            f"the run ended by signal {number}",
+            f"{case.ranges} ranges in the report",
+            *((f"process {made.pid} made {listed(made.names)}",) if made else ()),
+        ),
+        "end the program by a signal that it handles, or use --collector recorder, which loses nothing",
+        PART if case.ranges else EVERYTHING,
+    )
+
+
+def _killed_worker(case: Case) -> Judged:
+    """A process below the program was ended by a signal or os._exit; what ranges it made it can't say then."""
+    if case.recording is None:
+        return None
+    main, cut = (case.manifest or {}).get("pid"), _cut_ranges(case) if case.whole else {}
+    last = {one.pid: one for one in case.lives if one.pid != main}
+    could = [one for one in last.values() if one.listener and not one.disabled and not one.forked]
+    lost = [one for one in could if one.end is None or one.pid in cut]
+    if not lost:
+        return RuledOut("the program ended without a signal, and so did every process that imported traceable")
+    lost = [one for one in lost if one.pid in cut or case.completeness.missing_of(one.pid) != 0]
+    if not lost:
+        return RuledOut("every range of the processes that did not end as Python does is in the recording")
+    unended = [one.pid for one in lost if one.end is None]
+    evidence = [f"Python's own end is missing in status.{pid}.lives" for pid in unended[:2]]
+    for one in lost:
+        if number := case.recorded_pids.get(one.pid):
+            open_ = f", {cut[one.pid]} of them without their end" if one.pid in cut else ""
+            evidence.append(f"{number} ranges of process {one.pid} are in the report{open_}")
+    return Finding(
+        "tail_lost",
+        LIKELY if any(one.pid in case.recorded_pids for one in lost) else POSSIBLE,
+        f"nsys may lack the last ranges of process{'es' if len(lost) > 1 else ''} "
+        f"{listed([str(one.pid) for one in lost])}: it loses what a process has not handed over when a signal, as "
+        "Pool.terminate() sends, or os._exit ends it",
+        tuple(evidence),
+        "end workers by close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
+        "nothing",
+        PART if case.ranges else EVERYTHING,
+    )
+
+
+def _cut_ranges(case: Case) -> dict[int, int]:
+    """Return how many ranges of each process have no end of their own, of processes with any."""
+    assert case.recording is not None
+    trace = case.recording.trace
+    threads, counts = np.unique(trace.ranges.thread[trace.ranges.clipped], return_counts=True)
+    found: dict[int, int] = {}
+    for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
+        pid = trace.processes[trace.threads[thread].process].pid
+        found[pid] = found.get(pid, 0) + count
+    return found
+
+
+RULES = (
+    Rule("not_recorded", not_recorded),
+    Rule("window", windows),
+    Rule("closed_before_first_range", closed_before_first),
+    Rule("capture_range_never_came", capture_never_began),
+    Rule("importer_missing", importer_missing),
+    Rule("collector_killed", collector_killed),
+    Rule("report_truncated", report_cut),
+    Rule("torch_left_nothing", torch_left_nothing),
+    Rule("tail_lost", killed_program),
+    Rule("events_dropped", dropped),
+    Rule("clock_outliers", clocks),
+    Rule("permissions", permissions),
+    Rule("windows", system),
+)
+
+LAST = Rule("no_report", unreadable)
+"""Speaks where no other does."""

@@ -1,0 +1,180 @@
+"""A small process that nsys starts in the program's place: it starts the program, waits, and tells how it ended.
+
+Run as a script, on the standard library alone, by the launcher's own interpreter: `python -I -S exec_shim.py PROGRAM
+ARGUMENTS`. Why it stands there (nsys-facts of 2022.4 and 2023.4):
+
+- nsys gives the program pipes for stdout and stderr, so `isatty` is False and what is printed ends in the report.
+  The user's own stdin, stdout and stderr come by descriptor instead, through a socket, so that nsys holds none of them.
+- nsys writes its whole environment into the report. It is given a small one; the full one comes by descriptor, and
+  what nsys added to its own is laid over it.
+- nsys's exit code is 0 when its agent dies or when the program outlives it, and an error of nsys's own can't be told
+  from one of the program's. So the program's true wait status is told by its parent, which is this process: to the
+  launcher through a pipe, and in a file for whoever reads the run when there is no launcher any more.
+- A program that nsys never came to start may be started again without it. The launcher's permission is one byte in
+  a pipe: who reads it first, this process or the launcher that takes it back, decides, and exactly once.
+
+Without a handover in the environment (the line that --dry-run prints, typed by hand) it becomes the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+
+# `environment.py` can't be imported with -I -S; tests hold the two together.
+HANDOVER = "TRACEABLE_HANDOVER"
+PID_FILE = "program.pid"
+EXIT_FILE = "program.exit"
+
+NOT_PERMITTED = 125
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+
+# Set by a shell that wraps nsys, or by this interpreter itself (PEP 538), and not meant for the program.
+NOT_FROM_NSYS = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE", HANDOVER})
+
+
+def main(command: list[str]) -> int:
+    """Start `command`, wait for it and end as it did."""
+    handed = os.environ.pop(HANDOVER, "")
+    if not handed:
+        _become(command, dict(os.environ))
+    handover = json.loads(handed)
+    handover.update(_received(handover))
+    if not _permitted(handover["permission"]):
+        return NOT_PERMITTED
+    with os.fdopen(handover["environment"], "rb") as file:
+        environments = json.load(file)
+    environment = merged(environments["full"], environments["given"], without(handover["preload"], dict(os.environ)))
+    # The program alone may hold what belongs to it: a reader of its stdout waits for the last holder to go.
+    pid = os.fork()
+    if pid == 0:
+        _take_over(handover)
+        _become(command, environment)
+    for name in ("stdin", "stdout", "stderr"):
+        if handover[name] is not None:
+            os.close(handover[name])
+    _ignore_signals()
+    os.umask(handover["umask"])  # nsys's own is 0, and files that anybody may write are left to nobody
+    publish(handover["run_dir"], PID_FILE, str(pid))
+    _tell(handover["told"], f"{pid}\n".encode())
+    _, status = os.waitpid(pid, 0)
+    publish(handover["run_dir"], EXIT_FILE, json.dumps({"wait_status": status, "end_ns": time.time_ns()}))
+    _tell(handover["told"], f"{status}\n".encode())
+    return _end_like(status)
+
+
+def merged(full: dict[str, str], given: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    """Return `full` with what nsys changed between `given` (what it got) and `now` (what it passed on)."""
+    changed = {name: value for name, value in now.items() if given.get(name) != value}
+    removed = given.keys() - now.keys()
+    kept = {name: value for name, value in full.items() if name not in removed or name in NOT_FROM_NSYS}
+    return kept | {name: value for name, value in changed.items() if name not in NOT_FROM_NSYS}
+
+
+def without(library: str | None, environment: dict[str, str]) -> dict[str, str]:
+    """Return `environment` with `library`, which was for nsys alone, taken out of `LD_PRELOAD`."""
+    kept = [one for one in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if one not in ("", library)]
+    rest = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
+    return {**rest, "LD_PRELOAD": ":".join(kept)} if kept else rest
+
+
+def publish(run_dir: str, name: str, text: str) -> None:
+    """Write a file whole or not at all. A full disk must not hurt the program: the launcher does without."""
+    path = os.path.join(run_dir, name)  # noqa: PTH118 - pathlib's import is time before the program starts
+    try:
+        with open(path + ".part", "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write(text)
+        os.replace(path + ".part", path)  # noqa: PTH105
+    except OSError:
+        return
+
+
+def _received(handover: dict[str, object]) -> dict[str, int | None]:
+    """Return the descriptors that lie in the socket, by name; None for a standard stream that was closed."""
+    number, names = handover["socket"], handover["descriptors"]
+    assert isinstance(number, int) and isinstance(names, list)
+    with socket.socket(fileno=number) as receiver:
+        _, descriptors, _, _ = socket.recv_fds(receiver, 1, len(names))
+    return {"stdin": None, "stdout": None, "stderr": None, **dict(zip(names, descriptors, strict=True))}
+
+
+def _permitted(descriptor: int) -> bool:
+    os.set_blocking(descriptor, False)
+    try:
+        return bool(os.read(descriptor, 1))
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _take_over(handover: dict[str, object]) -> None:
+    """In the child: the session, descriptors, umask and signals that the program would have had."""
+    # A group of its own, as nsys gives it: a program that signals its group must not hit this process.
+    os.setsid()
+    for target, name in enumerate(("stdin", "stdout", "stderr")):
+        source = handover[name]
+        if not isinstance(source, int):
+            # Closed in the launcher. Left closed, the number would go to a file that nsys's library opens in the
+            # program, and what the program prints would go into that.
+            source = os.open(os.devnull, os.O_RDWR)
+        os.dup2(source, target)
+        os.close(source)
+    told = handover["told"]
+    assert isinstance(told, int)
+    os.close(told)
+    _signals_of(handover)
+
+
+def _signals_of(handover: dict[str, object]) -> None:
+    ignored, blocked, umask = handover["ignored"], handover["blocked"], handover["umask"]
+    assert isinstance(ignored, list) and isinstance(blocked, list) and isinstance(umask, int)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):  # the two that libc keeps for itself
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    os.umask(umask)
+
+
+def _become(command: list[str], environment: dict[str, str]) -> None:
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        os.write(2, f"traceable: {command[0]} can't be executed: {error.strerror} [program_not_executed]\n".encode())
+        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
+
+
+def _ignore_signals() -> None:
+    """A signal to nsys's group is meant for the program, and the launcher sends it there."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _tell(descriptor: int, message: bytes) -> None:
+    try:
+        os.write(descriptor, message)
+    except OSError:  # the launcher is gone; the recording goes on
+        return
+
+
+def _end_like(status: int) -> int:
+    """Return the exit code of `status`, or die of its signal, without a second core file."""
+    if not os.WIFSIGNALED(status):
+        return os.WEXITSTATUS(status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    number = os.WTERMSIG(status)
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,36 @@
+"""The collector that records nothing: the program runs under the launcher and that is all.
+
+It is what a recorded run is compared with. What a tool around the launcher listens to is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from traceable.collectors.base import Availability, Gating, Plan, Recorded
+from traceable.protocol import environment
+
+
+class NoneCollector:
+    """Satisfies `base.Collector` by doing nothing."""
+
+    name = "none"
+
+    def availability(self) -> Availability:
+        """Always works."""
+        return Availability(True, "nothing is recorded")
+
+    def plan(
+        self,
+        command: Sequence[str],
+        run_dir: Path,  # noqa: ARG002 - the interface
+        stem: str,  # noqa: ARG002
+        gating: Gating | None = None,
+    ) -> Plan:
+        """Run `command` as it is."""
+        return Plan(argv=tuple(command), environment={environment.GATE: "none"} if gating else {})
+
+    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:  # noqa: ARG002 - the interface
+        """There is nothing to read."""
+        return Recorded(database=None)

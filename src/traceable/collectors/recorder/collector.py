@@ -1,0 +1,147 @@
+"""The embedded recorder as a collector: the environment that attaches it, and its recording turned into nsys's SQLite.
+
+The recording itself happens inside the program (`_native/recorder.c`). What reads it is imported when it is needed:
+starting a program must not cost numpy.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from traceable._native import recorder_library
+from traceable.collectors.base import GPU_DIRECTORY, NOTHING, Availability, Gating, Plan, Recorded
+from traceable.errors import CollectorError, Message
+from traceable.protocol import environment, untrusted
+
+DIRECTORY = "recording"
+"""Name of the recording within the run directory."""
+
+NOT_BUILT = Message("recorder_not_built", "the embedded recorder was not built")
+REBUILD = "reinstall traceable where there is a C compiler"
+"""What is said where the library is not there, and what to do."""
+
+
+class RecorderCollector:
+    """Records NVTX calls with the library that ships with traceable. Needs neither nsys nor a GPU.
+
+    Args:
+        gpu: have Kineto record the GPU's work beside it, in processes that import torch (`recorder_gpu`).
+    """
+
+    name = "recorder"
+
+    def __init__(self, gpu: bool = False) -> None:
+        self._gpu = gpu
+
+    def availability(self) -> Availability:
+        """Say whether the recorder was built when traceable was installed."""
+        if recorder_library():
+            return Availability(True, "embedded recorder")
+        return Availability(False, NOT_BUILT, REBUILD, NOT_BUILT.code)
+
+    def plan(
+        self,
+        command: Sequence[str],
+        run_dir: Path,
+        stem: str,  # noqa: ARG002 - of the interface
+        gating: Gating | None = None,
+    ) -> Plan:
+        """Return `command` unchanged with the environment that makes NVTX load the recorder, in children too.
+
+        Raises:
+            CollectorError: the recorder was not built.
+        """
+        library = recorder_library()
+        if library is None:
+            raise CollectorError(NOT_BUILT.code, NOT_BUILT, REBUILD)
+        variables = {
+            environment.NVTX_INJECTION: str(library),
+            environment.RECORDING_DIR: str((run_dir / DIRECTORY).absolute()),
+            # For windows of the program's own (`traceable.window`), too.
+            environment.GATE: self.name,
+        }
+        if gating:
+            variables[environment.RECORDING_GATED] = "1"
+        if self._gpu:
+            from traceable.collectors.torch import collector as torch
+
+            directory = str((run_dir / GPU_DIRECTORY).absolute())
+            variables |= {**torch.variables(gating), environment.GPU_DIR: directory, environment.GATE: "gpu"}
+        return Plan(tuple(command), variables)
+
+    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:
+        """Write `<stem>.sqlite` from the recording, unless one stands there that is newer than a finished recording.
+
+        Raises:
+            CollectorError: the recording can't be read, or the file can't be written.
+        """
+        source = run_dir / DIRECTORY
+        database = run_dir / f"{stem}.sqlite"
+        sources = tuple(path for path in (source, run_dir / GPU_DIRECTORY) if untrusted.is_directory(path))
+        notes = _standing_notes(database, sources)
+        if notes is None:
+            database = (into or run_dir) / database.name
+            from traceable.collectors.recorder import gpu as recorder_gpu
+            from traceable.collectors.recorder.recording import read_recording
+            from traceable.collectors.recorder.schema import write_database
+
+            remove_unfinished(database)
+            recording = read_recording(source)
+            complete = not _alive(process.pid for process in recording.processes)
+            gpu = recorder_gpu.find(run_dir, recording, asked=self._gpu)
+            if gpu is None:
+                written = write_database(recording, database, complete)
+            else:
+                written = write_database(gpu.recording, database, complete, gpu.source)
+            notes = written.notes
+            if not written.events:
+                database.unlink(missing_ok=True)
+                return Recorded(None, sources, tuple(dict.fromkeys((NOTHING, *notes))))
+        return Recorded(database, (database, *sources), notes)
+
+
+def remove_unfinished(database: Path) -> None:
+    """Remove what processes left that died while they wrote `database`."""
+    for folder in database.parent.glob(f".{glob.escape(database.name)}.*"):
+        pid = folder.name.removeprefix(f".{database.name}.").partition(".")[0]
+        if pid.isdigit() and not _alive([int(pid)]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[Message, ...] | None:
+    """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
+    from traceable.collectors.recorder.schema import COMPLETE, WARNING
+
+    try:
+        written = database.lstat().st_mtime_ns
+        paths = [path for source in sources for path in (source, *source.rglob("*"))]
+        if not paths or any(path.lstat().st_mtime_ns >= written for path in paths):
+            return None
+        if not untrusted.is_regular(database):
+            return None
+        with closing(untrusted.connect(database)) as connection:
+            complete = connection.execute("SELECT value FROM META_DATA_EXPORT WHERE name = ?", (COMPLETE,)).fetchone()
+            if complete != ("true",):
+                return None
+            said = connection.execute("SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = ? ORDER BY rowid", (WARNING,))
+            return tuple(Message.parse(str(text)) for (text,) in said)
+    except (OSError, *untrusted.SQLITE_ERRORS):
+        return None
+
+
+def _alive(pids: Iterable[int]) -> bool:
+    """Whether any of the processes may still be recording. Stores through a memory map do not always touch mtime."""
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            return True
+        return True
+    return False

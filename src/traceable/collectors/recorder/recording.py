@@ -1,0 +1,708 @@
+"""Reads what the embedded recorder left on disk: processes, their names, and each thread's events, as columns.
+
+The layout is documented in `_native/recorder_format.h`, that of a flight recorder's ring, and why it is so, in
+`_native/recorder.c`. Nothing is paired or exported here (`nsys_rows`, `nsys_schema`).
+
+A process may have died at any moment: files end in zeros, and an entry that was not finished reads as empty. What can't
+be read is left out with a note as long as something else can be; only a recording of which nothing is readable, or that
+another version wrote, is an error. A segment of a ring that was being emptied when its process died is passed over.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.errors import CollectorError, Message
+from traceable.protocol import untrusted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11
+
+
+VERSION = 5
+_BEFORE_RINGS, _BEFORE_REASONS = 3, 4
+PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
+
+PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
+"""Kinds of an event."""
+
+CUT = 19
+"""Stands among the events of a thread where some were left out, outside of all windows."""
+
+DOMAIN, STRING, CATEGORY, THREAD = 1, 2, 3, 4
+"""Kinds of a name."""
+
+TEXT_BIT = 1 << 39
+"""Set in a message that is the place of a text in the thread's text file, and not the id of a registered string."""
+
+_PROCESS_HEADER = struct.Struct("<8sIIIIqqQQQQ16sII")
+_RING_HEADER = struct.Struct("<QQqq64s")
+_HEADER_BYTES = 4096
+_DROP_REASON = struct.Struct("<Q")
+"""Stands at the end of the header."""
+_FILE_HEADER = struct.Struct("<8sII")
+FILE_HEADER_BYTES = _FILE_HEADER.size
+_EVENTS_HEADER = struct.Struct("<8sIIQII16sQ8x")
+EVENTS_HEADER_BYTES = _EVENTS_HEADER.size
+_NAME_ENTRY = struct.Struct("<IIIIqQ")
+_CLOCK_MONOTONIC = 1
+
+_SEGMENT_BYTES_MIN = 1 << 12
+_PROCESS_DIRECTORY = re.compile(r"\d+-\d+")
+
+_OTHER_VERSION = "read it with the version of traceable that recorded it"
+
+RECORD = np.dtype([("data", "<u8"), ("word", "<u8")])
+KIND_SHIFT = np.uint64(56)
+VALUE_MASK = np.uint64((1 << 56) - 1)
+
+_LAST_EVENT, _THREAD_RECORD, _NAME_RECORD = 5, 20, 21
+_SEGMENT_HEADER = struct.Struct("<QQIIII16s16x")
+_SEGMENT_MAGIC = 0x53425254
+_RING_BYTES = 16 << 30
+"""How large a ring may be: each of its segments is looked at, and a file with a hole in it may have any size."""
+
+_PAYLOAD_TYPES = 6
+_ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP = 16, 17, 18, 255
+_EVENTS = (PUSH, POP, START, END, MARK, CUT)
+
+
+def _one_of(*kinds: int) -> NDArray[np.bool_]:
+    """Return for each number that a kind may be whether it is one of these."""
+    table = np.zeros(256, np.bool_)
+    table[list(kinds)] = True
+    return table
+
+
+_IS_KNOWN = _one_of(*_EVENTS, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
+_IS_EVENT = _one_of(*_EVENTS)
+_IS_NAMED = _one_of(PUSH, START, MARK)
+_IS_BEFORE = _one_of(_PAYLOAD, _RANGE_ID)
+_NO_ATTRIBUTES = np.zeros(1, RECORD)
+
+CHUNK_RECORDS = 1 << 16
+"""How many 16-byte records are decoded at a time."""
+
+_NONE = np.uint64(2**64 - 1)
+"""-1, in the bits of an int64."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A domain, registered string, category or thread name, with the thread and time (ns) of its registration."""
+
+    kind: int
+    id: int
+    domain: int
+    tid: int
+    time_ns: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which time of a process a flight recorder shows, in ns since the process's start.
+
+    Attributes:
+        start_ns: from when on it is complete.
+        end_ns: the last event, or when the copy was made.
+        limit_ns, limit_bytes: what was asked for; 0 for no limit.
+        dumped: whether it is a copy of a process that went on.
+        dumped_by: who asked for the copy.
+    """
+
+    start_ns: int
+    end_ns: int
+    limit_ns: int
+    limit_bytes: int
+    dumped: bool
+    dumped_by: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Records of one thread in one segment.
+
+    Attributes:
+        segment: where the segment begins in the file, in bytes.
+        begin, end: where the records begin and end in the file, in bytes.
+        carried: how many of them repeat what was open before.
+        last_ns: the time of the last event; -1 for none.
+    """
+
+    segment: int
+    begin: int
+    end: int
+    carried: int
+    last_ns: int
+
+
+@dataclass(frozen=True)
+class ThreadRecording:
+    """One thread's files. `name` is what the OS called the thread, `pthread` its pthread_self; 0 for not known.
+
+    With a flight recorder both files are that of the whole process, of which `pieces` are this thread's, else None.
+    """
+
+    events: Path
+    texts: Path
+    sequence: int
+    tid: int
+    name: str
+    pthread: int = 0
+    pieces: tuple[Piece, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ProcessRecording:
+    """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`.
+
+    `names` has no strings: `read_strings` yields those. `window` is the part that a flight recorder shows; None where
+    everything was kept. `drop_reason` is the errno for which something was dropped or lost first (`loss_table.SIZE_CAP`
+    for the recorder's own cap), 0 for not known; `missing_bytes` is how much shorter the files are than the process
+    left them.
+    """
+
+    directory: Path
+    pid: int
+    parent_pid: int
+    name: str
+    command: tuple[str, ...]
+    monotonic_ns: int
+    realtime_ns: int
+    dropped: int
+    lost_names: int
+    names: tuple[Name, ...]
+    threads: tuple[ThreadRecording, ...]
+    window: Window | None = None
+    drop_reason: int = 0
+    missing_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All processes that recorded into one directory, by start, and a note for each thing that was left out."""
+
+    processes: tuple[ProcessRecording, ...]
+    notes: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table: each field is an array, all of one length."""
+
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Self:
+        """Return the rows that `index` selects, in its order."""
+        return type(self)(*(getattr(self, column.name)[index] for column in fields(self)))
+
+    def join(self, *later: Self) -> Self:
+        """Return these rows and then those of `later`."""
+        tables = (self, *later)
+        return type(self)(*(np.concatenate([getattr(table, c.name) for table in tables]) for c in fields(self)))
+
+
+@dataclass(frozen=True)
+class Events(Columns):
+    """Columns of events of one thread, in the order in which they happened. All have one length.
+
+    Attributes:
+        kind: uint8, PUSH to MARK, or CUT, which has nothing else.
+        time_ns: int64, since the process's start.
+        domain: uint32, 0 for the default domain. Only of a push, pop, start or mark.
+        message: uint64, 0 for none, a string's id, or TEXT_BIT and a place. Only of a push, start or mark.
+        range_id: int64, of a start or end; else 0.
+        category, color: int64, -1 for none.
+        payload_type: uint8, NVTX's nvtxPayloadType_t, 0 for none.
+        payload: uint64, the payload's bits.
+    """
+
+    kind: NDArray[np.uint8]
+    time_ns: NDArray[np.int64]
+    domain: NDArray[np.uint32]
+    message: NDArray[np.uint64]
+    range_id: NDArray[np.int64]
+    category: NDArray[np.int64]
+    color: NDArray[np.int64]
+    payload_type: NDArray[np.uint8]
+    payload: NDArray[np.uint64]
+
+
+def read_recording(directory: Path) -> Recording:
+    """Read the headers and names of every process in `directory`; events are read by `read_events`.
+
+    A directory that does not exist or is empty is a recording of no process.
+
+    Raises:
+        CollectorError: another version of traceable wrote it, or nothing in it can be read.
+    """
+    notes: list[Message] = []
+    if not untrusted.is_directory(directory):
+        if untrusted.exists(directory):
+            raise CollectorError("not_a_directory", f"{directory} is not a directory but a link or file", "remove it")
+        return Recording((), ())
+    processes = []
+    for entry in sorted(directory.iterdir()):
+        if entry.name.startswith("."):
+            continue  # A copy of a flight recorder that was not finished.
+        if not (untrusted.is_directory(entry) and _PROCESS_DIRECTORY.fullmatch(entry.name)):
+            notes.append(Message("not_a_process_recording", f"{entry} is no recording of a process and was left out"))
+            continue
+        process = _read_process(entry, notes)
+        if process:
+            processes.append(process)
+    if notes and not processes:
+        raise CollectorError(notes[0].code, notes[0], "record again; the directory is left as it is")
+    processes.sort(key=lambda process: (process.monotonic_ns, process.pid))
+    return Recording(tuple(processes), tuple(notes))
+
+
+def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | None:
+    path = directory / "process"
+    content = _read(path, notes, _HEADER_BYTES)
+    if content is None:
+        return None
+    if not content.strip(b"\0"):
+        # The process died between making its directory and writing its header, so before its first event.
+        return None
+    if len(content) < _PROCESS_HEADER.size or content[:8] != PROCESS_MAGIC:
+        notes.append(Message("header_unknown", f"{path} is not a recording's header; the process was left out"))
+        return None
+    (_, version, clock, pid, parent, monotonic, realtime, _max, size, dropped, lost, name, length, segment_bytes) = (
+        _PROCESS_HEADER.unpack_from(content)
+    )
+    _check_version(path, version)
+    if clock != _CLOCK_MONOTONIC:
+        raise CollectorError("clock_unknown", f"{path} was recorded with an unknown clock ({clock})", _OTHER_VERSION)
+    if wrong := _wrong(pid, monotonic, realtime, segment_bytes):
+        notes.append(Message("header_damaged", f"{path} is damaged ({wrong}); the process was left out"))
+        return None
+    begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _BEFORE_RINGS else 0)
+    if len(content) < begin:
+        notes.append(Message("header_cut_off", f"{path} is cut off; the process was left out"))
+        return None
+    if segment_bytes and not all(
+        0 <= value < untrusted.LATEST_NS for value in _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)[:4]
+    ):
+        found = f"{path} is damaged (limits of its flight recorder); the process was left out"
+        notes.append(Message("header_damaged", found))
+        return None
+    command = content[begin : begin + length].rstrip(b"\0")
+    threads = tuple(_read_ring(directory, segment_bytes, notes) if segment_bytes else _read_threads(directory, notes))
+    return ProcessRecording(
+        directory=directory,
+        pid=pid,
+        parent_pid=parent,
+        name=_c_text(name),
+        command=tuple(decode(word) for word in command.split(b"\0")),
+        monotonic_ns=monotonic,
+        realtime_ns=realtime,
+        dropped=dropped,
+        lost_names=lost,
+        names=tuple(Name(*name) for name in _read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
+        threads=threads,
+        window=_window(content, threads) if segment_bytes else None,
+        drop_reason=_drop_reason(content, version),
+        missing_bytes=0 if segment_bytes else _missing_bytes(directory, size),
+    )
+
+
+def _wrong(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) -> str:
+    """Return what in a header no recorder writes; empty where nothing is."""
+    if not 0 < pid < untrusted.PID_MAX:
+        return f"process id {pid}"
+    for name, value in (("monotonic clock", monotonic_ns), ("wall clock", realtime_ns)):
+        if not 0 <= value < untrusted.LATEST_NS:
+            return f"{name} of {value} ns"
+    if segment_bytes and (segment_bytes < _SEGMENT_BYTES_MIN or segment_bytes % RECORD.itemsize):
+        return f"segments of {segment_bytes} bytes"
+    return ""
+
+
+def _drop_reason(content: bytes, version: int) -> int:
+    if version <= _BEFORE_REASONS or len(content) < _HEADER_BYTES:
+        return 0
+    reason: int = _DROP_REASON.unpack_from(content, _HEADER_BYTES - _DROP_REASON.size)[0]
+    return reason if reason < 1 << 32 else 0
+
+
+def _missing_bytes(directory: Path, size: int) -> int:
+    """Return how many of the bytes that the header counts are in no file: of a copy that was cut short."""
+    try:
+        files = [entry for entry in directory.iterdir() if entry.name != "process" and entry.is_file()]
+        return max(0, size - sum(entry.stat().st_size for entry in files)) if size < 1 << 62 else 0
+    except OSError:
+        return 0
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version not in (_BEFORE_RINGS, _BEFORE_REASONS, VERSION):
+        known = f"{_BEFORE_RINGS} to {VERSION}"
+        found = f"{path} is in recording format {version}, this traceable reads {known}"
+        raise CollectorError("recording_version_unknown", found, _OTHER_VERSION)
+
+
+def _read(path: Path, notes: list[Message], most: int) -> bytes | None:
+    try:
+        return untrusted.read(path, most)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        notes.append(_unreadable(path, error))
+        return None
+
+
+def _unreadable(path: Path, error: OSError) -> Message:
+    return Message("file_unreadable", f"{path} can't be read ({error.strerror}) and was left out")
+
+
+def _has_header(path: Path, content: bytes, magic: bytes, notes: list[Message]) -> bool:
+    """Whether a file of a recording holds anything: an empty one found no room, or its process died at once."""
+    if not content.strip(b"\0"):
+        return False
+    if len(content) < _FILE_HEADER.size or content[:8] != magic:
+        notes.append(Message("not_a_recorder_file", f"{path} is not a file of the recorder and was left out"))
+        return False
+    _check_version(path, _FILE_HEADER.unpack_from(content)[1])
+    return True
+
+
+def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each registered string, which may be as many as there are ranges."""
+    path = process.directory / "names"
+    for _, identity, _, _, _, text in _read_names(path, [], (STRING,)):
+        yield identity, text
+
+
+def _read_names(
+    path: Path, notes: list[Message], kinds: tuple[int, ...]
+) -> Iterator[tuple[int, int, int, int, int, str]]:
+    """Yield what a `Name` has, of each that is of one of these kinds."""
+    try:
+        with untrusted.open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if _has_header(path, file.read(_FILE_HEADER.size), NAMES_MAGIC, notes):
+                file.seek(_NAME_ENTRY.size)
+                yield from _names_in(path, file, size, notes, kinds)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.append(_unreadable(path, error))
+
+
+def _names_in(
+    path: Path, file: IO[bytes], size: int, notes: list[Message], kinds: tuple[int, ...]
+) -> Iterator[tuple[int, int, int, int, int, str]]:
+    place = _NAME_ENTRY.size
+    # A number is given to each domain and string by counting: one that is larger than the file allows is none.
+    most = size // _NAME_ENTRY.size
+    while place + _NAME_ENTRY.size <= size:
+        kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack(file.read(_NAME_ENTRY.size))
+        place += _NAME_ENTRY.size
+        if kind == 0:
+            return
+        if place + length > size:
+            notes.append(Message("names_cut_off", f"{path} is cut off at byte {place}; the names after it are lost"))
+            return
+        numbered = max(identity if kind in (DOMAIN, STRING) else 0, domain)
+        if kind in kinds and (numbered > most or abs(time_ns) >= untrusted.LATEST_NS):
+            notes.append(Message("names_damaged", f"{path} is damaged at byte {place}; the names after it are lost"))
+            return
+        room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
+        place += room
+        if kind in kinds:
+            yield kind, identity, domain, tid, time_ns, decode(file.read(room)[:length])
+        else:
+            file.seek(room, os.SEEK_CUR)
+
+
+def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecording]:
+    for path in sorted(directory.glob("*.events")):
+        try:
+            with untrusted.open_regular(path) as file:
+                content = file.read(_EVENTS_HEADER.size)
+        except OSError as error:
+            notes.append(_unreadable(path, error))
+            continue
+        if not _has_header(path, content, EVENTS_MAGIC, notes) or len(content) < _EVENTS_HEADER.size:
+            continue
+        _, _, _, sequence, tid, _, name, pthread = _EVENTS_HEADER.unpack(content)
+        yield ThreadRecording(path, path.with_suffix(".text"), sequence, tid, _c_text(name), pthread)
+
+
+def _read_ring(directory: Path, segment_bytes: int, notes: list[Message]) -> Iterator[ThreadRecording]:
+    path = directory / "ring"
+    try:
+        found = read_threads(path, segment_bytes, notes)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.append(_unreadable(path, error))
+        return
+    for thread in found:
+        yield ThreadRecording(path, path, thread.sequence, thread.tid, _c_text(thread.name), pieces=thread.pieces)
+
+
+def _window(content: bytes, threads: Iterable[ThreadRecording]) -> Window:
+    """Return which time a flight recorder shows: what nothing is missing of, and no more than was asked for."""
+    limit_ns, limit_bytes, forgotten_ns, dump_ns, by = _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)
+    last_ns = max((piece.last_ns for thread in threads for piece in thread.pieces or ()), default=0)
+    end_ns = dump_ns or max(last_ns, 0)
+    complete_ns = forgotten_ns + 1 if forgotten_ns else 0
+    start_ns = min(max(complete_ns, end_ns - limit_ns if limit_ns else 0), end_ns)
+    return Window(start_ns, end_ns, limit_ns, limit_bytes, dump_ns != 0, _c_text(by))
+
+
+def _c_text(content: bytes) -> str:
+    return decode(content.split(b"\0", 1)[0])
+
+
+def decode(content: bytes) -> str:
+    r"""Return `content` as text; a byte that is not UTF-8 becomes `\xNN`, so that different names stay different."""
+    return content.decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True)
+class RingThread:
+    """One thread: its number in the process, the OS's, its last name (bytes), and what it left, in order."""
+
+    sequence: int
+    tid: int
+    name: bytes
+    pieces: tuple[Piece, ...]
+
+
+def read_threads(path: Path, segment_bytes: int, notes: list[Message]) -> list[RingThread]:
+    """Return the threads in the ring at `path`, by their number; `notes` gets what can't be read.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    found: dict[int, tuple[int, bytes, list[Piece]]] = {}
+    for place, ordinal in _segments(path, segment_bytes):
+        content = _segment(path, place, segment_bytes)
+        for sequence, tid, name, piece in _pieces(path, place, ordinal, content, notes):
+            _, _, pieces = found.get(sequence, (0, b"", []))
+            found[sequence] = tid, name, pieces
+            pieces.append(piece)
+    return [RingThread(sequence, *found[sequence][:2], tuple(found[sequence][2])) for sequence in sorted(found)]
+
+
+def read_records(path: Path, piece: Piece) -> NDArray[np.void]:
+    """Return the records of a piece."""
+    with path.open("rb") as file:
+        file.seek(piece.begin)
+        return np.frombuffer(file.read(piece.end - piece.begin), RECORD)
+
+
+def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
+    """Return place and ordinal of the segments that hold something, in the order in which they were begun."""
+    found = []
+    with untrusted.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > untrusted.limit(_RING_BYTES):
+            raise untrusted.RefusedError(errno.EFBIG, f"it has {size} bytes; {untrusted.raised()}", os.fspath(path))
+        for place in range(0, size - segment_bytes + 1, segment_bytes):
+            file.seek(place)
+            ordinal = int.from_bytes(file.read(8), "little")
+            if ordinal:
+                found.append((ordinal, place))
+    return [(place, ordinal) for ordinal, place in sorted(found)]
+
+
+def _segment(path: Path, place: int, segment_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(place)
+        return file.read(segment_bytes)
+
+
+def _pieces(
+    path: Path, place: int, ordinal: int, content: bytes, notes: list[Message]
+) -> Iterator[tuple[int, int, bytes, Piece]]:
+    """Yield number, tid and name of each thread that wrote to a segment, with what it wrote."""
+    again, sequence, magic, tid, carried, text_begin, name = _SEGMENT_HEADER.unpack_from(content)
+    if again != ordinal:
+        return  # It was begun again since: the process is alive.
+    if magic != _SEGMENT_MAGIC or not _SEGMENT_HEADER.size <= text_begin <= len(content):
+        notes.append(Message("segment_damaged", f"{path} is damaged; its segment at byte {place} is lost"))
+        return
+    room = text_begin // RECORD.itemsize * RECORD.itemsize - _SEGMENT_HEADER.size
+    records = np.frombuffer(content, RECORD, room // RECORD.itemsize, _SEGMENT_HEADER.size)
+    empty = np.flatnonzero(records["word"] == 0)
+    records = records[: empty[0]] if len(empty) else records
+    kinds = (records["word"] >> KIND_SHIFT).astype(np.uint8)
+    begin = 0
+    for end in [*np.flatnonzero(kinds == _THREAD_RECORD).tolist(), len(records)]:
+        last_ns = _last_ns(records["word"][begin + carried : end], kinds[begin + carried : end])
+        first = place + _SEGMENT_HEADER.size
+        piece = Piece(place, first + begin * RECORD.itemsize, first + end * RECORD.itemsize, carried, last_ns)
+        yield sequence, tid, name, piece
+        if end < len(records):
+            sequence, tid = int(records["data"][end]), int(records["word"][end] & VALUE_MASK)
+            names = records[end + 1 : end + 3]
+            name = names["data"][kinds[end + 1 : end + 3] == _NAME_RECORD].tobytes()
+            begin, carried = end + 1 + len(names), 0
+
+
+def _last_ns(words: NDArray[np.uint64], kinds: NDArray[np.uint8]) -> int:
+    events = np.flatnonzero(kinds <= _LAST_EVENT)
+    return int(words[events[-1]] & VALUE_MASK) if len(events) else -1
+
+
+def read_events(thread: ThreadRecording, notes: list[Message], records: int | None = None) -> Iterator[Events]:
+    """Yield the thread's events in chunks of at most `records` records (CHUNK_RECORDS), so that memory stays bounded.
+
+    A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
+    Appends to `notes` where the file holds something that no recorder writes; what stands before it is used.
+    """
+    if thread.pieces is not None:
+        yield from _ring_events(thread.events, thread.pieces, notes)
+        return
+    records = records or CHUNK_RECORDS
+    before = np.empty(0, RECORD)
+    held = _NO_ATTRIBUTES
+    with thread.events.open("rb") as file:
+        file.seek(EVENTS_HEADER_BYTES)
+        while True:
+            content = file.read(records * RECORD.itemsize)
+            chunk = np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)
+            used = _used(chunk)
+            whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
+            kinds = _kinds(whole)
+            known = _IS_KNOWN[kinds]
+            sound = bool(known.all())
+            if not sound:
+                found = f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost"
+                notes.append(Message("events_damaged", found))
+                whole, kinds = whole[: known.argmin()], kinds[: known.argmin()]
+            events = np.flatnonzero(_IS_EVENT[kinds])
+            if len(events):
+                yield _decode_events(whole, kinds, events, held)
+                held = _last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
+            if used < records or not sound:
+                return
+            # What stands after the last event belongs to the first one of the next chunk.
+            before = whole[events[-1] + 1 :] if len(events) else whole
+
+
+def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) -> Iterator[Events]:
+    for number, piece in enumerate(pieces):
+        records = read_records(path, piece)
+        kinds = _kinds(records)
+        known = _IS_KNOWN[kinds]
+        if not known.all():
+            found = f"{path} is damaged; events of the segment at byte {piece.segment} are lost"
+            notes.append(Message("events_damaged", found))
+            records, kinds = records[: known.argmin()], kinds[: known.argmin()]
+        # What is carried over from the segment before is known, unless there is none before.
+        skipped = piece.carried if number else 0
+        held = _last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
+        records, kinds = records[skipped:], kinds[skipped:]
+        places = np.flatnonzero(_IS_EVENT[kinds])
+        if not len(places):
+            continue
+        events = _decode_events(records, kinds, places, held)
+        # Texts are counted from the segment's begin.
+        events.message[events.message & np.uint64(TEXT_BIT) != 0] += np.uint64(piece.segment // 8)
+        yield events
+
+
+def _kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
+    """Return the kind of each record: the highest byte of its word, which stands last."""
+    return np.ascontiguousarray(records).view(np.uint8)[RECORD.itemsize - 1 :: RECORD.itemsize].copy()
+
+
+def _used(chunk: NDArray[np.void]) -> int:
+    """Count the records before the first empty one, which is where the thread ended or the process died."""
+    empty = chunk["word"] == 0
+    return int(empty.argmax()) if empty.any() else len(chunk)
+
+
+def _last_attributes(records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]) -> NDArray[np.void]:
+    """Return the last record of attributes as an array of one, or `held` where there is none."""
+    places = np.flatnonzero(kinds == _ATTRIBUTES)
+    return records[places[-1:]].copy() if len(places) else held
+
+
+def attributes_at(path: Path, place: int) -> bytes:
+    """Return the record whose attributes hold at byte `place` of a thread's file; nothing where none are set."""
+    begin = end = place
+    with path.open("rb") as file:
+        while end > EVENTS_HEADER_BYTES:
+            begin = max(EVENTS_HEADER_BYTES, end - (RECORD.itemsize << 14))
+            file.seek(begin)
+            records = np.frombuffer(file.read(end - begin), RECORD)
+            found = _last_attributes(records, _kinds(records), _NO_ATTRIBUTES)
+            if found is not _NO_ATTRIBUTES:
+                return found.tobytes()
+            end = begin
+    return b""
+
+
+def _decode_events(
+    records: NDArray[np.void], kinds: NDArray[np.uint8], places: NDArray[np.intp], held: NDArray[np.void]
+) -> Events:
+    """Decode the events at `places`; `held` are the attributes that hold where `records` begin."""
+    kind, data, word = kinds[places], records["data"][places], records["word"][places]
+    count = len(places)
+    named = _IS_NAMED[kind]
+    zero = np.uint64(0)
+    color, category = _attributes(records, kinds, places, held)
+    none = np.int64(-1)
+    events = Events(
+        kind=kind,
+        time_ns=(word & np.uint64((1 << 56) - 1)).view(np.int64),
+        domain=np.where(named, data >> np.uint64(40), np.where(kind == POP, data, zero)).astype(np.uint32),
+        message=np.where(named, data & np.uint64((1 << 40) - 1), zero),
+        range_id=np.where(kind == END, data, zero).view(np.int64),
+        category=np.where(named, category, none),
+        color=np.where(named, color, none),
+        payload_type=np.zeros(count, np.uint8),
+        payload=np.zeros(count, np.uint64),
+    )
+    # An event has at most two records before it, in a fixed order; look back one place, then two.
+    rows = np.flatnonzero(places > 0) if _IS_BEFORE[kinds].any() else places[:0]
+    for back in (1, 2):
+        rows = rows[places[rows] >= back]
+        rows = rows[_IS_BEFORE[kinds[places[rows] - back]]]
+        _apply(events, rows, records[places[rows] - back], kinds[places[rows] - back])
+    return events
+
+
+def _attributes(
+    records: NDArray[np.void],
+    kinds: NDArray[np.uint8],
+    places: NDArray[np.intp],
+    held: NDArray[np.void],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return color and category where each event stands: what the last record of attributes before it says."""
+    is_said = kinds == _ATTRIBUTES
+    said = np.concatenate((held, records[is_said]))
+    color, category = (
+        np.where(said["word"] & np.uint64(flag), said["data"] >> np.uint64(shift) & np.uint64(0xFFFFFFFF), none)
+        for flag, shift, none in ((1, 0, _NONE), (2, 32, _NONE))
+    )
+    if len(said) == 1:
+        return color.view(np.int64), category.view(np.int64)
+    number = np.cumsum(is_said, dtype=np.int32)[places]
+    return color.view(np.int64)[number], category.view(np.int64)[number]
+
+
+def _apply(events: Events, rows: NDArray[np.intp], records: NDArray[np.void], kinds: NDArray[np.uint8]) -> None:
+    """Write what `records` say about the events at `rows` into their columns."""
+    data, word = records["data"], records["word"]
+    chosen = kinds == _PAYLOAD
+    types = word[chosen] & np.uint64(0xFF)
+    events.payload_type[rows[chosen]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
+    events.payload[rows[chosen]] = data[chosen]
+    chosen = kinds == _RANGE_ID
+    events.range_id[rows[chosen]] = data[chosen]

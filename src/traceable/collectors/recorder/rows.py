@@ -1,0 +1,641 @@
+"""The events of a process become rows of NVTX_EVENTS: ranges with their ends, cut to what a flight recorder shows.
+
+Pushes are paired with pops within a thread and domain, starts with ends by id, in arrays. Events are read chunk by
+chunk, and the end of a range may not be read yet: pushes of a thread wait for their pops, starts of a process for their
+ends, which any of its threads may hold, as threads are read one after the other. However many wait, only some are held
+in memory, the others in a file. Messages that a thread did not register come from its own file or a flight recorder's
+ring; what is too long for a row of its own goes to nsys's StringIds. Rows are written as columns, split by what they
+fill.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import pickle
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.collectors.nsys.tables import CLIPPED, TABLES, global_tid
+from traceable.collectors.recorder import recording as rec
+from traceable.collectors.recorder.sqlite_pages import LONGEST_TEXT, Column
+from traceable.errors import Message
+from traceable.protocol import untrusted
+
+PUSH_POP_RANGE, START_END_RANGE, MARK = 59, 60, 34
+"""nsys's event types of ranges and marks."""
+
+NO_TIME = np.iinfo(np.int64).min
+"""The end of a mark, and of a range that stayed open."""
+
+_EVENT_TYPES = np.zeros(max(rec.PUSH, rec.START, rec.MARK) + 1, np.int8)
+_EVENT_TYPES[[rec.PUSH, rec.START, rec.MARK]] = PUSH_POP_RANGE, START_END_RANGE, MARK
+
+_PAYLOADS: tuple[tuple[str, type[np.generic], type[np.generic]], ...] = (
+    ("uint64Value", np.int64, np.int64),  # SQLite has no unsigned 64 bits; nsys writes the same bits
+    ("int64Value", np.int64, np.int64),
+    ("doubleValue", np.float64, np.float64),
+    ("uint32Value", np.uint32, np.int64),
+    ("int32Value", np.int32, np.int64),
+    ("floatValue", np.float32, np.float64),
+)
+"""Column and type of each nvtxPayloadType_t, from 1 on, and the type in which SQLite holds it."""
+
+_COLUMNS = (
+    *("start", "end", "eventType", "rangeId", "category", "color", "text", "globalTid", "endGlobalTid", "textId"),
+    *("domainId", *(column for column, _, _ in _PAYLOADS), "jsonTextId", "jsonText", "binaryData", CLIPPED),
+)
+"""The columns of NVTX_EVENTS, in the order of `nsys_tables`."""
+
+_PLACES = {column: place for place, column in enumerate(_COLUMNS)}
+
+MOST_HELD = 1 << 17
+"""How many rows are held in memory before they go to the file."""
+
+_PARTS = 256
+"""Into how many parts starts and ends are split, by their id, that did not fit into memory: each is joined alone."""
+
+_Table = TypeVar("_Table", bound=rec.Columns)
+
+_ROUNDS = 10
+
+LOST_TEXT = "[text lost]"
+"""Stands for a message whose text found no room on disk or was cut off."""
+
+_MOST_CACHED = 100_000
+_LONGEST_CACHED = 8_000_000
+_ROWS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class PlacedProcess:
+    """A process: where its zero lies, in ns since the first process's, and what the ids of its domains begin after."""
+
+    recording: rec.ProcessRecording
+    offset_ns: int
+    first_domain: int
+
+
+class ProcessRows:
+    """Turns the events of one process, thread after thread, into rows, and keeps what is still open.
+
+    Args:
+        placed: the process.
+        registered: the StringIds id of each registered string, by the recorder's id.
+        strings: where texts go that are too long for a row.
+        spill: where open ranges go that are too many for memory.
+    """
+
+    def __init__(self, placed: PlacedProcess, registered: NDArray[np.int32], strings: Strings, spill: Spill) -> None:
+        self._pid = placed.recording.pid
+        self._offset_ns = placed.offset_ns
+        self._first_domain = placed.first_domain
+        self._registered = registered
+        self._strings = strings
+        self._spill = spill
+        self._starts = OpenStarts(spill)
+
+    def rows(self, thread: rec.ThreadRecording, notes: list[Message]) -> Iterator[Rows]:
+        """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
+        pushes = OpenPushes(self._spill)
+        with Texts(thread, self._strings) as texts:
+            for events in _between_cuts(rec.read_events(thread, notes)):
+                if events.kind[0] == rec.CUT:
+                    # What was open when the window closed: its end is not known, and no later pop is its own.
+                    yield from pushes.drain()
+                yield from self._rows_of(events, pushes, texts, global_tid(self._pid, thread.tid))
+        yield from pushes.drain()
+
+    def open_ranges(self) -> Iterator[Rows]:
+        """Yield the starts whose end was not in the same chunk, with the end if there was one in any thread."""
+        yield from self._starts.pairs()
+
+    def _rows_of(self, events: rec.Events, pushes: OpenPushes, texts: Texts, tid: int) -> Iterator[Rows]:
+        kind, time_ns = events.kind, events.time_ns + self._offset_ns
+        end = np.full(len(kind), NO_TIME)
+        finished = kind == rec.MARK
+
+        nested = np.flatnonzero((kind == rec.PUSH) | (kind == rec.POP))
+        is_push = kind[nested] == rec.PUSH
+        partner = pair_push_pop(events.domain[nested], is_push)
+        closed = np.flatnonzero(is_push & (partner >= 0))
+        end[nested[closed]] = time_ns[nested[partner[closed]]]
+        finished[nested[closed]] = True
+        alone = partner < 0
+        opened, strays = nested[is_push & alone], nested[~is_push & alone]
+
+        starts, ends = np.flatnonzero(kind == rec.START), np.flatnonzero(kind == rec.END)
+        partner = pair_ids(events.range_id[starts], events.range_id[ends])
+        met = partner >= 0
+        end[starts[met]] = time_ns[ends[partner[met]]]
+        finished[starts[met]] = True
+        missed = np.delete(ends, partner[met])
+
+        yield self._columns(events, np.flatnonzero(finished), end, texts, tid)
+        for domain in np.unique(events.domain[strays]).tolist():
+            popped = time_ns[strays[events.domain[strays] == domain]]
+            for rows in pushes.pop(self._domain(domain), len(popped)):
+                yield replace(rows, end=popped[: len(rows.kind)])
+                popped = popped[len(rows.kind) :]
+        pushes.add(self._columns(events, opened, end, texts, tid))
+        tids = np.full(len(missed), tid, np.int64)
+        self._starts.add(
+            self._columns(events, starts[~met], end, texts, tid), Ends(events.range_id[missed], time_ns[missed], tids)
+        )
+
+    def _domain(self, number: int) -> int:
+        return number + self._first_domain if number else 0
+
+    def _columns(
+        self, events: rec.Events, places: NDArray[np.intp], end: NDArray[np.int64], texts: Texts, tid: int
+    ) -> Rows:
+        """Return the rows of the pushes, starts and marks at `places`."""
+        count = len(places)
+        message = events.message[places]
+        text, text_length, text_id = texts.lookup(message)
+        registered = np.flatnonzero((message != 0) & (message & np.uint64(rec.TEXT_BIT) == 0))
+        known = registered[message[registered] < len(self._registered)]
+        text_id[known] = self._registered[message[known].astype(np.intp)]
+        lost = registered[text_id[registered] < 0]
+        if len(lost):
+            text[lost], text_length[lost] = LOST_TEXT.encode(), len(LOST_TEXT)
+        domain = events.domain[places].astype(np.int32)
+        return Rows(
+            kind=events.kind[places],
+            start=events.time_ns[places] + self._offset_ns,
+            end=end[places],
+            range_id=events.range_id[places],
+            category=events.category[places],
+            color=events.color[places],
+            text=text,
+            text_length=text_length,
+            global_tid=np.full(count, tid, np.int64),
+            end_global_tid=np.full(count, -1, np.int64),
+            text_id=text_id,
+            domain=np.where(domain > 0, domain + np.int32(self._first_domain), np.int32(0)),
+            payload_type=events.payload_type[places],
+            payload=events.payload[places],
+            clipped=np.zeros(count, np.bool_),
+        )
+
+
+def _between_cuts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
+    """Yield the events, a new part beginning with each cut."""
+    for events in chunks:
+        edges = [0, *np.flatnonzero(events.kind == rec.CUT).tolist(), len(events.kind)]
+        for first, last in itertools.pairwise(edges):
+            if first < last:
+                yield events.take(slice(first, last))
+
+
+@dataclass(frozen=True)
+class Rows(rec.Columns):
+    """Rows of NVTX_EVENTS to be. NO_TIME in `end`, None in `text` (of bytes) and else -1 stand for NULL.
+
+    `text_length`: how many bytes `text` has; 0 for None.
+    `clipped`: the range began before what a flight recorder shows, or was open at its end.
+    """
+
+    kind: NDArray[np.uint8]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    range_id: NDArray[np.int64]
+    category: NDArray[np.int64]
+    color: NDArray[np.int64]
+    text: NDArray[np.object_]
+    text_length: NDArray[np.int16]
+    global_tid: NDArray[np.int64]
+    end_global_tid: NDArray[np.int64]
+    text_id: NDArray[np.int32]
+    domain: NDArray[np.int32]
+    payload_type: NDArray[np.uint8]
+    payload: NDArray[np.uint64]
+    clipped: NDArray[np.bool_]
+
+    def within(self, start: int, end: int) -> Rows:
+        """Return what lies between two times; ranges that reach over an edge are cut there and clipped."""
+        is_range = self.kind != rec.MARK
+        open_ = is_range & ((self.end == NO_TIME) | (self.end > end))
+        ends = np.where(open_, end, np.where(is_range, self.end, self.start))
+        early = is_range & (self.start < start)
+        cut = replace(
+            self,
+            start=np.where(early, start, self.start),
+            end=np.where(is_range, ends, NO_TIME),
+            clipped=early | open_,
+        )
+        return cut.take((ends >= start) & (self.start <= end))
+
+    def since(self, origin: int) -> Rows:
+        """Return the rows with times counted from `origin`, which none of them is before."""
+        return replace(self, start=self.start - origin, end=np.where(self.end == NO_TIME, NO_TIME, self.end - origin))
+
+
+def by_columns(rows: Rows) -> Iterator[list[Column]]:
+    """Split rows by which columns they fill, and by the length of their text; yield the columns of NVTX_EVENTS."""
+    optional: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = [
+        ("end", rows.end, rows.end != NO_TIME),
+        ("rangeId", rows.range_id, rows.kind == rec.START),
+        ("category", rows.category, rows.category >= 0),
+        ("color", rows.color, rows.color >= 0),
+        ("endGlobalTid", rows.end_global_tid, rows.end_global_tid >= 0),
+        ("textId", rows.text_id, rows.text_id >= 0),
+        (CLIPPED, rows.clipped.view(np.int8), rows.clipped),
+        ("text", rows.text, rows.text_length > 0),
+    ]
+    signature = rows.payload_type.astype(np.int16) << np.int16(len(optional))
+    for bit, (_, _, present) in enumerate(optional):
+        signature |= present.astype(np.int16) << np.int16(bit)
+    found = np.flatnonzero(np.bincount(signature)).tolist()
+    for value in found:
+        chosen = slice(None) if len(found) == 1 else np.flatnonzero(signature == value)
+        columns: list[Column] = [None] * len(_COLUMNS)
+        always = (("start", rows.start), ("globalTid", rows.global_tid), ("domainId", rows.domain))
+        for column, array in (*always, ("eventType", _EVENT_TYPES[rows.kind])):
+            columns[_PLACES[column]] = array[chosen]
+        for bit, (column, array, _) in enumerate(optional):
+            if value >> bit & 1:
+                columns[_PLACES[column]] = array[chosen]
+        payload_type = value >> len(optional)
+        if payload_type:
+            column, kind, stored = _PAYLOADS[payload_type - 1]
+            narrow = np.uint64 if np.dtype(kind).itemsize == 8 else np.uint32
+            columns[_PLACES[column]] = rows.payload[chosen].astype(narrow).view(kind).astype(stored)
+        yield from _by_length(columns, rows.text_length[chosen])
+
+
+def _by_length(columns: list[Column], lengths: NDArray[np.int16]) -> Iterator[list[Column]]:
+    """Split rows by the length of their text, if they have one."""
+    place = _PLACES["text"]
+    texts = columns[place]
+    if texts is None:
+        yield columns
+        return
+    for length in np.flatnonzero(np.bincount(lengths)).tolist():
+        chosen = np.flatnonzero(lengths == length)
+        part = [None if column is None else column[chosen] for column in columns]
+        part[place] = texts[chosen].astype(f"S{length}")
+        yield part
+
+
+class Spill:
+    """A file without a name for what does not fit into memory. A context manager.
+
+    Args:
+        folder: where it is made once it is needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Spill:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def put(self, table: rec.Columns) -> int:
+        """Write a table, and return its place."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed with the Spill
+        place = self._file.seek(0, 2)
+        pickle.dump(table, self._file, pickle.HIGHEST_PROTOCOL)
+        return place
+
+    def get(self, place: int, kind: type[_Table]) -> _Table:
+        """Read the table at a place."""
+        assert self._file is not None
+        self._file.seek(place)
+        table = pickle.load(self._file)  # written by this process, into a file without a name
+        assert isinstance(table, kind)
+        return table
+
+
+class OpenPushes:
+    """The pushes of one thread that are open, which nest separately in each domain."""
+
+    def __init__(self, spill: Spill) -> None:
+        self._spill = spill
+        self._stacks: dict[int, list[Rows | int]] = {}
+        self._held = 0
+
+    def add(self, rows: Rows) -> None:
+        """Push rows, in the order in which they were opened."""
+        for domain in np.unique(rows.domain).tolist():
+            self._stacks.setdefault(domain, []).append(rows.take(rows.domain == domain))
+        self._held += len(rows.kind)
+        if self._held > MOST_HELD:
+            for stack in self._stacks.values():
+                stack[:] = [block if isinstance(block, int) else self._spill.put(block) for block in stack]
+            self._held = 0
+
+    def pop(self, domain: int, count: int) -> Iterator[Rows]:
+        """Take `count` rows of a domain, or all if there are fewer, the last one first."""
+        stack = self._stacks.get(domain, [])
+        while count and stack:
+            rows = self._load(stack.pop())
+            left = max(len(rows.kind) - count, 0)
+            yield rows.take(np.arange(len(rows.kind) - 1, left - 1, -1))
+            count -= len(rows.kind) - left
+            if left:
+                stack.append(rows.take(np.arange(left)))
+                self._held += left
+
+    def drain(self) -> Iterator[Rows]:
+        """Take all rows."""
+        while self._stacks:
+            _, stack = self._stacks.popitem()
+            for block in stack:
+                yield self._load(block)
+
+    def _load(self, block: Rows | int) -> Rows:
+        if isinstance(block, int):
+            return self._spill.get(block, Rows)
+        self._held -= len(block.kind)
+        return block
+
+
+@dataclass(frozen=True)
+class Ends(rec.Columns):
+    """Ends of ranges by id: when, and on which thread (globalTid)."""
+
+    range_id: NDArray[np.int64]
+    time_ns: NDArray[np.int64]
+    global_tid: NDArray[np.int64]
+
+
+class OpenStarts:
+    """The starts and ends of one process that have not met in one piece of one thread's events."""
+
+    def __init__(self, spill: Spill) -> None:
+        self._spill = spill
+        self._starts: list[Rows] = []
+        self._ends: list[Ends] = []
+        self._held = 0
+        self._spilled: list[tuple[list[int], list[int]]] = []
+
+    def add(self, starts: Rows, ends: Ends) -> None:
+        """Add what was left of a piece."""
+        if len(starts.range_id):
+            self._starts.append(starts)
+        if len(ends.range_id):
+            self._ends.append(ends)
+        self._held += len(starts.range_id) + len(ends.range_id)
+        if self._held > MOST_HELD:
+            self._put()
+
+    def pairs(self) -> Iterator[Rows]:
+        """Yield all starts, with the ends that they have. Nothing is added afterwards."""
+        if not self._spilled:
+            yield from _joined(self._starts, self._ends)
+            return
+        self._put()
+        for part in range(_PARTS):
+            starts = [self._spill.get(places[part], Rows) for places, _ in self._spilled if places]
+            ends = [self._spill.get(places[part], Ends) for _, places in self._spilled if places]
+            yield from _joined(starts, ends)
+
+    def _put(self) -> None:
+        self._spilled.append((self._put_parts(self._starts), self._put_parts(self._ends)))
+        self._held = 0
+
+    def _put_parts(self, tables: list[Rows] | list[Ends]) -> list[int]:
+        if not tables:
+            return []
+        table: Rows | Ends = tables[0].join(*tables[1:])
+        tables.clear()
+        part = table.range_id % _PARTS
+        order = np.argsort(part, kind="stable")
+        edges = np.searchsorted(part[order], np.arange(_PARTS + 1))
+        return [self._spill.put(table.take(order[edges[n] : edges[n + 1]])) for n in range(_PARTS)]
+
+
+def _joined(starts: Sequence[Rows], ends: Sequence[Ends]) -> Iterator[Rows]:
+    if not starts:
+        return
+    opened = starts[0].join(*starts[1:])
+    if not ends:
+        yield opened
+        return
+    closing = ends[0].join(*ends[1:])
+    partner = pair_ids(opened.range_id, closing.range_id)
+    paired = np.flatnonzero(partner >= 0)
+    closers, closed = closing.take(partner[paired]), opened.take(paired)
+    elsewhere = np.where(closers.global_tid != closed.global_tid, closers.global_tid, -1)
+    yield replace(closed, end=closers.time_ns, end_global_tid=elsewhere)
+    yield opened.take(partner < 0)
+
+
+def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Pair the pushes and pops of one thread, which nest separately in each domain.
+
+    Args:
+        domain: shape (n,), the domain of each event, in the order in which the events happened.
+        is_push: shape (n,), True for a push, False for a pop.
+
+    Returns:
+        Shape (n,): for a push the index of its pop, for a pop the index of its push, -1 for a push that stayed open and
+        for a pop that found nothing to pop (which NVTX ignores).
+
+    A push that is followed by a pop is paired with it, and both are taken out: after a few rounds little is left of
+    what programs do. What is nested deeper is paired by depth.
+    """
+    partner = np.full(len(is_push), -1, np.intp)
+    if not len(domain):
+        return partner
+    several = bool((domain != domain[0]).any())
+    order = _sorted(domain) if several else np.arange(len(domain))
+    push = is_push[order] if several else is_push
+    for _ in range(_ROUNDS):
+        inner = push[:-1] > push[1:]
+        if several:
+            ordered = domain[order]
+            inner &= ordered[:-1] == ordered[1:]
+        first = np.flatnonzero(inner)
+        if not len(first):
+            return partner
+        pushes, pops = order[first], order[first + 1]
+        partner[pushes], partner[pops] = pops, pushes
+        left = np.ones(len(order), np.bool_)
+        left[first] = left[first + 1] = False
+        order, push = order[left], push[left]
+    _pair_by_depth(order, domain[order], push, partner)
+    return partner
+
+
+def _pair_by_depth(
+    order: NDArray[np.intp], domain: NDArray[np.integer[Any]], push: NDArray[np.bool_], partner: NDArray[np.intp]
+) -> None:
+    """Pair events that are sorted by domain; `order` is where they stand in `partner`.
+
+    The depth of the stack is a running sum; a pop that finds it empty is where the sum falls below its running minimum.
+    At one depth pushes and pops then alternate, so each push pairs with the next event of its depth.
+    """
+    count = len(push)
+    if not count:
+        return
+    first = np.empty(count, np.bool_)
+    first[0] = True
+    first[1:] = domain[1:] != domain[:-1]
+    group = np.cumsum(first) - 1
+    # Domains are laid one below the other, further apart than any depth, so one running minimum serves all of them.
+    ground = -group * (2 * count + 2)
+    step = np.where(push, 1, -1)
+    total = np.cumsum(step)
+    total += ground - (total - step)[np.flatnonzero(first)][group]
+    low = np.minimum(np.minimum.accumulate(total), ground)
+    low_before = np.where(first, ground, np.concatenate((ground[:1], low[:-1])))
+    stray = ~push & (low < low_before)
+    level = np.where(push, total - low, total - low + 1)
+    kept = np.flatnonzero(~stray)
+    by_level = kept[np.lexsort((level[kept], ground[kept]))]
+    same = (level[by_level][1:] == level[by_level][:-1]) & (ground[by_level][1:] == ground[by_level][:-1])
+    paired = same & push[by_level][:-1] & ~push[by_level][1:]
+    pushes, pops = order[by_level[:-1][paired]], order[by_level[1:][paired]]
+    partner[pushes] = pops
+    partner[pops] = pushes
+
+
+def _sorted(keys: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
+    """Return the stable order of whole numbers from 0 on; of small ones numpy finds it several times faster."""
+    small = not len(keys) or int(keys.max()) <= np.iinfo(np.uint16).max
+    return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
+
+
+def pair_ids(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return for each id of `starts` (unique) the index of the first equal one in `ends`, or -1."""
+    if not len(ends):
+        return np.full(len(starts), -1, np.intp)
+    order = np.argsort(ends, kind="stable")
+    found = np.minimum(np.searchsorted(ends[order], starts), len(ends) - 1)
+    return np.where(ends[order][found] == starts, order[found], -1)
+
+
+class Strings:
+    """The rows of StringIds, in a file of their own until the events are written. A context manager.
+
+    A text has one row unless there are very many: only the last ones are remembered.
+
+    Args:
+        path: an SQLite file that is made for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._database = sqlite3.connect(path, isolation_level=None)
+        self._last = 0
+        self._known: dict[str, int] = {}
+        self._length = 0
+        self._rows: list[tuple[int, str]] = []
+
+    def __enter__(self) -> Strings:
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute("PRAGMA synchronous = OFF")
+        self._database.execute("BEGIN")
+        self._database.execute(TABLES["StringIds"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def id(self, text: str) -> int:
+        """Return the id of a text."""
+        known = self._known.get(text)
+        if known is not None:
+            return known
+        self._last += 1
+        self._rows.append((self._last, text))
+        self._length += len(text)
+        if len(self._known) >= _MOST_CACHED or self._length > _LONGEST_CACHED:
+            self._known.clear()
+            self._length = len(text)
+            self._write()
+        elif len(self._rows) >= _ROWS_AT_ONCE:
+            self._write()
+        self._known[text] = self._last
+        return self._last
+
+    def finish(self) -> None:
+        """Write what is not written yet; nothing is added afterwards."""
+        self._write()
+        self._database.execute("COMMIT")
+
+    def _write(self) -> None:
+        self._database.executemany("INSERT INTO StringIds (id, value) VALUES (?, ?)", self._rows)
+        self._rows.clear()
+
+
+class Texts:
+    """The messages of one thread that were not registered. A context manager: it holds the file mapped.
+
+    Args:
+        thread: whose they are.
+        strings: where a text goes that is too long for a row of its own.
+    """
+
+    def __init__(self, thread: rec.ThreadRecording, strings: Strings) -> None:
+        self._path = thread.texts
+        self._in_ring = thread.pieces is not None
+        self._strings = strings
+        self._content: mmap.mmap | bytes = b""
+
+    def __enter__(self) -> Texts:
+        if untrusted.is_regular(self._path) and self._path.stat().st_size >= rec.FILE_HEADER_BYTES:
+            with untrusted.open_regular(self._path) as file:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if self._content[:8] != rec.TEXT_MAGIC and not self._in_ring:
+                self._close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if isinstance(self._content, mmap.mmap):
+            self._content.close()
+        self._content = b""
+
+    def lookup(self, messages: NDArray[np.uint64]) -> tuple[NDArray[np.object_], NDArray[np.int16], NDArray[np.int32]]:
+        """Return text (UTF-8) and length of each message that has TEXT_BIT set, or of a long one its id in StringIds.
+
+        Of the other messages and of empty texts they are None, 0 and -1.
+        """
+        texts, ids = np.full(len(messages), None, object), np.full(len(messages), -1, np.int32)
+        lengths = np.zeros(len(messages), np.int16)
+        chosen = np.flatnonzero(messages & np.uint64(rec.TEXT_BIT))
+        if len(chosen):
+            unique, inverse = np.unique(messages[chosen], return_inverse=True)
+            found, numbers = np.full(len(unique), None, object), np.full(len(unique), -1, np.int32)
+            sizes = np.zeros(len(unique), np.int16)
+            for place, message in enumerate(unique.tolist()):
+                text = self._text((message ^ rec.TEXT_BIT) * 8)
+                if len(text) > LONGEST_TEXT:
+                    numbers[place] = self._strings.id(text.decode())
+                elif text:
+                    found[place], sizes[place] = text, len(text)
+            texts[chosen], lengths[chosen], ids[chosen] = found[inverse], sizes[inverse], numbers[inverse]
+            if isinstance(self._content, mmap.mmap):
+                # They stay in the system's cache; they need not count as this process's memory.
+                self._content.madvise(mmap.MADV_DONTNEED)
+        return texts, lengths, ids
+
+    def _text(self, place: int) -> bytes:
+        lost = LOST_TEXT.encode()
+        if place + 8 > len(self._content):
+            return lost
+        length = int.from_bytes(self._content[place : place + 8], "little")
+        if place + 8 + length > len(self._content):
+            return lost
+        return rec.decode(self._content[place + 8 : place + 8 + length]).encode()

@@ -1,0 +1,422 @@
+"""Writes a recording as an SQLite file in nsys's export schema, so that one reader, and nsys's own tools, read both.
+
+The tables that a recording of NVTX calls has something to say about are written, with nsys's names, types and value
+conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x), and what the file says of its own origin: the
+machine, the program, who wrote it and when. Environment variables are not written. Events are read, paired and written
+chunk by chunk (`nsys_rows`), as pages of the file (`sqlite_pages`); everything else is inserted by SQLite afterwards.
+Memory does not depend on the number of ranges. Another source of events writes into the file by a `Sink`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceable.collectors.nsys.tables import (
+    ENUMS,
+    FLIGHT_TABLES,
+    TABLES,
+    VIRTUAL_MACHINE,
+    check_replaceable,
+    global_tid,
+)
+from traceable.collectors.recorder import loss_table
+from traceable.collectors.recorder import recording as rec
+from traceable.collectors.recorder.flight import METADATA
+from traceable.collectors.recorder.rows import PlacedProcess, ProcessRows, Rows, Spill, Strings, by_columns
+from traceable.collectors.recorder.sqlite_pages import PAGE_BYTES, TableWriter
+from traceable.errors import CollectorError, Message
+
+INFORMATION, WARNING = 1, 2
+"""Severities of DIAGNOSTIC_EVENT."""
+
+CATEGORY, THREAD, DOMAIN = 33, 39, 75
+"""nsys's event types of names."""
+
+_DATABASE, _STRINGS = "database", "strings"
+
+SCHEMA_VERSION = "3.16.1"
+"""The schema whose tables are written; that of nsys 2024.6."""
+
+COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
+"""Row of META_DATA_EXPORT: `true` if every recorded process had ended when the file was written."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file holds: how many events, and what should be said about it."""
+
+    events: int
+    notes: tuple[Message, ...]
+
+
+class Insert(Protocol):
+    """Inserts rows into some columns of a table."""
+
+    def __call__(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Insert them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A database in the making.
+
+    Attributes:
+        create: executes a statement that makes a table.
+        insert: inserts rows.
+        string: returns the id of a text in StringIds.
+        warn: says something to the user, of a process (a globalPid) or of all (None). It stands in the database too.
+        remark: the same, in the database alone.
+        zeros: what is to be added to CLOCK_MONOTONIC of a process to have a time of the database, by pid.
+        zero: the same for a process that has none there.
+    """
+
+    create: Callable[[str], object]
+    insert: Insert
+    string: Callable[[str], int]
+    warn: Callable[[Message, int | None], None]
+    remark: Callable[[Message, int | None], None]
+    zeros: Mapping[int, int]
+    zero: int
+
+
+@dataclass(frozen=True)
+class Added:
+    """What was written: how many events, and when the last of them ended; times as in the database."""
+
+    events: int
+    last_ns: int
+
+
+Source = Callable[[Sink], Added]
+"""Writes its events."""
+
+
+def write_database(recording: rec.Recording, path: Path, complete: bool, source: Source | None = None) -> Written:
+    """Write `recording` to `path`, replacing it only when the new file is whole.
+
+    Args:
+        recording: what to write; its events are read here.
+        path: the SQLite file.
+        complete: whether all of its processes have ended.
+        source: has more events for it.
+
+    Raises:
+        CollectorError: the file can't be written, something else is in its place, or a file of the recording can't be
+            read.
+    """
+    folder = None
+    check_replaceable(path)
+    try:
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}."))
+        written = _Export(folder, recording).write(complete, source)
+        (folder / _DATABASE).replace(path)
+    except (OSError, sqlite3.Error) as error:
+        found = f"{path} can't be written ({error})"
+        raise CollectorError(
+            "file_not_written", found, "make room or choose another place; the recording is kept"
+        ) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+    return written
+
+
+@contextmanager
+def _database(path: Path) -> Iterator[sqlite3.Connection]:
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        # A half-written file is thrown away, so SQLite need not be able to recover one.
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        database.execute("BEGIN")
+        yield database
+        database.execute("COMMIT")
+    finally:
+        database.close()
+
+
+class _Export:
+    """Writes a database into a folder: events as pages, then everything else with SQLite."""
+
+    def __init__(self, folder: Path, recording: rec.Recording) -> None:
+        self._folder = folder
+        self._recording = recording
+        self._flight = any(process.window for process in recording.processes)
+        self._notes = list(recording.notes)
+        self._diagnosed: list[int | None] = [None] * len(self._notes)
+        self._strings = Strings(folder / _STRINGS)
+        self._events = 0
+        self._last_ns = 0
+        self._origin_ns = self._first_ns()
+        self._domains: dict[int, int] = {}
+        self._zeros: dict[int, int] = {}
+        self._remarks: list[tuple[Message, int | None]] = []
+
+    def write(self, complete: bool, source: Source | None) -> Written:
+        path = self._folder / _DATABASE
+        with _database(path) as self._database:
+            for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
+                self._database.execute(statement)
+            self._database.execute(loss_table.CREATE)
+            found = self._database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'NVTX_EVENTS'")
+            ((root,),) = found.fetchall()
+        with self._strings:
+            with TableWriter(path, root) as self._table, Spill(self._folder) as self._spill:
+                placed = self._write_events()
+            with _database(path) as self._database:
+                self._write_rest(placed, complete, source)
+            self._strings.finish()
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("PRAGMA journal_mode = OFF")
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("ATTACH ? AS strings", (str(self._strings.path),))
+            database.execute("INSERT INTO main.StringIds SELECT * FROM strings.StringIds")
+        return Written(self._events, tuple(self._notes))
+
+    def _write_events(self) -> list[PlacedProcess]:
+        placed = []
+        silent = 0
+        for process in self._recording.processes:
+            before = self._events
+            placed.append(self._place(process))
+            self._write_process(placed[-1])
+            silent += self._events == before and not process.dropped
+        if silent and self._events:
+            used = len(self._recording.processes)
+            found = f"{silent} of {used} processes used NVTX and recorded no range or mark"
+            self._note(Message("processes_without_ranges", found))
+        return placed
+
+    def _write_rest(self, placed: Iterable[PlacedProcess], complete: bool, source: Source | None) -> None:
+        for table, rows in ENUMS.items():
+            self._insert(table, ("id", "name", "label"), rows)
+        seen: set[int] = set()
+        for process in placed:
+            pid = process.recording.pid
+            if pid not in seen:
+                seen.add(pid)
+                row = (global_tid(pid, 0), pid, process.recording.name)
+                self._insert("PROCESSES", ("globalPid", "pid", "name"), [row])
+            self._write_names(process)
+            if lost := loss_table.lost_of(process.recording):
+                self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.row(loss_table.LOST, pid, lost)])
+            if process.recording.window:
+                self._write_window(process, process.recording.window)
+        if source is not None:
+            self._add(source)
+        self._write_facts(complete)
+
+    def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        names = ", ".join(f'"{column}"' for column in columns)
+        values = ", ".join("?" * len(columns))
+        self._database.executemany(f"INSERT INTO {table} ({names}) VALUES ({values})", rows)
+
+    def _note(self, note: Message, global_pid: int | None = None) -> None:
+        self._notes.append(note)
+        self._diagnosed.append(global_pid)
+
+    def _add(self, source: Source) -> None:
+        zero = -self._origin_ns - (self._recording.processes[0].monotonic_ns if self._recording.processes else 0)
+        remark = self._remarks.append
+        added = source(
+            Sink(
+                create=self._database.execute,
+                insert=self._insert,
+                string=self._strings.id,
+                warn=self._note,
+                remark=lambda note, global_pid: remark((note, global_pid)),
+                zeros=self._zeros,
+                zero=zero,
+            )
+        )
+        self._events += added.events
+        self._last_ns = max(self._last_ns, added.last_ns)
+
+    # ---- one process
+
+    def _first_ns(self) -> int:
+        """Return when flight recorders show something first, in ns since the first process's zero; else 0."""
+        first = self._recording.processes[:1]
+        starts = [
+            process.monotonic_ns - first[0].monotonic_ns + process.window.start_ns
+            for process in self._recording.processes
+            if process.window and self._clocks_agree(process)
+        ]
+        return min(starts, default=0)
+
+    def _clocks_agree(self, process: rec.ProcessRecording) -> bool:
+        first = self._recording.processes[0]
+        monotonic, real = process.monotonic_ns - first.monotonic_ns, process.realtime_ns - first.realtime_ns
+        return abs(monotonic - real) < 1_000_000_000
+
+    def _offset_ns(self, process: rec.ProcessRecording) -> int:
+        """Return the time of the process's zero, in ns since the first process's."""
+        first = self._recording.processes[0]
+        if self._clocks_agree(process):
+            return process.monotonic_ns - first.monotonic_ns
+        found = (
+            f"process {process.pid} counts time differently from process {first.pid} (another machine, container or "
+            "boot, or a clock that was set); it is placed by its wall clock"
+        )
+        self._note(Message("clocks_differ", found), global_tid(process.pid, 0))
+        return process.realtime_ns - first.realtime_ns
+
+    def _place(self, process: rec.ProcessRecording) -> PlacedProcess:
+        offset = self._offset_ns(process)
+        self._zeros[process.pid] = offset - process.monotonic_ns
+        # After an exec, one pid has two recordings, and each numbers its domains from 1.
+        first_domain = self._domains.setdefault(process.pid, 0)
+        domains = [name.id for name in process.names if name.kind == rec.DOMAIN]
+        self._domains[process.pid] += max(domains, default=0)
+        return PlacedProcess(process, offset, first_domain)
+
+    def _write_process(self, placed: PlacedProcess) -> None:
+        process, pid = placed.recording, global_tid(placed.recording.pid, 0)
+        threads = ProcessRows(placed, self._registered(process), self._strings, self._spill)
+        notes: list[Message] = []
+        for thread in process.threads:
+            for rows in threads.rows(thread, notes):
+                self._write_rows(rows, placed)
+        for rows in threads.open_ranges():
+            self._write_rows(rows, placed)
+        for note in (*notes, *loss_table.notes_of(process)):
+            self._note(note, pid)
+
+    def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
+        """Return the StringIds id of each registered string, by the recorder's id; -1 where none is."""
+        ids = array("i")
+        for identity, text in rec.read_strings(process):
+            if identity >= len(ids):
+                ids.extend(itertools.repeat(-1, identity + 1 - len(ids)))
+            ids[identity] = self._strings.id(text)
+        return np.frombuffer(ids, np.int32) if len(ids) else np.empty(0, np.int32)
+
+    def _write_names(self, placed: PlacedProcess) -> None:
+        process, offset, first_domain = placed.recording, placed.offset_ns, placed.first_domain
+        rows: list[tuple[int, int, int | None, str, int, int]] = []
+        threads = {thread.tid: thread.name for thread in process.threads if thread.name}
+        for name in process.names:
+            tid = global_tid(process.pid, name.tid)
+            start = offset + max(name.time_ns, process.window.start_ns if process.window else 0) - self._origin_ns
+            domain = name.domain + first_domain if name.domain else 0
+            if name.kind == rec.DOMAIN:
+                rows.append((start, DOMAIN, None, name.text, tid, name.id + first_domain))
+            elif name.kind == rec.CATEGORY:
+                rows.append((start, CATEGORY, name.id, name.text, tid, domain))
+            elif name.kind == rec.THREAD:
+                rows.append((start, THREAD, None, name.text, global_tid(process.pid, name.id), domain))
+                threads[name.id] = name.text
+        self._insert("NVTX_EVENTS", ("start", "eventType", "category", "text", "globalTid", "domainId"), rows)
+        named = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in threads.items())
+        self._insert("ThreadNames", ("nameId", "globalTid"), named)
+
+    def _write_rows(self, rows: Rows, placed: PlacedProcess) -> None:
+        if window := placed.recording.window:
+            shown = rows.within(placed.offset_ns + window.start_ns, placed.offset_ns + window.end_ns)
+            rows = shown.since(self._origin_ns)
+        if not len(rows.kind):
+            return
+        self._events += len(rows.kind)
+        self._last_ns = max(self._last_ns, int(rows.start.max()), int(rows.end.max()))
+        for columns in by_columns(rows):
+            self._table.add(columns)
+
+    def _write_window(self, placed: PlacedProcess, window: rec.Window) -> None:
+        process, offset = placed.recording, placed.offset_ns
+        said = {
+            "pid": process.pid,
+            "start_ns": offset + window.start_ns - self._origin_ns,
+            "end_ns": offset + window.end_ns - self._origin_ns,
+            "from_start": window.start_ns == 0,
+            "limit_ns": window.limit_ns or None,
+            "limit_bytes": window.limit_bytes or None,
+            "dumped_by": window.dumped_by if window.dumped else None,
+        }
+        self._insert("META_DATA_CAPTURE", ("name", "value"), [(METADATA, json.dumps(said))])
+
+    # ---- the recording as a whole
+
+    def _write_facts(self, complete: bool) -> None:
+        processes = self._recording.processes
+        machine = VIRTUAL_MACHINE
+        if processes:
+            epoch_ns = processes[0].realtime_ns + self._origin_ns
+            utc = datetime.fromtimestamp(epoch_ns // 1_000_000_000, timezone.utc)
+            times = (epoch_ns, f"{utc:%Y-%m-%dT%H:%M:%S}", f"{utc.astimezone():%Y-%m-%dT%H:%M:%S}")
+            self._insert("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "utcTime", "localTime"), [times])
+        details = (machine, self._last_ns, 0, self._last_ns)
+        self._insert("ANALYSIS_DETAILS", ("globalVid", "duration", "startTime", "stopTime"), [details])
+        environment = ((machine, "Local (traceable)", *row) for row in machine_facts())
+        self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
+        # Timestamp of the target, from the injection.
+        noted = zip(self._notes, self._diagnosed, strict=True)
+        diagnosed = [(0, 1, 1, WARNING, note.printed, pid) for note, pid in noted]
+        diagnosed += [(0, 1, 1, INFORMATION, remark.printed, pid) for remark, pid in self._remarks]
+        columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
+        self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
+        self._insert("META_DATA_CAPTURE", ("name", "value"), capture_facts(processes))
+        self._insert("META_DATA_EXPORT", ("name", "value"), export_facts(complete))
+
+
+def machine_facts() -> list[tuple[str, int, str]]:
+    """Return the machine's properties with nsys's numbers for them. Environment variables are not among them."""
+    return [
+        ("CpuCores", 1, str(os.cpu_count() or 0)),
+        ("CpuArchitecture", 3, platform.machine()),
+        ("SoftwareReleaseVersion", 618, platform.release()),
+        ("Hostname", 619, platform.node()),
+    ]
+
+
+def capture_facts(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[str, str]]:
+    """Yield what nsys says of a recording, of the first process with the command line as it was recorded."""
+    yield "DEVICE_ID", "Local (traceable)"
+    yield "CAPTURE_EVENT_TYPE", "NvtxEvents"
+    if processes:
+        command, *arguments = processes[0].command
+        yield "PROCESS_0:COMMAND", command
+        yield from ((f"PROCESS_0:ARGUMENT_{number}", argument) for number, argument in enumerate(arguments))
+        yield "PROCESS_0:PID", str(processes[0].pid)
+        yield "PROCESS_0:COLLECT_NVTX_TRACE", "true"
+
+
+def export_facts(complete: bool) -> list[tuple[str, str]]:
+    """Return what nsys says of an export: by whom, when, in which schema; and whether all of the recording is there."""
+    now = datetime.now(timezone.utc)
+    major, minor, micro = SCHEMA_VERSION.split(".")
+    try:
+        version = importlib.metadata.version("traceable")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""  # run from a source tree that was never installed
+    return [
+        ("EXPORT_PRODUCT_NAME", "traceable embedded recorder"),
+        ("EXPORT_PRODUCT_VERSION", version),
+        ("EXPORT_SCHEMA_VERSION", SCHEMA_VERSION),
+        ("EXPORT_SCHEMA_VERSION_MAJOR", major),
+        ("EXPORT_SCHEMA_VERSION_MINOR", minor),
+        ("EXPORT_SCHEMA_VERSION_MICRO", micro),
+        ("EXPORT_PLATFORM", "linux-desktop"),
+        ("EXPORT_ARCH", {"x86_64": "x64"}.get(platform.machine(), platform.machine())),
+        ("EXPORT_TIME_UTC", f"{now:%Y-%m-%dT%H:%M:%S}"),
+        ("EXPORT_TIME_LOCAL", f"{now.astimezone():%Y-%m-%dT%H:%M:%S}"),
+        (COMPLETE, str(complete).lower()),
+    ]

@@ -1,0 +1,229 @@
+"""What the launcher and the annotated process tell each other: the names, and how a value is read.
+
+This is the only socket between the process and what stands around it. Each name is a constant with a docstring.
+Reading never raises: a malformed value is said once on stderr and counts as unset, because nothing of ours may stop
+the user's program from starting. Standard library only, and little of it: every annotated process imports this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+RUN_DIR = "TRACEABLE_RUN_DIR"
+"""Absolute path of the run directory that the launcher made. Set for the program and all its children."""
+
+COLLECTOR = "TRACEABLE_COLLECTOR"
+"""Which collector listens: `nsys`, `recorder`, `torch` or `none`. Set by the launcher."""
+
+RECORDING_DIR = "TRACEABLE_RECORDING_DIR"
+"""Absolute path of the directory in which the embedded recorder writes. Read by the injection library (C)."""
+
+RECORDING_MAX_BYTES = "TRACEABLE_RECORDING_MAX_BYTES"
+"""Size cap of one process's recording, in bytes; what comes after it is counted as dropped. Read in C."""
+
+DISABLE = "TRACEABLE_DISABLE"
+"""`1`: every annotation is a no-op."""
+
+LEVEL = "TRACEABLE_LEVEL"
+"""Which annotations are recorded, from 0 to 9 (2): those of this `level` and lower ones. The others are no-ops."""
+
+DEBUG = "TRACEABLE_DEBUG"
+"""`1`: ranges that are unbalanced, crossed or held over an `await` are said on stderr, with both places."""
+
+PURE = "TRACEABLE_PURE"
+"""`1`: emit through the `nvtx` package even where the native core is built."""
+
+NSYS = "TRACEABLE_NSYS"
+"""Path of the nsys executable to use, before PATH and the usual install folders. Read by the launcher."""
+
+NCU = "TRACEABLE_NCU"
+"""Path of the ncu executable to use, before PATH and the usual install folders. Read by `traceable ncu`."""
+
+START_SECONDS = "TRACEABLE_START_SECONDS"
+"""How long the launcher waits for nsys to start the program before it gives nsys up, in seconds (60)."""
+
+FINISH_SECONDS = "TRACEABLE_FINISH_SECONDS"
+"""How long after the program's end nsys may write nothing before the launcher waits no longer, in seconds (600)."""
+
+READ_LIMIT = "TRACEABLE_READ_LIMIT"
+"""How many times the limits are raised that keep a damaged or malicious file from being read without end (1)."""
+
+HANDOVER = "TRACEABLE_HANDOVER"
+"""JSON: the descriptors by which the launcher hands the program's own stdio and environment past nsys. Read and
+removed by `collectors/exec_shim.py`, so the program never sees it."""
+
+NVTX_INJECTION = "NVTX_INJECTION64_PATH"
+"""NVTX's own variable: the library that hears the process's NVTX calls. nsys, ncu and our launcher set it."""
+
+ANNOTATE = "TRACEABLE_ANNOTATE"
+"""Code to annotate from outside, one pattern a line (`annotation/patterns.py`). Set by the launcher together with
+`annotation/bootstrap` on PYTHONPATH, where the interpreter finds the `sitecustomize` that reads it."""
+
+ANNOTATE_REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
+"""Process id of the one process that says on stderr what no pattern matched. Set by the first process that read
+`TRACEABLE_ANNOTATE` without a run directory, so that its workers don't repeat it."""
+
+GC = "TRACEABLE_GC"
+"""`1`: record garbage collections as ranges (`annotation/pauses.py`). Set by `run --record-gc`."""
+
+LOOP_PAUSES = "TRACEABLE_LOOP_PAUSES"
+"""Milliseconds from which on a callback of the asyncio event loop counts as a pause; unset or empty records none.
+Set by `run --record-loop-pauses`."""
+
+TORCH_DIR = "TRACEABLE_TORCH_DIR"
+"""Absolute path of the directory for the traces of torch.profiler. Set by the launcher for `--collector torch`."""
+
+TORCH = "TRACEABLE_TORCH"
+"""What torch.profiler records: `whole`, all from the import of torch until the process ends, or `windows`. Set by the
+launcher together with `annotation/bootstrap` on PYTHONPATH."""
+
+GPU_DIR = "TRACEABLE_GPU_DIR"
+"""Absolute path of the directory for what Kineto records of the GPU beside the embedded recorder (`run --gpu`). Set by
+the launcher, together with `TRACEABLE_TORCH`."""
+
+STEPS = "TRACEABLE_STEPS"
+"""Which steps are recorded, as `run --steps` takes them (`protocol/window_spec.py`): `10:30`, `10:12,50:52`,
+`every:1000:5`."""
+
+GATE = "TRACEABLE_GATE"
+"""What a window opens: `nvtx` (nsys's capture range), `cudaProfilerApi`, `recorder`, `gpu`, `torch` or `none`. Set by
+the launcher."""
+
+WARMUP_STEPS = "TRACEABLE_WARMUP_STEPS"
+"""How many steps are over before the steps of a window are counted (`protocol/start_conditions.py`). Set by `run
+--warmup-steps`, as the four below by the options of their names."""
+
+DELAY = "TRACEABLE_DELAY"
+"""How many seconds after its first range or step the windows of a process may begin; `start+10`: after its start."""
+
+AFTER_REQUEST = "TRACEABLE_AFTER_REQUEST"
+"""How many requests are over before windows may begin. Read when traceable is imported: ranges of the name `request`
+are counted from then on."""
+
+IDLE = "TRACEABLE_IDLE"
+"""For how long no step has begun before the one with which windows may begin, in seconds."""
+
+DURATION = "TRACEABLE_DURATION"
+"""How long a window lasts at most, in seconds."""
+
+CONDITIONS = (WARMUP_STEPS, DELAY, AFTER_REQUEST, IDLE, DURATION)
+"""The variables of `protocol/start_conditions.py`."""
+
+STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
+"""A function each call of which is a step, `module:name` (`capture/step_function.py`). Set by `run --step-function`
+together with `annotation/bootstrap` on PYTHONPATH."""
+
+WINDOW_SYNC = "TRACEABLE_WINDOW_SYNC"
+"""`1`: wait for the GPU before a window is opened and before it is closed."""
+
+STEP_TIMES = "TRACEABLE_STEP_TIMES"
+"""`1`: note when each step begins and ends, in the run directory (`capture/step_times.py`). Set by
+`run --measure-overhead`."""
+
+RECORDING_GATED = "TRACEABLE_RECORDING_GATED"
+"""`1`: the embedded recorder records within windows only. Set by the launcher, read in C."""
+
+FLIGHT_RECORDER = "TRACEABLE_FLIGHT_RECORDER"
+"""How much the embedded recorder keeps, `5000000000ns`, `64000000B` or both with a comma; unset for everything. Set by
+`run --flight-recorder`, which also takes its own spelling (`5s`) from here; read in C."""
+
+CONTROL = "TRACEABLE_CONTROL"
+"""`1`: each process that imports traceable listens on a Unix socket in the run directory for `traceable control`. Set
+by `run --control`."""
+
+CONTROL_SIGNAL = "TRACEABLE_CONTROL_SIGNAL"
+"""How many steps a SIGUSR2 has recorded, or `dump` with a flight recorder; unset or empty leaves the signal alone. Set
+by `run --sigusr2`."""
+
+CONTROL_TOKEN = "TRACEABLE_CONTROL_TOKEN"
+"""What a request to `/start_profile` must bear, for middlewares that were given no token; without one they are off."""
+
+RANKS = "TRACEABLE_RANKS"
+"""Which ranks are recorded (`decision.py`): `0,3`, `0-3`, `!1`. Set by `run --ranks` where it starts the ranks,
+together with `annotation/bootstrap` on PYTHONPATH; each process decides for itself."""
+
+PROCESSES = "TRACEABLE_PROCESSES"
+"""Which processes are recorded, by name: `worker*,!worker-1`. Set by `run --processes`, as `TRACEABLE_RANKS`."""
+
+CHOSEN = "TRACEABLE_CHOSEN"
+"""The variables that a process is to have if it is chosen, one a line. Set with the two above."""
+
+PART_OF = "TRACEABLE_PART_OF"
+"""Absolute path of the run directory whose launcher prints the profile, for a `traceable run` within a run: under nsys
+each chosen process is one."""
+
+WINDOW_DOMAIN = "traceable.window"
+"""The NVTX domain of what a window emits: the capture range, and inside of it the range `window <id>`."""
+
+CAPTURE_RANGE = "capture"
+"""The range in that domain that nsys waits for (`-c nvtx -p capture@traceable.window`). Every window has the same one,
+because nsys takes one name only."""
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+_warned: set[tuple[str, str]] = set()
+
+
+def flag(name: str) -> bool:
+    """Read a yes/no variable: 1/true/yes/on against 0/false/no/off, unset or empty (any case)."""
+    value = os.environ.get(name, "").strip().lower()
+    if value in _TRUE:
+        return True
+    if value not in _FALSE:
+        warn_once("variable_invalid", f"{name}={value!r} is neither 1 nor 0; ignored", key=name)
+    return False
+
+
+def digit(name: str, default: int) -> int:
+    """Read a variable of one digit, 0 to 9."""
+    value = os.environ.get(name, "").strip()
+    if len(value) == 1 and value in "0123456789":
+        return int(value)
+    if value:
+        warn_once("variable_invalid", f"{name}={value!r} is not a digit from 0 to 9; {default} is used", key=name)
+    return default
+
+
+def listener_possible() -> bool:
+    """Whether anyone can hear this process: an NVTX listener, for which NVTX asks once, at its first call, or torch."""
+    return bool(os.environ.get(NVTX_INJECTION)) or torch_records()
+
+
+def torch_records() -> bool:
+    """Whether the ranges of this process go into torch.profiler and not into NVTX."""
+    return os.environ.get(COLLECTOR) == "torch"
+
+
+def escaped(text: str) -> str:
+    r"""Return a text with control characters and other invisible ones as escapes: what it holds steers no terminal.
+
+    Examples:
+        >>> escaped("a\x1b[31mb")
+        'a\\x1b[31mb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def warn_once(code: str, message: str, key: str = "") -> None:
+    """Write `message` to stderr, prefixed, with its code, the first time that this process has that code and key.
+
+    Of one of several lines, such as that of an import of numpy that fails, the first and the last are written.
+
+    Args:
+        code: what is wrong, as a stable name.
+        message: a sentence without a full stop.
+        key: tells apart what may be reported once each, such as the name that it is about.
+    """
+    try:
+        if (code, key) in _warned:
+            return
+        _warned.add((code, key))
+        if "\n" in message:
+            lines = message.strip().split("\n")
+            message = f"{lines[0].rstrip()} ... {lines[-1].strip()}"
+        sys.stderr.write(f"traceable: {escaped(message)} [{code}]\n")
+    except Exception:  # noqa: BLE001 - stderr may be closed or replaced, the interpreter may be ending
+        return

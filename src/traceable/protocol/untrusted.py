@@ -1,0 +1,584 @@
+"""Files that somebody else may have made: which kinds are read, how much of them, and what JSON in them may hold.
+
+A recording and a run directory come from other machines and other people. Everything read from one passes here: only
+regular files, and no link inside of a run directory, so that nothing in it leads out of it and no device is read
+without end; up to a size; and JSON whose values have the kinds that are read from them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import sqlite3
+import stat
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from traceable.errors import TraceError
+from traceable.protocol import environment
+
+RECORD_BYTES = 32 << 20
+"""How large a file of JSON, a log or a table of times in a run directory may be."""
+
+PID_MAX = 1 << 22
+"""Linux numbers processes below this (PID_MAX_LIMIT)."""
+
+LATEST_NS = 1 << 62
+"""Wall clocks and times are from 0 to this, the year 2116: below it no sum or difference of two overflows."""
+
+_PIECE_BYTES = 1 << 20
+
+_STEPS_OF_A_BYTE = 32
+_STEPS_MIN = 50_000_000
+_STEPS_AT_ONCE = 1_000_000
+"""How many instructions SQLite may take for one statement: reading a table takes about one a byte. 50 million take a
+second."""
+_LARGEST_FACTOR = 1 << 20
+_NAME_CHARACTERS = 255
+_NAME_SHORTENED = 40
+
+
+class RefusedError(OSError):
+    """A file that is not read. `strerror` says why, as the end of a sentence."""
+
+
+# ---- limits
+
+
+def limit(amount: int) -> int:
+    """Return a limit, as often as `TRACEABLE_READ_LIMIT` says.
+
+    Args:
+        amount: what it is without that variable.
+    """
+    return amount * _factor()
+
+
+def raised() -> str:
+    """Return how to raise the limits, as an imperative clause."""
+    return f"if you trust the file, set {environment.READ_LIMIT}={10 * _factor()}, which raises the limits"
+
+
+def _factor() -> int:
+    text = os.environ.get(environment.READ_LIMIT, "").strip()
+    if text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= _LARGEST_FACTOR:
+        return int(text)
+    if text:
+        environment.warn_once(
+            "variable_invalid",
+            f"{environment.READ_LIMIT}={text[:40]!r} is not a number from 1",
+            key=environment.READ_LIMIT,
+        )
+    return 1
+
+
+# ---- files
+
+
+def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
+    """Open a regular file for reading. Nothing else is ever read or waited for.
+
+    Args:
+        path: the file.
+        follow: whether it may be a link: only what the user named may.
+
+    Raises:
+        RefusedError: it is a link, a device, a pipe, a socket or a directory.
+        OSError: it can't be opened.
+    """
+    _check_regular((path.stat() if follow else path.lstat()).st_mode, path)
+    # What was put in its place since then is not waited for either.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    try:
+        _check_regular(os.fstat(descriptor).st_mode, path)
+    except RefusedError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def _check_regular(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        what = "a link" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+        raise RefusedError(errno.EINVAL, f"it is {what} and not a regular file", os.fspath(path))
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything of this name, and be it a link to nothing."""
+    return _mode(path) != 0
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is a regular file of this name, and not a link to one."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_directory(path: Path) -> bool:
+    """Whether there is a directory of this name, and not a link to one."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.lstat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def read(path: Path, most: int = RECORD_BYTES) -> bytes:
+    """Return the content of a file in a run directory.
+
+    Args:
+        path: the file.
+        most: how many bytes it may have, before `limit`.
+
+    Raises:
+        OSError: it can't be read, is no regular file, or is larger.
+    """
+    allowed = limit(most)
+    parts, left = [], allowed + 1
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > allowed:
+            left = 0
+        # Not as one piece: it may grow, and that much memory would be taken for a file of any size.
+        while left and (part := file.read(min(left, _PIECE_BYTES))):
+            parts.append(part)
+            left -= len(part)
+    if not left:
+        raise RefusedError(errno.EFBIG, f"it is larger than {allowed} bytes; {raised()}", os.fspath(path))
+    return b"".join(parts)
+
+
+def new_beside(path: Path) -> Path:
+    """Create an empty file beside `path`, with a name that nobody had, to be written and then put in its place.
+
+    Raises:
+        OSError: it can't be created.
+    """
+    while True:
+        name = path.with_name(f".{path.name[:_NAME_SHORTENED]}.{os.getpid()}-{time.monotonic_ns():x}")
+        try:
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+        except FileExistsError:
+            continue
+        return name
+
+
+# ---- SQLite
+
+SQLITE_ERRORS = (sqlite3.Error, UnicodeError, OverflowError)
+"""What a damaged file makes the sqlite3 module raise: its own errors, and these two while it converts a value or the
+text of an error, which quotes the file."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a SQLite file to be read, and read tables alone: a view may be endless, a virtual table runs code.
+
+    A statement that uses a view, or takes more instructions than a file of this size can need, fails with one of
+    `SQLITE_ERRORS`, of which `why` says what it means. Nothing is created beside the file.
+
+    Raises:
+        OSError: there is no such file, or it is not a regular one.
+        SQLITE_ERRORS: it can't be opened.
+    """
+    with open_regular(path, follow=True) as file:
+        size = os.fstat(file.fileno()).st_size
+    quoted = urllib.parse.quote(os.fsencode(path.absolute()))
+    connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        text, connection.text_factory = connection.text_factory, bytes
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view' OR ifnull(rootpage, 0) = 0")
+        others = {name.decode("utf-8", "replace").lower() for (name,) in rows if isinstance(name, bytes)}
+        connection.text_factory = text
+        recursive, read, allowed, denied = 33, sqlite3.SQLITE_READ, sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
+
+        def allow(action: int, first: str | None, _: str | None, __: str | None, within: str | None) -> int:
+            is_other = (within or "").lower() in others or (action == read and (first or "").lower() in others)
+            return denied if action == recursive or is_other else allowed
+
+        connection.set_authorizer(allow)
+        left = [0]
+        most = limit(_STEPS_MIN + _STEPS_OF_A_BYTE * size)
+
+        def went_on() -> bool:
+            left[0] += _STEPS_AT_ONCE
+            return left[0] > most
+
+        connection.set_progress_handler(went_on, _STEPS_AT_ONCE)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def why(error: Exception) -> str:
+    """Return what one of `SQLITE_ERRORS` means, of a connection of `connect`, as the end of a sentence."""
+    text = next(iter(str(error).splitlines()), "") or type(error).__name__
+    if text == "interrupted":
+        return f"it takes more steps to read than a file of its size can need; {raised()}"
+    if text.startswith("not authorized") or text.endswith("prohibited"):
+        return f"it has a view or virtual table in the place of a table: {text}"
+    return text
+
+
+# ---- JSON
+
+
+def parse(text: bytes | str) -> Any:
+    """Return what JSON holds; numbers that are none (NaN, Infinity) become None.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def record(path: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one JSON object in a file of a run directory.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it holds anything else than `shape`; the text says what, as the end of a sentence.
+    """
+    return checked(parse(read(path)), shape)
+
+
+def lines(path: Path, shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file with one a line. Lines that hold anything else are passed over, and so is a file
+    that can't be read: a process may have died while it wrote.
+    """
+    try:
+        content = read(path)
+    except OSError:
+        return
+    for line in content.splitlines():
+        try:
+            yield checked(parse(line), shape)
+        except ValueError:  # noqa: PERF203 - one line is not to cost the others
+            continue
+
+
+def checked(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` if it is an object of this shape.
+
+    Raises:
+        ValueError: it is not; the text says where, as the end of a sentence.
+    """
+    _check(value, shape, "")
+    found: dict[str, Any] = value
+    return found
+
+
+def fits(value: Any, shape: Mapping[str, Any]) -> bool:
+    """Whether `value` is an object of this shape."""
+    try:
+        _check(value, shape, "")
+    except ValueError:
+        return False
+    return True
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LATEST_NS
+
+
+def _number(value: Any) -> bool:
+    return _whole(value) or (type(value) is float and math.isfinite(value))
+
+
+def _path_text(value: Any) -> bool:
+    """Whether it can be a path: no zeros, and nothing that no file name has."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except ValueError:
+        return False
+
+
+def _pid(value: Any) -> bool:
+    return type(value) is int and 0 < value < PID_MAX
+
+
+def _file_name(value: Any) -> bool:
+    """Whether it is a name in the run directory itself, and leads nowhere else."""
+    return isinstance(value, str) and len(value) <= _NAME_CHARACTERS and _NAME.fullmatch(value) is not None
+
+
+_NAME = re.compile(r"(?!\.)[\w.-]+")
+"""As `run --name` takes them."""
+
+TEXT, FLAG, WHOLE, COUNT, NUMBER, PID = _text, _flag, _whole, _count, _number, _pid
+FILE_NAME, PATH = _file_name, _path_text
+_SAID = {
+    TEXT: "a text",
+    FLAG: "true or false",
+    WHOLE: "a whole number of 64 bits",
+    COUNT: "a whole number from 0 to 2^62",
+    NUMBER: "a number",
+    PID: f"a process id (1 to {PID_MAX - 1})",
+    FILE_NAME: "the name of a file (letters, digits, `.`, `_` and `-`)",
+    PATH: "a path",
+}
+
+_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+
+# ---- shapes: an object has these keys. What no key names may be anything; null and absent are the same, but for a key
+# with `!`, whose value must be there, and one with `?`, which must be there and may be null. A list of one is a list of
+# such values, a tuple one of this length, an object with the key `*` has such values under any names. The key `=` has
+# pairs of keys, the second of which may not be null where the first is not.
+
+
+def _check(value: Any, shape: Any, where: str) -> None:
+    if isinstance(shape, Mapping):
+        if not isinstance(value, dict):
+            raise ValueError(_wrong(value, "an object", where))
+        _check_members(value, shape, where)
+    elif isinstance(shape, list | tuple):
+        if not isinstance(value, list):
+            raise ValueError(_wrong(value, "a list", where))
+        if isinstance(shape, tuple) and len(shape) != len(value):
+            raise ValueError(f"`{where}` has {len(value)} values, not {len(shape)}")
+        for number, one in enumerate(value):
+            _check(one, shape[number] if isinstance(shape, tuple) else shape[0], f"{where}[{number}]")
+    elif not shape(value):
+        raise ValueError(_wrong(value, _SAID[shape], where))
+
+
+def _check_members(value: dict[str, Any], shape: Mapping[str, Any], where: str) -> None:
+    for key, expected in shape.items():
+        if key == "*":
+            for name, one in value.items():
+                if one is not None:
+                    _check(one, expected, f"{where}.{name[:40]}")
+            continue
+        if key == "=":
+            for first, second in expected:
+                if value.get(first) is not None and value.get(second) is None:
+                    raise ValueError(f"`{_member(where, second)}` is missing")
+            continue
+        name = key.rstrip("!?")
+        if key[-1] == "?" and name not in value:
+            raise ValueError(f"`{_member(where, name)}` is missing")
+        if value.get(name) is not None:
+            _check(value[name], expected, _member(where, name))
+        elif key[-1] == "!":
+            raise ValueError(f"`{_member(where, name)}` is missing")
+
+
+def _member(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _wrong(value: Any, expected: str, where: str) -> str:
+    short = repr(value)[:40] if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    found = "null" if value is None else _KINDS.get(type(value), "something else")
+    return f"`{where}` is {found}{f' ({short})' if short else ''}, not {expected}" if where else f"it is {found}"
+
+
+_ARGV = [TEXT]
+_MESSAGE = {"code!": TEXT, "text!": TEXT}
+_PLACE = {"wall_ns!": COUNT, "step!": COUNT, "stall_ns": COUNT}
+_WINDOW = {
+    "id!": TEXT,
+    "start_step!": COUNT,
+    "stop_step?": COUNT,
+    "opened?": _PLACE,
+    "closed?": {**_PLACE, "reason!": TEXT, "error": TEXT, "code": TEXT},
+    "by": TEXT,
+}
+_IDENTITY = {"name": TEXT, "start": TEXT, "program": TEXT, "role": TEXT, **dict.fromkeys(("rank", "world_size"), COUNT)}
+_CONDITIONS = {
+    "warmup_steps": COUNT,
+    "requests": COUNT,
+    **dict.fromkeys(("delay_s", "idle_s", "duration_s"), NUMBER),
+    "delay_from_start": FLAG,
+}
+_COMPARED = {
+    "steps!": COUNT,
+    **dict.fromkeys(("plain_p50_ns!", "profiled_p50_ns!", "more_share!", "low_share?", "high_share?"), NUMBER),
+    "beyond_chance": FLAG,
+    "=": [("low_share", "high_share")],
+}
+_OVERHEAD = {
+    "collector!": TEXT,
+    "recorded_steps?": _COMPARED,
+    "other_steps?": _COMPARED,
+    "warm_up_steps!": COUNT,
+    "stepping_processes!": COUNT,
+    "pid?": WHOLE,
+    "stall_ns!": COUNT,
+    "plain_waited_share?": NUMBER,
+    "profiled_waited_share?": NUMBER,
+    "plain_run_ns?": NUMBER,
+    "profiled_run_ns?": NUMBER,
+    "run_more_share?": NUMBER,
+    "=": [("run_more_share", "plain_run_ns"), ("run_more_share", "profiled_run_ns")],
+}
+_ENDED = {"exit_code": WHOLE, "signal": WHOLE}
+
+FLIGHT = {
+    "pid!": PID,
+    "start_ns!": WHOLE,
+    "end_ns!": WHOLE,
+    "limit_ns": WHOLE,
+    "limit_bytes": WHOLE,
+    "from_start!": FLAG,
+    "dumped_by?": TEXT,
+}
+"""What a flight recorder shows of a process: in `run.json` and in the database."""
+
+MANIFEST = {
+    "schema!": TEXT,
+    "run_dir": PATH,
+    "argv": _ARGV,
+    "target": {"kind": TEXT, "program": TEXT, "arguments": _ARGV, "command": _ARGV},
+    "stem": FILE_NAME,
+    "rank": {
+        **dict.fromkeys(("rank", "local_rank", "world_size", "restarts", "launcher_started_ns"), COUNT),
+        "role": TEXT,
+        "by": TEXT,
+        "grouped": FLAG,
+    },
+    "selection": {"ranks": TEXT, "processes": TEXT, "parts": FLAG},
+    "expect": [TEXT],
+    "window": {
+        "asked": TEXT,
+        "on_request": FLAG,
+        "conditions": _CONDITIONS,
+        "windows": [(COUNT, COUNT)],
+    },
+    "timed_window": TEXT,
+    "flight_recorder": {"asked": TEXT, "limit_ns": COUNT, "limit_bytes": COUNT, "shown": [FLIGHT]},
+    "cwd": PATH,
+    "python": {"version": TEXT},
+    "versions": {"*": TEXT},
+    "git": {"commit": TEXT, "dirty": FLAG},
+    "host": {"name": TEXT, "system": TEXT},
+    "gpus": [{"name": TEXT}],
+    "environment_names": [TEXT],
+    "profilers": [TEXT],
+    "launcher_pid": PID,
+    "pid": PID,
+    "collector": {"asked": TEXT, "name!": TEXT, "reason": TEXT},
+    "plan": {"argv": _ARGV, "environment_names": [TEXT], "notes": [_MESSAGE]},
+    "start": {"wall_ns": COUNT, "program_wall_ns": COUNT},
+    "end": {"wall_ns": COUNT, "program_wall_ns": COUNT, "collector_ended": FLAG, "error": _MESSAGE, **_ENDED},
+    "client_of": {"pid": PID, "name": TEXT, "port!": COUNT},
+    "files": [TEXT],
+    "notes": [_MESSAGE],
+    "streams": [PATH],
+    "plain": {"pid": PID, "start_wall_ns": COUNT, "end_wall_ns": COUNT, **_ENDED},
+    "overhead": _OVERHEAD,
+}
+"""`run.json`, as far as it is read."""
+
+PROCESS = {
+    "schema!": TEXT,
+    "pid!": PID,
+    **dict.fromkeys(("name", "label", "program", "start", "lost"), TEXT),
+    "rank": COUNT,
+    "chosen": FLAG,
+}
+"""`process.<pid>.json`."""
+
+STATUS = {
+    "schema!": TEXT,
+    "pid!": PID,
+    "process": _IDENTITY,
+    "steps!": {"begun!": COUNT, "ended!": COUNT},
+    "refused!": COUNT,
+    "end?": TEXT,
+    "windows!": [_WINDOW],
+    "counted_from": COUNT,
+    "delay_waited_s": NUMBER,
+    "longest_pause_s": NUMBER,
+    "first_range_wall_ns": COUNT,
+}
+"""`status.<pid>.json`."""
+
+BEGUN = {
+    "began_wall_ns!": COUNT,
+    "pid!": PID,
+    "disabled!": FLAG,
+    "level!": COUNT,
+    "listener!": FLAG,
+    "forked": FLAG,
+}
+"""A line of `status.<pid>.lives` that a process wrote when it began."""
+
+ENDED = {
+    "ended_wall_ns!": COUNT,
+    "end!": TEXT,
+    "names!": [TEXT],
+    "distinct!": COUNT,
+    "nvtx?": TEXT,
+    "torch_profiler!": FLAG,
+}
+"""A line of `status.<pid>.lives` that a process wrote when Python ended in it."""
+
+EXPECT = {"schema!": TEXT, "names!": [TEXT]}
+"""`expect.*.json`."""
+
+UNAWARE = {"pid!": PID, "name!": TEXT}
+"""A line of `status.unaware`."""
+
+EXIT = {"wait_status!": COUNT, "end_ns": COUNT}
+"""`program.exit`."""
+
+GPU_STATE = {"state!": TEXT, "detail!": TEXT}
+"""`gpu/.<pid>.json`."""
+
+
+GPU_CLOCK = {
+    "monotonic_ns!": COUNT,
+    "realtime_ns!": COUNT,
+    "markers!": [(COUNT, COUNT, COUNT)],
+    "gpus!": {"*": TEXT},
+}
+"""What a process says in its trace in `gpu/` of its clocks and GPUs."""
+
+
+def manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest `run.json`.
+
+    Raises:
+        TraceError: it can't be read, or is no manifest, or one with a value that no launcher wrote.
+    """
+    remedy = "give the .nsys-rep or .sqlite file in it"
+    try:
+        content = parse(read(path))
+    except OSError as error:
+        raise TraceError(
+            "not_a_run_dir",
+            f"{path.parent} is not a run directory: {path.name}: {error.strerror}",
+            "give the directory that `traceable run` named, a .nsys-rep or a .sqlite file",
+        ) from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith("traceable.run/"):
+        raise TraceError("not_a_manifest", f"{path} is not a manifest of traceable's", remedy)
+    try:
+        return checked(content, MANIFEST)
+    except ValueError as error:
+        raise TraceError("manifest_damaged", f"{path} is damaged: {error}", remedy) from None

@@ -1,0 +1,106 @@
+"""Several recordings side by side: the document for machines, and the table for people. Nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from traceable.analysis.compare import LETTERS, column, ratio_column
+from traceable.analysis.table import Table
+from traceable.report import flight, overhead, windows
+from traceable.report.columns import Column, cells, worth_showing
+from traceable.report.document import answer
+from traceable.report.layout import Cells
+from traceable.report.row_filter import Choice
+from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, Page, head_lines, range_labels
+from traceable.report.text import as_printed
+
+SCHEMA = "traceable.beside/1"
+"""Name and version of the document, as those of `report.json`."""
+
+
+def document(heads: Sequence[Mapping[str, Any]], by: str, table: Table, choice: Choice) -> dict[str, Any]:
+    """Return the document that docs/report.md describes, in plain Python values; None for absent.
+
+    Args:
+        heads: of each recording, what `report.document.head` returns.
+        by: what a row is about: `path` or `name`.
+        table: what `analysis.compare.beside` returned, with the steps among its others.
+        choice: which rows are in it.
+    """
+    recordings = [
+        {"recording": letter, **{name: value for name, value in head.items() if name != "schema"}}
+        for letter, head in zip(LETTERS, heads, strict=False)
+    ]
+    return {"schema": SCHEMA, "recordings": recordings, "by": by, **answer(table, choice)}
+
+
+def write(page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], table: Table, choice: Choice) -> None:
+    """Print what the recordings are, the ranges, and the steps; arguments as for `document`.
+
+    Args:
+        paths: as the user gave them.
+    """
+    page.line(f"{len(heads)} recordings side by side")
+    for letter, head, path in zip(LETTERS, heads, paths, strict=False):
+        page.line(f"{letter}  {path}")
+        of_the_run = (*flight.lines(head["flight_recorder"]), *windows.lines(head["capture"]))
+        for line in (*of_the_run, *overhead.lines(head["overhead"]), *head_lines(head)):
+            page.line(f"   {as_printed(line)}")
+    page.line()
+    rows = choice.rows(table)
+    if rows:
+        tree = "path" in table.columns and choice.sort is None
+        named = Cells("range", range_labels(rows, tree), words=True)
+        shown = [one for one in _columns(LETTERS[: len(heads)]) if worth_showing(one, rows)]
+        page.table([named, *(cells(one, rows) for one in shown)])
+    else:
+        page.line((NO_RANGE_MATCHES if len(table) else NO_RANGES).printed)
+    if left_out := len(choice.matching(table)) - len(rows):
+        page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
+    steps = list(table.others["steps"].rows())
+    if steps:
+        page.line()
+        page.line("the steady steps:")
+        page.table([cells(one, steps) for one in _STEPS if worth_showing(one, steps)])
+    for note in table.notes:
+        page.line(as_printed(note))
+
+
+def _columns(letters: str) -> list[Column]:
+    """Return what is shown of each recording, and what goes first for want of room: the means, then the counts."""
+    first = letters[0]
+    shown = []
+    for letter in letters:
+        shown += [
+            Column(column(letter, "count"), f"{letter} count", 6),
+            Column(column(letter, "cpu_mean_ns"), f"{letter} mean", 8),
+            Column(column(letter, "cpu_p50_ns"), f"{letter} p50", 1),
+            Column(column(letter, "gpu_busy_mean_ns"), f"{letter} GPU busy", 4, only_if_any=True),
+        ]
+        if letter != first:
+            shown += [
+                Column(ratio_column(letter, "cpu_mean_ns"), f"mean {letter}/{first}", 7, write=_ratio),
+                Column(ratio_column(letter, "cpu_p50_ns"), f"p50 {letter}/{first}", 2, write=_ratio),
+                Column(ratio_column(letter, "gpu_busy_mean_ns"), f"GPU {letter}/{first}", 3, True, _ratio),
+            ]
+    return shown
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 9.9995 else f"{ratio:.1f}"
+
+
+_STEPS = (
+    Column("recording"),
+    Column("pid", rank=8),
+    Column("device", rank=7, only_if_any=True),
+    Column("steps", rank=6),
+    Column("steady", rank=5),
+    Column("wall_mean_ns", "mean", 4),
+    Column("wall_p50_ns", "p50", 0),
+    Column("wall_p50_ratio", f"p50 to {LETTERS[0]}", 1, write=_ratio),
+    Column("wall_p99_ns", "p99", 2),
+    Column("steps_per_s", "a second", 3),
+    Column("gpu_busy_mean_ns", "GPU busy", 4, only_if_any=True),
+)

@@ -1,0 +1,212 @@
+"""What ncu is told: the filters of ranges and kernels, tried on a real ncu where there is one, and the command line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.made_ncu import DEFAULT_DOMAIN, Profiled, names_left, real_ncu, write_report
+
+from traceable.collectors.ncu import collector as ncu
+from traceable.collectors.ncu import install as ncu_install
+from traceable.collectors.ncu.filter import Place, from_glob, kernel_regex, literal, nvtx_includes, readings
+from traceable.errors import CollectorError
+
+ODD_NAMES = (
+    *(
+        "a@b",
+        "a,b",
+        "a[i]",
+        "[x",
+        "y]",
+        "a/b",
+        "/a",
+        "b/",
+        "a*b",
+        "a+b",
+        "a$b",
+        "a\\b",
+        "\\a",
+        "b\\",
+        "a\\/b",
+        "@",
+        "/",
+    ),
+    *(
+        "regex:foo",
+        "a b",
+        " a",
+        "a.b",
+        "(a)",
+        "a(b){c}",
+        "^a",
+        "a|b",
+        "a?b",
+        "größe",
+        "日本",
+        'a"b',
+        "a'b",
+        "a:b",
+        "a%b",
+    ),
+    *("*", "+", "$", "-a", "a<b>", "a#b", "dom@a/b", "a\\[b", "batch=[1, 2]/x*"),
+)
+
+
+def includes(*places: Place) -> list[str]:
+    return [word for value in nvtx_includes(places) for word in ("--nvtx-include", value)]
+
+
+def test_a_real_ncu_finds_a_range_of_any_name_in_both_styles_and_no_other(tmp_path: Path) -> None:
+    executable = real_ncu()
+    launches = [Profiled(f"pushed {n}", pushed={DEFAULT_DOMAIN: [name]}) for n, name in enumerate(ODD_NAMES)]
+    launches += [Profiled(f"started {n}", started={"server": [name]}) for n, name in enumerate(ODD_NAMES)]
+    report = write_report(tmp_path / "odd.ncu-rep", launches)
+    for n, name in enumerate(ODD_NAMES):
+        assert names_left(executable, report, *includes(Place((name,)))) == [f"pushed {n}", f"started {n}"], name
+
+
+def test_a_real_ncu_understands_domains_paths_and_threads_as_we_do(tmp_path: Path) -> None:
+    executable = real_ncu()
+    report = write_report(
+        tmp_path / "ranges.ncu-rep",
+        [
+            Profiled("plain", pushed={DEFAULT_DOMAIN: ["forward"]}),
+            Profiled("domain", pushed={"odd, [domain]": ["forward"]}),
+            Profiled("started", started={DEFAULT_DOMAIN: ["forward"]}),
+            Profiled("deep", pushed={DEFAULT_DOMAIN: ["outer", "between", "forward", "inside"]}),
+            Profiled("reversed", pushed={DEFAULT_DOMAIN: ["forward", "outer"]}),
+            Profiled("both", started={DEFAULT_DOMAIN: ["outer", "forward"]}),
+            Profiled("elsewhere", pushed={DEFAULT_DOMAIN: ["forward"]}, thread=99),
+            Profiled("longer", pushed={DEFAULT_DOMAIN: ["forward2"]}),
+            Profiled("bare"),
+        ],
+    )
+    in_any = ["plain", "domain", "started", "deep", "reversed", "both"]
+    assert names_left(executable, report, *includes(Place(("forward",)))) == in_any
+    assert names_left(executable, report, *includes(Place(("forward",), "odd, [domain]"))) == ["domain"]
+    assert names_left(executable, report, *includes(Place(("outer", "forward")))) == ["deep", "both"]
+
+
+def test_a_real_ncu_finds_kernels_by_symbol_and_by_function(tmp_path: Path) -> None:
+    executable = real_ncu()
+    report = write_report(
+        tmp_path / "kernels.ncu-rep",
+        [
+            Profiled("void ns::norm<4>(float *)", "norm", "_ZN2ns4normILi4EEvPf"),
+            Profiled("void ns::norm<8>(float *)", "norm", "_ZN2ns4normILi8EEvPf"),
+            Profiled("rms_norm_kernel", "rms_norm_kernel", "rms_norm_kernel"),
+            Profiled("void ns::norm<8>(float *)", "norm", "_ZN2ns4normILi8EEvPf"),
+        ],
+    )
+
+    def left(base: str, expression: str, *more: str) -> list[str]:
+        return names_left(executable, report, "--kernel-name-base", base, "--kernel-name", expression, *more)
+
+    symbols = kernel_regex([literal("_ZN2ns4normILi8EEvPf"), literal("rms_norm_kernel")])
+    both = ["void ns::norm<8>(float *)", "rms_norm_kernel", "void ns::norm<8>(float *)"]
+    assert left("mangled", symbols) == both
+    assert left("mangled", symbols, "--launch-skip", "1", "--launch-count", "1") == ["rms_norm_kernel"]
+    assert left("function", kernel_regex([from_glob("rms_norm*")])) == ["rms_norm_kernel"]
+    assert left("function", kernel_regex([from_glob("norm")])) == [both[0].replace("8", "4"), both[0], both[0]]
+    assert left("demangled", kernel_regex([literal("void ns::norm<4>(float *)")])) == ["void ns::norm<4>(float *)"]
+
+
+def test_what_follows_a_colon_or_a_slash_may_be_part_of_the_name() -> None:
+    assert readings("forward") == (Place(("forward",)),)
+    assert readings("a/b") == (Place(("a/b",)), Place(("a", "b")))
+    assert readings("server:a/b") == (
+        *(Place(("server:a/b",)), Place(("server:a", "b"))),
+        *(Place(("a/b",), "server"), Place(("a", "b"), "server")),
+    )
+    for nothing_more in ("a/", "/a", ":a", "a:", ":", "/"):
+        assert readings(nothing_more) == (Place((nothing_more,)),)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_kernel_name_matches_itself_alone(name: str) -> None:
+    expression = kernel_regex([literal(name)]).removeprefix("regex:")
+    assert re.fullmatch(expression, name)
+    assert not re.fullmatch(expression, f"{name}x")
+
+
+def test_a_glob_matches_in_any_namespace_and_takes_brackets_as_they_are() -> None:
+    expression = from_glob("rms_?orm*[0]")
+    assert re.fullmatch(expression, "vllm::rms_norm_kernel[0]")
+    assert re.fullmatch(expression, "rms_norm[0]")
+    assert not re.fullmatch(expression, "rms_norm0")
+    assert not re.fullmatch(expression, "fused_rms_norm[0]")
+
+
+def test_the_command_line_holds_all_of_the_selection(tmp_path: Path) -> None:
+    selection = ncu.Selection(("one/", "two"), "regex:^(k)$", "mangled", 2, 15, ("m1", "m2"), "none", "full")
+    folder = tmp_path / "100%"
+    plan = ncu.plan("/opt/ncu", selection, ["python", "app.py", "--nvtx"], folder, "app")
+    at = plan.argv.index("--export")
+    assert plan.argv[:at] == (
+        *("/opt/ncu", "--target-processes", "all", "--nvtx", "--nvtx-include", "one/", "--nvtx-include", "two"),
+        *("--kernel-name-base", "mangled", "--kernel-name", "regex:^(k)$", "--launch-skip", "2"),
+        *("--launch-count", "15", "--clock-control", "none", "--set", "full"),
+        *("--metrics", "m1,m2"),
+    )
+    assert plan.argv[at + 1] == f"{tmp_path}/100%%/app"
+    assert plan.argv[-3:] == ("python", "app.py", "--nvtx")
+    assert plan.detached
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "named"),
+    [
+        (
+            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n==WARNING== No kernels were profiled.",
+            "counters_not_permitted",
+            "ERR_NVGPUCTRPERM",
+        ),
+        ("==ERROR== Profiling failed because a driver resource was unavailable. Ensure", "counters_taken", ""),
+        ("==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock.", "ncu_lock_file", ""),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "ncu_driver_mismatch", ""),
+        ("==ERROR== Failed to find metric regex:^dram", "ncu_no_such_metric", ""),
+        (
+            "==ERROR== Invalid configuration for nvtx-include : x",
+            "ncu_failed",
+            "Invalid configuration for nvtx-include : x",
+        ),
+        (
+            "==ERROR== The application returned an error code (3).\n==WARNING== No kernels were profiled.",
+            "ncu_no_kernel",
+            "inside of range forward",
+        ),
+        ("==PROF== Connected to process 1", "ncu_no_report", "'==PROF== Connected to process 1'"),
+        ("", "ncu_no_report", ""),
+    ],
+)
+def test_why_ncu_left_no_report_is_told_from_what_it_said(said: str, code: str, named: str) -> None:
+    error = ncu.failure(said, "inside of range forward")
+    assert error.code == code
+    assert named in error.found
+    assert "\n" not in str(error)
+    assert error.remedy
+
+
+def test_only_from_2022_2_on_are_ranges_filtered_by_regular_expressions() -> None:
+    for version, able in (
+        ("2022.1.1.0", False),
+        ("2021.3", False),
+        ("2022.2.0.0", True),
+        ("2026.1", True),
+        ("x", True),
+    ):
+        assert ncu_install.Install(Path("ncu"), version).filters_ranges is able, version
+
+
+def test_a_named_ncu_that_is_none_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for named in (tmp_path, tmp_path / "absent"):
+        monkeypatch.setenv("TRACEABLE_NCU", str(named))
+        with pytest.raises(CollectorError, match=f"TRACEABLE_NCU={named} ") as error:
+            ncu_install.find()
+        assert error.value.code == "tool_not_executable"
+    monkeypatch.setenv("TRACEABLE_NCU", "/bin/false")
+    with pytest.raises(CollectorError, match=r"/bin/false --version .* 1 ") as error:
+        ncu_install.find()
+    assert error.value.code == "tool_failed"

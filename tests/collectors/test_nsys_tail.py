@@ -1,0 +1,75 @@
+"""Ranges whose ends nsys lost: they end with the last event of their process, and not with the recording."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from traceable.collectors.nsys import collector as nsys
+
+EPOCH_NS, CLOSED_NS = 1_000_000, 5_000
+ALIVE, KILLED, OVER, UNKNOWN = 101, 102, 103, 104
+
+
+def thread(pid: int, tid: int | None = None) -> int:
+    return 1 << 48 | pid << 24 | (tid or pid)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "report.sqlite"
+    rows = [(10, CLOSED_NS, 59, "open", thread(pid)) for pid in (ALIVE, KILLED, OVER, UNKNOWN)]
+    rows += [(20, 30, 59, "whole", thread(pid)) for pid in (ALIVE, KILLED, OVER, UNKNOWN)]
+    rows += [(40, CLOSED_NS, 60, "inner", thread(KILLED, 7)), (45, None, 34, "mark", thread(KILLED))]
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("CREATE TABLE ANALYSIS_DETAILS (duration INTEGER)")
+        file.execute("INSERT INTO ANALYSIS_DETAILS VALUES (?)", (CLOSED_NS,))
+        file.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
+        file.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (EPOCH_NS,))
+        file.execute("CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid)")
+        file.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?)", rows)
+        file.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER)")
+        file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (60, 70, ?)", (thread(OVER, 9),))
+    return path
+
+
+def test_only_what_was_over_is_cut_at_the_last_event_of_its_process(database: Path) -> None:
+    nsys.cut_lost_ends(database, {ALIVE: EPOCH_NS + CLOSED_NS, KILLED: None, OVER: EPOCH_NS + 100})
+    with closing(sqlite3.connect(database)) as file:
+        found = file.execute("SELECT (globalTid >> 24) & 0xFFFFFF, text, end, traceableClipped FROM NVTX_EVENTS")
+        rows = {(pid, text): (end, clipped) for pid, text, end, clipped in found}
+    whole = {(pid, "whole"): (30, None) for pid in (ALIVE, KILLED, OVER, UNKNOWN)}
+    assert rows == whole | {
+        (ALIVE, "open"): (CLOSED_NS, None),
+        (UNKNOWN, "open"): (CLOSED_NS, None),
+        (KILLED, "open"): (45, 1),
+        (KILLED, "inner"): (45, 1),
+        (KILLED, "mark"): (None, None),
+        (OVER, "open"): (70, 1),
+    }
+
+
+def test_an_export_with_nothing_to_cut_stays_as_it_is(database: Path) -> None:
+    before = database.read_bytes()
+    nsys.cut_lost_ends(database, {ALIVE: EPOCH_NS + CLOSED_NS})
+    nsys.cut_lost_ends(database, {})
+    assert database.read_bytes() == before
+
+
+def test_what_processes_said_of_their_end(tmp_path: Path) -> None:
+    began = {"began_wall_ns": 1, "disabled": False, "level": 1, "listener": True}
+    ended = {"ended_wall_ns": 5, "end": "exit", "names": [], "distinct": 0, "nvtx": None, "torch_profiler": False}
+    for pid, lines in {
+        1: [began | {"pid": 1}, ended],
+        2: [began | {"pid": 2}],
+        # It became another program, which was killed.
+        3: [began | {"pid": 3}, ended, began | {"pid": 3}],
+    }.items():
+        (tmp_path / f"status.{pid}.lives").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "status.4.lives").write_text("")
+    (tmp_path / "status.5.lives").write_text('{"began_wall_')
+    assert nsys.python_ends(tmp_path) == {1: 5, 2: None, 3: None}

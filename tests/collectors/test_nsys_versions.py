@@ -1,0 +1,200 @@
+"""What each known version of nsys is asked for, and a run under each: no option, and no value, that it has not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.lacking import lacking
+from tests.nsys_versions import stand_in
+
+from traceable._native import discreet_library
+from traceable.collectors.base import Gating
+from traceable.collectors.nsys import install as nsys_install
+from traceable.collectors.nsys import user_options
+from traceable.collectors.nsys.collector import NsysCollector
+from traceable.collectors.nsys.user_options import Asked, Options, parse
+from traceable.errors import Message
+from traceable.protocol import environment
+
+VERSIONS = stand_in.versions()
+DISCARD = "--discard-environment"
+SECRET = "tr4-v3rs-10n"
+
+Asks = list[tuple[str, str]]
+
+
+class Permissive:
+    """A machine on which everything may be sampled."""
+
+    def no_samples(self) -> Message | None:
+        return None
+
+    def gpu_metrics(self, option: str) -> tuple[str | None, str]:
+        return "0", ""
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request, nsys, tmp_path, monkeypatch) -> str:
+    """A version; the nsys in use is one that stands in for it, and the one that is installed records."""
+    monkeypatch.setenv(environment.NSYS, str(stand_in.install(request.param, tmp_path / "bin", nsys)))
+    return request.param
+
+
+@pytest.fixture
+def run(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`traceable run --collector nsys` under the version, with a secret in its environment; the directory is `out`."""
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "traceable", "run", "--collector", "nsys", "-o", "out", *words]
+        kept = {k: v for k, v in os.environ.items() if k == environment.NSYS or not k.startswith("TRACEABLE_")}
+        environ = {**kept, "API_KEY": SECRET}
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)
+
+    return call
+
+
+def filed(version: str) -> dict[str, tuple[object, ...]]:
+    """What the file of a version says of each option, as far as a help says it."""
+    options = stand_in.read(version)["options"]
+    return {
+        name: (one.get("short"), one.get("value", True), tuple(one.get("values", ()))) for name, one in options.items()
+    }
+
+
+def heard(text: str, names: set[str]) -> dict[str, tuple[object, ...]]:
+    """What traceable makes of a help, of the options in it and of `names`."""
+    options = parse(text)
+    in_text = set(re.findall(r"^\t(?:-\w, )?(--[\w-]*\w)=", text, re.MULTILINE))
+    found = [(name, options.get(name)) for name in in_text | names if name in options]
+    return {name: (one.short, one.takes_value, one.values) for name, one in found if one is not None}
+
+
+def planned(install: nsys_install.Install, preset: str, gating: Gating | None, run_dir: Path) -> Asks:
+    """The options that nsys is given for a preset and windows."""
+    collector = NsysCollector(Asked(preset))
+    collector.__dict__["install"] = install  # asked for its options once, and not for each plan
+    argv = collector.plan(["program"], run_dir, "app", gating).argv
+    words = argv[2 : argv.index("-I") - 1]
+    return [(name, value) for name, _, value in (word.partition("=") for word in words)]
+
+
+def check_known(asked: Asks, version: str) -> None:
+    """By the stand-in's own judgement, which refuses what its file does not have."""
+    options = stand_in.read(version)["options"]
+    found, rest = stand_in.parsed([f"{name}={value}" for name, value in asked], options)
+    stand_in.check(found, options)
+    assert (found, rest) == (asked, [])
+
+
+def test_the_file_of_the_real_one_is_what_it_says(nsys, monkeypatch):
+    monkeypatch.setenv(environment.NSYS, nsys)
+    install = nsys_install.find()
+    if install.short_version not in VERSIONS:
+        pytest.skip(f"there is no file of nsys {install.short_version}")
+    known = stand_in.read(install.short_version)
+    text = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=True).stdout
+    assert heard(text, set(known["options"])) == filed(install.short_version)
+    assert known["prints"] == install.version
+    for name, option in known["options"].items():
+        said = install.options.get(name).text  # type: ignore[union-attr]
+        assert re.search(rf"efault is\s+'{re.escape(option.get('default', ''))}", said) or "default" not in option
+
+
+def test_the_help_of_a_stand_in_is_read_as_its_file_says(version):
+    assert heard(stand_in.help_text(stand_in.read(version)), set()) == filed(version)
+
+
+def test_what_was_replaced_is_not_there_any_more_and_was_before(version):
+    options = stand_in.read(version)["options"]
+    older = [stand_in.read(one)["options"] for one in VERSIONS[: VERSIONS.index(version)]]
+    for gone in {one["replaces"] for one in options.values() if "replaces" in one}:
+        assert gone not in options
+        assert any(gone in one for one in older)
+
+
+def test_a_version_is_asked_for_nothing_that_it_has_not(version, tmp_path):
+    known = stand_in.read(version)["options"]
+    install = nsys_install.find()
+    for preset, gating in itertools.product(user_options.PRESETS, (None, Gating(1), Gating(2), Gating(None))):
+        asked = planned(install, preset, gating, tmp_path)
+        check_known(asked, version)
+        given = dict(asked)
+        assert given["--kill"] == "none" and given["--wait"] == "primary"
+        assert (given.get(DISCARD) == "true") == (DISCARD in known)
+        # Newer ones put the reports off until the program ends, unless they are told not to.
+        end = given.get("--capture-range-end", "none")
+        modes = known["--capture-range-end"].get("modes", ())
+        assert end.endswith(":sync") == (end.startswith("repeat") and "sync" in modes)
+
+
+def test_where_everything_may_be_sampled_too_and_what_is_left_out_is_named(version):
+    options: Options = nsys_install.find().options
+    for preset in user_options.PRESETS.values():
+        chosen = user_options.choose(preset, options, Permissive())
+        check_known(list(chosen.options), version)
+        named = {word.partition("=")[0] for word in chosen.missing}
+        wished = {name for name, _ in (*preset.options, *preset.sampled)}
+        assert wished <= named | dict(chosen.options).keys()
+        assert all(not options.takes(*word.split("=", 1)) if "=" in word else True for word in chosen.missing)
+
+
+def test_the_environment_is_kept_out_by_the_option_or_else_by_us(version, tmp_path):
+    if discreet_library() is None:
+        lacking("traceable._native._discreet is not built")
+    plan = NsysCollector().plan(["program"], tmp_path, "app")
+    assert (f"{DISCARD}=true" in plan.argv) != ("LD_PRELOAD" in plan.own_environment)
+
+
+PROGRAM = """
+import os, sys, traceable
+for n in traceable.steps(range(8)):
+    with traceable.annotate("work"): pass
+sys.exit(len(os.environ["API_KEY"]))
+"""
+
+
+def test_a_run_under_each_ends_well_with_its_ranges_and_without_the_secret(version, run, tmp_path, only_nsys):
+    # Two windows cost seconds: only where the reports or the option for them are not as everywhere.
+    windowed = version in (VERSIONS[0], VERSIONS[-1])
+    if windowed:
+        only_nsys("2022.4.2", "that two windows that follow fast upon each other are both recorded")
+    ended = run(*(("--steps", "2:4,6:7") if windowed else ()), "-c", PROGRAM)
+    assert ended.returncode == len(SECRET), ended.stderr
+    assert f"(nsys {version} at " in ended.stderr
+    out = tmp_path / "out"
+    document, manifest = (json.loads((out / name).read_text()) for name in ("report.json", "run.json"))
+    count = 3 if windowed else 8
+    # In a window lie the waits between its steps; without windows also the first one, and that for the end of the loop.
+    counts = {"step": count, "work": count, "step.wait": 1 if windowed else count + 1}
+    assert {row["name"]: row["count"] for row in document["names"]} == counts
+    suffix = stand_in.read(version)["behaviour"]["report_suffix"]
+    reports = [f"python.{number}{suffix}" for number in (1, 2)] if windowed else [f"python{suffix}"]
+    assert [name for name in manifest["files"] if name.endswith(suffix)] == reports
+    if discreet_library() is not None:
+        assert [path.name for path in out.iterdir() if SECRET.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "said"),
+    [
+        ("2024.7.1", "--discard-environment=true", "nsys 2024.7.1 has no option --discard-environment"),
+        ("2022.4.2", "--python-sampling=true", "nsys 2022.4.2 has no option --python-sampling"),
+        ("2026.4.1", "--python-nvtx-annotations=x", "nsys 2026.4.1 has no option --python-nvtx-annotations"),
+        ("2026.4.1", "--gpu-metrics=0", "nsys 2026.4.1 has no option --gpu-metrics;"),
+        ("2021.2.1", "--sample=process-tree", "(Illegal --sample argument: process-tree.)"),
+    ],
+    indirect=["version"],
+)
+def test_what_a_version_has_not_is_refused_once_and_nothing_runs(version, run, tmp_path, words, said):
+    ended = run(f"--nsys-args={words}", "-c", "open('ran', 'w')")
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.count(said) == 1, ended.stderr
+    assert not (tmp_path / "ran").exists()

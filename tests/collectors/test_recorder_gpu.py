@@ -1,0 +1,231 @@
+"""`run --gpu`: what it sets, what the program does with it, and that whatever is missing is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.collectors.gpu_runs import notes_of, process_of, rows
+from tests.collectors.gpu_traces import placed, read, say, write
+
+from traceable import collectors
+from traceable.capture import gpu_gate
+from traceable.collectors.base import Gating
+from traceable.collectors.recorder import gpu as recorder_gpu
+from traceable.collectors.recorder import kineto_merge
+from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.collectors.recorder.recording import read_recording
+from traceable.errors import CollectorError, Message
+from traceable.protocol import environment
+from traceable.trace import load
+
+# ---- what is missing is said
+
+
+def test_a_process_that_never_imported_torch_is_named(recorded: Callable[..., Path]) -> None:
+    run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
+    pid = process_of(run_dir).pid
+    (note,) = notes_of(run_dir)
+    assert note.code == "torch_not_imported"
+    assert f"process {pid} " in note
+
+
+def test_a_torch_without_cuda_says_so_once_and_the_ranges_are_recorded(recorded: Callable[..., Path]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is built for CUDA")
+    code = """
+import multiprocessing, traceable, torch
+def work():
+    with traceable.annotate("child"): torch.ones(2)
+if __name__ == "__main__":
+    with traceable.annotate("parent"): torch.ones(2)
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+"""
+    run_dir = recorded(code)
+    lines = [line for line in (run_dir / "stderr").read_text().splitlines() if line.startswith("traceable: ")]
+    (line,) = lines
+    assert f" {torch.__version__} " in line
+    assert line.endswith(" [torch_without_cuda]")
+    assert notes_of(run_dir) == []
+    assert len(load(run_dir / "app.sqlite").ranges) == 2
+    ((remark,),) = rows(run_dir, "SELECT text FROM DIAGNOSTIC_EVENT")
+    assert Message.parse(remark).code == "torch_without_cuda"
+
+
+def test_what_a_killed_process_recorded_of_the_gpu_is_lost_and_its_ranges_are_kept(
+    recorded: Callable[..., Path],
+) -> None:
+    pytest.importorskip("torch")
+    code = """
+import os, signal, torch, traceable
+from traceable.capture import gpu_gate, kineto
+kineto.Kineto.start(gpu_gate.profiler)
+with traceable.annotate("a"): pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run_dir = recorded(code, status=-9)
+    pid = process_of(run_dir).pid
+    (note,) = notes_of(run_dir)
+    assert note.code == "gpu_recording_not_ended"
+    assert f"process {pid} " in note
+    assert len(load(run_dir / "app.sqlite").ranges) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (gpu_gate.LOST, "gpu_recording_not_written"),
+        (gpu_gate.REFUSED, "gpu_refused"),
+        (gpu_gate.WAITING, "cuda_not_used"),
+    ],
+)
+def test_what_a_process_says_of_itself_is_said_at_the_end(recorded: Callable[..., Path], state: str, code: str) -> None:
+    run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
+    pid = process_of(run_dir).pid
+    say(run_dir, pid, state, "no room")
+    (note,) = notes_of(run_dir)
+    assert note.code == code
+    assert f"process {pid} " in note
+    assert ("no room" in note) == (state != gpu_gate.WAITING)
+
+
+def test_a_damaged_file_costs_its_own_work_alone(captures: Path, recorded: Callable[..., Path]) -> None:
+    document = read(captures / "kineto" / "gpu-user-annotation-steps.json.gz")
+    run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
+    process = process_of(run_dir)
+    whole = write(placed(document, process, process.monotonic_ns, {}), run_dir, process.pid, 1)
+    cut = whole.with_name(f"{process.pid}-2.pt.trace.json.gz")
+    cut.write_bytes(whole.read_bytes()[:2000])
+    foreign = {"schemaVersion": 1, "traceEvents": [one for one in document["traceEvents"] if one.get("ph") == "X"]}
+    unclocked = write(foreign, run_dir, process.pid, 3)
+    say(run_dir, process.pid, gpu_gate.STOPPED)
+    notes = notes_of(run_dir)
+    assert [note.code for note in notes] == ["file_cut_off", "gpu_file_without_clock"]
+    assert notes[0].startswith(f"{cut} ")
+    assert notes[1].startswith(f"{unclocked} ")
+    assert len(load(run_dir / "app.sqlite").kernels) == 130
+
+
+TORCH_WITH_CUDA = """
+import json, os, torch, traceable
+from traceable.capture import gpu_gate
+def state():
+    with open(f"{os.environ['TRACEABLE_GPU_DIR']}/.{os.getpid()}.json") as file:
+        return json.load(file)["state"]
+torch.version.cuda = "13.0"  # what a torch says that is built for CUDA
+gpu_gate.profiler._awaited = False
+gpu_gate.profiler.start()
+"""
+
+
+def test_kineto_waits_until_torch_begins_to_use_cuda_and_so_do_forked_children(recorded: Callable[..., Path]) -> None:
+    """What then happens is what the torch of conda-forge does, which is built for CUDA and without CUPTI."""
+    pytest.importorskip("torch")
+    code = f"""{TORCH_WITH_CUDA}
+assert state() == "waiting" and not gpu_gate.profiler.running
+child = os.fork()
+with traceable.annotate("both"): pass
+if not child:
+    (begins,) = (call for call, _ in torch.cuda._queued_calls if getattr(call, "__self__", None) is gpu_gate.profiler)
+    begins()
+    assert state() == "refused"
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert state() == "waiting"
+"""
+    run_dir = recorded(code)
+    processes = {one.pid: one for one in read_recording(run_dir / "recording").processes}
+    (child,) = (pid for pid, one in processes.items() if one.parent_pid in processes)
+    (parent,) = processes.keys() - {child}
+    why = "this torch was built without CUPTI"
+    (line,) = (one for one in (run_dir / "stderr").read_text().splitlines() if one.endswith(" [torch_without_cupti]"))
+    assert f"process {child}: {why} " in line
+    refused, unused = notes_of(run_dir)
+    assert (refused.code, unused.code) == ("gpu_refused", "cuda_not_used")
+    assert f"process {child} " in refused and why in refused
+    assert f"process {parent} " in unused
+    assert len(load(run_dir / "app.sqlite").ranges) == 2
+
+
+def test_a_profiler_of_the_programs_own_ends_ours_and_ours_is_kept(recorded: Callable[..., Path]) -> None:
+    pytest.importorskip("torch")
+    code = """
+import torch, traceable
+from traceable.capture import gpu_gate, kineto
+kineto.Kineto.start(gpu_gate.profiler)
+with traceable.annotate("a"), torch.autograd.profiler.profile(use_kineto=True):
+    torch.ones(2)
+assert not gpu_gate.profiler.running
+gpu_gate.profiler.start()
+with torch.autograd.profiler.profile(use_kineto=True):
+    torch.ones(2)
+"""
+    run_dir = recorded(code)
+    lines = [line for line in (run_dir / "stderr").read_text().splitlines() if line.startswith("traceable: ")]
+    assert [line for line in lines if line.endswith(" [other_profiler_started]")]
+    assert len(list((run_dir / "gpu").glob("*.gz"))) == 1
+    assert notes_of(run_dir) == []
+
+
+def test_windows_are_files_of_their_own(recorded: Callable[..., Path]) -> None:
+    pytest.importorskip("torch")
+    code = """
+import torch, traceable
+from traceable.capture import gpu_gate, kineto
+gpu_gate.profiler.start = lambda: kineto.Kineto.start(gpu_gate.profiler)  # as if CUDA were in use
+for index in traceable.steps(range(9)):
+    with traceable.annotate("work"):
+        torch.ones(2)
+"""
+    run_dir = recorded(code, gating=Gating(2), **{environment.STEPS: "2:4,6:7"})
+    pid = process_of(run_dir).pid
+    assert notes_of(run_dir) == []
+    trace = load(run_dir / "app.sqlite")
+    steps = trace.ranges.name == trace.names.index("step")
+    assert trace.ranges.payload[steps].tolist() == [2, 3, 6]
+    assert sorted(path.name for path in (run_dir / "gpu").glob("*.gz")) == [
+        f"{pid}-{number}.pt.trace.json.gz" for number in (1, 2)
+    ]
+    assert len(rows(run_dir, "SELECT 1 FROM DIAGNOSTIC_EVENT WHERE text LIKE '%[gpu_placed_by_markers]'")) == 2
+
+
+# ---- how it is asked for
+
+
+def test_the_plan_adds_kineto_to_what_the_recorder_has(tmp_path: Path) -> None:
+    plain, whole = (RecorderCollector(gpu=gpu).plan(["a"], tmp_path, "a").environment for gpu in (False, True))
+    added = dict(whole.items() - plain.items())
+    assert added.pop("PYTHONPATH").split(os.pathsep)[0].endswith("bootstrap")
+    added.pop("KINETO_LOG_LEVEL", None)
+    assert added == {
+        environment.GPU_DIR: str(tmp_path / "gpu"),
+        environment.TORCH: "whole",
+        environment.GATE: "gpu",
+    }
+    gated = RecorderCollector(gpu=True).plan(["a"], tmp_path, "a", Gating(None)).environment
+    assert (gated[environment.TORCH], gated[environment.RECORDING_GATED]) == ("windows", "1")
+
+
+def test_only_the_recorder_needs_help_and_under_nsys_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
+        monkeypatch.delenv(name, raising=False)
+    none = collectors.choose("none")
+    assert collectors.with_gpu(none) is none
+    assert "the GPU by the program's own torch" in collectors.with_gpu(collectors.choose("recorder")).reason
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    with pytest.raises(CollectorError) as error:
+        collectors.with_gpu(collectors.choose("recorder"))
+    assert error.value.code == "inside_nsys"
+
+
+def test_the_two_sides_agree_on_their_words() -> None:
+    assert kineto_merge.METADATA == gpu_gate.METADATA
+    for word in ("NO_CUDA", "WAITING", "RECORDING", "LOST", "REFUSED"):
+        assert getattr(recorder_gpu, word) == getattr(gpu_gate, word)
+    assert gpu_gate.GpuGate.name == "gpu"
+    assert gpu_gate.MARKER == "traceable.clock"

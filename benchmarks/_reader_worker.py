@@ -77,12 +77,12 @@ def the_file(path: Path) -> Read:
 
 
 def ours(path: Path, decode: bool = True) -> Read:
-    from traceable.trace.rows import Wanted
+    from traceable.trace.rows import ColumnSpec
     from traceable.trace.sqlite import Database
 
     def read() -> list[Any]:
         with Database(path, decode) as database:
-            found = database.read({table: Wanted(integers=names) for table, names in COLUMNS.items()})
+            found = database.read({table: ColumnSpec(integers=names) for table, names in COLUMNS.items()})
         return [found[table][name] for table, names in COLUMNS.items() for name in names]
 
     return read

@@ -54,12 +54,12 @@ def recorded_whole(torch: Any, count: int, found: dict[str, list[float]]) -> Non
 
 def uncertainties(directory: Path) -> list[float]:
     """Return how well the clocks of each recording were matched, in us."""
-    from traceable.collectors.recorder.kineto_merge import Parts
+    from traceable.collectors.recorder.kineto_merge import KinetoTraces
 
-    parts = Parts()
+    parts = KinetoTraces()
     for path in sorted(directory.glob("*.gz")):
         parts.add(path, 1)
-    return [(part.clock.uncertainty_ns or 0) / 1000 for part in parts.read]
+    return [(part.clock.uncertainty_ns or 0) / 1000 for part in parts.traces]
 
 
 def main() -> None:

@@ -233,9 +233,9 @@ def _cell(collector: str, way: str, emitted: int, code: int, out: Path, said: st
 def _of_nothing(out: Path) -> dict[str, object]:
     """Return what the run directory says of a run that left no recording, as the report would have it."""
     from traceable.launch import range_counts, run_dir
-    from traceable.report.document import completeness
+    from traceable.report.document import completeness_to_dict
 
-    return completeness(range_counts.judge(out, run_dir.read(out), None))
+    return completeness_to_dict(range_counts.evaluate_completeness(out, run_dir.load_manifest(out), None))
 
 
 def table(cells: list[Cell]) -> str:

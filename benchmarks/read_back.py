@@ -75,7 +75,7 @@ def read_back() -> dict[str, float]:
     import traceable.collectors.recorder.schema  # noqa: F401
 
     began, cpu = time.perf_counter(), time.process_time()
-    database = RecorderCollector().finalise(Path(os.environ["BENCH_PLACE"]), "bench").database
+    database = RecorderCollector().finalize(Path(os.environ["BENCH_PLACE"]), "bench").database
     found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
     assert database is not None
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

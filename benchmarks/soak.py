@@ -106,7 +106,7 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     said = record(options, folder)
     recording = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     begin = time.perf_counter()
-    finalised = RecorderCollector().finalise(folder, "soak")
+    finalised = RecorderCollector().finalize(folder, "soak")
     seconds = time.perf_counter() - begin
     if finalised.database is None:
         raise SystemExit(f"nothing was recorded: {'; '.join(finalised.notes)}")

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from traceable.launch.supervisor import TRANSIENT
+from traceable.launch.supervisor import TRANSIENT_ERRORS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -89,7 +89,7 @@ def run_nsys_profile(command: Sequence[str], **options: Any) -> subprocess.Compl
     for _ in range(5):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
         said = done.stderr + done.stdout
-        if done.returncode == 0 or not any(words in said for words in ("sem_open", *TRANSIENT)):
+        if done.returncode == 0 or not any(words in said for words in ("sem_open", *TRANSIENT_ERRORS)):
             break
     assert done.returncode == 0, done.stdout + done.stderr
     return done

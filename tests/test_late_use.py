@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import traceable
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 
 EVERYTHING = r"""
 import gc, os, sys
@@ -184,7 +184,7 @@ def test_nothing_is_raised_where_nothing_can_be_loaded(code: str, environment: d
 
 def test_a_program_that_ends_waits_for_no_window_of_time(environment: dict[str, str], tmp_path: Path) -> None:
     """Its first range is emitted when no thread can be started any more, and that is when the delay would begin."""
-    library = recorder_library()
+    library = find_recorder_library()
     if library is None:
         pytest.skip("the recorder is not built")
     (tmp_path / "recording").mkdir()

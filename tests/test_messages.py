@@ -53,7 +53,7 @@ def test_a_message_survives_being_printed_copied_and_stored(code, text):
     message = Message(code, text)
     for same in (Message.parse(message.printed), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
         assert (same, same.code) == (text, code)
-    assert json.loads(json.dumps(message.plain)) == {"code": code, "text": text}
+    assert json.loads(json.dumps(message.as_dict)) == {"code": code, "text": text}
 
 
 def test_a_text_that_others_wrote_is_a_note():

@@ -10,7 +10,7 @@ import pytest
 from tests.report.made import STEPS, export
 
 import traceable
-from traceable.errors import TraceError, UnanswerableError, UsageError
+from traceable.errors import MissingDataError, TraceError, UsageError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
 
@@ -29,7 +29,7 @@ def test_every_view_is_a_method_that_answers_with_a_table(recording: Recording, 
     table = getattr(recording, view)()
     assert len(table) == len(list(table.rows())) > 0
     assert tuple(table.to_numpy()) == table.columns
-    assert list(table.rows()) == list(recording.answer(view).rows())
+    assert list(table.rows()) == list(recording.query(view).rows())
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -47,7 +47,7 @@ def test_a_path_may_be_text(tmp_path: Path) -> None:
 def test_range_narrows(recording: Recording) -> None:
     assert counted(recording.kernels(range="forward")) == counted(recording.kernels()) == 4 * STEPS
     assert counted(recording.api(range="forward")) < counted(recording.api())
-    with pytest.raises(UnanswerableError, match=r"'forward'.*\[range_not_found\]"):
+    with pytest.raises(MissingDataError, match=r"'forward'.*\[range_not_found\]"):
         recording.kernels(range="forwards")
 
 
@@ -78,7 +78,7 @@ def test_steady_keeps_the_steps_after_the_warm_up(recording: Recording) -> None:
     assert counted(steady.kernels()) == 2 * steps["steady"].sum()
     assert steady.selection is not None
     assert steady.selection["steady"][0]["code"] == "step_is_range"
-    with pytest.raises(UnanswerableError, match=r"\[range_not_found\]"):
+    with pytest.raises(MissingDataError, match=r"\[range_not_found\]"):
         recording.select(steady=True, step_range="nothing")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 
 from .annotation.conftest import SOURCE, environment_of, need_form
 from .native.conftest import emitter  # noqa: F401 - a fixture
@@ -24,7 +24,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def recorder_is_built() -> None:
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder is not built")
 
 
@@ -383,7 +383,7 @@ def test_under_a_recorded_run_the_recording_is_left_whole(run: Run, tmp_path: Pa
     heard = "def test_it(nvtx_events):\n    with annotate('x'): pass\n    assert nvtx_events.names() == {'x': 1}\n"
     done = run(
         heard,
-        NVTX_INJECTION64_PATH=str(recorder_library()),
+        NVTX_INJECTION64_PATH=str(find_recorder_library()),
         TRACEABLE_RECORDING_DIR=str(recording),
         TRACEABLE_RUN_DIR=str(recording.parent),
     )

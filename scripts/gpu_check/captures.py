@@ -55,7 +55,7 @@ def _private() -> tuple[tuple[re.Pattern[str], str], ...]:
     }
     names = {socket.gethostname(): "host", platform.node(): "host", socket.getfqdn(): "host", _user(): "user"}
     secrets = {
-        value: redact.NOT_WRITTEN for name, value in os.environ.items() if redact.is_secret(name) and len(value) >= 8
+        value: redact.REDACTED for name, value in os.environ.items() if redact.is_secret(name) and len(value) >= 8
     }
     found: list[tuple[str, str, str]] = []
     for text, by in {**folders, **secrets}.items():

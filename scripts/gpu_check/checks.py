@@ -268,7 +268,7 @@ def gate_ncu(bench: Bench) -> str:
     if done.returncode or not report.is_file():
         _check_ncu_works(bench)
         raise Failed(f"ncu --profile-from-start off left no report: {_last(done.stdout + done.stderr)}")
-    launches = ncu_csv.parse(ncu_install.export(report), str(report))
+    launches = ncu_csv.parse(ncu_install.export_csv(report), str(report))
     grids = [int(one.grid.partition("x")[0]) for one in launches]
     kernels = [oracle.Operation("kernel", "", number, number, 0, None, grid) for number, grid in enumerate(grids)]
     expect(oracle.steps_by_grid(kernels), list(range(START, STOP)), "steps whose kernels ncu profiled, by their grids")
@@ -279,7 +279,7 @@ def gate_nsys(bench: Bench) -> str:
     """With -c cudaProfilerApi, nsys records what a window's two calls enclose."""
     from traceable.collectors.nsys import install as nsys_install
 
-    executable = str(nsys_install.find().executable)
+    executable = str(nsys_install.find_nsys().executable)
     report = bench.work / "gated.nsys-rep"
     words = [executable, "profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none"]
     words += ["--capture-range", "cudaProfilerApi", "--capture-range-end", "stop", "--output", str(report)]
@@ -289,7 +289,7 @@ def gate_nsys(bench: Bench) -> str:
         _check_nsys_sees_kernels(bench, oracle.Plain())
         raise Failed("nsys left no report: cudaProfilerStart did not start it")
     database = report.with_suffix(".sqlite")
-    nsys_install.export(report, database)
+    nsys_install.export_sqlite(report, database)
     plain = oracle.read_sqlite(database)
     _check_nsys_sees_kernels(bench, plain)
     expect(oracle.steps_by_grid(plain.kernels), list(range(START, STOP)), "steps whose kernels nsys recorded")
@@ -302,7 +302,7 @@ def gate_nsys(bench: Bench) -> str:
 def _ncu_words(report: Path) -> list[str]:
     from traceable.collectors.ncu import install as ncu_install
 
-    words = [str(ncu_install.find().executable), "--target-processes", "all", "--clock-control", "none"]
+    words = [str(ncu_install.find_ncu().executable), "--target-processes", "all", "--clock-control", "none"]
     return [*words, "--metrics", "gpu__time_duration.sum", "--export", str(report.with_suffix(""))]
 
 

@@ -43,10 +43,10 @@ def examine(device: str) -> Machine:
 
 def _no_gpu(facts: dict[str, object]) -> str | None:
     try:
-        cuda = probes.cuda()
+        cuda = probes.probe_cuda()
     except CollectorError as error:
-        return f"no GPU: {error.found}"
-    facts["driver"] = machine_facts.driver().version
+        return f"no GPU: {error.problem}"
+    facts["driver"] = machine_facts.inspect_driver().version
     facts["driver_cuda"] = ".".join(map(str, cuda.version)) if cuda.version else None
     if cuda.error is not None:
         return "no GPU: the library of the CUDA driver is not here"
@@ -69,7 +69,7 @@ def _examine_packages(missing: dict[str, str]) -> None:
 def _examine_extensions(missing: dict[str, str]) -> None:
     problem = _build()
     why = f": {problem}" if problem else ""
-    parts = machine_facts.parts()
+    parts = machine_facts.inspect_extensions()
     absent = {*parts.missing, *dict(parts.broken)}
     if "_recorder" in absent:
         missing["recorder"] = f"the embedded recorder is not built{why}"
@@ -109,7 +109,7 @@ def _include_folders() -> list[Path]:
 
 
 def _examine_torch(device: str, missing: dict[str, str], facts: dict[str, object]) -> None:
-    torch = machine_facts.torch()
+    torch = machine_facts.inspect_torch()
     facts["torch"] = torch.version
     if torch.version is None:
         missing["torch"] = "torch is not installed"
@@ -151,17 +151,17 @@ def _probe(device: str) -> dict[str, object] | str:
 
 
 def _examine_tools(missing: dict[str, str], facts: dict[str, object]) -> None:
-    ncu = probes.ncu()
+    ncu = probes.probe_ncu()
     facts["ncu"] = ncu.version or None
     if ncu.executable is None:
         missing["ncu"] = ncu.error
     try:
-        nsys = probes.nsys()
+        nsys = probes.probe_nsys()
     except CollectorError as error:
-        missing["nsys"] = error.found
+        missing["nsys"] = error.problem
         return
     facts["nsys"] = nsys.tool.version or None
-    if not nsys.found:
+    if not nsys.usable:
         missing["nsys"] = nsys.tool.error
     elif nsys.importer is None:
         missing["nsys"] = f"nsys {nsys.tool.version} has no importer here, so it leaves no report"

@@ -11,7 +11,7 @@ from traceable import unloaded as _unloaded
 from traceable.annotation.contract import expect
 from traceable.annotation.counters import Counter, counter
 from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
-from traceable.annotation.imports import watch_imports as _watch_imports
+from traceable.annotation.imports import register_import_hooks as _watch_imports
 from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
 from traceable.capture.flight import dump
@@ -78,7 +78,7 @@ _LATER = {
 _READERS = ("Recording", "load")
 """Names that read a recording back: what can't be loaded there is an error, for there is no answer without it."""
 
-_OF_NVTX = frozenset(
+_NVTX_NAMES = frozenset(
     (
         "BatchOrdering",
         "CounterInterpolation",
@@ -101,14 +101,14 @@ def __getattr__(name: str) -> "Any":
     """Load the names that few programs use when they are first asked for."""
     if name == "__version__":
         return _version()
-    if name in _OF_NVTX:
+    if name in _NVTX_NAMES:
         return _of_nvtx(name)
     if name == "nvtx":
         return _sys.modules[__name__]
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _unloaded.waits(name):
-        return _unloaded.stand_in(name)
+    if _unloaded.has_failed_recently(name):
+        return _unloaded.make_fallback(name)
     try:
         __import__(_LATER[name])
         value = getattr(_sys.modules[_LATER[name]], name)
@@ -117,8 +117,8 @@ def __getattr__(name: str) -> "Any":
             return _without_torch(name)
         if name in _READERS:
             raise
-        _unloaded.failed(name, error)
-        return _unloaded.stand_in(name)
+        _unloaded.record_failure(name, error)
+        return _unloaded.make_fallback(name)
     globals()[name] = value
     return value
 

@@ -45,7 +45,7 @@ class Message(str):
         return f"{self} [{self.code}]"
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The code and the text, fit for JSON."""
         return {"code": self.code, "text": str(self)}
 
@@ -62,7 +62,7 @@ class TraceableError(Exception):
 
     Args:
         code: what is wrong, as a stable name.
-        found: what is wrong, naming the file, option or process it was found in.
+        problem: what is wrong, naming the file, option or process it was found in.
         remedy: the next thing to do, as an imperative clause. Printed after the cause.
     """
 
@@ -71,7 +71,7 @@ class TraceableError(Exception):
     def __init__(self, code: str, found: str, remedy: str) -> None:
         super().__init__(code, found, remedy)
         self.code = code
-        self.found = found
+        self.problem = found
         self.remedy = remedy
 
     def __str__(self) -> str:
@@ -80,12 +80,12 @@ class TraceableError(Exception):
     @property
     def message(self) -> Message:
         """The cause and what to do."""
-        return Message(self.code, f"{self.found}; {self.remedy}")
+        return Message(self.code, f"{self.problem}; {self.remedy}")
 
     @property
     def cause(self) -> Message:
         """The cause alone."""
-        return Message(self.code, self.found)
+        return Message(self.code, self.problem)
 
 
 class CauseError(Exception):
@@ -93,21 +93,21 @@ class CauseError(Exception):
 
     Args:
         code: what is wrong, as a stable name.
-        found: what is wrong, as the end of a sentence.
+        problem: what is wrong, as the end of a sentence.
     """
 
     def __init__(self, code: str, found: str) -> None:
         super().__init__(code, found)
         self.code = code
-        self.found = found
+        self.problem = found
 
     def __str__(self) -> str:
-        return self.found
+        return self.problem
 
     @property
     def message(self) -> Message:
         """The cause."""
-        return Message(self.code, self.found)
+        return Message(self.code, self.problem)
 
 
 def code_of(error: BaseException, other: str) -> str:
@@ -115,7 +115,7 @@ def code_of(error: BaseException, other: str) -> str:
     return error.code if isinstance(error, (CauseError, TraceableError)) else other
 
 
-def one_line(error: BaseException) -> str:
+def format_one_line(error: BaseException) -> str:
     """Return an error of others, whose text may have many lines, by its class and the first line of its text."""
     words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -133,5 +133,5 @@ class TraceError(TraceableError):
     """A report can't be read as a trace."""
 
 
-class UnanswerableError(TraceableError):
+class MissingDataError(TraceableError):
     """The trace does not hold what a question needs; the remedy says what to record next time."""

@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traceable.analysis.completeness import Completeness, all_of
-from traceable.analysis.windows import Windows, judged, of_all
+from traceable.analysis.completeness import Completeness, merge_completeness
+from traceable.analysis.windows import CaptureResult, evaluate_capture, merge_capture_results
 from traceable.errors import Message, TraceableError, TraceError
 from traceable.launch import processes, range_counts, run_dir, windows
-from traceable.trace.joined import joined
+from traceable.trace.joined import join_traces
 from traceable.trace.model import Trace
 
 if TYPE_CHECKING:
     from traceable.recording import Recording
 
 
-def named(trace: Trace, directory: Path) -> Trace:
+def name_processes(trace: Trace, directory: Path) -> Trace:
     """Return the trace of a run with its processes called what rank or whoever started them called them."""
-    known = processes.labels(directory, run_dir.read(directory))
+    known = processes.load_labels(directory, run_dir.load_manifest(directory))
     if not known:
         return trace
     return replace(trace, processes=tuple(replace(one, name=known.get(one.pid, one.name)) for one in trace.processes))
@@ -32,7 +32,7 @@ def named(trace: Trace, directory: Path) -> Trace:
 
 def load_ranks(
     directory: Path, parts: Sequence[Path], load: Callable[[Path], Recording]
-) -> tuple[Trace, Windows | None, Completeness]:
+) -> tuple[Trace, CaptureResult | None, Completeness]:
     """Return the trace of all ranks, what became of the steps asked for (None for none), and whether it is complete.
 
     Args:
@@ -44,7 +44,7 @@ def load_ranks(
         TraceableError: none of them can be read, or they can't be put together.
     """
     traces: list[tuple[str, Trace]] = []
-    found: list[Windows] = []
+    found: list[CaptureResult] = []
     complete: list[Completeness] = []
     notes: list[Message] = []
     errors: list[TraceableError] = []
@@ -53,21 +53,21 @@ def load_ranks(
             recording = load(part)
         except TraceableError as error:
             errors.append(error)
-            notes.append(Message("rank_left_out", f"{part.name} is not in it: {error.found}"))
+            notes.append(Message("rank_left_out", f"{part.name} is not in it: {error.problem}"))
             # A window that was never reached leaves nothing to read, and that is the answer.
-            asked = windows.asked(part, run_dir.read(part))
-            found += [judged(asked, ())] if asked is not None else []
-            complete.append(range_counts.judge(part, run_dir.read(part), None))
+            asked = windows.load_capture_request(part, run_dir.load_manifest(part))
+            found += [evaluate_capture(asked, ())] if asked is not None else []
+            complete.append(range_counts.evaluate_completeness(part, run_dir.load_manifest(part), None))
             continue
         complete.append(recording.completeness)
-        traces.append((str((run_dir.read(part).get("host") or {}).get("name")), recording.trace))
+        traces.append((str((run_dir.load_manifest(part).get("host") or {}).get("name")), recording.trace))
         found += [recording.windows] if recording.windows is not None else []
     if not traces:
         raise errors[0]
     _check_hosts(directory, traces)
-    whole = joined([trace for _, trace in traces])
+    whole = join_traces([trace for _, trace in traces])
     source = replace(whole.source, path=str(directory), notes=(*whole.source.notes, *notes))
-    return replace(whole, source=source), of_all(found) if found else None, all_of(complete)
+    return replace(whole, source=source), merge_capture_results(found) if found else None, merge_completeness(complete)
 
 
 def _check_hosts(directory: Path, traces: Sequence[tuple[str, Trace]]) -> None:

@@ -16,19 +16,26 @@ from typing import Any
 from traceable.analysis.attribution import Coverage
 from traceable.analysis.completeness import Completeness
 from traceable.analysis.context import Context
-from traceable.analysis.pauses import without_short_callbacks
-from traceable.analysis.profile import Profile, profile_of
-from traceable.analysis.range_names import RangeNames, Rules, load_rules, range_names
+from traceable.analysis.pauses import drop_short_callbacks
+from traceable.analysis.profile import RangeProfile, profile_ranges
+from traceable.analysis.range_names import NameRules, RangeNames, build_range_names, load_name_rules
 from traceable.analysis.table import Table
-from traceable.analysis.windows import STEP, Asked, Captured, Windows, captured, judged
-from traceable.errors import Message, UnanswerableError, UsageError
+from traceable.analysis.windows import (
+    STEP,
+    CapturedWindow,
+    CaptureRequest,
+    CaptureResult,
+    evaluate_capture,
+    find_captured_windows,
+)
+from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.contract import Verdict
+    from traceable.analysis.contract import ExpectationResult
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 """Hears what is being done, as half a sentence: `reading x.sqlite`."""
 
 _KEPT = ("steps", "findings")
@@ -47,7 +54,7 @@ _WORTH_A_THREAD = 200_000
 def load(
     path: str | Path,
     *,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     run_directory: Path | None = None,
     allow_unrelated: bool = False,
     raw_names: bool = False,
@@ -82,14 +89,14 @@ def load(
             "raw names are not normalized: nothing to expand, and no rules apply",
             "leave raw_names out",
         )
-    rules = None if raw_names else load_rules(None if name_rules is None else Path(name_rules))
+    rules = None if raw_names else load_name_rules(None if name_rules is None else Path(name_rules))
     recording = _load_raw(path, progress, run_directory, allow_unrelated)
     if rules is not None:
         normalize_names([recording], rules, [expand] if isinstance(expand, str) else expand)
     return recording
 
 
-def normalize_names(recordings: Sequence[Recording], rules: Rules, expand: Sequence[str] = ()) -> None:
+def normalize_names(recordings: Sequence[Recording], rules: NameRules, expand: Sequence[str] = ()) -> None:
     """Give the ranges of recordings with raw names their normalized ones, folded as if they were one recording.
 
     Args:
@@ -99,29 +106,31 @@ def normalize_names(recordings: Sequence[Recording], rules: Rules, expand: Seque
     Raises:
         UnanswerableError: no folded name matches one of `expand`.
     """
-    for recording, names in zip(recordings, range_names([one.trace for one in recordings], rules, expand), strict=True):
+    for recording, names in zip(
+        recordings, build_range_names([one.trace for one in recordings], rules, expand), strict=True
+    ):
         recording.trace = dataclasses.replace(recording.trace, names=names.names)
         recording.names = names
 
 
 def _load_raw(
-    path: str | Path, progress: Progress | None, run_directory: Path | None, allow_unrelated: bool
+    path: str | Path, progress: ProgressCallback | None, run_directory: Path | None, allow_unrelated: bool
 ) -> Recording:
     from traceable.launch import flight
-    from traceable.launch.reports import manifest_of, opened
+    from traceable.launch.reports import find_manifest, open_report
     from traceable.trace import load as load_trace
-    from traceable.trace.joined import joined
+    from traceable.trace.joined import join_traces
 
     tell = progress or _tell_nobody
     path = Path(path)
     directory = (run_directory or path).absolute()
-    directory = flight.run_of(directory) or directory
+    directory = flight.find_run_of_dump(directory) or directory
     tell(f"opening {path}")
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
         from traceable.launch import processes
 
-        if parts := processes.parts(path):
+        if parts := processes.list_parts(path):
             from traceable.rank_recordings import load_ranks
 
             trace, windows, complete = load_ranks(
@@ -131,29 +140,29 @@ def _load_raw(
             of_all.windows = windows
             of_all.completeness = complete
             return of_all
-    with opened(path) as found:
-        manifest = manifest_of(directory)
+    with open_report(path) as found:
+        manifest = find_manifest(directory)
         files = [found]
         if manifest is not None:
-            from traceable.launch.windows import databases
+            from traceable.launch.windows import list_databases
 
-            files = databases(manifest, found)
+            files = list_databases(manifest, found)
         traces = []
         for file in files:
             tell(f"reading {path if len(files) == 1 else file}")
             # The windows of one run are related however far apart they are.
             unrelated = allow_unrelated or manifest is not None
             traces.append(load_trace(file, progress=tell, allow_unrelated=unrelated))
-        shown = [one for file in files for one in flight.shown(file, manifest)]
-    trace = joined(traces)
+        shown = [one for file in files for one in flight.read_intervals(file, manifest)]
+    trace = join_traces(traces)
     from traceable.launch import range_counts
 
     of_run = directory if manifest is not None else None
-    complete = range_counts.judge(of_run, manifest, trace, files)
+    complete = range_counts.evaluate_completeness(of_run, manifest, trace, files)
     if manifest is not None:
-        from traceable.rank_recordings import named
+        from traceable.rank_recordings import name_processes
 
-        trace = named(trace, directory)
+        trace = name_processes(trace, directory)
     if path.is_file() and len(files) == 1:
         # A .nsys-rep was read as an export that is gone by now.
         trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, path=str(path)))
@@ -161,29 +170,29 @@ def _load_raw(
     recording.flight = shown
     recording.completeness = complete
     if manifest is not None:
-        from traceable.launch.overhead import MANIFEST_KEY
-        from traceable.launch.windows import asked
+        from traceable.launch.overhead import OVERHEAD_KEY
+        from traceable.launch.windows import load_capture_request
 
-        wanted = asked(directory, manifest)
+        wanted = load_capture_request(directory, manifest)
         recording.windows = None if wanted is None else _judged(wanted, traces)
-        recording.overhead = manifest[MANIFEST_KEY] if isinstance(manifest.get(MANIFEST_KEY), dict) else None
+        recording.overhead = manifest[OVERHEAD_KEY] if isinstance(manifest.get(OVERHEAD_KEY), dict) else None
     return recording
 
 
-def _judged(wanted: Asked, traces: Sequence[Trace]) -> Windows:
-    found: list[Captured] = []
+def _judged(wanted: CaptureRequest, traces: Sequence[Trace]) -> CaptureResult:
+    found: list[CapturedWindow] = []
     for trace in traces:
         file = Path(trace.source.path)
         report = file.with_suffix(".nsys-rep")
-        found += captured(trace, report.name if report.exists() else file.name)
-    return judged(wanted, found)
+        found += find_captured_windows(trace, report.name if report.exists() else file.name)
+    return evaluate_capture(wanted, found)
 
 
 class Recording:
     """What was recorded, or a part of it.
 
     Every question returns a `Table`; all are described in docs/report.md. One that the trace can't answer raises
-    `UnanswerableError`, whose text says why, and what to record next time.
+    `MissingDataError`, whose text says why, and what to record next time.
 
     Args:
         trace: what was recorded.
@@ -200,11 +209,11 @@ class Recording:
         completeness: whether all that the processes emitted is in it (docs/report.md); of a part, that of the whole.
     """
 
-    def __init__(self, trace: Trace, progress: Progress | None = None, names: RangeNames | None = None) -> None:
+    def __init__(self, trace: Trace, progress: ProgressCallback | None = None, names: RangeNames | None = None) -> None:
         self.trace = trace
         self.names = names
         self.selection: dict[str, Any] | None = None
-        self.windows: Windows | None = None
+        self.windows: CaptureResult | None = None
         self.flight: list[dict[str, Any]] = []
         self.overhead: dict[str, Any] | None = None
         self.completeness = Completeness()
@@ -232,7 +241,7 @@ class Recording:
         Raises:
             UsageError: `slowest` by anything else.
         """
-        return self.answer("ranges", by=by, range_name=range, slowest=slowest)
+        return self.query("ranges", by=by, range_name=range, slowest=slowest)
 
     def kernels(
         self,
@@ -253,11 +262,11 @@ class Recording:
         from traceable.analysis.kernel_families import load_families
 
         known = load_families(None if families is None else Path(families))
-        return self.answer("kernels", by=by, range_name=range, names=names, families=known)
+        return self.query("kernels", by=by, range_name=range, names=names, families=known)
 
     def api(self, *, by: str = "call", range: str | None = None) -> Table:  # noqa: A002
         """Return how long CUDA API calls took; `range`: only those inside of ranges of this name."""
-        return self.answer("api", by=by, range_name=range)
+        return self.query("api", by=by, range_name=range)
 
     def memory(self, *, by: str = "operation", range: str | None = None) -> Table:  # noqa: A002
         """Return what was copied, set and allocated.
@@ -266,11 +275,11 @@ class Recording:
             by: `operation`, `range` or `process`: what a row is about.
             range: only what belongs to a range of this name.
         """
-        return self.answer("memory", by=by, range_name=range)
+        return self.query("memory", by=by, range_name=range)
 
     def sync(self, *, range: str | None = None) -> Table:  # noqa: A002
         """Return who waited how long for what; `range`: only inside of ranges of this name."""
-        return self.answer("sync", range_name=range)
+        return self.query("sync", range_name=range)
 
     def gaps(self, *, top: int = 20, range: str | None = None) -> Table:  # noqa: A002
         """Return when each GPU was idle.
@@ -279,11 +288,11 @@ class Recording:
             top: how many of the largest gaps are listed.
             range: only gaps that were ended by an operation of a range of this name.
         """
-        return self.answer("gaps", top=top, range_name=range)
+        return self.query("gaps", top=top, range_name=range)
 
     def streams(self, *, range: str | None = None) -> Table:  # noqa: A002
         """Return what each stream did; `range`: only what belongs to ranges of this name."""
-        return self.answer("streams", range_name=range)
+        return self.query("streams", range_name=range)
 
     def steps(self, *, range: str | None = None, kernel: str | None = None) -> Table:  # noqa: A002
         """Return what each step took.
@@ -292,7 +301,7 @@ class Recording:
             range: a step is a range of this name, which may be a glob.
             kernel: a step ends where a kernel does whose name matches this glob. Without either, steps are found.
         """
-        return self.answer("steps", range_name=range, step_kernel=kernel)
+        return self.query("steps", range_name=range, step_kernel=kernel)
 
     def findings(self, *, thresholds: Mapping[str, float] | None = None) -> Table:
         """Return where time can be saved, the largest bound first; the table may be empty (docs/findings.md).
@@ -303,21 +312,21 @@ class Recording:
         Raises:
             UsageError: there is no such threshold, or its value is no number from 0 on.
         """
-        return self.answer("findings", thresholds=thresholds)
+        return self.query("findings", thresholds=thresholds)
 
     def counters(self) -> Table:
         """Return what each counter said."""
-        from traceable.analysis.counters import counters
+        from traceable.analysis.counters import summarize_counters
 
-        return counters(self.trace)
+        return summarize_counters(self.trace)
 
     def outside_ranges(self) -> Table:
         """Return how much of each thread's wall time lies in no range, the most first."""
-        from traceable.analysis.outside_ranges import outside_ranges
+        from traceable.analysis.outside_ranges import measure_outside_ranges
 
-        return outside_ranges(self.context)
+        return measure_outside_ranges(self.context)
 
-    def answer(self, question: str, **options: Any) -> Table:
+    def query(self, question: str, **options: Any) -> Table:
         """Ask a question by its name: the function `analysis.<question>.<question>`.
 
         Args:
@@ -331,20 +340,20 @@ class Recording:
             # What names a step may be a glob.
             asked = self.with_names_matching(name) if question == "steps" else self.with_range(name)
             if asked is not self:
-                return asked.answer(question, **options)
+                return asked.query(question, **options)
         key = question, repr(sorted((name, value) for name, value in options.items() if value))
         if key in self._kept:
             return self._kept[key]
         ask = getattr(importlib.import_module(f"traceable.analysis.{question}"), question)
         self._tell(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
         if question == "findings":
-            options["ask"] = self.answer
+            options["ask"] = self.query
         found: Table = ask(self.context, **options)
         if question in _KEPT:
             self._kept[key] = found
         return found
 
-    def answers(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Table | UnanswerableError]:
+    def query_all(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Table | MissingDataError]:
         """Ask several questions, as `answer` does, and return what it returns or raises for each, in their order.
 
         Those about a large recording are worked on two at a time: most of the work is numpy's, which lets go of the
@@ -357,13 +366,13 @@ class Recording:
 
         self._tell(f"attributing {len(self.context.gpu):,} GPU operations")
         self.context.prepare()
-        found: dict[int, Future[Table | UnanswerableError]] = {}
+        found: dict[int, Future[Table | MissingDataError]] = {}
         # What is waited for was begun before, so that no two wait for each other.
         with ThreadPoolExecutor(2) as workers:
             attributed: Future[Any] = workers.submit(lambda: self.context.coverage)
             steps = attributed
 
-            def ask(i: int, after: Future[Any] | None) -> Table | UnanswerableError:
+            def ask(i: int, after: Future[Any] | None) -> Table | MissingDataError:
                 if after is not None:
                     after.result()
                 return self._answer_or_reason(*asked[i])
@@ -376,10 +385,10 @@ class Recording:
                     steps = found[i]
         return [found[i].result() for i in range(len(asked))]
 
-    def _answer_or_reason(self, question: str, options: Mapping[str, Any]) -> Table | UnanswerableError:
+    def _answer_or_reason(self, question: str, options: Mapping[str, Any]) -> Table | MissingDataError:
         try:
-            return self.answer(question, **options)
-        except UnanswerableError as error:
+            return self.query(question, **options)
+        except MissingDataError as error:
             return error
 
     def select(
@@ -406,11 +415,11 @@ class Recording:
             UnanswerableError: one of the processes or GPUs is not in the recording, all of it lies outside the time,
                 or it has no steps.
         """
-        from traceable.analysis.select import selected
+        from traceable.analysis.select import select_part
 
         processes = None if process is None else [str(one) for one in _several(process)]
         devices = None if device is None else _several(device)
-        part = self._part(selected(self.trace, processes=processes, devices=devices, time_ns=time_ns))
+        part = self._part(select_part(self.trace, processes=processes, devices=devices, time_ns=time_ns))
         part.selection = _narrowed(self.selection, processes, devices, time_ns or (None, None), None)
         return part._steady(step_range, step_kernel) if steady else part
 
@@ -444,19 +453,19 @@ class Recording:
         if self.names is None:
             return self
         globs = glob, glob.partition(":")[2]
-        return self._apart(*globs, *(name for one in globs if one for name in self.names.matching(one)))
+        return self._apart(*globs, *(name for one in globs if one for name in self.names.match_glob(one)))
 
-    def verdicts(self, expected: Sequence[str]) -> tuple[Verdict, ...]:
+    def verdicts(self, expected: Sequence[str]) -> tuple[ExpectationResult, ...]:
         """Return what the ranges say of expected names, normalized or not, in their order (docs/contract.md)."""
-        from traceable.analysis.contract import verdicts
+        from traceable.analysis.contract import evaluate_expectations
 
-        judged = verdicts(expected, self.profile)
-        missing = [one.name for one in judged if not one.met]
+        judged = evaluate_expectations(expected, self.profile)
+        missing = [one.name for one in judged if not one.ok]
         apart = self._apart(*missing, *(name.partition(":")[2] for name in missing))
         if apart is self:
             return judged
-        found = dict(zip(missing, verdicts(missing, apart.profile), strict=True))
-        return tuple(found[one.name] if one.name in found and found[one.name].met else one for one in judged)
+        found = dict(zip(missing, evaluate_expectations(missing, apart.profile), strict=True))
+        return tuple(found[one.name] if one.name in found and found[one.name].ok else one for one in judged)
 
     @property
     def coverage(self) -> Coverage:
@@ -465,10 +474,10 @@ class Recording:
         return self.context.coverage
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> RangeProfile:
         """What the ranges cost, by path and by name, in one."""
         self._tell(f"profiling {len(self.trace.ranges):,} ranges")
-        return profile_of(self.context)
+        return profile_ranges(self.context)
 
     @cached_property
     def context(self) -> Context:
@@ -478,7 +487,7 @@ class Recording:
         return Context(trace, self.names, None if whole is None else whole.context)
 
     @property
-    def counts_steps(self) -> bool:
+    def has_step_ranges(self) -> bool:
         """Whether the program marked its steps itself (`traceable.steps`, `step`)."""
         ranges, trace = self.context.trace.ranges, self.context.trace
         return bool(((ranges.name == trace.name_index(STEP)) & (ranges.domain == -1) & ranges.has_payload).any())
@@ -486,28 +495,28 @@ class Recording:
     @property
     def notes(self) -> tuple[Message, ...]:
         """What of the file could not be read as it stood, was left out, or contradicts itself, a message each."""
-        from traceable.analysis.contradictions import contradictions
+        from traceable.analysis.contradictions import find_contradictions
 
         short = self._told[1]
         left_out = Message(
             "short_callbacks_left_out", f"{short} callbacks of the event loop under the threshold left out"
         )
         callbacks = (left_out,) if short else ()
-        return (*self.completeness.notes, *self.trace.source.notes, *callbacks, *contradictions(self.context))
+        return (*self.completeness.notes, *self.trace.source.notes, *callbacks, *find_contradictions(self.context))
 
     def _steady(self, step_range: str | None, step_kernel: str | None) -> Recording:
-        from traceable.analysis.select import selected
-        from traceable.analysis.steps import steady_window
+        from traceable.analysis.select import select_part
+        from traceable.analysis.steps import find_steady_interval
 
         steps = self.steps(range=step_range, kernel=step_kernel)
-        first, last = steady_window(steps)
-        part = self._part(selected(self.trace, time_ns=(first, last)))
-        part.selection = _narrowed(self.selection, None, None, (first, last), [note.plain for note in steps.notes])
+        first, last = find_steady_interval(steps)
+        part = self._part(select_part(self.trace, time_ns=(first, last)))
+        part.selection = _narrowed(self.selection, None, None, (first, last), [note.as_dict for note in steps.notes])
         return part
 
     def _apart(self, *wanted: str) -> Recording:
         """Return the recording in which ranges of these names, if they were renamed, have them; else this one."""
-        names = None if self.names is None else self.names.apart(filter(None, wanted))
+        names = None if self.names is None else self.names.unfold_names(filter(None, wanted))
         if names is self.names:
             return self
         if wanted not in self._opened:
@@ -524,20 +533,20 @@ class Recording:
 
     @cached_property
     def _told(self) -> tuple[Trace, int]:
-        return without_short_callbacks(self.trace)
+        return drop_short_callbacks(self.trace)
 
     def check_range(self, name: str) -> None:
-        """Raise `UnanswerableError` with the names that may have been meant where no range has this one."""
+        """Raise `MissingDataError` with the names that may have been meant where no range has this one."""
         try:
-            self.context.instances_of(name)
-        except UnanswerableError as error:
-            from traceable.analysis.contract import near
+            self.context.mask_instances(name)
+        except MissingDataError as error:
+            from traceable.analysis.contract import suggest_names
 
-            names, found = self.trace.names, self.context.found
+            names, found = self.trace.names, self.context.instances
             known = {names[index] for index in set(found.name.tolist())}
-            meant = " or ".join(repr(one) for one in near(name, known))
-            raise UnanswerableError(
-                "range_not_found", error.found, f"did you mean {meant}?" if meant else error.remedy
+            meant = " or ".join(repr(one) for one in suggest_names(name, known))
+            raise MissingDataError(
+                "range_not_found", error.problem, f"did you mean {meant}?" if meant else error.remedy
             ) from None
 
 

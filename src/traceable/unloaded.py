@@ -24,7 +24,7 @@ _RETRY_S = 1.0
 _tried_s: dict[str, float] = {}
 
 
-class Nothing(Handle):
+class NoOpHandle(Handle):
     """What a stand-in returns: a handle without anything to undo, and a block that is not recorded."""
 
     __slots__ = ()
@@ -32,11 +32,11 @@ class Nothing(Handle):
     names: tuple[str, ...] = ()
 
     @property
-    def matched(self) -> dict[Any, list[str]]:
+    def matches(self) -> dict[Any, list[str]]:
         """What `annotate_targets` has matched: nothing."""
         return {}
 
-    problems = aliases = matched
+    problems = aliases = matches
 
     def remove(self) -> None:
         """Do nothing."""
@@ -54,21 +54,21 @@ class Nothing(Handle):
         return
 
 
-def _nothing(*_arguments: object, **_named: object) -> Nothing:
-    return Nothing()
+def _nothing(*_arguments: object, **_named: object) -> NoOpHandle:
+    return NoOpHandle()
 
 
 def _iterable(iterable: object, **_named: object) -> object:
     return iterable
 
 
-def waits(name: str) -> bool:
+def has_failed_recently(name: str) -> bool:
     """Whether the import of a name has failed a moment ago."""
     tried_s = _tried_s.get(name)
     return tried_s is not None and monotonic() < tried_s + _RETRY_S
 
 
-def failed(name: str, error: BaseException) -> None:
+def record_failure(name: str, error: BaseException) -> None:
     """Log, the first time, that a name can't be loaded."""
     _tried_s[name] = monotonic()
     environment.warn_once(
@@ -78,6 +78,6 @@ def failed(name: str, error: BaseException) -> None:
     )
 
 
-def stand_in(name: str) -> Any:
+def make_fallback(name: str) -> Any:
     """Return a function that takes what the one of this name takes. Of `steps` it returns the iterable itself."""
     return _iterable if name == "steps" else _nothing

@@ -29,13 +29,13 @@ from tests.analysis.made import PROCESS_OF_THREAD, rows_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
-from traceable.analysis.memory import host_link_gb_per_s
-from traceable.analysis.named import call_name
-from traceable.analysis.step_detection import steps_of
-from traceable.analysis.steps import steady_window, work_of
-from traceable.analysis.sync import waiting_calls
+from traceable.analysis.memory import get_host_link_gb_per_s
+from traceable.analysis.named import strip_call_version
+from traceable.analysis.step_detection import detect_steps
+from traceable.analysis.steps import collect_step_operations, find_steady_interval
+from traceable.analysis.sync import find_waiting_calls
 from traceable.analysis.table import Table
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace.model import Trace
 
 Said = dict[str, Any]
@@ -58,10 +58,12 @@ class Facts:
         self.trace, self.context, self.ask, self.latency_ns = trace, Context(trace), ask, latency_ns
         self.operations = operations_of(trace)
         self.calls = rows_of(trace.calls)
-        self.ranges = list(zip(self.context.found.name.tolist(), self.context.found.domain.tolist(), strict=True))
+        self.ranges = list(
+            zip(self.context.instances.name.tolist(), self.context.instances.domain.tolist(), strict=True)
+        )
         for i, row in enumerate(self.operations):
             row["instance"] = int(self.context.innermost[i])
-            row["call"] = int(self.context.launched.call_of[i])
+            row["call"] = int(self.context.launches.call_of[i])
         self.by_gpu: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for row in sorted(self.operations, key=lambda row: (row["start_ns"], row["order"])):
             self.by_gpu[row["gpu"]].append(row)
@@ -72,9 +74,9 @@ class Facts:
         try:
             answer = ask("steps")
             self.steps = list(answer.rows())
-            self.start, self.end = steady_window(answer)
+            self.start, self.end = find_steady_interval(answer)
             self.steady = True
-        except UnanswerableError:
+        except MissingDataError:
             pass
         self.part = set(range(self.start, self.end))
         self.window = len(self.part - self.unrecorded)
@@ -115,7 +117,7 @@ class Facts:
         return users.pop() if len(users) == 1 else None
 
     def peak(self, gpu: int) -> float | None:
-        return next((host_link_gb_per_s(one.name) for one in self.trace.devices if one.number == gpu), None)
+        return next((get_host_link_gb_per_s(one.name) for one in self.trace.devices if one.number == gpu), None)
 
     def placed(self, total: int, before: int) -> Said:
         """The columns that say what lies outside of the part that bounds are of."""
@@ -251,7 +253,7 @@ def sync_in_hot_range(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     if not facts.calls or not len(facts.trace.ranges):
         return UNSUPPORTED
     waits = waits_of(facts)
-    found = facts.context.found
+    found = facts.context.instances
     cpu: Counter[tuple[str | None, str | None]] = Counter()
     for i in range(len(found)):
         if not found.replay[i]:
@@ -284,15 +286,15 @@ def sync_in_hot_range(facts: Facts, v: dict[str, float]) -> list[Said] | None:
 
 def waits_of(facts: Facts) -> list[Said]:
     """The calls that waited (tests/analysis/test_sync.py), each with its range and, where it copied, its copy."""
-    waits = waiting_calls(facts.context)
+    waits = find_waiting_calls(facts.context)
     return [
         {
             "start_ns": int(waits.start_ns[i]),
             "end_ns": int(waits.end_ns[i]),
             "thread": facts.calls[call]["thread"],
-            "call": call_name(facts.trace.names[facts.calls[call]["name"]]),
-            "range": facts.range_of(int(facts.context.innermost_around_calls(np.array([call]))[0])),
-            "own": facts.operations[waits.own[i]] if waits.own[i] >= 0 else None,
+            "call": strip_call_version(facts.trace.names[facts.calls[call]["name"]]),
+            "range": facts.range_of(int(facts.context.find_innermost_around_calls(np.array([call]))[0])),
+            "own": facts.operations[waits.own_operation[i]] if waits.own_operation[i] >= 0 else None,
         }
         for i, call in enumerate(waits.call.tolist())
     ]
@@ -352,14 +354,14 @@ def allocation_in_steady_state(facts: Facts, v: dict[str, float]) -> list[Said] 
         by_range: Counter[tuple[str | None, str | None]] = Counter()
         for i, row in calls:
             by_name[row["name"]] += row["end_ns"] - row["start_ns"]
-            (around,) = facts.context.innermost_around_calls(np.array([i])).tolist()
+            (around,) = facts.context.find_innermost_around_calls(np.array([i])).tolist()
             by_range[facts.range_of(around)] += row["end_ns"] - row["start_ns"]
         said.append(
             {
                 "won_ns": winnable(facts, rows),
                 "pid": pid,
                 "count": len(rows),
-                "call": {call_name(facts.trace.names[name]) for name in most(by_name)},
+                "call": {strip_call_version(facts.trace.names[name]) for name in most(by_name)},
                 "range": {name for name, _ in most(by_range)},
                 "start_ns": min(row["start_ns"] for row in rows),
                 "end_ns": max(row["end_ns"] for row in rows),
@@ -434,7 +436,7 @@ def outside(facts: Facts, found: list[Said]) -> Said:
 def path_of(facts: Facts, operation: Said) -> tuple[Any, ...]:
     if operation["instance"] < 0:
         return (None,)
-    return named_path(facts, facts.context.found.paths[int(facts.context.found.path[operation["instance"]])])
+    return named_path(facts, facts.context.instances.paths[int(facts.context.instances.path[operation["instance"]])])
 
 
 def named_path(facts: Facts, path: tuple[int, ...]) -> tuple[str, ...]:
@@ -442,7 +444,7 @@ def named_path(facts: Facts, path: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def deepest(facts: Facts, idle: Counter[Any], path: tuple[Any, ...]) -> tuple[Any, ...]:
-    paths = dict.fromkeys(named_path(facts, one) for one in facts.context.found.paths)
+    paths = dict.fromkeys(named_path(facts, one) for one in facts.context.instances.paths)
     children = [one for one in paths if len(one) == len(path) + 1 and one[: len(path)] == path]
     best = max(children, key=lambda one: idle[one], default=None)
     if best is None or idle[best] < 0.8 * idle[path]:
@@ -605,8 +607,8 @@ def uneven_equal_steps(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     steady = [row["steady"] for row in facts.steps or ()]
     if not any(steady):
         return UNSUPPORTED
-    found = steps_of(facts.context, None, None)
-    work = work_of(facts.context, found)
+    found = detect_steps(facts.context, None, None)
+    work = collect_step_operations(facts.context, found)
     equal: dict[tuple[Any, ...], list[list[int]]] = defaultdict(list)
     for step in range(len(found)):
         rows = [facts.operations[i] for i in work.operation[work.step == step].tolist()]

@@ -14,9 +14,9 @@ from tests.analysis import made
 from tests.analysis.made import NAMES, rows_of, table, trace_of, traces
 from tests.analysis.spreads import assert_same, expected
 
-from traceable.analysis.api import BY, KINDS, api, error_name, kind_of
+from traceable.analysis.api import BY, KINDS, api, classify_call, get_error_name
 from traceable.analysis.context import Context
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -80,8 +80,8 @@ def in_range(context: Context, calls: list[dict[str, Any]], range_name: str | No
     if range_name is None:
         return calls
     try:
-        inside = context.calls_in(range_name)
-    except UnanswerableError:
+        inside = context.mask_calls(range_name)
+    except MissingDataError:
         assume(False)
     asked = [call for call in calls if inside[call["index"]]]
     assume(asked)
@@ -131,8 +131,8 @@ def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
 @settings(max_examples=80, deadline=None)
 def test_by_range(trace: Trace, range_name: str | None) -> None:
     context, calls = Context(trace), calls_of(trace)
-    found = context.found
-    pairs = [(i, c) for piece in context.call_pairs() for i, c in zip(*map(np.ndarray.tolist, piece), strict=True)]
+    found = context.instances
+    pairs = [(i, c) for piece in context.iter_call_pairs() for i, c in zip(*map(np.ndarray.tolist, piece), strict=True)]
 
     def identity(i: int) -> tuple[Any, ...]:
         style = "push_pop" if found.style[i] == PUSH_POP else "start_end"
@@ -144,8 +144,8 @@ def test_by_range(trace: Trace, range_name: str | None) -> None:
     wanted_instances = set(range(len(found)))
     if range_name is not None:
         try:
-            wanted_instances = set(np.flatnonzero(context.instances_of(range_name)).tolist())
-        except UnanswerableError:
+            wanted_instances = set(np.flatnonzero(context.mask_instances(range_name)).tolist())
+        except MissingDataError:
             assume(False)
         assume(any(i in wanted_instances for i, _ in pairs))
 
@@ -235,20 +235,20 @@ def test_a_call_whose_name_was_not_recorded() -> None:
     ],
 )
 def test_kinds_of_calls(kind: str, names: str) -> None:
-    assert {name: kind_of(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
+    assert {name: classify_call(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
     assert kind in KINDS
 
 
 def test_names_of_errors() -> None:
-    assert error_name(2, driver=True) == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert error_name(9, driver=True) == "error 9"
-    assert error_name(-5, driver=False) == "error -5"
+    assert get_error_name(2, driver=True) == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert get_error_name(9, driver=True) == "error 9"
+    assert get_error_name(-5, driver=False) == "error -5"
 
 
 @pytest.mark.parametrize("by", BY)
 def test_without_calls_the_reason_and_what_to_record(by: str) -> None:
     def said(trace: Trace) -> str:
-        with pytest.raises(UnanswerableError) as error:
+        with pytest.raises(MissingDataError) as error:
             api(Context(trace), by=by)
         return error.value.code
 
@@ -265,15 +265,15 @@ def test_a_range_without_calls_is_said(by: str) -> None:
     one = {"name": 1, "domain": -1, "category": -1, "thread": 0, "end_thread": -1, "style": PUSH_POP, "clipped": False}
     one |= {"payload": 0, "has_payload": False, "identity": NULL, "fields": -1, "start_ns": 30, "end_ns": 31}
     context = Context(trace_of(calls=table(model.Calls, [call_of(1, 2)]), ranges=table(model.Ranges, [one])))
-    with pytest.raises(UnanswerableError, match=r"'b'.*\[no_calls_in_range\]"):
+    with pytest.raises(MissingDataError, match=r"'b'.*\[no_calls_in_range\]"):
         api(context, by=by, range_name="b")
-    with pytest.raises(UnanswerableError, match=r"'nowhere'.*\[range_not_found\]"):
+    with pytest.raises(MissingDataError, match=r"'nowhere'.*\[range_not_found\]"):
         api(context, by=by, range_name="nowhere")
 
 
 def test_by_range_needs_ranges_and_words_that_are_no_view_are_refused() -> None:
     context = Context(trace_of(calls=table(model.Calls, [call_of(1, 2)])))
-    with pytest.raises(UnanswerableError, match=r"nvtx in --trace.*\[no_ranges_recorded\]"):
+    with pytest.raises(MissingDataError, match=r"nvtx in --trace.*\[no_ranges_recorded\]"):
         api(context, by="range")
     with pytest.raises(ValueError, match="one of call, kind, range"):
         api(context, by="thread")

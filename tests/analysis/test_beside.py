@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.analysis.compare import COUNTS, LETTERS, MEASURES, STEP_COLUMNS, beside, steps_beside
+from traceable.analysis.compare import COUNTS, LETTERS, MEASURES, STEP_COLUMNS, compare_ranges, compare_step_summaries
 from traceable.analysis.table import Table, objects
 
 Row = tuple[tuple[str, ...], str | None, str, int, float | None]
@@ -42,7 +42,7 @@ def table(found: list[Row], *, by_path: bool = True) -> Table:
 
 @given(st.lists(recordings, min_size=1, max_size=4))
 def test_every_range_of_any_recording_has_one_row_with_what_each_says_of_it(several):
-    found = list(beside([table(one) for one in several]).rows())
+    found = list(compare_ranges([table(one) for one in several]).rows())
     keys = [(tuple(row["path"]), row["domain"], row["style"]) for row in found]
     assert sorted(keys, key=repr) == sorted({row[:3] for one in several for row in one}, key=repr)
     for key, row in zip(keys, found, strict=True):
@@ -58,7 +58,7 @@ def test_every_range_of_any_recording_has_one_row_with_what_each_says_of_it(seve
 
 @given(st.lists(recordings, min_size=2, max_size=4))
 def test_ratios_are_to_the_first_and_absent_where_there_is_nothing_to_divide(several):
-    for row in beside([table(one) for one in several]).rows():
+    for row in compare_ranges([table(one) for one in several]).rows():
         for letter in LETTERS[1 : len(several)]:
             for name in MEASURES:
                 first, other = row[f"a_{name}"], row[f"{letter.lower()}_{name}"]
@@ -69,7 +69,7 @@ def test_ratios_are_to_the_first_and_absent_where_there_is_nothing_to_divide(sev
 
 @given(st.lists(recordings, min_size=1, max_size=4))
 def test_a_range_comes_after_what_it_lies_inside_and_beside_what_lies_there_too(several):
-    found = [tuple(path) for path in beside([table(one) for one in several]).column("path")]
+    found = [tuple(path) for path in compare_ranges([table(one) for one in several]).column("path")]
     for place, path in enumerate(found):
         inside = [later for later, other in enumerate(found) if other[: len(path)] == path]
         assert inside == list(range(min(inside), max(inside) + 1))
@@ -85,14 +85,14 @@ def test_ranges_keep_the_order_of_the_first_recording_and_then_that_of_the_next(
         (("step", "a"), None, "push_pop", 1, 1.0),
         (("step", "b"), None, "push_pop", 1, 1.0),
     ]
-    found = beside([table(first), table(second)]).column("path")
+    found = compare_ranges([table(first), table(second)]).column("path")
     assert found == [["step"], ["step", "b"], ["step", "a"], ["init"]]
 
 
 def test_by_name_paths_play_no_part():
     one = table([(("x", "a"), None, "push_pop", 2, 4.0)], by_path=False)
     other = table([(("a",), None, "push_pop", 3, 6.0)], by_path=False)
-    (row,) = beside([one, other]).rows()
+    (row,) = compare_ranges([one, other]).rows()
     assert "path" not in row
     assert (row["name"], row["a_count"], row["b_count"], row["b_cpu_mean_ratio"]) == ("a", 2, 3, 1.5)
 
@@ -104,14 +104,14 @@ def summary(*wall_ns: float) -> Table:
 
 
 def test_steps_stand_beside_each_other_with_the_ratio_of_their_medians():
-    found = steps_beside([summary(2e6), None, summary(3e6)])
+    found = compare_step_summaries([summary(2e6), None, summary(3e6)])
     assert found.column("recording") == ["A", "C"]
     assert found.column("wall_p50_ratio") == [1.0, 1.5]
     assert found.column("pid") == [7, 7]
 
 
 def test_steps_of_several_processes_have_no_ratio():
-    assert steps_beside([summary(2e6), summary(2e6, 3e6)]).column("wall_p50_ratio") == [1.0, None, None]
-    assert steps_beside([summary(2e6, 3e6), summary(2e6)]).column("wall_p50_ratio") == [None, None, None]
-    assert steps_beside([None, summary(2e6)]).column("wall_p50_ratio") == [None]
-    assert len(steps_beside([None, None])) == 0
+    assert compare_step_summaries([summary(2e6), summary(2e6, 3e6)]).column("wall_p50_ratio") == [1.0, None, None]
+    assert compare_step_summaries([summary(2e6, 3e6), summary(2e6)]).column("wall_p50_ratio") == [None, None, None]
+    assert compare_step_summaries([None, summary(2e6)]).column("wall_p50_ratio") == [None]
+    assert len(compare_step_summaries([None, None])) == 0

@@ -17,12 +17,12 @@ from traceable.analysis.completeness import (
     NAMES_LOST,
     RANGES_MISSING,
     UNKNOWN,
-    Emitted,
-    Lost,
-    completeness,
-    recorded_ranges,
+    CollectorLoss,
+    EmittedCounts,
+    check_completeness,
+    count_recorded_ranges,
 )
-from traceable.annotation.counts import key
+from traceable.annotation.counts import make_entry_key
 from traceable.errors import Message
 from traceable.trace.emitted import WINDOW_DOMAIN
 from traceable.trace.model import Trace
@@ -48,7 +48,7 @@ def test_ranges_are_counted_as_one_after_the_other(most: int, trace: Trace) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_MOST_COMBINATIONS", most)
         patch.setattr(module, "_AT_ONCE", 3)
-        assert recorded_ranges(trace) == slow_count(trace)
+        assert count_recorded_ranges(trace) == slow_count(trace)
 
 
 @given(trace=traces(), lost=st.data())
@@ -58,48 +58,55 @@ def test_what_is_missing_is_what_was_taken_away(trace: Trace, lost: Any) -> None
     for pid, names in counted.items():
         more = {one: lost.draw(st.integers(0, 3)) for one in names}
         missing[pid] = sum(more.values())
-        known = {text: names[one] + more[one] for one in names if (text := key(*one)) is not None}
-        rest = sum(names[one] + more[one] for one in names if key(*one) is None)
-        emitted.append(Emitted(pid, known, rest))
-    found = completeness(trace, emitted, (), key)
+        known = {text: names[one] + more[one] for one in names if (text := make_entry_key(*one)) is not None}
+        rest = sum(names[one] + more[one] for one in names if make_entry_key(*one) is None)
+        emitted.append(EmittedCounts(pid, known, rest))
+    found = check_completeness(trace, emitted, (), make_entry_key)
     assert {one.pid: one.missing for one in found.processes} == {pid: missing[pid] for pid in counted if counted[pid]}
     assert found.state == (INCOMPLETE if any(missing.values()) else COMPLETE if emitted else UNKNOWN)
 
 
 def test_nothing_recorded_is_all_missing_and_an_idle_process_misses_nothing() -> None:
-    found = completeness(None, [Emitted(7, {b"\0a": 3}), Emitted(7, {b"\0a": 1}, rest=2), Emitted(8, {})], (), key)
+    found = check_completeness(
+        None,
+        [EmittedCounts(7, {b"\0a": 3}), EmittedCounts(7, {b"\0a": 1}, rest=2), EmittedCounts(8, {})],
+        (),
+        make_entry_key,
+    )
     (row,) = found.processes
     assert (row.pid, row.emitted, row.missing, dict(row.losses)) == (7, 6, 6, {RANGES_MISSING: 6})
-    assert (found.missing_of(7), found.missing_of(8), found.missing_of(9)) == (6, 0, None)
+    assert (found.count_missing(7), found.count_missing(8), found.count_missing(9)) == (6, 0, None)
     (note,) = found.notes
     assert note.code == RANGES_MISSING
     assert "process 7 emitted 6 ranges" in note and " 6 of them" in note
 
 
 def test_what_can_not_be_compared_is_no_loss() -> None:
-    found = completeness(None, [Emitted(7, {b"\0a": 3})], (), key, not_compared="flight_recorder")
-    assert (found.state, found.incomplete, found.notes, found.missing_of(7)) == (UNKNOWN, (), (), None)
+    found = check_completeness(
+        None, [EmittedCounts(7, {b"\0a": 3})], (), make_entry_key, not_compared="flight_recorder"
+    )
+    assert (found.state, found.incomplete_processes, found.notes, found.count_missing(7)) == (UNKNOWN, (), (), None)
 
 
 def test_many_processes_are_a_few_sentences() -> None:
-    found = completeness(None, [Emitted(pid, {b"\0a": pid}) for pid in range(1, 101)], (), key)
+    found = check_completeness(None, [EmittedCounts(pid, {b"\0a": pid}) for pid in range(1, 101)], (), make_entry_key)
     assert len(found.notes) == 9
     assert {note.code for note in found.notes} == {RANGES_MISSING}
     assert found.notes[-1].startswith("92 more processes") and found.notes[-1].count(" 4278 ") == 2
-    assert len(found.incomplete) == 100
+    assert len(found.incomplete_processes) == 100
 
 
 def test_where_names_are_lost_only_sums_are_compared() -> None:
-    lost = Lost(7, Message("names_lost", "2 names of process 7 lost"), {NAMES_LOST: 2}, "disk_full")
-    found = completeness(None, [], [lost], key)
+    lost = CollectorLoss(7, Message("names_lost", "2 names of process 7 lost"), {NAMES_LOST: 2}, "disk_full")
+    found = check_completeness(None, [], [lost], make_entry_key)
     assert (found.state, found.notes, found.processes[0].reason) == (INCOMPLETE, (lost.text,), "disk_full")
 
 
 @pytest.mark.parametrize("name", ["a" * 110, "tab\t", "zero\0", "half \ud800"])
 def test_names_that_may_come_out_otherwise_are_counted_with_the_rest(name: str) -> None:
-    assert key(None, name) is None
+    assert make_entry_key(None, name) is None
 
 
 def test_names_that_are_nothing_are_those_of_none() -> None:
-    assert key(None, None) == key("", "") == b"\0"
-    assert key("büro", "kühlen") == "büro\0kühlen".encode()
+    assert make_entry_key(None, None) == make_entry_key("", "") == b"\0"
+    assert make_entry_key("büro", "kühlen") == "büro\0kühlen".encode()

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.analysis.contract import Verdict, near, verdicts
-from traceable.analysis.pauses import without_short_callbacks
-from traceable.analysis.profile import Profile, profile
+from traceable.analysis.contract import ExpectationResult, evaluate_expectations, suggest_names
+from traceable.analysis.pauses import drop_short_callbacks
+from traceable.analysis.profile import RangeProfile, profile_trace
 from traceable.errors import Message
-from traceable.report.contract import lines, rows
+from traceable.report.contract import build_expectation_rows, format_expectations
 from traceable.trace import load
 
 THREAD = (7 << 24) | 70
@@ -65,15 +65,15 @@ def add_gpu(connection: sqlite3.Connection, kernels: list[tuple[int, ...]], laun
             connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", call)
 
 
-def judged(profile_: Profile | None, *names: str) -> list[tuple[str, str, int, int | None]]:
-    return [(one.name, one.verdict, one.count, one.gpu_count) for one in verdicts(names, profile_)]
+def judged(profile_: RangeProfile | None, *names: str) -> list[tuple[str, str, int, int | None]]:
+    return [(one.name, one.verdict, one.count, one.gpu_count) for one in evaluate_expectations(names, profile_)]
 
 
 RANGES = ((0, 100, "pack"), (200, 300, "forward"), (400, 500, "forward"), (600, 700, "forward", 3))
 
 
 def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None:
-    found = profile(load(made(*RANGES)))
+    found = profile_trace(load(made(*RANGES)))
     assert judged(found, "pack", "absent", "forward") == [
         ("pack", "seen", 1, None),
         ("absent", "never_entered", 0, None),
@@ -82,23 +82,23 @@ def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None
 
 
 def test_a_range_that_put_nothing_on_the_gpu_is_told_from_one_that_did(made: Made) -> None:
-    found = profile(load(made(*RANGES, kernels=[(210,), (620,), (800,)])))
+    found = profile_trace(load(made(*RANGES, kernels=[(210,), (620,), (800,)])))
     assert judged(found, "pack", "forward", "absent") == [
         ("pack", "without_gpu_work", 1, 0),
         ("forward", "seen", 3, 2),
         ("absent", "never_entered", 0, 0),
     ]
-    assert [one.met for one in verdicts(("pack", "forward", "absent"), found)] == [True, True, False]
+    assert [one.ok for one in evaluate_expectations(("pack", "forward", "absent"), found)] == [True, True, False]
 
 
 def test_gpu_work_without_launch_calls_is_no_evidence_against_a_range(made: Made) -> None:
-    found = profile(load(made(*RANGES, kernels=[(210,)], launches=False)))
+    found = profile_trace(load(made(*RANGES, kernels=[(210,)], launches=False)))
     assert found.coverage.total.operations == 1
     assert judged(found, "pack", "forward") == [("pack", "seen", 1, None), ("forward", "seen", 3, None)]
 
 
 def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: Made) -> None:
-    found = profile(load(made(*RANGES, (800, 900, "server:odd"))))
+    found = profile_trace(load(made(*RANGES, (800, 900, "server:odd"))))
     assert judged(found, "forward", "server:forward", "server:odd", "client:forward") == [
         ("forward", "seen", 3, None),
         ("server:forward", "seen", 1, None),
@@ -108,7 +108,7 @@ def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: M
 
 
 def test_a_callback_of_the_event_loop_does_not_stand_for_the_range_of_its_name(made: Made) -> None:
-    found = profile(load(made((0, 100, "handle", LOOP, 60, 10))))
+    found = profile_trace(load(made((0, 100, "handle", LOOP, 60, 10))))
     assert judged(found, "handle", "traceable.loop:handle") == [
         ("handle", "never_entered", 0, None),
         ("traceable.loop:handle", "seen", 1, None),
@@ -116,8 +116,8 @@ def test_a_callback_of_the_event_loop_does_not_stand_for_the_range_of_its_name(m
 
 
 def test_where_nothing_was_recorded_nothing_was_entered() -> None:
-    assert verdicts(("pack",), None) == (Verdict("pack", "never_entered", 0, None),)
-    assert verdicts((), None) == ()
+    assert evaluate_expectations(("pack",), None) == (ExpectationResult("pack", "never_entered", 0, None),)
+    assert evaluate_expectations((), None) == ()
 
 
 TYPOS = {
@@ -135,24 +135,24 @@ TYPOS = {
 @pytest.mark.parametrize("typo", TYPOS)
 def test_the_nearest_names_are_what_was_meant(typo: str) -> None:
     known = ["pack", "h2d", "forward", "server:forward", "Engine.step"]
-    assert list(near(typo, known)) == TYPOS[typo]
+    assert list(suggest_names(typo, known)) == TYPOS[typo]
 
 
 @given(st.text(), st.lists(st.text()))
 def test_near_names_are_known_names_at_most_three_and_the_same_in_any_order(name: str, known: list[str]) -> None:
-    found = near(name, known)
+    found = suggest_names(name, known)
     assert set(found) <= set(known)
     assert len(found) <= 3
     assert len(set(found)) == len(found)
 
 
 def test_the_lines_say_each_verdict_and_how_many_are_unmet() -> None:
-    said = lines(
+    said = format_expectations(
         (
-            Verdict("pack", "seen", 1, None),
-            Verdict("h2d", "without_gpu_work", 1200, 0),
-            Verdict("forwad\n", "never_entered", 0, 0, ("forward", "Model.forward")),
-            Verdict("zzz", "never_entered", 0, 0),
+            ExpectationResult("pack", "seen", 1, None),
+            ExpectationResult("h2d", "without_gpu_work", 1200, 0),
+            ExpectationResult("forwad\n", "never_entered", 0, 0, ("forward", "Model.forward")),
+            ExpectationResult("zzz", "never_entered", 0, 0),
         )
     )
     assert said[0] == "expected pack: seen 1 time"
@@ -167,11 +167,11 @@ def test_the_lines_say_each_verdict_and_how_many_are_unmet() -> None:
     assert " forwad\\n: " in near and near.endswith(" forward or Model.forward?")
     assert " zzz: " in far and "?" not in far
     assert re.findall(r"\d+", unmet) == ["2", "4"]
-    assert lines(()) == []
+    assert format_expectations(()) == []
 
 
 def test_the_rows_are_the_documented_keys() -> None:
-    assert rows((Verdict("forwad", "never_entered", 0, None, ("forward",)),)) == [
+    assert build_expectation_rows((ExpectationResult("forwad", "never_entered", 0, None, ("forward",)),)) == [
         {
             "name": "forwad",
             "verdict": "never_entered",
@@ -184,16 +184,16 @@ def test_the_rows_are_the_documented_keys() -> None:
 
 
 def test_a_real_capture_knows_its_ranges_with_and_without_gpu_work(captures: Path) -> None:
-    found = profile(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
+    found = profile_trace(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
     with_work, without = set(), set()
     for row in found.names.rows():
         (with_work if row["gpu_count"] else without).add(row["name"])
     assert with_work
-    for one in verdicts(sorted(with_work | without), found):
+    for one in evaluate_expectations(sorted(with_work | without), found):
         assert one.verdict == ("seen" if one.name in with_work else "without_gpu_work")
-        assert one.met
-    (missing,) = verdicts(("computing sofmax",), found)
-    assert (missing.verdict, missing.near[0]) == ("never_entered", "computing softmax")
+        assert one.ok
+    (missing,) = evaluate_expectations(("computing sofmax",), found)
+    assert (missing.verdict, missing.suggestions[0]) == ("never_entered", "computing softmax")
 
 
 def test_a_callback_is_a_pause_from_its_threshold_on(made: Made) -> None:
@@ -208,7 +208,7 @@ def test_a_callback_is_a_pause_from_its_threshold_on(made: Made) -> None:
         (408, 410, "last", 0, 59),
     )
     trace = load(path)
-    kept, left_out = without_short_callbacks(trace)
+    kept, left_out = drop_short_callbacks(trace)
     names = [kept.names[name] for name in kept.ranges.name.tolist()]
     assert names == ["just", "every", "cut", "another's", "pushed", "without", "last"]
     assert left_out == 1
@@ -218,4 +218,4 @@ def test_a_callback_is_a_pause_from_its_threshold_on(made: Made) -> None:
 
 def test_a_trace_without_callbacks_is_returned_as_it_is(captures: Path) -> None:
     trace = load(captures / "nsys" / "a100-transformer-forward.sqlite")
-    assert without_short_callbacks(trace) == (trace, 0)
+    assert drop_short_callbacks(trace) == (trace, 0)

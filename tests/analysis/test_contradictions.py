@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from tests.analysis.made import LAUNCH, WAIT, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
-from traceable.analysis.contradictions import contradictions
+from traceable.analysis.contradictions import find_contradictions
 from traceable.recording import Recording
-from traceable.report.document import head
+from traceable.report.document import build_header
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 
@@ -42,10 +42,10 @@ def test_operations_that_begin_before_their_launch_are_counted() -> None:
     calls = [call(1_000, 1_100, 1), call(2_000, 2_100, 2), call(3_000, 3_100, 3), call(9_000, 9_100, NULL)]
     kernels = [kernel(900, 950, 1), kernel(500, 600, 2), kernel(3_000, 3_500, 3), kernel(1, 2, 4)]
     trace = trace_of(calls=table(model.Calls, calls), kernels=table(model.Kernels, kernels))
-    (note,) = contradictions(Context(trace))
+    (note,) = find_contradictions(Context(trace))
     assert note.code == "operations_before_launch"
     assert note.startswith("2 of 4 ") and " 1.500 us" in note
-    assert head(Recording(trace))["source"]["notes"] == [note.plain]
+    assert build_header(Recording(trace))["source"]["notes"] == [note.as_dict]
     # Of a part it is the same: it is said of the clocks.
     assert Recording(trace).select(time_ns=(3_000, 3_200)).notes == (note,)
 
@@ -64,7 +64,7 @@ def test_early_operations_are_those_that_a_slow_comparison_finds(trace: Trace) -
             ]
             if own and row["start_ns"] < min(own):
                 leads.append(min(own) - row["start_ns"])
-    notes = [note for note in contradictions(Context(trace)) if note.code == "operations_before_launch"]
+    notes = [note for note in find_contradictions(Context(trace)) if note.code == "operations_before_launch"]
     assert len(notes) == bool(leads)
     if leads:
         assert notes[0].startswith(f"{len(leads)} of ") and f" {max(leads) / 1000:.3f} us" in notes[0]
@@ -72,11 +72,11 @@ def test_early_operations_are_those_that_a_slow_comparison_finds(trace: Trace) -
 
 def test_ranges_that_were_pushed_again_and_again_were_never_popped() -> None:
     trace = with_ranges(*(pushed(at, 100) for at in (0, 10, 20)), pushed(30, 100, 1), pushed(40, 50, 2, clipped=False))
-    (note,) = contradictions(Context(trace))
+    (note,) = find_contradictions(Context(trace))
     assert note.code == "ranges_never_popped"
     assert note.startswith("2 ") and " 'a' (2);" in note
     trace = replace(with_ranges(pushed(0, 90), pushed(5, 90, 1)), names=("step 12", "step 13"))
-    (note,) = contradictions(Context(trace))
+    (note,) = find_contradictions(Context(trace))
     assert note.code == "ranges_never_popped"
     assert note.startswith("1 ") and " 'step 12' (1);" in note
 
@@ -94,4 +94,4 @@ def test_ranges_that_were_pushed_again_and_again_were_never_popped() -> None:
     ],
 )
 def test_ranges_that_the_end_of_the_recording_cut_are_no_contradiction(rows: list[dict[str, Any]]) -> None:
-    assert contradictions(Context(with_ranges(*rows))) == ()
+    assert find_contradictions(Context(with_ranges(*rows))) == ()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from traceable.analysis.profile import profile
+from traceable.analysis.profile import profile_trace
 from traceable.trace import load
 
 PROGRAM = """
@@ -282,4 +282,4 @@ def test_instances_are_of_one_process(tmp_path: Path) -> None:
 def _recorded(collector: str, program: str, out: Path) -> list[dict[str, Any]]:
     run = [sys.executable, "-m", "traceable", "run", "--collector", collector, "-o", str(out), "-c", program]
     subprocess.run(run, check=True, capture_output=True)
-    return list(profile(load(next(out.glob("*.sqlite")))).ranges.rows())
+    return list(profile_trace(load(next(out.glob("*.sqlite")))).ranges.rows())

@@ -22,17 +22,17 @@ def test_the_domains_are_the_same() -> None:
 
 @given(numbers, st.one_of(st.just(0), numbers))
 def test_an_identity_is_read_as_it_was_packed(number: int, parent: int) -> None:
-    payload = np.array([nvtx.identity(number, parent)])
+    payload = np.array([nvtx.pack_identity(number, parent)])
     assert emitted.is_identity(payload).all()
-    assert emitted.number_of(payload).tolist() == [number] == [nvtx.instance_of(int(payload[0]))]
-    assert emitted.parent_number_of(payload).tolist() == [parent] == [nvtx.parent_of(int(payload[0]))]
+    assert emitted.decode_number(payload).tolist() == [number] == [nvtx.unpack_instance(int(payload[0]))]
+    assert emitted.decode_parent_number(payload).tolist() == [parent] == [nvtx.unpack_parent(int(payload[0]))]
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_a_number_of_the_users_is_no_identity(number: int) -> None:
     if emitted.is_identity(np.array([number]))[0]:
         assert nvtx.is_identity(number)
-        assert nvtx.identity(nvtx.instance_of(number), nvtx.parent_of(number)) == number
+        assert nvtx.pack_identity(nvtx.unpack_instance(number), nvtx.unpack_parent(number)) == number
     if not nvtx.is_identity(number):
         assert not emitted.is_identity(np.array([number]))[0]
 

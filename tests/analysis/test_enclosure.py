@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.analysis.made import traces
 
 from traceable.analysis.context import Context
-from traceable.analysis.instances import Instances, Stretches, instances, stretches_of
-from traceable.analysis.interval_index import Reduction, covered, few_sorted, innermost_around, sorted_events
+from traceable.analysis.instances import Instances, Segments, find_instances, select_segments
+from traceable.analysis.interval_index import Reduction, argsort_index, find_covered, find_innermost, sort_events
 from traceable.trace.model import Trace
 
 
-def enclosing(stretches: Stretches, event: tuple[int, int, int]) -> list[int]:
+def enclosing(stretches: Segments, event: tuple[int, int, int]) -> list[int]:
     thread, start, end = event
     return [
         i
@@ -25,7 +25,7 @@ def enclosing(stretches: Stretches, event: tuple[int, int, int]) -> list[int]:
 
 
 def innermost_by_hand(found: Instances, places: list[tuple[int, int, int]]) -> int:
-    stretches = found.stretches
+    stretches = found.segments
     around = []
     for place in places:
         inside = enclosing(stretches, place)
@@ -48,16 +48,16 @@ def events_of(draw: Any, trace: Trace) -> list[tuple[int, int, int, int]]:
 def test_the_innermost_range_is_the_one_whose_stretch_began_last(data: Any) -> None:
     trace = data.draw(traces())
     events = data.draw(events_of(trace))
-    found = Context(trace).found
+    found = Context(trace).instances
     columns = (np.array([event[i] for event in events], kind) for i, kind in enumerate([np.int32] + 3 * [np.int64]))
     thread, start, end, item = columns
-    made = sorted_events(thread, start, end, item, np.arange(6))
+    made = sort_events(thread, start, end, item, np.arange(6))
     of_item = {one: [event[:3] for event in events if event[3] == one] for one in range(6)}
     expected = [innermost_by_hand(found, of_item[one]) for one in range(6)]
-    assert innermost_around(found, made).tolist() == expected
-    for stretches in (found.stretches, stretches_of(found.stretches, ~found.task)):
+    assert find_innermost(found, made).tolist() == expected
+    for stretches in (found.segments, select_segments(found.segments, ~found.task)):
         inside = [any(enclosing(stretches, place) for place in of_item[one]) for one in range(6)]
-        assert covered(stretches, made).tolist() == inside
+        assert find_covered(stretches, made).tolist() == inside
 
 
 @given(st.data())
@@ -66,8 +66,8 @@ def test_the_innermost_range_around_some_calls_in_any_order(data: Any) -> None:
     calls, context = trace.calls, Context(trace)
     call = data.draw(st.lists(st.integers(-1, len(calls) - 1), max_size=8))
     places = {i: [(int(calls.thread[i]), int(calls.start_ns[i]), int(calls.end_ns[i]))] for i in call if i >= 0}
-    expected = [innermost_by_hand(instances(trace), places.get(i, [])) for i in call]
-    assert context.innermost_around_calls(np.array(call, np.int64)).tolist() == expected
+    expected = [innermost_by_hand(find_instances(trace), places.get(i, [])) for i in call]
+    assert context.find_innermost_around_calls(np.array(call, np.int64)).tolist() == expected
 
 
 @given(
@@ -87,4 +87,4 @@ def test_slices_are_reduced_in_any_order_and_inside_one_another(
 
 @given(st.lists(st.sampled_from([0, 1, 2, 40_000, -1]), max_size=9))
 def test_an_index_column_is_sorted_stably_whatever_it_holds(index: list[int]) -> None:
-    assert few_sorted(np.array(index, np.int32)).tolist() == sorted(range(len(index)), key=lambda i: index[i])
+    assert argsort_index(np.array(index, np.int32)).tolist() == sorted(range(len(index)), key=lambda i: index[i])

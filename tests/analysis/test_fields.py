@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceable.analysis.fields import FIELDS_MAX, LONGEST_TEXT, VALUES_MAX, summed_up
+from traceable.analysis.fields import FIELDS_MAX, TEXT_MAX, VALUES_MAX, summarize_fields
 
 values = st.one_of(
     st.integers(-(1 << 63), (1 << 63) - 1),
@@ -30,7 +30,7 @@ instances = st.lists(
 def summed(carried: list[tuple[int, str | None]], groups: int = 3) -> list[Any]:
     texts = sorted({text for _, text in carried if text is not None})
     index = np.array([-1 if text is None else texts.index(text) for _, text in carried], np.int32)
-    return summed_up(texts, index, np.array([group for group, _ in carried], np.int64), groups)
+    return summarize_fields(texts, index, np.array([group for group, _ in carried], np.int64), groups)
 
 
 def is_number(value: Any) -> bool:
@@ -82,7 +82,7 @@ def test_what_is_long_or_too_much_is_cut() -> None:
     long = json.dumps({"t" * 500: "x" * 500, "list": list(range(500))})
     (first, second) = summed([(0, many), (1, long)], 2)
     assert list(first) == [f"field {n:02}" for n in range(FIELDS_MAX)]
-    assert second["t" * LONGEST_TEXT + "..."]["values"][0]["value"] == "x" * LONGEST_TEXT + "..."
+    assert second["t" * TEXT_MAX + "..."]["values"][0]["value"] == "x" * TEXT_MAX + "..."
     assert second["list"]["values"][0]["value"].startswith("[0, 1, 2, ")
 
 

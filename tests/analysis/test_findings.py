@@ -21,11 +21,11 @@ from tests.analysis.messages import note_of, numbers
 from traceable.analysis.context import Context
 from traceable.analysis.findings import RULES, findings
 from traceable.analysis.gaps import gaps
-from traceable.analysis.memory import host_link_gb_per_s
-from traceable.analysis.rules.evidence import Evidence, Finding, winnable_ns
-from traceable.analysis.steps import steady_window, steps
+from traceable.analysis.memory import get_host_link_gb_per_s
+from traceable.analysis.rules.evidence import Evidence, Finding, max_saving_ns
+from traceable.analysis.steps import find_steady_interval, steps
 from traceable.analysis.table import Table
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import MissingDataError, UsageError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace, Windows
 
@@ -84,7 +84,7 @@ def asked(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, 
 def told(rule: Any, evidence: Evidence, values: dict[str, float]) -> list[Finding] | None:
     try:
         found: list[Finding] = rule.find(evidence, values)
-    except UnanswerableError:
+    except MissingDataError:
         return UNSUPPORTED
     return found
 
@@ -111,7 +111,7 @@ def steps_if(known: bool, trace: Trace) -> Callable[[str], Table]:
 
 
 def no_steps(question: str) -> Any:
-    raise UnanswerableError("no_steps_found", f"no {question} found", "ask for none")
+    raise MissingDataError("no_steps_found", f"no {question} found", "ask for none")
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.needs_gpu], ids=lambda rule: rule.name)
@@ -145,7 +145,7 @@ def test_the_bound_of_calls_is_what_the_documentation_says(drawn: Any, stepping:
     thread, start, end = (
         np.array([(row["thread"], row["start_ns"], row["end_ns"]) for row in chosen], np.int64).reshape(-1, 3).T
     )
-    bound, _ = winnable_ns(Evidence(Context(trace), ask), thread, start, end)
+    bound, _ = max_saving_ns(Evidence(Context(trace), ask), thread, start, end)
     assert bound == (winnable(facts, chosen) if chosen else 0)
 
 
@@ -161,9 +161,9 @@ def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(draw
     start, end = trace.extent_ns() or (0, 0)
     bound_of = "recording"
     try:
-        start, end = steady_window(steps(Context(trace)))
+        start, end = find_steady_interval(steps(Context(trace)))
         bound_of = "steady"
-    except UnanswerableError:
+    except MissingDataError:
         pass
     won = [row["won_ns"] for row in answer.rows() if row["won_ns"] is not None]
     assert won == sorted(won, reverse=True)
@@ -180,7 +180,11 @@ def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(draw
         assert row["state"] == ("unsupported" if said is UNSUPPORTED else "found" if row["findings"] else "nothing")
         assert (row["code"] is None) == (row["reason"] is None) == (row["remedy"] is None) == (said is not UNSUPPORTED)
         least = max(1, thresholds[rule]["share"] * (end - start))
-        worth = [one for one in said or () if one.won_ns is None or min(one.won_ns, end - start) >= least]
+        worth = [
+            one
+            for one in said or ()
+            if one.potential_saving_ns is None or min(one.potential_saving_ns, end - start) >= least
+        ]
         assert (row["findings"] or 0) == len(worth) == sum(one["rule"] == rule for one in answer.rows())
 
 
@@ -299,7 +303,7 @@ def pageable(memory: int = 0) -> Made:
 
 def test_pageable_copies_are_compared_with_the_peak_of_the_link() -> None:
     said = pageable().says("pageable_copies")
-    peak = host_link_gb_per_s(GPU)
+    peak = get_host_link_gb_per_s(GPU)
     assert said is not None
     assert peak is not None
     assert said["won_ns"] == 600_000 - round((2 << 20) / peak)
@@ -530,7 +534,7 @@ def test_no_program_saves_more_than_the_bound_when_its_calls_take_no_time(progra
         return
     evidence = Evidence(Context(before.trace()), no_steps)
     start, end = np.array(calls, np.int64).T
-    bound, _ = winnable_ns(evidence, np.zeros(len(calls), np.int64), start, end)
+    bound, _ = max_saving_ns(evidence, np.zeros(len(calls), np.int64), start, end)
     saved = before.rows["ranges"][-1]["end_ns"] - after.rows["ranges"][-1]["end_ns"]
     assert saved <= bound
 
@@ -691,7 +695,7 @@ def test_what_would_win_too_little_is_not_said() -> None:
 def test_without_gpu_work_there_is_no_answer() -> None:
     made = Made()
     made.call(LAUNCH, 0, 1)
-    with pytest.raises(UnanswerableError, match=r"\[calls_without_gpu_work\]"):
+    with pytest.raises(MissingDataError, match=r"\[calls_without_gpu_work\]"):
         findings(Context(made.trace()))
 
 
@@ -743,7 +747,7 @@ SAID = {
 def test_what_is_said_of_a_capture(captures: Path, name: str) -> None:
     context = Context(load(captures / "nsys" / f"{name}.sqlite"))
     answer = findings(context)
-    start, end = steady_window(steps(context))
+    start, end = find_steady_interval(steps(context))
     assert [row["rule"] for row in answer.rows()] == SAID[name]
     assert all(0 < row["won_ns"] <= end - start for row in answer.rows())
 
@@ -752,7 +756,7 @@ def said_of(captures: Path, name: str) -> tuple[list[dict[str, Any]], sqlite3.Co
     """The findings of the whole of a capture, as where no steps are known; its database; and its context."""
     path = captures / "nsys" / f"{name}.sqlite"
     context = Context(load(path))
-    answer = findings(context, ask=no_steps)
+    answer = findings(context, get_view=no_steps)
     return list(answer.rows()), sqlite3.connect(f"file:{path}?immutable=1", uri=True), context
 
 

@@ -14,8 +14,8 @@ from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
 from traceable.analysis.findings import RULES, findings
-from traceable.analysis.rules.bimodal_steps import split
-from traceable.errors import UnanswerableError
+from traceable.analysis.rules.bimodal_steps import find_slow_threshold_ns
+from traceable.errors import MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -124,7 +124,7 @@ def test_two_kinds_are_apart_by_more_than_they_extend_over(walls: list[int], few
         gap = edge - max(fast)
         if gap > spread * max(fast) and gap >= max(middles):
             edges[edge] = edge / max(fast)
-    found = split(np.array(walls, np.int64), fewest, spread)
+    found = find_slow_threshold_ns(np.array(walls, np.int64), fewest, spread)
     assert (found is None) == (not edges)
     if found is not None:
         assert edges[found] == max(edges.values())
@@ -156,7 +156,7 @@ def test_waits_are_known_by_their_names_inside_of_what_they_hold_up() -> None:
 
 
 def test_without_ranges_nothing_is_answered() -> None:
-    with pytest.raises(UnanswerableError, match=r"\[no_gpu_operations\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_gpu_operations\]"):
         findings(Context(trace_of()))
 
 

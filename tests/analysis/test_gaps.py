@@ -35,7 +35,7 @@ from tests.analysis.made import LAUNCH, NAMES, WAIT, rows_of, table, trace_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import BUCKETS, CAUSES, gaps
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, Trace
 
@@ -188,11 +188,11 @@ def scenes(draw: Any) -> Trace:
 def test_every_table_equals_the_oracle(trace: Trace, name: str | None, short_ns: int, top: int) -> None:
     context, oracle = Context(trace), Oracle(trace, short_ns)
     try:
-        inside = context.operations_in(name).tolist() if name else [True] * len(oracle.operations)
-    except UnanswerableError:
+        inside = context.mask_operations(name).tolist() if name else [True] * len(oracle.operations)
+    except MissingDataError:
         inside = []
     if not any(inside):
-        with pytest.raises(UnanswerableError):
+        with pytest.raises(MissingDataError):
             gaps(context, range_name=name)
         return
     found = gaps(context, top=top, range_name=name, launch_latency_ns=short_ns)
@@ -226,7 +226,7 @@ def test_every_table_equals_the_oracle(trace: Trace, name: str | None, short_ns:
     for row, gap in zip(listed, largest, strict=True):
         for side in ("before", "after"):
             instance = int(context.innermost[gap[side]["order"]])
-            expected = trace.names[context.found.name[instance]] if instance >= 0 else None
+            expected = trace.names[context.instances.name[instance]] if instance >= 0 else None
             assert row[f"{side}_range"] == expected
             assert row[f"{side}_pid"] == gap[side]["process"]
             if gap[side]["kind"] == "kernel":
@@ -442,7 +442,7 @@ def test_graphs_that_left_no_operation_are_said_to_look_idle() -> None:
 def test_a_trace_without_operations_says_why() -> None:
     def reason(calls: list[dict[str, int]], first_name: str = "a") -> str:
         trace = replace(trace_of(calls=table(model.Calls, calls)), names=(first_name, *NAMES[1:]))
-        with pytest.raises(UnanswerableError) as error:
+        with pytest.raises(MissingDataError) as error:
             gaps(Context(trace))
         return error.value.code
 

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.spreads import expected, same
 
-from traceable.analysis.grouping import commonest, distinct_counts, distinct_pairs, numbered, only_value, ranked
+from traceable.analysis.grouping import (
+    count_distinct,
+    find_distinct_pairs,
+    find_most_common,
+    find_single_value,
+    number_groups,
+    sort_groups,
+)
 from traceable.trace.model import NULL
 
 numbers = st.one_of(
@@ -27,7 +34,7 @@ def column(values: list[int]) -> Any:
 @given(st.lists(st.tuples(numbers, few, numbers), max_size=12))
 def test_numbering_follows_the_order_of_the_keys(rows: list[tuple[int, int, int]]) -> None:
     keys = [column([row[i] for row in rows]) for i in range(3)]
-    group, first = numbered(*keys)
+    group, first = number_groups(*keys)
     distinct = sorted(set(rows))
     assert group.tolist() == [distinct.index(row) for row in rows]
     assert first.tolist() == [rows.index(row) for row in distinct]
@@ -36,7 +43,7 @@ def test_numbering_follows_the_order_of_the_keys(rows: list[tuple[int, int, int]
 def test_numbering_of_many_rows_far_apart() -> None:
     values = np.random.default_rng(4).integers(-(2**60), 2**60, 5000)
     values = np.concatenate([values, values[::-1]])
-    group, first = numbered(values, values % 7)
+    group, first = number_groups(values, values % 7)
     assert (values[first][group] == values).all()
     assert (np.diff(values[first]) > 0).all()
 
@@ -45,17 +52,17 @@ def test_numbering_of_many_rows_far_apart() -> None:
 def test_what_differs_within_a_group(rows: list[tuple[int, int]]) -> None:
     group, value = column([row[0] for row in rows]), column([row[1] for row in rows])
     members = [[v for g, v in rows if g == i] for i in range(4)]
-    assert distinct_counts(group, value, 4).tolist() == [len(set(values)) for values in members]
+    assert count_distinct(group, value, 4).tolist() == [len(set(values)) for values in members]
 
     known = [{v for v in values if v >= 0} for values in members]
-    number, single = only_value(group, value, 4)
+    number, single = find_single_value(group, value, 4)
     assert number.tolist() == [len(values) for values in known]
     assert single.tolist() == [next(iter(values)) if len(values) == 1 else NULL for values in known]
 
 
 @given(st.lists(st.tuples(groups_of, few), max_size=12))
 def test_the_commonest_is_the_smallest_of_equally_common_ones(rows: list[tuple[int, int]]) -> None:
-    number, found, often = commonest(column([row[0] for row in rows]), column([row[1] for row in rows]), 4)
+    number, found, often = find_most_common(column([row[0] for row in rows]), column([row[1] for row in rows]), 4)
     for i in range(4):
         counts = Counter(v for g, v in rows if g == i and v >= 0)
         best = min(counts, key=lambda v: (-counts[v], v), default=NULL)
@@ -64,13 +71,15 @@ def test_the_commonest_is_the_smallest_of_equally_common_ones(rows: list[tuple[i
 
 @given(st.lists(st.tuples(groups_of, st.integers(0, 4)), max_size=12))
 def test_pairs_once(rows: list[tuple[int, int]]) -> None:
-    group, item = distinct_pairs(column([row[0] for row in rows]), column([row[1] for row in rows]), 5)
+    group, item = find_distinct_pairs(column([row[0] for row in rows]), column([row[1] for row in rows]), 5)
     assert list(zip(group.tolist(), item.tolist(), strict=True)) == sorted(set(rows))
 
 
 @given(st.lists(st.tuples(groups_of, st.one_of(st.integers(0, 9), st.integers(-(2**40), 2**40)), st.booleans())))
 def test_the_spread_of_a_group(rows: list[tuple[int, int, bool]]) -> None:
-    found = ranked(*(column([row[i] for row in rows]) for i in (0, 1)), 4, np.array([row[2] for row in rows], np.bool_))
+    found = sort_groups(
+        *(column([row[i] for row in rows]) for i in (0, 1)), 4, np.array([row[2] for row in rows], np.bool_)
+    )
     columns = {**found.spread("x"), "x_stddev_ns": found.deviations()}
     for i in range(4):
         values = [value for group, value, use in rows if group == i and use]
@@ -87,5 +96,5 @@ def test_the_spread_of_a_group(rows: list[tuple[int, int, bool]]) -> None:
 
 def test_values_too_far_apart_to_pack_are_sorted_all_the_same() -> None:
     values = column([2**62, -(2**62), 5, 4, -(2**61)])
-    found = ranked(column([0, 0, 1, 1, 0]), values, 2)
+    found = sort_groups(column([0, 0, 1, 1, 0]), values, 2)
     assert found.values.tolist() == [-(2**62), -(2**61), 2**62, 4, 5]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from traceable.analysis.context import Context
-from traceable.analysis.heaviest import Heaviest, heaviest, instances_at
-from traceable.errors import UnanswerableError
+from traceable.analysis.heaviest import TopKernels, find_top_kernels, match_instances
+from traceable.errors import MissingDataError
 from traceable.trace import load
-from traceable.trace.mangled import mangled_names
+from traceable.trace.mangled import load_mangled_names
 
 # A kernel is in the range when its launch call lies inside of it on the thread that opened it.
 INSIDE = """
@@ -31,10 +31,10 @@ INSIDE = """
 """
 
 
-def chosen(context: Context, *path: str, **more: object) -> Heaviest:
-    instances = instances_at(context.found, context.trace.names, path, None)
+def chosen(context: Context, *path: str, **more: object) -> TopKernels:
+    instances = match_instances(context.instances, context.trace.names, path, None)
     options = {"matching": None, "top": 3, "launches": 5, "skip": 0, **more}
-    return heaviest(context, instances, **options)  # type: ignore[arg-type]
+    return find_top_kernels(context, instances, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["computing softmax", "computing attention scores", "final matmul", "benchmark_loop"])
@@ -48,8 +48,8 @@ def test_the_top_3_of_a_range_equal_a_query_by_hand(captures: Path, name: str) -
         (demangled, short, count, total) for demangled, short, _, count, total in rows[:3]
     ]
     assert best.total_ns == sum(total for *_, total in rows)
-    assert best.seen
-    assert mangled_names(path, [one.name for one in best.kernels]) == [mangled for _, _, mangled, *_ in rows[:3]]
+    assert best.all_visible
+    assert load_mangled_names(path, [one.name for one in best.kernels]) == [mangled for _, _, mangled, *_ in rows[:3]]
 
 
 def test_a_path_takes_what_lies_inside_of_both(captures: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_path_takes_what_lies_inside_of_both(captures: Path) -> None:
     deep = chosen(context, "warmup", "scaled dot product attention", "computing softmax")
     assert deep.total_ns == parts[0]
     for path in (("computing softmax", "warmup"), ("absent",), ("warmup", "warmup")):
-        assert not instances_at(context.found, context.trace.names, path, None).any()
-    assert not instances_at(context.found, context.trace.names, ("warmup",), "some domain").any()
+        assert not match_instances(context.instances, context.trace.names, path, None).any()
+    assert not match_instances(context.instances, context.trace.names, ("warmup",), "some domain").any()
 
 
 def test_so_many_launches_are_needed_that_each_kernel_has_its_own(captures: Path) -> None:
@@ -70,8 +70,8 @@ def test_so_many_launches_are_needed_that_each_kernel_has_its_own(captures: Path
     for launches, skip in ((1, 0), (5, 0), (5, 7), (1000, 0)):
         best = chosen(context, "computing softmax", launches=launches, skip=skip)
         inside = np.zeros(len(context.gpu), np.bool_)
-        instances = instances_at(context.found, context.trace.names, ("computing softmax",), None)
-        for instance, operation in context.operation_pairs():
+        instances = match_instances(context.instances, context.trace.names, ("computing softmax",), None)
+        for instance, operation in context.iter_operation_pairs():
             inside[operation[instances[instance]]] = True
         kernels, names = context.trace.kernels, context.trace.names
         wanted = {one.name for one in best.kernels}
@@ -82,22 +82,22 @@ def test_so_many_launches_are_needed_that_each_kernel_has_its_own(captures: Path
         ][skip:]
         left = {name: min(launches, order.count(name)) for name in wanted}
         needed = next(n for n in range(len(order) + 1) if all(order[:n].count(name) >= left[name] for name in wanted))
-        assert best.needed == needed
+        assert best.launches_needed == needed
 
 
 def test_what_autograd_launches_is_not_seen_where_the_range_is_open(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-lm-training.sqlite"))
-    assert chosen(context, "forward").seen
-    assert not chosen(context, "backward").seen
+    assert chosen(context, "forward").all_visible
+    assert not chosen(context, "backward").all_visible
 
 
 def test_kernels_of_nccl_are_left_out_and_counted(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "h100x2-torchrun-before.sqlite"))
-    best = heaviest(context, None, matching=None, top=None, launches=1, skip=0)
-    assert best.left_out > 0
+    best = find_top_kernels(context, None, pattern=None, top=None, launches=1, skip=0)
+    assert best.excluded > 0
     assert not any(one.name.startswith("nccl") for one in best.kernels)
-    with pytest.raises(UnanswerableError, match=r"\[no_kernel_matches\]"):
-        heaviest(context, None, matching="nccl.*", top=None, launches=1, skip=0)
+    with pytest.raises(MissingDataError, match=r"\[no_kernel_matches\]"):
+        find_top_kernels(context, None, pattern="nccl.*", top=None, launches=1, skip=0)
 
 
 def test_a_name_narrows_by_function_or_by_the_whole_name(captures: Path) -> None:
@@ -111,9 +111,9 @@ def test_a_name_narrows_by_function_or_by_the_whole_name(captures: Path) -> None
 
 def test_a_range_without_kernels_and_a_file_without_symbols_say_so(captures: Path, tmp_path: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
-    with pytest.raises(UnanswerableError, match=r"\[no_kernels_in_range\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_kernels_in_range\]"):
         chosen(context, "init_model")
     other = tmp_path / "other.json"
     other.write_text("{}")
-    assert mangled_names(other, ["f"]) is None
-    assert mangled_names(captures / "nsys" / "a100-transformer-forward.sqlite", ["no such kernel"]) is None
+    assert load_mangled_names(other, ["f"]) is None
+    assert load_mangled_names(captures / "nsys" / "a100-transformer-forward.sqlite", ["no such kernel"]) is None

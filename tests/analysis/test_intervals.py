@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.analysis import intervals
-from traceable.analysis.intervals import Blocks, beneath, between, covered_ns, extents, lanes_of, touched, union
+from traceable.analysis.intervals import (
+    BlockIndex,
+    build_lanes,
+    find_gaps,
+    measure_covered_ns,
+    measure_extents,
+    overlaps_any,
+    subtract_union,
+    union_by_lane,
+)
 from traceable.trace.model import NULL
 
 LANES = 3
@@ -37,7 +46,7 @@ def rows(draw: Any, lowest_lane: int = 0) -> tuple[Any, Any, Any]:
 
 
 def sorted_lanes(lane: Any, start: Any) -> Any:
-    return lanes_of(lane, LANES, np.argsort(start, kind="stable"))
+    return build_lanes(lane, LANES, np.argsort(start, kind="stable"))
 
 
 def instants(start: Any, end: Any) -> set[int]:
@@ -67,7 +76,7 @@ def test_rows_come_by_lane_and_those_of_no_lane_are_left_out(found: Any) -> None
 @given(rows())
 def test_the_union_holds_each_lane_once(found: Any) -> None:
     lane, start, end = found
-    whole = union(start, end, sorted_lanes(lane, start))
+    whole = union_by_lane(start, end, sorted_lanes(lane, start))
     for which in range(LANES):
         starts, ends = whole.lane(which)
         assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == merged(lane, start, end, which)
@@ -79,7 +88,7 @@ def test_the_union_holds_each_lane_once(found: Any) -> None:
 @given(rows())
 def test_gaps_lie_between_the_intervals_of_a_lane(found: Any) -> None:
     lane, start, end = found
-    gaps = between(start, end, sorted_lanes(lane, start))
+    gaps = find_gaps(start, end, sorted_lanes(lane, start))
     expected = []
     for which in range(LANES):
         joined = merged(lane, start, end, which)
@@ -95,7 +104,7 @@ def test_gaps_lie_between_the_intervals_of_a_lane(found: Any) -> None:
 @given(rows(), rows(lowest_lane=-1))
 def test_what_a_lane_covers_of_an_interval(found: Any, asked: Any) -> None:
     lane, start, end = found
-    covered = covered_ns(union(start, end, sorted_lanes(lane, start)), *asked)
+    covered = measure_covered_ns(union_by_lane(start, end, sorted_lanes(lane, start)), *asked)
     busy = [instants(start[lane == which], end[lane == which]) for which in range(LANES)]
     assert covered.tolist() == [
         len(busy[which] & set(range(begin, until))) if which >= 0 else 0
@@ -105,14 +114,14 @@ def test_what_a_lane_covers_of_an_interval(found: Any, asked: Any) -> None:
 
 def test_an_interval_that_ends_before_it_starts_covers_nothing() -> None:
     one = np.zeros(1, np.int64)
-    whole = union(one, one + 9, lanes_of(one, 1, one))
-    assert covered_ns(whole, one, one + 5, one + 2).tolist() == [0]
+    whole = union_by_lane(one, one + 9, build_lanes(one, 1, one))
+    assert measure_covered_ns(whole, one, one + 5, one + 2).tolist() == [0]
 
 
 @given(rows())
 def test_beneath_the_union_lies_one_less_of_what_is_open(found: Any) -> None:
     lane, start, end = found
-    left = beneath(start, end, sorted_lanes(lane, start))
+    left = subtract_union(start, end, sorted_lanes(lane, start))
     for which, part in enumerate(left[2]):
         before = depths(start[lane == which], end[lane == which])
         assert depths(left[0][part], left[1][part]) == [max(0, depth - 1) for depth in before]
@@ -128,18 +137,18 @@ def depths(start: Any, end: Any) -> list[int]:
 @given(rows(), rows())
 def test_touched_gaps_are_those_that_overlap_an_interval(found: Any, other: Any) -> None:
     lane, start, end = found
-    gaps = between(start, end, sorted_lanes(lane, start))
+    gaps = find_gaps(start, end, sorted_lanes(lane, start))
     expected = [
         any(first < until and last > begin for first, last in zip(other[1], other[2], strict=True))
         for begin, until in zip(gaps.start_ns, gaps.end_ns, strict=True)
     ]
-    assert touched(gaps, other[1], other[2]).tolist() == expected
+    assert overlaps_any(gaps, other[1], other[2]).tolist() == expected
 
 
 @given(rows(lowest_lane=-1))
 def test_extents_are_what_the_union_amounts_to(found: Any) -> None:
     lane, start, end = found
-    of = extents(start, end, sorted_lanes(lane, start))
+    of = measure_extents(start, end, sorted_lanes(lane, start))
     for which in range(LANES):
         joined = merged(lane, start, end, which)
         row = [int(column[which]) for column in (of.first_ns, of.last_ns, of.busy_ns, of.sum_ns)]
@@ -156,9 +165,11 @@ def test_no_row_near_a_time_is_passed_over(table: Any, asked: Any) -> None:
     (_, start, end), (_, begin, until) = table, asked
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(intervals, "_BLOCK", 2)
-        blocks = Blocks(start, end)
-        near = blocks.near(begin, until).tolist()
-        overlapping = [blocks.overlapping(*one).tolist() for one in zip(begin.tolist(), until.tolist(), strict=True)]
+        blocks = BlockIndex(start, end)
+        near = blocks.find_near(begin, until).tolist()
+        overlapping = [
+            blocks.find_overlapping(*one).tolist() for one in zip(begin.tolist(), until.tolist(), strict=True)
+        ]
     assert near == sorted(set(near))
     for first, last, rows_of_one in zip(begin.tolist(), until.tolist(), overlapping, strict=True):
         assert {i for i in range(len(start)) if start[i] <= last and end[i] >= first} <= set(near)

@@ -18,9 +18,9 @@ from tests.analysis.made import NAMES, PROCESS_OF_THREAD, rows_of, table, trace_
 from tests.analysis.spreads import assert_same, expected
 
 from traceable.analysis.context import Context
-from traceable.analysis.kernel_families import OTHER, Family, family_of, load_families
-from traceable.analysis.kernels import BY, base_name, kernels
-from traceable.errors import TraceableError, UnanswerableError
+from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
+from traceable.analysis.kernels import BY, extract_base_name, kernels
+from traceable.errors import MissingDataError, TraceableError
 from traceable.trace import model
 from traceable.trace.model import GEOMETRY, NULL, PUSH_POP, Trace
 
@@ -95,8 +95,8 @@ def in_range(context: Context, oracle: Oracle, range_name: str | None) -> list[d
     if range_name is None:
         return oracle.all
     try:
-        inside = context.operations_in(range_name)
-    except UnanswerableError:
+        inside = context.mask_operations(range_name)
+    except MissingDataError:
         assume(False)
     asked = [kernel for kernel in oracle.all if inside[kernel["index"]]]
     assume(asked)
@@ -185,7 +185,7 @@ def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
     oracle = Oracle(trace)
     links = [(kernel, call) for kernel in oracle.all for call in kernel["calls"]]
     if not links:
-        with pytest.raises(UnanswerableError, match=r"\[launches_not_recorded\]"):
+        with pytest.raises(MissingDataError, match=r"\[launches_not_recorded\]"):
             ask(Context(trace), by="launch")
         return
     groups: dict[Any, list[Any]] = defaultdict(list)
@@ -223,7 +223,7 @@ def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
 @settings(max_examples=80, deadline=None)
 def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None) -> None:
     context, oracle = Context(trace), Oracle(trace)
-    found = context.found
+    found = context.instances
 
     def row_key(instance: int | None, thread: int | None, name: str) -> tuple[Any, ...]:
         place = (None, None) if thread is None else (PROCESS_OF_THREAD[thread], thread)
@@ -234,7 +234,9 @@ def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None)
         return (NAMES[found.name[instance]], NAMES[domain] if domain >= 0 else None, style, *place, name)
 
     ours: dict[Any, list[Any]] = defaultdict(list)
-    pairs = [(i, k) for piece in context.operation_pairs() for i, k in zip(*map(np.ndarray.tolist, piece), strict=True)]
+    pairs = [
+        (i, k) for piece in context.iter_operation_pairs() for i, k in zip(*map(np.ndarray.tolist, piece), strict=True)
+    ]
     for kernel in oracle.all:
         around = [i for i, k in pairs if k == kernel["index"]]
         for instance in around or [None]:
@@ -247,8 +249,8 @@ def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None)
 
     if range_name is not None:
         try:
-            names = {row_key(i, None, "")[:3] for i in np.flatnonzero(context.instances_of(range_name)).tolist()}
-        except UnanswerableError:
+            names = {row_key(i, None, "")[:3] for i in np.flatnonzero(context.mask_instances(range_name)).tolist()}
+        except MissingDataError:
             assume(False)
         ours = {key: rows for key, rows in ours.items() if key[:3] in names}
         theirs = {key: rows for key, rows in theirs.items() if key[:3] in names}
@@ -356,12 +358,12 @@ def test_streams_and_devices_of_several_processes_are_told_apart() -> None:
     ],
 )
 def test_base_names(name: str, base: str) -> None:
-    assert base_name(name) == base
+    assert extract_base_name(name) == base
 
 
 @given(st.text("ab<>() :", max_size=20))
 def test_a_base_name_is_never_empty(name: str) -> None:
-    assert bool(base_name(name)) == bool(name)
+    assert bool(extract_base_name(name)) == bool(name)
 
 
 @pytest.mark.parametrize(
@@ -397,20 +399,24 @@ def test_a_base_name_is_never_empty(name: str) -> None:
     ],
 )
 def test_families_of_kernels_of_common_libraries(name: str, family: str) -> None:
-    assert family_of(name, load_families()) == family
+    assert classify_kernel(name, load_families()) == family
 
 
 def test_a_name_of_100_kb_is_named_and_sorted_into_a_family() -> None:
     name = "void ns::kernel<" + "std::tuple<float, " * 3000 + "int" + ">" * 3001 + "(" + "float, " * 8000 + "gemm)"
-    assert base_name(name) == "ns::kernel"
-    assert family_of(name, load_families()) == "gemm"
+    assert extract_base_name(name) == "ns::kernel"
+    assert classify_kernel(name, load_families()) == "gemm"
 
 
 def test_the_users_families_come_before_ours(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text("[[family]]\nname = 'mine'\npatterns = ['SGEMM', 'my_']\n")
     found = load_families(mine)
-    assert [family_of(name, found) for name in ("ampere_sgemm_128", "my_kernel", "hgemm")] == ["mine", "mine", "gemm"]
+    assert [classify_kernel(name, found) for name in ("ampere_sgemm_128", "my_kernel", "hgemm")] == [
+        "mine",
+        "mine",
+        "gemm",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -435,14 +441,14 @@ def test_a_bad_file_of_families_is_an_error_that_says_where(tmp_path: Path, text
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(TraceableError, match=found) as error:
         load_families(path)
-    assert str(path) in error.value.found
+    assert str(path) in error.value.problem
     assert error.value.remedy
 
 
 @pytest.mark.parametrize("by", BY)
 def test_without_kernels_the_reason_and_what_to_record(by: str) -> None:
     def said(trace: Trace) -> str:
-        with pytest.raises(UnanswerableError) as error:
+        with pytest.raises(MissingDataError) as error:
             kernels(Context(trace), by=by)
         return str(error.value)
 
@@ -466,16 +472,16 @@ def test_a_range_without_kernels_is_said(by: str) -> None:
     one = {"name": 1, "domain": -1, "category": -1, "thread": 0, "end_thread": -1, "style": PUSH_POP, "clipped": False}
     one |= {"payload": 0, "has_payload": False, "identity": NULL, "fields": -1, "start_ns": 30, "end_ns": 31}
     trace = with_kernel(ranges=table(model.Ranges, [one]))
-    with pytest.raises(UnanswerableError, match=r"'b'.*\[no_kernels_in_range\]"):
+    with pytest.raises(MissingDataError, match=r"'b'.*\[no_kernels_in_range\]"):
         kernels(Context(trace), by=by, range_name="b")
-    with pytest.raises(UnanswerableError, match=r"'nowhere'.*\[range_not_found\]"):
+    with pytest.raises(MissingDataError, match=r"'nowhere'.*\[range_not_found\]"):
         kernels(Context(trace), by=by, range_name="nowhere")
 
 
 def test_by_range_needs_ranges_and_by_launch_calls() -> None:
-    with pytest.raises(UnanswerableError, match=r"nvtx in --trace.*\[no_ranges_recorded\]"):
+    with pytest.raises(MissingDataError, match=r"nvtx in --trace.*\[no_ranges_recorded\]"):
         kernels(Context(with_kernel()), by="range")
-    with pytest.raises(UnanswerableError, match=r" 1 kernels .*\[launches_not_recorded\]"):
+    with pytest.raises(MissingDataError, match=r" 1 kernels .*\[launches_not_recorded\]"):
         kernels(Context(with_kernel(calls=table(model.Calls, []))), by="launch")
 
 

@@ -13,9 +13,15 @@ from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
 from traceable.analysis.findings import findings
-from traceable.analysis.loop_blocks import blocks, callback_culprits, culprits, segments, waiting
+from traceable.analysis.loop_blocks import (
+    find_blocked_coroutines,
+    find_blocks,
+    find_longest_in_callbacks,
+    find_longest_instances,
+    find_loop_segments,
+)
 from traceable.analysis.rules.evidence import Evidence, Finding
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 
@@ -49,7 +55,7 @@ def blocks_of(trace: Trace) -> list[tuple[int, int, int]]:
 @SLOWLY
 @given(traces())
 def test_blocks_are_the_outermost_of_what_a_loop_runs(trace: Trace) -> None:
-    found = blocks(of_a_loop(trace))
+    found = find_blocks(of_a_loop(trace))
     assert list(zip(found.thread.tolist(), found.start_ns.tolist(), found.end_ns.tolist(), strict=True)) == blocks_of(
         trace
     )
@@ -59,14 +65,14 @@ def test_blocks_are_the_outermost_of_what_a_loop_runs(trace: Trace) -> None:
 @given(traces())
 def test_the_culprit_of_a_block_is_the_range_path_that_took_most_of_it(trace: Trace) -> None:
     context = of_a_loop(trace)
-    some, ran, found = blocks(context), segments(context), context.found
+    some, ran, found = find_blocks(context), find_loop_segments(context), context.instances
     rows = list(
         zip(
             *(column.tolist() for column in (ran.thread, ran.start_ns, ran.end_ns, ran.owner, ran.self_ns)),
             strict=True,
         )
     )
-    for i, culprit in enumerate(culprits(context, some).tolist()):
+    for i, culprit in enumerate(find_longest_instances(context, some).tolist()):
         thread, start, end = int(some.thread[i]), int(some.start_ns[i]), int(some.end_ns[i])
         took: dict[int, int] = {-1: end - start}
         owners: dict[int, list[int]] = {-1: [-1]}
@@ -85,8 +91,8 @@ def test_the_culprit_of_a_block_is_the_range_path_that_took_most_of_it(trace: Tr
 @given(traces())
 def test_only_callbacks_have_a_culprit(trace: Trace) -> None:
     context = of_a_loop(trace)
-    of_callbacks = callback_culprits(context) >= 0
-    assert (context.found.domain[of_callbacks] == DOMAIN).all()
+    of_callbacks = find_longest_in_callbacks(context) >= 0
+    assert (context.instances.domain[of_callbacks] == DOMAIN).all()
 
 
 class Loop:
@@ -135,13 +141,13 @@ def shifted(trace: Trace) -> Trace:
 
 def test_what_waits_is_what_goes_on_right_after_the_block() -> None:
     context = Context(shifted(audited()))
-    every = blocks(context)
+    every = find_blocks(context)
     (long,) = np.flatnonzero(every.end_ns - every.start_ns > 10**7).tolist()
-    wait = waiting(context, every)
+    wait = find_blocked_coroutines(context, every)
     of_long = wait.block == long
-    assert context.trace.names[context.found.name[wait.instance[of_long]][0]] == "c"
-    assert context.found.start_ns[wait.instance[of_long]].tolist() == [8 * 10**6]
-    assert wait.ns[of_long].tolist() == [41 * 10**6]
+    assert context.trace.names[context.instances.name[wait.instance[of_long]][0]] == "c"
+    assert context.instances.start_ns[wait.instance[of_long]].tolist() == [8 * 10**6]
+    assert wait.blocked_ns[of_long].tolist() == [41 * 10**6]
 
 
 def found_in(trace: Trace, **thresholds: float) -> list[dict[str, Any]]:
@@ -168,7 +174,7 @@ def test_a_block_is_counted_among_the_ranges_of_its_own_process() -> None:
 
 
 def test_plain_generators_hold_no_loop() -> None:
-    with pytest.raises(UnanswerableError, match=r"\[no_event_loop_recorded\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_event_loop_recorded\]"):
         evidence = Evidence(Context(shifted(audited(GENERATOR))), lambda _: pytest.fail("asked"))
         rule_finds(evidence)
 

@@ -17,13 +17,13 @@ from traceable.analysis.context import Context
 from traceable.analysis.memory import (
     BY,
     SIZE_BUCKETS,
-    host_link_gb_per_s,
+    get_host_link_gb_per_s,
+    list_usage_changes,
     memory,
-    usage,
-    usage_by_range,
-    usage_over_time,
+    summarize_usage,
+    summarize_usage_by_range,
 )
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -168,8 +168,10 @@ class Oracle:
     def grouped(self, by: str) -> dict[Any, dict[str, Any]]:
         groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
         if by == "range":
-            found, names = self.context.found, self.trace.names
-            belongs = {(i, o) for pair in self.context.operation_pairs() for i, o in zip(*map(list, pair), strict=True)}
+            found, names = self.context.instances, self.trace.names
+            belongs = {
+                (i, o) for pair in self.context.iter_operation_pairs() for i, o in zip(*map(list, pair), strict=True)
+            }
             for move in self.moves:
                 ranges = {(found.name[i], found.domain[i]) for i, o in belongs if o == move["index"]}
                 keys = {(names[name], names[domain] if domain >= 0 else None) for name, domain in ranges}
@@ -251,8 +253,8 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
         return
     key = {"operation": (), "process": ("pid", "device"), "range": ("range", "domain")}
     for by in BY:
-        if by == "range" and not len(context.found):
-            with pytest.raises(UnanswerableError, match=r"\[no_ranges_recorded\]"):
+        if by == "range" and not len(context.instances):
+            with pytest.raises(MissingDataError, match=r"\[no_ranges_recorded\]"):
                 memory(context, by=by)
             continue
         found = memory(context, by=by)
@@ -279,12 +281,12 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
 def test_by_range_name_only_what_belongs_to_it_counts(trace: Trace) -> None:
     context = Context(trace)
     first = len(trace.kernels)
-    for name in sorted({trace.names[i] for i in context.found.name.tolist()}):
-        inside = context.operations_in(name)[first : first + len(trace.copies) + len(trace.memsets)]
+    for name in sorted({trace.names[i] for i in context.instances.name.tolist()}):
+        inside = context.mask_operations(name)[first : first + len(trace.copies) + len(trace.memsets)]
         if inside.any():
             assert sum(memory(context, range_name=name).column("count")) == inside.sum()
         else:
-            with pytest.raises(UnanswerableError):
+            with pytest.raises(MissingDataError):
                 memory(context, range_name=name)
 
 
@@ -353,7 +355,7 @@ class UsageOracle:
         return None
 
     def by_range(self) -> dict[Any, dict[str, Any]]:
-        found, names = self.context.found, self.trace.names
+        found, names = self.context.instances, self.trace.names
         rows: dict[Any, dict[str, Any]] = {}
         inside: dict[Any, set[int]] = defaultdict(set)
         for i in range(len(found)):
@@ -384,7 +386,7 @@ class UsageOracle:
         return {key: row for key, row in rows.items() if row["peak_bytes"] or key in inside}
 
     def ran_around(self, instance: int, call: dict[str, Any]) -> bool:
-        stretches = self.context.found.stretches
+        stretches = self.context.instances.segments
         return any(
             stretches.thread[i] == call["thread"]
             and stretches.start_ns[i] <= call["start_ns"]
@@ -401,19 +403,19 @@ PLACE = ("pid", "device", "memory_kind")
 def test_memory_in_use_equals_the_oracle(trace: Trace) -> None:
     context = Context(trace)
     oracle = UsageOracle(context)
-    table_found = usage(context)
+    table_found = summarize_usage(context)
     assert table_found is not None
     rows, expected = keyed(table_found, *PLACE), oracle.usage()
     assert rows.keys() == expected.keys()
     for at, columns in expected.items():
         compare(rows[at], columns)
-    by_range, expected = keyed(usage_by_range(context), "range", "domain", *PLACE), oracle.by_range()
+    by_range, expected = keyed(summarize_usage_by_range(context), "range", "domain", *PLACE), oracle.by_range()
     assert by_range.keys() == expected.keys()
     for at, columns in expected.items():
         compare(by_range[at], columns)
     over_time = [
         (row["time_ns"], tuple(row[name] for name in PLACE), row["change_bytes"], row["usage_bytes"])
-        for row in usage_over_time(context).rows()
+        for row in list_usage_changes(context).rows()
     ]
     assert over_time == [(step["at"], step["group"], step["change"], step["usage"]) for step in oracle.steps]
 
@@ -469,10 +471,10 @@ def test_a_release_of_older_memory_takes_nothing_off_and_is_said() -> None:
 
 
 def test_what_the_trace_lacks_is_said_with_what_to_record() -> None:
-    with pytest.raises(UnanswerableError, match=r"\[no_gpu_operations\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_gpu_operations\]"):
         memory(Context(trace_of()))
-    with pytest.raises(UnanswerableError, match=r"--cuda-memory-usage=true.*\[memory_usage_not_recorded\]"):
-        usage_over_time(Context(trace_of()))
+    with pytest.raises(MissingDataError, match=r"--cuda-memory-usage=true.*\[memory_usage_not_recorded\]"):
+        list_usage_changes(Context(trace_of()))
 
 
 @given(moving_traces())
@@ -518,5 +520,5 @@ def test_an_unknown_kind_of_rows_is_refused() -> None:
     ],
 )
 def test_a_link_whose_peak_the_name_does_not_tell_has_none(name: str, peak: float | None) -> None:
-    found = host_link_gb_per_s(name)
+    found = get_host_link_gb_per_s(name)
     assert (None if found is None else round(found, 1)) == peak

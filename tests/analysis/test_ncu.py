@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from traceable.analysis.ncu import bound, profiled
+from traceable.analysis.ncu import classify_bound, summarize_launches
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
 
 NAN = math.nan
@@ -30,16 +30,19 @@ NAN = math.nan
     ],
 )
 def test_the_verdict_is_that_of_ncus_own_rule(compute: float, memory: float, verdict: str | None) -> None:
-    assert bound(compute, memory, NAN, NAN)[0] == verdict
+    assert classify_bound(compute, memory, NAN, NAN)[0] == verdict
 
 
 def test_the_reason_names_the_numbers_dram_and_a_small_grid() -> None:
-    assert bound(0.465, 0.917, 78.8, 0.917)[1] == "SMs at 46.5 %, DRAM at 91.7 % of peak: 80.0 % or more"
-    assert bound(0.465, 0.917, 78.8, 0.2)[1] == "SMs at 46.5 %, the memory system at 91.7 % of peak: 80.0 % or more"
-    small = bound(0.01, 0.02, 0.0123, NAN)[1]
+    assert classify_bound(0.465, 0.917, 78.8, 0.917)[1] == "SMs at 46.5 %, DRAM at 91.7 % of peak: 80.0 % or more"
+    assert (
+        classify_bound(0.465, 0.917, 78.8, 0.2)[1]
+        == "SMs at 46.5 %, the memory system at 91.7 % of peak: 80.0 % or more"
+    )
+    small = classify_bound(0.01, 0.02, 0.0123, NAN)[1]
     assert small is not None
     assert small.endswith("both below 60.0 %, the grid is 0.012 of a wave")
-    assert bound(NAN, NAN, NAN, NAN) == (None, None)
+    assert classify_bound(NAN, NAN, NAN, NAN) == (None, None)
 
 
 def launch(name: str, duration_ns: float | None, grid: str = "8x1x1", **shares: float) -> Launch:
@@ -49,7 +52,7 @@ def launch(name: str, duration_ns: float | None, grid: str = "8x1x1", **shares: 
 
 
 def test_launches_of_one_kernel_and_grid_are_one_row_weighted_by_duration() -> None:
-    table = profiled(
+    table = summarize_launches(
         [
             launch("short", 50, compute=0.9, memory=0.2),
             launch("long", 300, compute=0.2, memory=0.9, occupancy=0.5),
@@ -74,6 +77,6 @@ def test_launches_of_one_kernel_and_grid_are_one_row_weighted_by_duration() -> N
 
 
 def test_without_durations_means_are_plain_and_times_absent() -> None:
-    (row,) = profiled([launch("f", None, compute=0.2), launch("f", None, compute=0.4)]).rows()
+    (row,) = summarize_launches([launch("f", None, compute=0.2), launch("f", None, compute=0.4)]).rows()
     assert row["compute_share"] == pytest.approx(0.3)
     assert (row["duration_total_ns"], row["duration_mean_ns"], row["bound"], row["reason"]) == (None,) * 4

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.analysis.made import table, trace_of, traces
 
 from traceable.analysis.context import Context
-from traceable.analysis.outside_ranges import outside_ranges
-from traceable.analysis.steps import loader_waits, steps
+from traceable.analysis.outside_ranges import measure_outside_ranges
+from traceable.analysis.steps import find_loader_wait_instances, steps
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace, Windows
 
@@ -28,7 +28,7 @@ def test_the_time_in_no_range_is_what_no_moment_of_a_range_covers(trace: Trace, 
     rows = [{"start_ns": a, "end_ns": a + b, "name": 0, "thread": 0, "clipped": False} for a, b in windows]
     trace = replace(trace, windows=table(Windows, rows))
     context = Context(trace)
-    found = context.found
+    found = context.instances
     seen = [range(a, a + b) for a, b in windows]
     first, last = min((a for a, _ in windows), default=0), max((a + b for a, b in windows), default=0)
     expected = {}
@@ -44,7 +44,7 @@ def test_the_time_in_no_range_is_what_no_moment_of_a_range_covers(trace: Trace, 
         ]
         outside = [at for at in counts if not any(start <= at < end for start, end in spans)]
         expected[trace.threads[thread].tid] = (len(counts), len(outside))
-    answer = outside_ranges(context)
+    answer = measure_outside_ranges(context)
     assert {row["tid"]: (row["wall_ns"], row["outside_ns"]) for row in answer.rows()} == expected
     assert list(answer.column("outside_ns")) == sorted(answer.column("outside_ns"), reverse=True)
 
@@ -87,4 +87,4 @@ def test_the_waits_of_torchs_loader_count_once() -> None:
     name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     spans: list[Any] = [("step.wait", 0, 10), (name, 1, 9), (name, 20, 30), ("enumerate(DataLoader)", 40, 50)]
     context = Context(stepping(*spans))
-    assert context.found.start_ns[loader_waits(context)].tolist() == [0, 20_000]
+    assert context.instances.start_ns[find_loader_wait_instances(context)].tolist() == [0, 20_000]

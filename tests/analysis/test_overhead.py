@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.analysis.overhead import (
-    STRETCHES,
-    Process,
-    Run,
-    compared,
-    counterparts,
-    durations,
-    overhead,
-    waited_share,
-    warm_up_steps,
+    SEGMENTS,
+    ProcessTimes,
+    RunTimes,
+    compare_steps,
+    compute_cpu_wait_share,
+    compute_overhead,
+    compute_step_durations,
+    count_warm_up_steps,
+    match_processes,
 )
 
 MS = 1_000_000
@@ -39,48 +39,51 @@ def times(steps: list[int], begin: int = 1, *, waited: float | None = None) -> l
 
 
 def stretches(values: list[float]) -> list[list[float]]:
-    size, more = divmod(len(values), STRETCHES)
+    size, more = divmod(len(values), SEGMENTS)
     rest = iter(values)
-    return [[next(rest) for _ in range(size + (number < more))] for number in range(STRETCHES)]
+    return [[next(rest) for _ in range(size + (number < more))] for number in range(SEGMENTS)]
 
 
 def one(plain: list[int], profiled: list[int], recorded: tuple[tuple[int, int], ...] | None = None):
-    before, after = Process(1, times(plain), own=True), Process(2, times(profiled), own=True, recorded=recorded)
-    return overhead(Run(None, (before,)), Run(None, (after,)))
+    before, after = (
+        ProcessTimes(1, times(plain), is_program=True),
+        ProcessTimes(2, times(profiled), is_program=True, recorded_steps=recorded),
+    )
+    return compute_overhead(RunTimes(None, (before,)), RunTimes(None, (after,)))
 
 
 @given(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=60))
 def test_a_step_costs_the_median_of_its_ratios_and_the_stretches_say_how_surely(pairs):
     plain, profiled = zip(*pairs, strict=True)
-    found = compared(np.array(plain), np.array(profiled))
+    found = compare_steps(np.array(plain), np.array(profiled))
     ratios = [after / before for before, after in pairs]
     assert found.steps == len(pairs)
-    assert found.more_share == pytest.approx(statistics.median(ratios) - 1)
+    assert found.overhead_share == pytest.approx(statistics.median(ratios) - 1)
     assert (found.plain_p50_ns, found.profiled_p50_ns) == (
         pytest.approx(statistics.median(plain)),
         pytest.approx(statistics.median(profiled)),
     )
     assert (found.plain_total_ns, found.profiled_total_ns) == (sum(plain), sum(profiled))
-    if len(pairs) < STRETCHES:
+    if len(pairs) < SEGMENTS:
         assert found.low_share is found.high_share is None
-        assert not found.beyond_chance
+        assert not found.significant
     else:
         medians = [statistics.median(part) for part in stretches(ratios)]
         assert (found.low_share, found.high_share) == (
             pytest.approx(min(medians) - 1),
             pytest.approx(max(medians) - 1),
         )
-        slack = 1e-9 * (1 + abs(found.more_share))
-        assert found.low_share - slack <= found.more_share <= found.high_share + slack
-        assert found.beyond_chance == ((min(medians) > 1 or max(medians) < 1) and sum(plain) >= 10**9)
+        slack = 1e-9 * (1 + abs(found.overhead_share))
+        assert found.low_share - slack <= found.overhead_share <= found.high_share + slack
+        assert found.significant == ((min(medians) > 1 or max(medians) < 1) and sum(plain) >= 10**9)
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=6, max_size=40))
 def test_steps_that_differ_from_each_other_hide_nothing(lengths_of_steps):
     """Each is compared with itself: six percent are six percent however long the steps are."""
     plain = np.array(lengths_of_steps) * 100
-    found = compared(plain, np.array(lengths_of_steps) * 106)
-    assert found.more_share == pytest.approx(0.06)
+    found = compare_steps(plain, np.array(lengths_of_steps) * 106)
+    assert found.overhead_share == pytest.approx(0.06)
     assert (found.low_share, found.high_share) == (pytest.approx(0.06), pytest.approx(0.06))
 
 
@@ -88,8 +91,8 @@ def test_a_step_that_the_machine_held_up_moves_nothing():
     plain, profiled = [100 * MS] * 30, [106 * MS] * 30
     plain[7] = profiled[20] = 9000 * MS
     found = one(plain, profiled).recorded
-    assert found.more_share == pytest.approx(0.06)
-    assert found.beyond_chance
+    assert found.overhead_share == pytest.approx(0.06)
+    assert found.significant
 
 
 def test_noise_is_seldom_taken_for_a_cost():
@@ -98,58 +101,61 @@ def test_noise_is_seldom_taken_for_a_cost():
     wrong = 0
     for _ in range(2000):
         plain, profiled = random.lognormal(18, 0.3, (2, 60)).astype(np.int64)
-        wrong += compared(plain, profiled).beyond_chance
+        wrong += compare_steps(plain, profiled).significant
     assert 0.015 < wrong / 2000 < 0.05
 
 
 def test_less_than_a_second_of_steps_proves_nothing():
-    assert not compared(np.full(9, 100 * MS), np.full(9, 200 * MS)).beyond_chance
-    assert compared(np.full(10, 100 * MS), np.full(10, 200 * MS)).beyond_chance
+    assert not compare_steps(np.full(9, 100 * MS), np.full(9, 200 * MS)).significant
+    assert compare_steps(np.full(10, 100 * MS), np.full(10, 200 * MS)).significant
 
 
 @given(st.floats(0, 0.9), st.floats(0, 0.9))
 def test_what_waiting_for_a_cpu_could_explain_is_within_the_interval(plain, profiled):
     """A step that waited half of its time may take half of it."""
-    before, after = Process(1, times([100 * MS] * 20, waited=plain), own=True), times([200 * MS] * 20, waited=profiled)
-    found = overhead(Run(None, (before,)), Run(None, (Process(2, after, own=True),)))
-    assert found.plain_waited_share == pytest.approx(plain, abs=1e-6)
-    assert found.profiled_waited_share == pytest.approx(profiled, abs=1e-6)
-    assert found.recorded.more_share == pytest.approx(1)
-    assert found.recorded.low_share == pytest.approx(2 * (1 - profiled) - 1, abs=1e-5)
-    assert found.recorded.high_share == pytest.approx(2 / (1 - plain) - 1, abs=1e-3)
-    assert found.recorded.beyond_chance == (found.recorded.low_share > 0)
+    before, after = (
+        ProcessTimes(1, times([100 * MS] * 20, waited=plain), is_program=True),
+        times([200 * MS] * 20, waited=profiled),
+    )
+    found = compute_overhead(RunTimes(None, (before,)), RunTimes(None, (ProcessTimes(2, after, is_program=True),)))
+    assert found.plain_cpu_wait_share == pytest.approx(plain, abs=1e-6)
+    assert found.profiled_cpu_wait_share == pytest.approx(profiled, abs=1e-6)
+    assert found.recorded_steps.overhead_share == pytest.approx(1)
+    assert found.recorded_steps.low_share == pytest.approx(2 * (1 - profiled) - 1, abs=1e-5)
+    assert found.recorded_steps.high_share == pytest.approx(2 / (1 - plain) - 1, abs=1e-3)
+    assert found.recorded_steps.significant == (found.recorded_steps.low_share > 0)
 
 
 def test_how_long_a_thread_waited_is_known_only_where_somebody_looked_twice():
-    assert waited_share(times([MS] * 3), 0) is None
+    assert compute_cpu_wait_share(times([MS] * 3), 0) is None
     looked = [*times([MS], waited=0.5), *times([MS] * 2, 2 * MS)]
-    assert waited_share(looked, 0) is None
+    assert compute_cpu_wait_share(looked, 0) is None
     looked += times([MS], 10 * MS, waited=0.5)
-    assert waited_share(looked, 0) == pytest.approx(0.5)
-    assert waited_share(looked, 1) is None
-    assert waited_share([], 0) is None
+    assert compute_cpu_wait_share(looked, 0) == pytest.approx(0.5)
+    assert compute_cpu_wait_share(looked, 1) is None
+    assert compute_cpu_wait_share([], 0) is None
 
 
 def test_a_cost_is_found_in_noise():
     random = np.random.default_rng(6)
     plain = random.lognormal(18, 0.02, 300).astype(np.int64)
     profiled = (random.lognormal(18, 0.02, 300) * 1.06).astype(np.int64)
-    found = compared(plain, profiled)
-    assert found.beyond_chance
+    found = compare_steps(plain, profiled)
+    assert found.significant
     assert found.low_share < 0.06 < found.high_share
 
 
 def test_only_steps_that_both_runs_have_are_compared():
     found = one([MS] * 10 + [0] * 2 + [MS] * 8, [2 * MS] * 15)
     assert (found.plain_steps, found.profiled_steps, found.recorded.steps) == (18, 15, 13)
-    assert found.recorded.more_share == pytest.approx(1)
+    assert found.recorded.overhead_share == pytest.approx(1)
 
 
 def test_what_was_recorded_and_what_was_not_are_told_apart():
     found = one([MS] * 40, ([MS] * 10 + [2 * MS] * 10) * 2, recorded=((10, 20), (30, 40)))
     assert (found.recorded.steps, found.outside.steps) == (20, 20)
-    assert found.recorded.more_share == pytest.approx(1)
-    assert found.outside.more_share == 0
+    assert found.recorded.overhead_share == pytest.approx(1)
+    assert found.outside.overhead_share == 0
 
 
 def test_a_window_beyond_the_last_step_holds_nothing():
@@ -164,18 +170,18 @@ def test_the_warm_up_of_the_run_without_a_collector_is_left_out_of_both():
     found = one(slow, [MS] * 23)
     assert found.warm_up_steps == 3
     assert found.recorded.steps == 20
-    assert found.recorded.more_share == 0
+    assert found.recorded.overhead_share == 0
 
 
 def test_steps_that_recording_slows_from_the_first_on_are_no_warm_up():
     found = one([MS] * 40, [3 * MS] * 10 + [MS] * 30, recorded=((0, 10),))
     assert (found.warm_up_steps, found.recorded.steps) == (0, 10)
-    assert found.recorded.more_share == pytest.approx(2)
+    assert found.recorded.overhead_share == pytest.approx(2)
 
 
 @given(st.lists(st.integers(0, 20), max_size=30))
 def test_warm_up_is_what_it_is_in_a_trace(steps):
-    found = warm_up_steps(np.array(steps, np.int64))
+    found = count_warm_up_steps(np.array(steps, np.int64))
     known = [(index, length) for index, length in enumerate(steps) if length]
     half = len(known) // 2
     expected = 0
@@ -190,40 +196,42 @@ def test_warm_up_is_what_it_is_in_a_trace(steps):
 
 @given(st.lists(st.integers(0, 10**6), max_size=20))
 def test_durations_are_read_by_index(steps):
-    found = durations(times(steps))
+    found = compute_step_durations(times(steps))
     while steps and not steps[-1]:
         steps.pop()
     assert found.tolist() == steps
 
 
 def test_a_step_that_was_killed_while_it_was_noted_is_not_known():
-    assert durations([1, 2, 0, 5, 0, 0]).tolist() == [1]
-    assert durations([7, 7, 0]).tolist() == [1]
+    assert compute_step_durations([1, 2, 0, 5, 0, 0]).tolist() == [1]
+    assert compute_step_durations([7, 7, 0]).tolist() == [1]
 
 
-def process(pid: int, first: int, *, own: bool = False, recorded: tuple[tuple[int, int], ...] | None = None) -> Process:
-    return Process(pid, times([MS] * 3, first), own, recorded)
+def process(
+    pid: int, first: int, *, own: bool = False, recorded: tuple[tuple[int, int], ...] | None = None
+) -> ProcessTimes:
+    return ProcessTimes(pid, times([MS] * 3, first), own, recorded)
 
 
 def test_the_program_itself_is_compared_where_it_took_steps():
     plain = (process(1, 50, own=True), process(2, 10))
     profiled = (process(8, 10), process(9, 50, own=True))
-    assert [one.pid for one in counterparts(plain, profiled)] == [1, 9]
+    assert [one.pid for one in match_processes(plain, profiled)] == [1, 9]
 
 
 def test_of_children_that_one_which_recorded_is_compared_with_the_one_that_came_to_its_steps_as_it_did():
     plain = (process(1, 30), process(2, 10), process(3, 20))
     profiled = (process(7, 20, recorded=((0, 2),)), process(8, 10, recorded=()), process(9, 30, recorded=()))
-    assert [one.pid for one in counterparts(plain, profiled)] == [3, 7]
+    assert [one.pid for one in match_processes(plain, profiled)] == [3, 7]
 
 
 def test_nothing_is_compared_where_it_cannot_be_told_what_with():
-    assert counterparts((), ()) is None
-    assert counterparts((process(1, 1),), (process(2, 1), process(3, 2))) is None
-    found = overhead(Run(5), Run(6, (process(2, 1), process(3, 2))))
-    assert (found.recorded, found.outside, found.pid, found.processes) == (None, None, None, 2)
+    assert match_processes((), ()) is None
+    assert match_processes((process(1, 1),), (process(2, 1), process(3, 2))) is None
+    found = compute_overhead(RunTimes(5), RunTimes(6, (process(2, 1), process(3, 2))))
+    assert (found.recorded_steps, found.other_steps, found.pid, found.stepping_processes) == (None, None, None, 2)
     assert (found.plain_run_ns, found.profiled_run_ns) == (5, 6)
 
 
 def test_runs_are_compared_only_where_both_are_known():
-    assert overhead(Run(5), Run(None)).plain_run_ns is None
+    assert compute_overhead(RunTimes(5), RunTimes(None)).plain_run_ns is None

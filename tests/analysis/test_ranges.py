@@ -12,9 +12,9 @@ from tests.analysis.made import PROCESS_OF_THREAD, trace_of, traces
 from tests.analysis.test_replays import decode_server
 
 from traceable.analysis.context import Context
-from traceable.analysis.profile import STYLES, profile_of
+from traceable.analysis.profile import STYLES, profile_ranges
 from traceable.analysis.ranges import range_instances, ranges, slowest_instances
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace.model import Trace
 
 ADDITIVE = ("count", "clipped", "cpu_total_ns", "gpu_operations", "kernels", "gpu_sum_total_ns", "h2d_bytes")
@@ -86,12 +86,12 @@ def test_a_name_alone_or_with_its_domain_narrows_and_an_unknown_one_is_said() ->
     context = Context(decode_server())
     assert {row["name"] for row in ranges(context, range_name="b").rows()} == {"b"}
     assert {row["name"] for row in ranges(context, by="instance", range_name="domain:c").rows()} == {"c"}
-    with pytest.raises(UnanswerableError, match=r"'nobody'.*\[range_not_found\]"):
+    with pytest.raises(MissingDataError, match=r"'nobody'.*\[range_not_found\]"):
         ranges(context, by="name", range_name="nobody")
 
 
 def test_a_trace_without_ranges_says_what_to_do() -> None:
-    with pytest.raises(UnanswerableError, match=r"\[no_ranges_recorded\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_ranges_recorded\]"):
         ranges(Context(trace_of()))
 
 
@@ -123,7 +123,7 @@ def test_the_slowest_instances_and_all_inside_them(trace: Trace, most: int, name
 @given(traces())
 def test_a_total_larger_than_that_around_it_has_its_reason(trace: Trace) -> None:
     context = Context(trace)
-    found, table = context.found, profile_of(context).ranges
+    found, table = context.instances, profile_ranges(context).ranges
     paths = [tuple(trace.names[name] for name in found.paths[path]) for path in found.path.tolist()]
     keys = [(path, domain, style) for path, domain, style in zip(paths, found.domain, found.style, strict=True)]
     rows = list(table.rows())

@@ -9,7 +9,7 @@ from tests.analysis.test_reference import CAPTURES, reference
 
 from traceable.analysis.context import Context
 from traceable.analysis.memory import memory
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace import load
 
 MEGABYTE = 1_000_000
@@ -91,7 +91,7 @@ def test_a_pageable_copy_is_named_as_such(captures: Path) -> None:
 
 
 def test_a_capture_without_copies_says_what_to_record(captures: Path) -> None:
-    with pytest.raises(UnanswerableError, match=r"^40 .*\[no_copies_recorded\]"):
+    with pytest.raises(MissingDataError, match=r"^40 .*\[no_copies_recorded\]"):
         memory(Context(load(captures / "nsys" / "a100-cuda-graphs-graph-level.sqlite")))
-    with pytest.raises(UnanswerableError, match=r"\[no_gpu_operations\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_gpu_operations\]"):
         memory(Context(load(captures / "nsys" / "no-cuda-tables-non-utf8.sqlite")))

@@ -16,7 +16,7 @@ from tests.analysis.made import LAUNCH, table, trace_of
 
 from traceable.analysis.attribution import REASONS, RULES, Coverage
 from traceable.analysis.context import Context
-from traceable.analysis.select import selected
+from traceable.analysis.select import select_part
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -89,9 +89,9 @@ def launches_inside(trace: Trace, name: str) -> list[int]:
     """The calls of the main thread that launched one operation each, inside a range of this name, by start."""
     context = Context(trace)
     where = context.attribution.innermost
-    named = np.array([trace.names[one] == name for one in context.found.name.tolist()])
+    named = np.array([trace.names[one] == name for one in context.instances.name.tolist()])
     inside = np.flatnonzero((where >= 0) & named[where] & (context.attribution.rule == RULES.index("thread")))
-    return sorted(context.launched.call_of[inside].tolist())
+    return sorted(context.launches.call_of[inside].tolist())
 
 
 def test_autograd_is_inherited_to_the_last_operation(training: Trace, captures: Path) -> None:
@@ -125,7 +125,9 @@ def test_copies_of_a_prefetching_thread_go_nowhere_while_the_other_is_in_one_lon
     context = Context(training)
     long = np.flatnonzero(training.calls.end_ns - training.calls.start_ns > 10**7)
     inside = [
-        int(training.calls.start_ns[call]) for call in long if context.innermost_around_calls(np.array([call]))[0] >= 0
+        int(training.calls.start_ns[call])
+        for call in long
+        if context.find_innermost_around_calls(np.array([call]))[0] >= 0
     ]
     assert len(inside) == 20
     trace, loader = with_thread(training)
@@ -230,10 +232,10 @@ def test_a_lost_call_is_placed_where_it_was(captures: Path, name: str, lost: int
     """Every 50th launch call is taken out of a recording that has it: what `order` infers is compared with that."""
     trace = capture(captures / name)
     context = Context(trace)
-    calls = sorted(set(context.launched.call_of.tolist()) - {-1})[7::50]
+    calls = sorted(set(context.launches.call_of.tolist()) - {-1})[7::50]
     taken = without_calls(trace, calls)
     truth, inferred, rule = owners(context), owners(Context(taken)), rules(taken)
-    of_lost = np.flatnonzero(np.isin(context.launched.call_of, calls)).tolist()
+    of_lost = np.flatnonzero(np.isin(context.launches.call_of, calls)).tolist()
     was_inside = [one for one in of_lost if context.attribution.rule[one] == RULES.index("thread")]
     ordered = [one for one in of_lost if rule[one] == "order"]
     assert (len(was_inside), len(ordered)) == (lost, placed)
@@ -248,7 +250,7 @@ def test_a_lost_call_is_placed_where_it_was(captures: Path, name: str, lost: int
 
 def test_two_lost_calls_side_by_side_are_not_placed(captures: Path) -> None:
     trace = capture(captures / "nsys" / "a100-transformer-forward.sqlite")
-    launched = Context(trace).launched
+    launched = Context(trace).launches
     calls = sorted(set(launched.call_of.tolist()))
     # With all calls between the two, which would tell them apart.
     pairs = [(calls[i], calls[i + 1] + 1) for i in range(50, len(calls) - 1, 50)]
@@ -276,7 +278,7 @@ def test_a_part_of_a_recording_has_the_rules_of_the_whole(training: Trace) -> No
     first, last = 8_500_000_000, 8_600_000_000
     whole = Context(training)
     inside = (whole.gpu.start_ns >= first) & (whole.gpu.start_ns < last)
-    part = selected(training, time_ns=(first, last))
+    part = select_part(training, time_ns=(first, last))
     expected = whole.attribution.rule[inside].tolist()
     assert Context(part).attribution.rule.tolist() == expected
     assert {NAMES[one] for one in expected} == {"thread", "inherited"}
@@ -284,9 +286,9 @@ def test_a_part_of_a_recording_has_the_rules_of_the_whole(training: Trace) -> No
 
 def owners(context: Context) -> list[set[tuple[int, int]]]:
     """Start and end of the ranges of each operation."""
-    found = context.found
+    found = context.instances
     of: list[set[tuple[int, int]]] = [set() for _ in range(len(context.gpu))]
-    for instance, operation in context.operation_pairs():
+    for instance, operation in context.iter_operation_pairs():
         for one, other in zip(instance.tolist(), operation.tolist(), strict=True):
             of[other].add((int(found.start_ns[one]), int(found.end_ns[one])))
     return of

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.analysis.made import LAUNCH, PROCESS_OF_THREAD, lossy_traces, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
-from traceable.analysis.select import gpu_number, parse_time, parse_time_span, selected
-from traceable.errors import UnanswerableError, UsageError
+from traceable.analysis.select import map_gpu_numbers, parse_time, parse_time_span, select_part
+from traceable.errors import MissingDataError, UsageError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
 from traceable.trace import load, model
@@ -53,11 +53,11 @@ def test_only_what_is_of_the_processes_stays(trace: Trace, asked: tuple[list[str
     trace, (patterns, indices) = named(trace), asked
     if indices is None:
         with pytest.raises(
-            UnanswerableError, match=r"'1\*'.* 100 \(/usr/bin/python3\), 101 \(trainer.exe\) \[process_not_in_trace\]"
+            MissingDataError, match=r"'1\*'.* 100 \(/usr/bin/python3\), 101 \(trainer.exe\) \[process_not_in_trace\]"
         ):
-            selected(trace, processes=patterns)
+            select_part(trace, processes=patterns)
         return
-    part = selected(trace, processes=patterns)
+    part = select_part(trace, processes=patterns)
     for name in TABLES:
         whole = rows_of(getattr(trace, name))
         expected = [
@@ -73,7 +73,7 @@ def test_only_what_is_of_the_processes_stays(trace: Trace, asked: tuple[list[str
 @given(traces(busy=True), st.sampled_from([[0], [1], [0, 1]]))
 def test_only_what_is_of_the_gpus_stays(trace: Trace, devices: list[int]) -> None:
     trace = named(trace)
-    part = selected(trace, devices=devices)
+    part = select_part(trace, devices=devices)
     for name in TABLES:
         expected = rows_of(getattr(trace, name))
         if name in (*OPERATIONS, "synchronisations", "allocations"):
@@ -84,13 +84,13 @@ def test_only_what_is_of_the_gpus_stays(trace: Trace, devices: list[int]) -> Non
 
 def test_a_gpu_that_is_not_there_is_an_error_that_names_those_that_are() -> None:
     trace = trace_of()
-    with pytest.raises(UnanswerableError, match=r"GPU 3 .*none \[gpu_not_in_trace\]"):
-        selected(trace, devices=[3])
+    with pytest.raises(MissingDataError, match=r"GPU 3 .*none \[gpu_not_in_trace\]"):
+        select_part(trace, devices=[3])
     gpu = model.Device(1, "", "", None, None, None, None)
-    with pytest.raises(UnanswerableError, match=r"GPU 3 .* 1 \[gpu_not_in_trace\]"):
-        selected(replace(trace, devices=(gpu,)), devices=[1, 3])
-    with pytest.raises(UnanswerableError, match=r"'x'.*\[process_not_in_trace\]"):
-        selected(replace(trace, processes=()), processes=["x"])
+    with pytest.raises(MissingDataError, match=r"GPU 3 .* 1 \[gpu_not_in_trace\]"):
+        select_part(replace(trace, devices=(gpu,)), devices=[1, 3])
+    with pytest.raises(MissingDataError, match=r"'x'.*\[process_not_in_trace\]"):
+        select_part(replace(trace, processes=()), processes=["x"])
 
 
 LASTING = ("ranges", "calls", *OPERATIONS, "synchronisations", "overheads")
@@ -134,8 +134,8 @@ class Window:
 def part_of(trace: Trace, span: tuple[int | None, int | None]) -> Trace | None:
     """The part of a made-up trace; None where nothing was recorded in the time."""
     try:
-        return selected(trace, time_ns=span)
-    except UnanswerableError as error:
+        return select_part(trace, time_ns=span)
+    except MissingDataError as error:
         assert "nothing was recorded in the selected time" in str(error)
         extent = trace.extent_ns()
         window = Window(span)
@@ -169,12 +169,12 @@ def test_parts_of_parts_are_those_of_the_whole(
     if part is None or both[0] >= both[1]:
         return
     try:
-        once = selected(trace, processes=processes, time_ns=both)
-    except UnanswerableError:
-        with pytest.raises(UnanswerableError):
-            selected(selected(part, time_ns=other), processes=processes)
+        once = select_part(trace, processes=processes, time_ns=both)
+    except MissingDataError:
+        with pytest.raises(MissingDataError):
+            select_part(select_part(part, time_ns=other), processes=processes)
         return
-    twice = selected(selected(part, time_ns=other), processes=processes)
+    twice = select_part(select_part(part, time_ns=other), processes=processes)
     for name in TABLES:
         assert rows_of(getattr(once, name)) == rows_of(getattr(twice, name))
     assert once.extent_ns() == twice.extent_ns()
@@ -182,7 +182,7 @@ def test_parts_of_parts_are_those_of_the_whole(
 
 def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
     """Of each operation in the window: what it is, how it is known, its launch, and its ranges with their paths."""
-    gpu, found, launched, trace = context.gpu, context.found, context.launched, context.trace
+    gpu, found, launched, trace = context.gpu, context.instances, context.launches, context.trace
     kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     correlation = [number for events in kinds for number in events.correlation.tolist()]
     of: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
@@ -194,7 +194,7 @@ def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
         times = [min(max(time, window.first), window.last) for time in (start, end)]
         return (*times, clipped, bool(found.replay[i]), found.paths[found.path[i]])
 
-    for instance, operation in context.operation_pairs():
+    for instance, operation in context.iter_operation_pairs():
         for i, o in zip(instance.tolist(), operation.tolist(), strict=True):
             of[o].append(seen(i))
     rows = []
@@ -232,8 +232,8 @@ def test_an_operation_belongs_to_the_same_ranges_in_the_part_as_in_the_whole(
         # A queue that was over before the time began is absent, so that each counts once in a partition.
         assert owners(cut, Window((None, None))) == owners(Context(trace), window)
         # Of each launch one operation counts for it.
-        led = cut.launched.call_of[cut.launched.leads]
-        assert sorted(led.tolist()) == sorted(set(cut.launched.call_of[cut.launched.call_of >= 0].tolist()))
+        led = cut.launches.call_of[cut.launches.is_first_of_launch]
+        assert sorted(led.tolist()) == sorted(set(cut.launches.call_of[cut.launches.call_of >= 0].tolist()))
 
 
 @settings(max_examples=60, deadline=None)
@@ -246,12 +246,12 @@ def test_a_call_lies_inside_of_the_same_ranges_in_the_part_as_in_the_whole(
         return
 
     def around(context: Context) -> dict[int, tuple[Any, list[Any]]]:
-        found = context.found
+        found = context.instances
         of: dict[int, list[Any]] = {call: [] for call in range(len(context.trace.calls))}
-        for instance, call in context.call_pairs():
+        for instance, call in context.iter_call_pairs():
             for i, c in zip(instance.tolist(), call.tolist(), strict=True):
                 of[c].append(found.paths[found.path[i]])
-        innermost = context.innermost_around_calls(np.arange(len(context.trace.calls))).tolist()
+        innermost = context.find_innermost_around_calls(np.arange(len(context.trace.calls))).tolist()
         return {c: (found.paths[found.path[innermost[c]]] if innermost[c] >= 0 else None, of[c]) for c in of}
 
     whole = around(Context(trace))
@@ -265,8 +265,8 @@ def sums(recording: Recording) -> Counter[Any]:
 
     def add(question: str, keys: tuple[str, ...], *columns: str, other: str | None = None, **options: Any) -> None:
         try:
-            table = recording.answer(question, **options)
-        except UnanswerableError:
+            table = recording.query(question, **options)
+        except MissingDataError:
             return
         # Of memory nothing but allocations may be left in a part.
         for row in (table if other is None else table.others[other]).rows() if keys[0] in table.columns else ():
@@ -343,8 +343,8 @@ def test_every_question_can_be_asked_of_a_part(trace: Trace, span: tuple[int | N
     for view in VIEWS.values():
         for by in view.by or (None,):
             try:
-                table = part.answer(view.name, **({} if by is None else {"by": by}))
-            except UnanswerableError:
+                table = part.query(view.name, **({} if by is None else {"by": by}))
+            except MissingDataError:
                 continue
             for row in table.rows():
                 for column in ("utilisation_share", "wall_share", "won_share"):
@@ -433,14 +433,14 @@ def test_adjoining_times_of_a_real_capture_add_up_to_the_whole(captures: Path, n
 def test_attribution_in_a_part_of_a_real_capture_is_that_of_the_whole(captures: Path) -> None:
     trace = load(captures / "nsys" / "a100-lm-training.sqlite")
     first, last = 8_500_000_000, 8_600_000_000
-    part = selected(trace, time_ns=(first, last))
+    part = select_part(trace, time_ns=(first, last))
     whole, narrow = Context(trace), Context(part)
     inside = (whole.gpu.start_ns < last) & (whole.gpu.end_ns > first)
     assert inside.sum() == len(narrow.gpu) > 1000
     assert narrow.trace.names == trace.names
 
     def names(context: Context) -> list[int]:
-        return [int(context.found.name[i]) if i >= 0 else -1 for i in context.innermost.tolist()]
+        return [int(context.instances.name[i]) if i >= 0 else -1 for i in context.innermost.tolist()]
 
     assert names(narrow) == [name for name, here in zip(names(whole), inside.tolist(), strict=True) if here]
     assert 0 < len(part.ranges) < len(trace.ranges)
@@ -448,18 +448,18 @@ def test_attribution_in_a_part_of_a_real_capture_is_that_of_the_whole(captures: 
 
 def test_a_time_without_anything_recorded_says_what_there_is() -> None:
     trace = trace_of(overheads=table(model.Overheads, []))
-    assert selected(trace, time_ns=(5, 6)).extent_ns() is None
+    assert select_part(trace, time_ns=(5, 6)).extent_ns() is None
     row = {"start_ns": 10**9, "end_ns": 2 * 10**9, "name": LAUNCH, "thread": 0, "correlation": 1}
     trace = trace_of(calls=table(model.Calls, [{**row, "driver": 0, "return_value": 0}]))
     for span in ((3 * 10**9, None), (None, 10**9), (5, 5), (2**70, None), (None, -(2**70))):
-        with pytest.raises(UnanswerableError, match=r"1\.000s to 2\.000s.*\[nothing_selected\]"):
-            selected(trace, time_ns=span)
+        with pytest.raises(MissingDataError, match=r"1\.000s to 2\.000s.*\[nothing_selected\]"):
+            select_part(trace, time_ns=span)
 
 
 def test_nothing_asked_for_is_the_trace_itself() -> None:
     trace = trace_of()
-    assert selected(trace) is trace
-    part = selected(trace, time_ns=(None, None))
+    assert select_part(trace) is trace
+    part = select_part(trace, time_ns=(None, None))
     assert part.kernels is trace.kernels
 
 
@@ -467,12 +467,12 @@ def test_an_unknown_device_is_none_of_those_asked_for() -> None:
     where = {"process": 0, "context": -1, "stream": -1, "correlation": NULL, "graph_node": NULL}
     sync = {**where, "start_ns": 1, "end_ns": 2, "device": -1, "kind": 1}
     graph = {**where, "start_ns": 1, "end_ns": 2, "device": -1, "graph": 1}
-    trace = trace_of(synchronisations=table(model.Synchronisations, [sync]))
+    trace = trace_of(synchronisations=table(model.Synchronizations, [sync]))
     trace = replace(trace, graph_launches=table(model.GraphLaunches, [graph]))
     trace = replace(trace, devices=(model.Device(0, "", "", None, None, None, None),))
-    part = selected(trace, devices=[0])
-    assert (len(part.synchronisations), len(part.graph_launches)) == (1, 0)
-    assert gpu_number(trace, trace.graph_launches.process, trace.graph_launches.device).tolist() == [-1]
+    part = select_part(trace, devices=[0])
+    assert (len(part.synchronizations), len(part.graph_launches)) == (1, 0)
+    assert map_gpu_numbers(trace, trace.graph_launches.process, trace.graph_launches.device).tolist() == [-1]
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,17 @@ from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table
 from traceable.analysis import step_detection
 from traceable.analysis.context import Context
 from traceable.analysis.step_detection import (
-    AS_GOOD,
     BOUNDARY,
-    EXPLAINED,
+    MIN_EXPLAINED_SHARE,
+    PERIOD_TOLERANCE,
     RANGE,
     SEQUENCE,
     Steps,
-    approximate_period,
-    exact_period,
-    steps_of,
+    detect_steps,
+    find_approximate_period,
+    find_exact_period,
 )
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import MissingDataError, UsageError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -56,7 +56,7 @@ def named(trace: Trace, *names: str) -> Trace:
 
 
 def found(trace: Trace, range_name: str | None = None, step_kernel: str | None = None) -> Steps:
-    return steps_of(Context(trace), range_name, step_kernel)
+    return detect_steps(Context(trace), range_name, step_kernel)
 
 
 def spans(steps: Steps) -> list[tuple[int, int]]:
@@ -86,9 +86,9 @@ def approximate_by_hand(label: list[int]) -> tuple[int, float, list[int]] | None
         same = [label[i] == label[i + period] for i in range(len(label) - period)]
         shares[period] = sum(same) / len(same)
     chance = sum((len(at) / len(label)) ** 2 for at in places.values())
-    if len(places) < 2 or not shares or max(shares.values()) - chance < EXPLAINED * (1 - chance):
+    if len(places) < 2 or not shares or max(shares.values()) - chance < MIN_EXPLAINED_SHARE * (1 - chance):
         return None
-    best = min(period for period, share in shares.items() if share >= max(shares.values()) - AS_GOOD)
+    best = min(period for period, share in shares.items() if share >= max(shares.values()) - PERIOD_TOLERANCE)
     return best, shares[best], [one for one in places if median.get(one) == best]
 
 
@@ -111,8 +111,8 @@ def repetitions(draw: Any) -> list[int]:
 def test_an_exact_period_equals_that_by_hand(label: list[int], all_lags: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Short sequences are compared at every lag; here they may as well go the way of long ones.
-        patch.setattr(step_detection, "_FEW", len(label) if all_lags else 64)
-        result = exact_period(np.array(label, np.int64))
+        patch.setattr(step_detection, "_ALL_LAGS_MAX", len(label) if all_lags else 64)
+        result = find_exact_period(np.array(label, np.int64))
     expected = exact_by_hand(label)
     assert (result and result[0]) == (expected and expected[0])
     if result is not None and expected is not None:
@@ -124,7 +124,7 @@ def test_an_exact_period_equals_that_by_hand(label: list[int], all_lags: bool) -
 @example([1, 2, 3], 4, [])
 def test_an_approximate_period_equals_that_by_hand(unit: list[int], times: int, more: list[int]) -> None:
     label = [*more[:3], *unit * times, *more[3:]]
-    result = approximate_period(np.array(label, np.int64))
+    result = find_approximate_period(np.array(label, np.int64))
     expected = approximate_by_hand(label)
     assert (result is None) == (expected is None)
     if result is not None and expected is not None:
@@ -137,37 +137,37 @@ def test_an_approximate_period_equals_that_by_hand(unit: list[int], times: int, 
 @pytest.mark.parametrize("passes", [3, 4, 10])
 def test_a_layer_within_a_pass_is_no_exact_period(layers: int, passes: int) -> None:
     unit = [1, *list(range(2, 12)) * layers, 12]
-    assert exact_period(np.array(unit * passes)) == (len(unit), 1.0)
+    assert find_exact_period(np.array(unit * passes)) == (len(unit), 1.0)
 
 
 def test_a_long_sequence_repeats_where_a_few_operations_differ() -> None:
     unit = [1, *list(range(2, 12)) * 32, 12]
     label = np.array(unit * 3000)
     label[::2003] = 99
-    result = exact_period(label)
+    result = find_exact_period(label)
     assert result is not None
     assert result[0] == len(unit)
     assert 0.995 < result[1] < 1
     label[::150] = 99
-    assert exact_period(label) is None
+    assert find_exact_period(label) is None
 
 
 @settings(max_examples=100, deadline=None)
 @given(traces(), st.sampled_from(["a", "b", "c"]))
 def test_the_instances_of_a_named_range_are_the_steps(trace: Trace, name: str) -> None:
     context = Context(trace)
-    instances = context.found
+    instances = context.instances
     wanted = [i for i in range(len(instances)) if trace.names[instances.name[i]] == name and not instances.replay[i]]
     process = [trace.threads[thread].process for thread in instances.thread.tolist()]
     wanted.sort(key=lambda i: (process[i], instances.start_ns[i], i))
     if not wanted:
-        with pytest.raises(UnanswerableError, match=r"\[range_not_found\]"):
-            steps_of(context, name, None)
+        with pytest.raises(MissingDataError, match=r"\[range_not_found\]"):
+            detect_steps(context, name, None)
         return
-    steps = steps_of(context, name, None)
+    steps = detect_steps(context, name, None)
     assert (steps.kind, steps.source, steps.instance.tolist()) == (RANGE, "named", wanted)
     assert spans(steps) == [(instances.start_ns[i], instances.end_ns[i]) for i in wanted]
-    assert steps.edge.tolist() == [bool(instances.clipped[i]) for i in wanted]
+    assert steps.clipped.tolist() == [bool(instances.clipped[i]) for i in wanted]
     assert [int(steps.process[lane]) for lane in steps.lane.tolist()] == [process[i] for i in wanted]
     assert {steps.labels[label] for label in steps.label.tolist()} == {name}
 
@@ -192,12 +192,12 @@ def test_a_boundary_kernel_ends_the_step_of_its_process_and_device(trace: Trace,
             expected.append((*lane, begin, end, i == 0))
             begin = end
     if not expected:
-        with pytest.raises(UnanswerableError, match=r"\[no_kernel_matches\]"):
+        with pytest.raises(MissingDataError, match=r"\[no_kernel_matches\]"):
             found(trace, step_kernel=pattern)
         return
     steps = found(trace, step_kernel=pattern)
     lanes = [(int(steps.process[lane]), int(steps.device[lane])) for lane in steps.lane.tolist()]
-    edges = steps.edge.tolist()
+    edges = steps.clipped.tolist()
     assert [(*lane, *span, edge) for lane, span, edge in zip(lanes, spans(steps), edges, strict=True)] == expected
 
 
@@ -223,7 +223,7 @@ def test_a_range_called_step_is_found_by_its_name(name: str, is_step: bool) -> N
         assert (steps.kind, rule.code) == (RANGE, "step_range_by_name")
         assert repr(name) in rule
     else:
-        with pytest.raises(UnanswerableError, match=r"--step-range NAME .*--step-kernel GLOB \[no_steps_found\]"):
+        with pytest.raises(MissingDataError, match=r"--step-range NAME .*--step-kernel GLOB \[no_steps_found\]"):
             found(trace)
 
 
@@ -263,7 +263,7 @@ def test_ranges_that_follow_one_another_make_a_step_from_first_to_first() -> Non
     trace = named(trace_of(ranges=ranges((0, 900, 3), *rows)), "forward", "backward", "optimizer", "warm up")
     steps = found(trace)
     assert (steps.kind, spans(steps)) == (SEQUENCE, [(1000, 1100), (1100, 1200), (1200, 1300), (1300, 1390)])
-    assert steps.edge.tolist() == [False, False, False, True]
+    assert steps.clipped.tolist() == [False, False, False, True]
     (rule,) = steps.rules
     assert rule.code == "step_is_sequence"
     assert "'forward'" in rule and "forward > backward > optimizer" in rule
@@ -271,10 +271,10 @@ def test_ranges_that_follow_one_another_make_a_step_from_first_to_first() -> Non
 
 def test_ranges_that_take_little_of_the_time_are_no_steps() -> None:
     trace = named(trace_of(ranges=ranges(*((100 * i, 100 * i + 10, 0) for i in range(6)))), "pack")
-    with pytest.raises(UnanswerableError):
+    with pytest.raises(MissingDataError):
         found(trace)
     over_one_another = named(trace_of(ranges=ranges(*((10 * i, 10 * i + 100, 0) for i in range(6)))), "request")
-    with pytest.raises(UnanswerableError):
+    with pytest.raises(MissingDataError):
         found(over_one_another)
 
 
@@ -314,11 +314,11 @@ def test_what_cannot_be_found_is_said_with_what_to_do() -> None:
         ({"step_kernel": "x*"}, r"'x\*'.*\[no_kernel_matches\]"),
         ({}, r"\[no_steps_found\]"),
     ):
-        with pytest.raises(UnanswerableError, match=error):
+        with pytest.raises(MissingDataError, match=error):
             found(trace_of(kernels=kernels((1, 2, 0)), ranges=ranges((0, 5, 1))), **kwargs)
-    with pytest.raises(UnanswerableError, match=r"\[no_kernels_recorded\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_kernels_recorded\]"):
         found(trace_of(), step_kernel="a")
-    with pytest.raises(UnanswerableError, match=r"\[no_steps_found\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
         found(trace_of())
     with pytest.raises(UsageError, match=r"\[step_options_conflict\]"):
         found(trace_of(), "a", "a")
@@ -334,7 +334,7 @@ def test_whatever_the_trace_holds_steps_are_found_or_not_twice_the_same(trace: T
 def outcome(trace: Trace) -> Any:
     try:
         steps = found(trace)
-    except UnanswerableError as error:
+    except MissingDataError as error:
         return str(error)
     assert (steps.end_ns >= steps.start_ns).all()
     assert (np.diff(steps.lane) >= 0).all()
@@ -450,13 +450,13 @@ def test_a_pass_around_its_layers_is_no_steps() -> None:
 
 
 def test_two_passes_are_too_few_and_their_layers_are_no_cycle() -> None:
-    with pytest.raises(UnanswerableError, match=r"\[no_steps_found\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
         found(Program().run(*["embed", *LAYER * 32, "head"] * 2).trace())
 
 
 def test_one_kernel_again_and_again_is_no_step() -> None:
     for operations in (["gemm"] * 500, ["gemm"] * 500 + ["d2h"], ["h2d"] * 300, ["h2d"] * 300 + ["gemm"]):
-        with pytest.raises(UnanswerableError, match=r"\[no_steps_found\]"):
+        with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
             found(Program().run(*operations).trace())
 
 
@@ -464,7 +464,7 @@ def test_one_kernel_again_and_again_is_no_step() -> None:
 def test_noise_has_no_step(kinds: int) -> None:
     random = np.random.default_rng(kinds)
     operations = [f"k{one}" for one in random.integers(0, kinds, 3000).tolist()]
-    with pytest.raises(UnanswerableError, match=r"\[no_steps_found\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
         found(Program().run(*operations).trace())
 
 
@@ -560,7 +560,7 @@ def test_a_range_called_as_a_part_of_a_model_is_no_step() -> None:
     for _ in range(60):
         with program.range("TransformerBlock"):
             program.run(*(f"k{one}" for one in random.integers(0, 30, 8)))
-    with pytest.raises(UnanswerableError, match=r"\[no_steps_found\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
         found(program.trace())
     assert len(found(program.trace(), "TransformerBlock")) == 60
 
@@ -627,4 +627,4 @@ def test_whole_periods_are_the_steps(unit: list[str], times: int) -> None:
     assert (steps.source, steps.labels) == ("repetition", ("last",))
     assert steps.end_ns.tolist() == [step * (i + 1) - 1 for i in range(times)]
     assert steps.start_ns.tolist() == [1, *steps.end_ns.tolist()[:-1]]
-    assert steps.edge.tolist() == [True] + [False] * (times - 1)
+    assert steps.clipped.tolist() == [True] + [False] * (times - 1)

@@ -19,11 +19,19 @@ from tests.analysis.messages import note_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
-from traceable.analysis.range_names import load_rules, range_names
-from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, steps_of
-from traceable.analysis.steps import columns_of, median_step, steady_window, steps, wall_parts, warm_up_steps, work_of
+from traceable.analysis.range_names import build_range_names, load_name_rules
+from traceable.analysis.step_detection import BOUNDARY, RANGE, SEQUENCE, Steps, detect_steps
+from traceable.analysis.steps import (
+    collect_step_operations,
+    find_median_step,
+    find_steady_interval,
+    find_warm_up_steps,
+    measure_steps,
+    split_wall_time,
+    steps,
+)
 from traceable.analysis.table import Table
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -60,7 +68,7 @@ def sequences(draw: Any) -> Steps:
         process=np.arange(2),
         device=np.full(2, -1),
         instance=np.full(count, -1),
-        edge=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)), np.bool_),
+        clipped=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)), np.bool_),
         label=np.zeros(count, np.int64),
         labels=("a",),
         rules=("made up",),
@@ -80,7 +88,7 @@ class Oracle:
         gpu = context.gpu
         self.spans = list(zip(gpu.start_ns.tolist(), gpu.end_ns.tolist(), strict=True))
         self.belongs: dict[int, set[int]] = defaultdict(set)
-        for instance, operation in context.operation_pairs():
+        for instance, operation in context.iter_operation_pairs():
             for i, o in zip(instance.tolist(), operation.tolist(), strict=True):
                 self.belongs[i].add(o)
         calls = self.trace.calls
@@ -102,7 +110,7 @@ class Oracle:
         return sorted(chosen, key=lambda o: (self.spans[o][0], o))
 
     def begins_in(self, step: int, operation: int) -> bool:
-        time, call = self.spans[operation][0], int(self.context.launched.call_of[operation])
+        time, call = self.spans[operation][0], int(self.context.launches.call_of[operation])
         if self.found.kind == SEQUENCE and call >= 0:
             time = self.calls[call][0]
         return bool(self.found.start_ns[step] <= time < self.found.end_ns[step])
@@ -118,8 +126,8 @@ class Oracle:
 
     def launches(self, step: int) -> list[tuple[int, int]]:
         """The calls that put an operation of the step's process (and device) on the GPU; of several, by the first."""
-        launched = self.context.launched
-        leading = [o for o in range(len(self.spans)) if launched.leads[o] and self.lane_has(step, o)]
+        launched = self.context.launches
+        leading = [o for o in range(len(self.spans)) if launched.is_first_of_launch[o] and self.lane_has(step, o)]
         return [self.calls[int(launched.call_of[o])][:2] for o in leading]
 
     def columns(self, step: int) -> dict[str, Any]:
@@ -167,7 +175,7 @@ class Oracle:
     def parts(self, step: int) -> dict[Any, dict[str, Any]]:
         """One step by range path."""
         context = self.context
-        instances, gpu = context.found, context.gpu
+        instances, gpu = context.instances, context.gpu
         rows: dict[Any, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
         covered: set[int] = set()
         for o in self.operations(step):
@@ -200,8 +208,8 @@ class Oracle:
     def lineage(self, instance: int) -> list[int]:
         """An instance and what it lies in."""
         found = [instance]
-        while self.context.found.parent[found[-1]] >= 0:
-            found.append(int(self.context.found.parent[found[-1]]))
+        while self.context.instances.parent[found[-1]] >= 0:
+            found.append(int(self.context.instances.parent[found[-1]]))
         return found
 
     def in_another_step(self, instance: int, step: int) -> bool:
@@ -209,17 +217,19 @@ class Oracle:
         return bool(set(self.lineage(instance)) & steps - set(self.lineage(own) if own >= 0 else ()))
 
     def path(self, instance: int) -> tuple[str, ...]:
-        return tuple(self.trace.names[name] for name in self.context.found.paths[self.context.found.path[instance]])
+        return tuple(
+            self.trace.names[name] for name in self.context.instances.paths[self.context.instances.path[instance]]
+        )
 
     def waited_in(self, i: int) -> int:
-        found = self.context.found
+        found = self.context.instances
         return self.waited(int(found.thread[i]), int(found.start_ns[i]), int(found.end_ns[i]))
 
     def warm_up(self) -> list[bool]:
         rows = [self.columns(step) for step in range(len(self.found))]
         warm = [False] * len(rows)
         for lane in range(len(self.found.process)):
-            whole = [i for i in range(len(rows)) if self.found.lane[i] == lane and not self.found.edge[i]]
+            whole = [i for i in range(len(rows)) if self.found.lane[i] == lane and not self.found.clipped[i]]
             early, late = whole[: len(whole) // 2], whole[len(whole) // 2 :]
             if len(whole) < 4:
                 continue
@@ -252,16 +262,16 @@ def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[
     context = Context(trace)
     try:
         table = steps(context, **asked)
-    except UnanswerableError:
+    except MissingDataError:
         return
-    found = steps_of(context, asked.get("range_name"), asked.get("step_kernel"))
+    found = detect_steps(context, asked.get("range_name"), asked.get("step_kernel"))
     oracle = Oracle(context, found)
     warm = oracle.warm_up()
     rows = list(table.rows())
     number: dict[int, int] = defaultdict(int)
     assert len(rows) == len(found)
     for i, row in enumerate(rows):
-        lane, edge = int(found.lane[i]), bool(found.edge[i])
+        lane, edge = int(found.lane[i]), bool(found.clipped[i])
         compare(row, oracle.columns(i))
         assert row["source"] == "named"
         left_out = "edge of the capture" if edge else "warm-up" if warm[i] else None
@@ -277,12 +287,12 @@ def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[
 def test_steps_without_a_range_around_them_have_what_was_launched_in_them(trace: Trace, found: Steps) -> None:
     context = Context(trace)
     oracle = Oracle(context, found)
-    columns = columns_of(context, found, work_of(context, found))
+    columns = measure_steps(context, found, collect_step_operations(context, found))
     rows = list(Table(columns).rows())
     for i, row in enumerate(rows):
         expected = oracle.columns(i)
         compare(row, {name: expected[name] for name in columns})
-    assert warm_up_steps(
+    assert find_warm_up_steps(
         found, columns["wall_ns"], columns["allocations"], np.zeros(len(found), np.bool_)
     ).tolist() == (oracle.warm_up())
 
@@ -331,8 +341,8 @@ def compare_parts(table: Table, oracle: Oracle, rows: list[dict[str, Any]]) -> N
     steady = [i for i, row in enumerate(rows) if row["steady"]]
     assert ("breakdown" in table.others) == ("slowest" in table.others) == bool(steady)
     if not steady:
-        with pytest.raises(UnanswerableError, match=r"\[no_steady_step\]"):
-            steady_window(table)
+        with pytest.raises(MissingDataError, match=r"\[no_steady_step\]"):
+            find_steady_interval(table)
         return
     usual = sorted(steady, key=lambda i: rows[i]["wall_ns"])[(len(steady) - 1) // 2]
     parts = oracle.parts(usual)
@@ -362,7 +372,7 @@ def compare_parts(table: Table, oracle: Oracle, rows: list[dict[str, Any]]) -> N
             pair = rows[i][name], rows[usual][name]
             assert row[word] == (None if None in pair else pair[0] - pair[1])
         assert row["cause"]
-    begin, end = steady_window(table)
+    begin, end = find_steady_interval(table)
     assert begin <= end
     assert min(rows[i]["start_ns"] for i in steady) <= begin
     assert end <= max(rows[i]["end_ns"] for i in steady)
@@ -404,7 +414,7 @@ def test_leading_steps_that_are_slow_or_allocate_are_warm_up() -> None:
     assert found.column("warm_up") == [True] * 3 + [False] * 7
     assert found.others["summary"].column("steady") == [7]
     assert " 3 steps" in note_of(found, "warm_up_steps")
-    assert steady_window(found) == (found.column("start_ns")[3], found.column("end_ns")[-1])
+    assert find_steady_interval(found) == (found.column("start_ns")[3], found.column("end_ns")[-1])
 
 
 def test_few_steps_and_steps_that_always_allocate_are_no_warm_up() -> None:
@@ -438,7 +448,7 @@ def test_what_torch_appends_to_names_does_not_tell_ranges_of_steps_apart() -> No
     )
     whole = [{**PLAIN, "start_ns": 110 * i, "end_ns": 110 * i + 100} for i in range(4)]
     trace = replace(trace, names=names, ranges=table(model.Ranges, inner + whole))
-    (normalized,) = range_names([trace], load_rules())
+    (normalized,) = build_range_names([trace], load_name_rules())
     found = steps(Context(trace, normalized), range_name="step")
     assert found.others["breakdown"].column("path") == [["step", "aten::add"], ["step"]]
 
@@ -481,7 +491,7 @@ def test_a_trace_without_gpu_or_calls_has_steps_and_absent_numbers() -> None:
 
 def wall_by_moment(trace: Trace, found: Steps, step: int) -> dict[Any, int]:
     """The same by the moments of the step, one by one, of each range the time in no range directly inside it."""
-    instances = Context(trace).found
+    instances = Context(trace).instances
     names = [tuple(trace.names[name] for name in instances.paths[path]) for path in instances.path.tolist()]
     inside = [int(found.instance[step])]
     for one in inside:
@@ -500,11 +510,13 @@ def test_the_wall_time_of_a_step_by_range_equals_the_oracle(trace: Trace) -> Non
     bare = trace_of(ranges=trace.ranges)
     context = Context(bare)
     try:
-        found = steps_of(context, "a", None)
-    except UnanswerableError:
+        found = detect_steps(context, "a", None)
+    except MissingDataError:
         return
     for step in range(len(found)):
-        assert wall_parts(context, found, work_of(context, found), step) == wall_by_moment(bare, found, step)
+        assert split_wall_time(context, found, collect_step_operations(context, found), step) == wall_by_moment(
+            bare, found, step
+        )
 
 
 def test_without_a_gpu_the_cause_is_the_range_that_took_longer() -> None:
@@ -529,12 +541,12 @@ def test_the_steady_window_is_that_of_all_processes_or_from_first_to_last() -> N
         summary = Table({name: np.array(values, np.int64) for name, values in columns.items()})
         return Table({}, {"summary": summary})
 
-    assert steady_window(table_of((10, 50), (20, 40))) == (20, 40)
-    assert steady_window(table_of((10, 20), (30, 40))) == (10, 40)
+    assert find_steady_interval(table_of((10, 50), (20, 40))) == (20, 40)
+    assert find_steady_interval(table_of((10, 20), (30, 40))) == (10, 40)
 
 
 def test_the_median_step_is_the_lower_of_two() -> None:
-    assert median_step(np.array([5, 1, 4, 2, 9]), np.array([True, True, True, True, False])) == 3
+    assert find_median_step(np.array([5, 1, 4, 2, 9]), np.array([True, True, True, True, False])) == 3
 
 
 BY_HAND = """
@@ -652,7 +664,7 @@ def test_training_without_a_step_range_has_steps_by_range(captures: Path) -> Non
     breakdown = list(found.others["breakdown"].rows())
     assert {row["path"][0] for row in breakdown if row["path"]} == {"forward", "backward", "optimizer"}
     rows = list(found.rows())
-    usual = median_step(found.values["wall_ns"], found.values["steady"])
+    usual = find_median_step(found.values["wall_ns"], found.values["steady"])
     assert sum(row["gpu_busy_ns"] for row in breakdown) == rows[usual]["gpu_busy_ns"]
     assert all(row["kernels"] == 4135 for row in rows if row["steady"])
 
@@ -660,7 +672,7 @@ def test_training_without_a_step_range_has_steps_by_range(captures: Path) -> Non
 def test_the_operations_of_steps_are_those_of_their_ranges(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-lm-training.sqlite"))
     found = steps(context, range_name="forward")
-    assert sum(found.column("operations")) == int(context.operations_in("forward").sum()) > 1000
+    assert sum(found.column("operations")) == int(context.mask_operations("forward").sum()) > 1000
 
 
 @dataclass
@@ -756,7 +768,7 @@ def test_nothing_inside_a_range_called_warm_up_is_steady(name: str, more: dict[s
     found = timeline.steps()
     assert found.column("steady") == [False] * 4 + [True] * 6
     assert found.column("left_out") == ["warm-up"] * 4 + [None] * 6
-    assert steady_window(found) == (500, 1050)
+    assert find_steady_interval(found) == (500, 1050)
     assert " 4 steps" in note_of(found, "steps_in_warm_up_range")
 
 
@@ -788,7 +800,7 @@ def test_only_the_longest_phase_between_warm_ups_is_steady() -> None:
     timeline.range("warmup", 260, 270).range("warmup", 960, 970).range("warmup", 510, 520)
     found = timeline.steps()
     assert found.column("left_out") == ["other phase"] * 3 + [None] * 7 + ["other phase"] * 2
-    assert steady_window(found) == (300, 950)
+    assert find_steady_interval(found) == (300, 950)
     assert " 5 steps" in note_of(found, "steps_of_other_phase")
 
 
@@ -825,5 +837,5 @@ def test_the_steady_passes_of_a_real_capture_are_those_after_its_warm_up(capture
     assert [row["left_out"] for row in rows] == ["edge of the capture", None, None, None]
     assert rows[0]["warm_up"]
     context = Context(trace)
-    call = context.launched.call_of[context.gpu.start_ns >= rows[1]["start_ns"]]
+    call = context.launches.call_of[context.gpu.start_ns >= rows[1]["start_ns"]]
     assert (trace.calls.start_ns[call] > end).all()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
-from traceable.analysis.sync import _begun_later, sync
-from traceable.errors import UnanswerableError
+from traceable.analysis.sync import _earliest_later_start, sync
+from traceable.errors import MissingDataError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -59,8 +59,8 @@ def waiting_traces(draw: Any) -> Trace:
         memsets=contexts(trace.memsets),
         graph_launches=contexts(trace.graph_launches),
         synchronisations=replace(
-            contexts(trace.synchronisations),
-            stream=random.choice([7, 13, -1], len(trace.synchronisations)).astype(np.int32),
+            contexts(trace.synchronizations),
+            stream=random.choice([7, 13, -1], len(trace.synchronizations)).astype(np.int32),
         ),
         graph_nodes=changed(trace.graph_nodes),
         allocations=changed(trace.allocations),
@@ -103,7 +103,7 @@ class Oracle:
         if "Synchronize" in name:
             records = [
                 one
-                for one in rows_of(self.trace.synchronisations)
+                for one in rows_of(self.trace.synchronizations)
                 if (one["process"], one["correlation"]) == (wait["process"], call["correlation"])
                 and call["correlation"] != NULL
             ]
@@ -161,7 +161,7 @@ class Oracle:
         return [(self.operations[index], ns) for index, ns in found.items()]
 
     def range_of(self, instance: int) -> tuple[str | None, str | None]:
-        found, names = self.context.found, self.trace.names
+        found, names = self.context.instances, self.trace.names
         if instance < 0:
             return None, None
         domain = int(found.domain[instance])
@@ -169,7 +169,7 @@ class Oracle:
 
     def who(self, wait: dict[str, Any]) -> tuple[Any, ...]:
         call = wait["text"].removesuffix("_v3020")
-        around = self.context.innermost_around_calls(np.array([wait["call"]]))
+        around = self.context.find_innermost_around_calls(np.array([wait["call"]]))
         return *self.range_of(int(around[0])), call
 
     def whom(self, operation: dict[str, Any]) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ class Oracle:
         return named[operation["of"]]()
 
     def cpu_ns(self, who: tuple[Any, ...]) -> int:
-        found = self.context.found
+        found = self.context.instances
         return sum(
             int(found.end_ns[i] - found.start_ns[i])
             for i in range(len(found))
@@ -276,7 +276,7 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
     context = Context(trace)
     oracle = Oracle(context)
     if not oracle.waits:
-        with pytest.raises(UnanswerableError):
+        with pytest.raises(MissingDataError):
             sync(context)
         return
     found = sync(context)
@@ -302,10 +302,10 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
 def test_by_range_name_only_the_waits_inside_count(trace: Trace) -> None:
     context = Context(trace)
     waits = Oracle(context).waits
-    for name in sorted({trace.names[i] for i in context.found.name.tolist()}):
-        inside = [wait for wait in waits if context.calls_in(name)[wait["call"]]]
+    for name in sorted({trace.names[i] for i in context.instances.name.tolist()}):
+        inside = [wait for wait in waits if context.mask_calls(name)[wait["call"]]]
         if not inside:
-            with pytest.raises(UnanswerableError):
+            with pytest.raises(MissingDataError):
                 sync(context, range_name=name)
             continue
         calls = sync(context, range_name=name).others["calls"]
@@ -361,13 +361,13 @@ def test_a_copy_back_waits_for_the_kernels_before_it_and_says_so() -> None:
 
 
 def test_without_calls_nothing_is_said() -> None:
-    with pytest.raises(UnanswerableError, match=r"\[no_calls_recorded\]"):
+    with pytest.raises(MissingDataError, match=r"\[no_calls_recorded\]"):
         sync(Context(trace_of()))
 
 
 def test_without_waiting_calls_it_says_so() -> None:
     trace = trace_of(calls=table(model.Calls, [a_call(LAUNCH, 1, 2, 1)]))
-    with pytest.raises(UnanswerableError, match=r" 1 CUDA API calls .*\[no_waiting_calls\]"):
+    with pytest.raises(MissingDataError, match=r" 1 CUDA API calls .*\[no_waiting_calls\]"):
         sync(Context(trace))
 
 
@@ -410,7 +410,7 @@ def test_both_processes_of_a_two_gpu_capture_wait_for_their_own_kernels(captures
 def test_the_next_to_begin_is_found_however_far_apart_times_are(drawn: list[tuple[int, int]]) -> None:
     members = sorted(member for member, _ in drawn)
     begun = [time for _, time in drawn]
-    later = _begun_later(np.array(begun, np.int64), np.array(members, np.int64))
+    later = _earliest_later_start(np.array(begun, np.int64), np.array(members, np.int64))
     never = int(np.iinfo(np.int64).max)
     assert later.tolist() == [
         min((begun[j] for j in range(i + 1, len(begun)) if members[j] == members[i]), default=never)

@@ -13,63 +13,70 @@ from tests.analysis.made import table, trace_of
 from traceable.analysis import windows
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
-from traceable.analysis.recording_gaps import unrecorded, unrecorded_ns
+from traceable.analysis.recording_gaps import find_unrecorded_spans, measure_unrecorded_ns
 from traceable.analysis.steps import steps
 from traceable.analysis.streams import streams
-from traceable.analysis.windows import Asked, Captured, Said, Window, captured, judged
+from traceable.analysis.windows import (
+    CapturedWindow,
+    CaptureRequest,
+    ProcessStatus,
+    Window,
+    evaluate_capture,
+    find_captured_windows,
+)
 from traceable.errors import Message
-from traceable.report.windows import lines, plain
+from traceable.report.windows import capture_to_dict, format_capture
 from traceable.trace.model import NULL, Kernels, Ranges, Trace, Windows
 
 COMPLETE = Window("7-1", 10, 30, 10, 0, 5, 30, 9, 5, "complete")
-SAID = Said(pid=7, begun=50, ended=50, refused=0, end="exit", windows=(COMPLETE,))
-ASKED = Asked("10:30", ((10, 30),), (SAID,), pid=7, end="the end of the program (exit code 0)")
-WHOLE = Captured("7-1", tuple(range(10, 30)), 0, "app.nsys-rep", ("7-1",))
+SAID = ProcessStatus(pid=7, begun_steps=50, ended_steps=50, nested_steps=0, end="exit", windows=(COMPLETE,))
+ASKED = CaptureRequest("10:30", ((10, 30),), (SAID,), pid=7, end="the end of the program (exit code 0)")
+WHOLE = CapturedWindow("7-1", tuple(range(10, 30)), 0, "app.nsys-rep", ("7-1",))
 
 
-def outcome(window: Window = COMPLETE, file: Captured | None = WHOLE, **said: object) -> tuple[str, Message]:
+def outcome(window: Window = COMPLETE, file: CapturedWindow | None = WHOLE, **said: object) -> tuple[str, Message]:
     process = replace(SAID, windows=(window,), **said)  # type: ignore[arg-type]
-    (verdict,) = judged(replace(ASKED, processes=(process,)), [file] if file else []).verdicts
-    assert verdict.why is not None
-    return verdict.outcome, verdict.why
+    (verdict,) = evaluate_capture(replace(ASKED, processes=(process,)), [file] if file else []).outcomes
+    assert verdict.reason is not None
+    return verdict.outcome, verdict.reason
 
 
-def said_of(found: windows.Windows) -> list[tuple[str, str]]:
+def said_of(found: windows.CaptureResult) -> list[tuple[str, str]]:
     """The code and the text of all that went wrong, in the order it is printed in."""
-    whys = [one.why for one in found.verdicts if one.why is not None]
-    return [(one.code, str(one)) for one in (*whys, *found.problems, *found.aside)]
+    whys = [one.reason for one in found.outcomes if one.reason is not None]
+    return [(one.code, str(one)) for one in (*whys, *found.problems, *found.non_participating)]
 
 
 def test_a_window_whose_steps_are_all_there_is_captured():
-    found = judged(ASKED, [WHOLE])
-    assert found.met
-    assert lines(plain(found)) == ["asked steps 10-30, captured 20 of 20"]
+    found = evaluate_capture(ASKED, [WHOLE])
+    assert found.ok
+    assert format_capture(capture_to_dict(found)) == ["asked steps 10-30, captured 20 of 20"]
 
 
-PARENT = Said(pid=6, begun=2, ended=2, refused=0, end="exit", windows=())
+PARENT = ProcessStatus(pid=6, begun_steps=2, ended_steps=2, nested_steps=0, end="exit", windows=())
 
 
 def test_a_process_that_took_no_part_does_not_make_a_run_fail():
-    found = judged(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
-    assert found.met
-    assert lines(plain(found))[0] == "asked steps 10-30, captured 20 of 20"
+    found = evaluate_capture(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
+    assert found.ok
+    assert format_capture(capture_to_dict(found))[0] == "asked steps 10-30, captured 20 of 20"
     ((code, text),) = said_of(found)
     assert code == "process_without_asked_steps"
     assert "process 6 " in text and " 2 steps" in text
 
 
 def test_where_no_process_took_part_all_count():
-    found = judged(replace(ASKED, processes=(PARENT, replace(PARENT, pid=7))), [])
-    assert [verdict.outcome for verdict in found.verdicts] == [windows.NEVER_REACHED] * 2
+    found = evaluate_capture(replace(ASKED, processes=(PARENT, replace(PARENT, pid=7))), [])
+    assert [verdict.outcome for verdict in found.outcomes] == [windows.NEVER_REACHED] * 2
 
 
 def test_each_rank_must_take_part():
     first = replace(SAID, rank=0, label="app_0")
     worker_of_first = replace(PARENT, rank=0, label="app_0-worker")
     second = replace(PARENT, pid=8, rank=1, label="app_1")
-    found = judged(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
-    assert not found.met
-    first_line, second_line, _ = lines(plain(found))
+    found = evaluate_capture(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
+    assert not found.ok
+    first_line, second_line, _ = format_capture(capture_to_dict(found))
     assert first_line == "asked steps 10-30, captured 20 of 40 in 1 of 2 windows"
     assert second_line.startswith("steps 10-30 of app_1: ")
     never, aside = said_of(found)
@@ -83,10 +90,10 @@ def test_ranks_say_at_which_step_they_opened():
     for rank, opened in ((0, 10), (1, 10), (2, 10), (5, 12)):
         window = replace(COMPLETE, id=f"{rank}-1", opened_step=opened)
         said = replace(SAID, pid=rank, rank=rank, label=f"app_{rank}", windows=(window,))
-        file = replace(WHOLE, id=window.id, together=(window.id,))
-        parts.append(judged(replace(ASKED, processes=(said,)), [file]))
-    found = windows.of_all(parts)
-    said = lines(plain(found))
+        file = replace(WHOLE, id=window.id, file_window_ids=(window.id,))
+        parts.append(evaluate_capture(replace(ASKED, processes=(said,)), [file]))
+    found = windows.merge_capture_results(parts)
+    said = format_capture(capture_to_dict(found))
     assert said[-2:] == ["ranks 0-2 opened at step 10", "rank 5 opened at step 12"]
     assert [line for line in said if line.startswith("steps 10-30 of app_5: ")]
     ((code, text),) = said_of(found)
@@ -100,7 +107,7 @@ def test_ranks_say_at_which_step_they_opened():
         ({}, replace(WHOLE, id="7-2"), windows.MISSING_REPORT, "window_missing_report", "7-1"),
         (
             {},
-            replace(WHOLE, together=("7-1", "7-2")),
+            replace(WHOLE, file_window_ids=("7-1", "7-2")),
             windows.MERGED,
             "window_merged",
             "7-1 and 7-2",
@@ -165,22 +172,22 @@ def test_whatever_else_is_named(change, file, expected, code, text):
 
 def test_a_signal_is_named_with_the_step_it_came_in_and_what_the_report_lost():
     window = replace(COMPLETE, closed_step=None, closed_wall_ns=None, close_stall_ns=None, reason=None)
-    process = replace(SAID, begun=18, ended=17, end=None, windows=(window,))
+    process = replace(SAID, begun_steps=18, ended_steps=17, end=None, windows=(window,))
     asked = replace(ASKED, processes=(process,), end="SIGTERM")
     file = replace(WHOLE, steps=(10, 11, 12, 13))
-    (verdict,) = judged(asked, [file]).verdicts
-    assert verdict.why is not None and verdict.why.code == "window_stopped_early"
-    assert "step 17 by SIGTERM" in verdict.why and " 3 steps" in verdict.why
-    (other,) = judged(replace(asked, pid=99), [file]).verdicts
-    assert other.why is not None and other.why.code == "window_stopped_early"
-    assert "SIGTERM" not in other.why
+    (verdict,) = evaluate_capture(asked, [file]).outcomes
+    assert verdict.reason is not None and verdict.reason.code == "window_stopped_early"
+    assert "step 17 by SIGTERM" in verdict.reason and " 3 steps" in verdict.reason
+    (other,) = evaluate_capture(replace(asked, pid=99), [file]).outcomes
+    assert other.reason is not None and other.reason.code == "window_stopped_early"
+    assert "SIGTERM" not in other.reason
 
 
 def test_of_a_window_that_was_never_reached_the_number_of_steps_is_said():
     never = replace(SAID, windows=())
-    found = judged(replace(ASKED, text="90:95", windows=((90, 95),), processes=(never,)), [])
-    assert not found.met
-    first_line, second_line = lines(plain(found))
+    found = evaluate_capture(replace(ASKED, text="90:95", windows=((90, 95),), processes=(never,)), [])
+    assert not found.ok
+    first_line, second_line = format_capture(capture_to_dict(found))
     assert first_line == "asked steps 90-95, captured 0 of 5"
     assert second_line.startswith("steps 90-95: ")
     ((code, text),) = said_of(found)
@@ -189,17 +196,17 @@ def test_of_a_window_that_was_never_reached_the_number_of_steps_is_said():
 
 def test_processes_that_step_are_judged_each():
     second = replace(SAID, pid=8, windows=(replace(COMPLETE, id="8-1"),))
-    found = judged(replace(ASKED, processes=(SAID, second)), [WHOLE])
-    assert [(one.pid, one.outcome) for one in found.verdicts] == [(7, "captured"), (8, "missing_report")]
-    assert lines(plain(found))[1].startswith("steps 10-30 of process 8: ")
+    found = evaluate_capture(replace(ASKED, processes=(SAID, second)), [WHOLE])
+    assert [(one.pid, one.outcome) for one in found.outcomes] == [(7, "captured"), (8, "missing_report")]
+    assert format_capture(capture_to_dict(found))[1].startswith("steps 10-30 of process 8: ")
     ((code, text),) = said_of(found)
     assert code == "window_missing_report" and "8-1" in text
 
 
 def test_an_endless_row_is_judged_by_the_windows_that_came():
     row = replace(ASKED, text="every:10:2", windows=None, processes=(replace(SAID, windows=()),))
-    found = judged(row, [])
-    assert lines(plain(found))[0] == "asked steps every:10:2, captured 0 of 0"
+    found = evaluate_capture(row, [])
+    assert format_capture(capture_to_dict(found))[0] == "asked steps every:10:2, captured 0 of 0"
     ((code, text),) = said_of(found)
     assert code == "window_never_reached"
     assert "every:10:2 " in text and " 50 steps" in text
@@ -207,8 +214,8 @@ def test_an_endless_row_is_judged_by_the_windows_that_came():
 
 def test_a_long_stall_is_said():
     slow = replace(COMPLETE, open_stall_ns=130_000_000, close_stall_ns=1_200_000_000)
-    found = judged(replace(ASKED, processes=(replace(SAID, windows=(slow,)),)), [WHOLE])
-    paused = lines(plain(found))[1]
+    found = evaluate_capture(replace(ASKED, processes=(replace(SAID, windows=(slow,)),)), [WHOLE])
+    paused = format_capture(capture_to_dict(found))[1]
     assert isinstance(paused, Message) and paused.code == "program_paused"
     assert " 130.0 ms" in paused and " 1.200 s " in paused
 
@@ -246,16 +253,16 @@ def test_a_window_holds_the_whole_steps_of_its_own_process_that_begin_in_it():
         step(30, 12, clipped=True),
         step(60, 13),
     ]
-    (found,) = captured(held(ranges, [window(10, 50, 1)]), "app.nsys-rep")
-    assert found == Captured("7-1", (10, 11), 1, "app.nsys-rep", ("7-1",))
+    (found,) = find_captured_windows(held(ranges, [window(10, 50, 1)]), "app.nsys-rep")
+    assert found == CapturedWindow("7-1", (10, 11), 1, "app.nsys-rep", ("7-1",))
 
 
 def test_windows_of_one_process_in_one_report_of_nsys_are_merged_and_in_a_recording_are_not():
     opened = [window(10, 20, 1), window(30, 40, 2), window(35, 45, 3, thread=2)]
-    merged = {one.id: one.together for one in captured(held([], opened), "app.nsys-rep")}
+    merged = {one.id: one.file_window_ids for one in find_captured_windows(held([], opened), "app.nsys-rep")}
     assert merged == {"7-1": ("7-1", "7-2"), "7-2": ("7-1", "7-2"), "8-1": ("8-1",)}
-    apart = captured(held([], opened, product="traceable embedded recorder"), "app.sqlite")
-    assert [one.together for one in apart] == [("7-1",), ("7-2",), ("8-1",)]
+    apart = find_captured_windows(held([], opened, product="traceable embedded recorder"), "app.sqlite")
+    assert [one.file_window_ids for one in apart] == [("7-1",), ("7-2",), ("8-1",)]
 
 
 def test_the_steps_view_keeps_the_numbers_that_the_program_counts():
@@ -287,7 +294,7 @@ def test_a_gpu_is_not_idle_between_windows():
 
 
 def test_a_trace_without_windows_holds_none():
-    assert captured(held([step(1, 1)], []), "app.sqlite") == ()
+    assert find_captured_windows(held([step(1, 1)], []), "app.sqlite") == ()
 
 
 spans = st.tuples(st.integers(0, 60), st.integers(0, 20))
@@ -302,28 +309,30 @@ def test_unrecorded_is_what_lies_between_windows_nanosecond_by_nanosecond(given_
     trace = replace(trace_of(), windows=made)
     covered = {ns for start, end in zip(starts, ends, strict=True) for ns in range(start, end)}
     between = set(range(starts.min(), ends.max())) - covered if len(starts) > 1 else set()
-    first, last = unrecorded(trace)
+    first, last = find_unrecorded_spans(trace)
     assert {ns for begin, end in zip(first, last, strict=True) for ns in range(begin, end)} == between
     asked_starts = np.array([start for start, _ in asked], np.int64)
     asked_ends = asked_starts + np.array([length for _, length in asked], np.int64)
     expected = [len(between & set(range(start, end))) for start, end in zip(asked_starts, asked_ends, strict=True)]
-    assert unrecorded_ns(trace, asked_starts, asked_ends).tolist() == expected
+    assert measure_unrecorded_ns(trace, asked_starts, asked_ends).tolist() == expected
 
 
 # -- conditions, and windows of time
 
 HELD = replace(ASKED, conditions="after 5 warm-up steps")
-OF_TIME = Asked(windows.WHOLE, None, (), 7, "the end of the program (exit code 0)", "after 2 s", 5.0)
+OF_TIME = CaptureRequest(windows.WHOLE_RUN, None, (), 7, "the end of the program (exit code 0)", "after 2 s", 5.0)
 TIMED = Window("7-1", 0, 1, 40, 10**9, 5, 60, 6 * 10**9 + 9, 9, "duration")
 
 
 def test_steps_are_those_of_the_program_once_conditions_are_met():
     moved = replace(COMPLETE, start_step=15, stop_step=35, opened_step=15, closed_step=35)
     process = replace(SAID, windows=(moved,), counted_from=5)
-    found = judged(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
-    assert lines(plain(found)) == ["asked steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20"]
-    later = judged(replace(HELD, processes=(replace(process, windows=(), ended=12),)), [])
-    (line,) = lines(plain(later))[1:]
+    found = evaluate_capture(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
+    assert format_capture(capture_to_dict(found)) == [
+        "asked steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20"
+    ]
+    later = evaluate_capture(replace(HELD, processes=(replace(process, windows=(), ended_steps=12),)), [])
+    (line,) = format_capture(capture_to_dict(later))[1:]
     assert line.startswith("steps 15-35: ")
     ((code, text),) = said_of(later)
     assert code == "window_never_reached" and " 12 steps" in text
@@ -334,16 +343,16 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
         SAID,
         windows=(),
         counted_from=None,
-        lacking=(
+        unmet_conditions=(
             Message("warmup_not_over", "3 of 5 warm-up steps were over"),
             Message("delay_not_over", "1 of 2 s were over"),
         ),
     )
-    found = judged(replace(HELD, processes=(process,)), [])
+    found = evaluate_capture(replace(HELD, processes=(process,)), [])
     lacking = "3 of 5 warm-up steps were over, 1 of 2 s were over"
-    assert lines(plain(found))[0] == "asked steps 10-30 after 5 warm-up steps, captured 0 of 20"
+    assert format_capture(capture_to_dict(found))[0] == "asked steps 10-30 after 5 warm-up steps, captured 0 of 20"
     assert said_of(found) == [("warmup_not_over", lacking)]
-    endless = judged(replace(HELD, text="every:10:2", windows=None, processes=(process,)), [])
+    endless = evaluate_capture(replace(HELD, text="every:10:2", windows=None, processes=(process,)), [])
     (problem,) = endless.problems
     assert problem.code == "warmup_not_over"
     assert problem.startswith("every:10:2 ") and lacking in problem
@@ -352,18 +361,18 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
 def test_a_window_that_its_duration_ended_is_whole_up_to_there():
     ended = replace(COMPLETE, closed_step=20, reason="duration")
     held = replace(WHOLE, steps=tuple(range(10, 20)))
-    found = judged(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
-    assert lines(plain(found)) == ["asked steps 10-30 for 2.5 s at most, captured 10 of 10"]
+    found = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
+    assert format_capture(capture_to_dict(found)) == ["asked steps 10-30 for 2.5 s at most, captured 10 of 10"]
     became, why = outcome(ended, replace(held, steps=tuple(range(10, 19))))
     assert (became, why.code) == (windows.MISSING_STEPS, "window_missing_steps")
     assert " 19 " in why
 
 
-def of_time(window: Window, file: Captured | None, asked: Asked = OF_TIME, **said: object) -> list[str]:
+def of_time(window: Window, file: CapturedWindow | None, asked: CaptureRequest = OF_TIME, **said: object) -> list[str]:
     """Its first line, and what went wrong as it is printed."""
-    process = replace(SAID, begun=60, ended=60, counted_from=40, windows=(window,))
-    found = judged(replace(asked, processes=(replace(process, **said),)), [file] if file else [])  # type: ignore[arg-type]
-    first, *more = lines(plain(found))
+    process = replace(SAID, begun_steps=60, ended_steps=60, counted_from=40, windows=(window,))
+    found = evaluate_capture(replace(asked, processes=(replace(process, **said),)), [file] if file else [])  # type: ignore[arg-type]
+    first, *more = format_capture(capture_to_dict(found))
     assert all(line.startswith("the window: ") for line in more) and len(more) == len(said_of(found))
     return [first, *(f"{text} [{code}]" for code, text in said_of(found))]
 
@@ -401,18 +410,22 @@ def test_until_the_end_of_the_program_any_end_will_do():
 
 
 def test_a_window_of_time_that_never_came_says_why():
-    process = replace(SAID, windows=(), counted_from=None, lacking=(Message("delay_not_over", "0.3 of 2 s were over"),))
-    found = judged(replace(OF_TIME, processes=(process,)), [])
-    assert lines(plain(found))[0] == "asked 5 s after 2 s, captured nothing"
+    process = replace(
+        SAID, windows=(), counted_from=None, unmet_conditions=(Message("delay_not_over", "0.3 of 2 s were over"),)
+    )
+    found = evaluate_capture(replace(OF_TIME, processes=(process,)), [])
+    assert format_capture(capture_to_dict(found))[0] == "asked 5 s after 2 s, captured nothing"
     ((code, text),) = said_of(found)
     assert code == "delay_not_over" and "0.3 of 2 s were over" in text
-    assert [one.code for one in judged(OF_TIME, []).problems] == ["traceable_not_loaded"]
-    assert [one.code for one in judged(replace(OF_TIME, need_steps=True), []).problems] == ["no_step_began"]
+    assert [one.code for one in evaluate_capture(OF_TIME, []).problems] == ["traceable_not_loaded"]
+    assert [one.code for one in evaluate_capture(replace(OF_TIME, need_steps=True), []).problems] == ["no_step_began"]
 
 
 def test_helpers_whose_window_of_time_nothing_holds_are_left_out():
-    helper = replace(SAID, pid=8, begun=0, ended=0, windows=(replace(TIMED, id="8-1", opened_step=0, closed_step=0),))
-    main = replace(SAID, begun=60, ended=60, windows=(TIMED,))
-    found = judged(replace(OF_TIME, processes=(main, helper)), [STEPS_40_60])
-    assert [verdict.pid for verdict in found.verdicts] == [7]
-    assert found.met
+    helper = replace(
+        SAID, pid=8, begun_steps=0, ended_steps=0, windows=(replace(TIMED, id="8-1", opened_step=0, closed_step=0),)
+    )
+    main = replace(SAID, begun_steps=60, ended_steps=60, windows=(TIMED,))
+    found = evaluate_capture(replace(OF_TIME, processes=(main, helper)), [STEPS_40_60])
+    assert [verdict.pid for verdict in found.outcomes] == [7]
+    assert found.ok

@@ -111,7 +111,7 @@ def run_recorded(folder: Path, form: str, code: str, *arguments: str, **variable
     result = subprocess.run(plan.argv, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    database = collector.finalise(folder, "program").database
+    database = collector.finalize(folder, "program").database
     return Heard(result.stdout, [] if database is None else read_events(database))
 
 

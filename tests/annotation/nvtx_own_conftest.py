@@ -32,7 +32,7 @@ def _module(name: str, **content: Any) -> None:
 
 
 # Before traceable takes its place: the names that are the package's own.
-for _name in traceable._OF_NVTX:
+for _name in traceable._NVTX_NAMES:
     getattr(traceable, _name)
 _reasons = importlib.import_module("nvtx").CounterNoValueReason
 sys.modules["nvtx"] = traceable

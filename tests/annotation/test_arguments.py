@@ -8,8 +8,8 @@ import numpy
 import pytest
 
 from traceable import annotate, end_range, mark, push_range, start_range
-from traceable.annotation.arguments import checked_payload
-from traceable.annotation.colors import argb
+from traceable.annotation.arguments import normalize_payload
+from traceable.annotation.colors import parse_color
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_what_start_range_did_not_return_can_not_be_ended() -> None:
     ],
 )
 def test_colours_by_name_hex_number_and_channels(color: Any, expected: int) -> None:
-    assert argb(color) == expected
+    assert parse_color(color) == expected
 
 
 @pytest.mark.parametrize("value", [True, numpy.int32(7), numpy.uint8(255), numpy.float32(0.5), numpy.float64(1.5)])
 def test_numpy_scalars_and_bools_are_payloads(value: Any) -> None:
-    number = checked_payload(value)
+    number = normalize_payload(value)
     assert number == value
     assert type(number) in (int, float)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from traceable.protocol.nvtx import ACTIVE_DOMAIN, instance_of, parent_of
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, unpack_instance, unpack_parent
 
 from .conftest import Event, Heard, Listen
 
@@ -96,7 +96,7 @@ def check_that_one_runs_at_a_time_and_has_its_own_parents(heard: Heard) -> None:
     for name in "ab":
         (whole,) = (event for event in heard.named(name) if event.kind == "start")
         (inside,) = (event for event in heard.named(f"inside {name}") if event.kind == "start")
-        assert parent_of(int(inside.payload or 0)) == instance_of(int(whole.payload or 0)) != 0
+        assert unpack_parent(int(inside.payload or 0)) == unpack_instance(int(whole.payload or 0)) != 0
 
 
 def active(heard: Heard, name: str) -> list[Event]:

@@ -8,10 +8,10 @@ from traceable.protocol.nvtx import (
     ACTIVE_DOMAIN,
     INSTANCE_BITS,
     PAYLOAD_DOMAIN,
-    identity,
-    instance_of,
     is_identity,
-    parent_of,
+    pack_identity,
+    unpack_instance,
+    unpack_parent,
 )
 
 from .conftest import Event, Heard, Listen
@@ -46,17 +46,17 @@ def parents(heard: Heard) -> Tree:
         else:
             payload = event.payload
         assert payload is not None and event.name is not None
-        numbers[instance_of(int(payload))] = event.name
-        above[event.name] = parent_of(int(payload))
+        numbers[unpack_instance(int(payload))] = event.name
+        above[event.name] = unpack_parent(int(payload))
     return {name: numbers[number] if number else None for name, number in above.items()}
 
 
 def test_an_identity_is_taken_apart_as_it_was_packed() -> None:
     for instance in (1, 77, INSTANCE_BITS):
         for parent in (0, 5, INSTANCE_BITS):
-            packed = identity(instance, parent)
+            packed = pack_identity(instance, parent)
             assert is_identity(packed) and 0 < packed < 1 << 63
-            assert (instance_of(packed), parent_of(packed)) == (instance, parent)
+            assert (unpack_instance(packed), unpack_parent(packed)) == (instance, parent)
     assert not any(is_identity(number) for number in (0, 1, -1, 1 << 61, -(1 << 63), -(1 << 62)))
 
 
@@ -203,14 +203,14 @@ asyncio.run(main())
 
 def parents_by_prefix(heard: Heard) -> Tree:
     numbers = {
-        instance_of(int(event.payload or 0)): event.name
+        unpack_instance(int(event.payload or 0)): event.name
         for event in heard.events
         if event.domain not in (ACTIVE_DOMAIN, PAYLOAD_DOMAIN) and event.payload
     }
     return {
-        str(event.name): numbers[parent_of(int(event.payload))]
+        str(event.name): numbers[unpack_parent(int(event.payload))]
         for event in heard.events
-        if event.domain is None and event.payload and parent_of(int(event.payload))
+        if event.domain is None and event.payload and unpack_parent(int(event.payload))
     }
 
 
@@ -343,7 +343,9 @@ def test_anyio_and_trio_tasks_are_right(listen: Listen, backend: str) -> None:
     assert len(children) == 3
     for n in (1, 2, 3):
         (block,) = heard.named(f"block {n}")
-        (whole,) = (c for c in children if instance_of(int(c.payload or 0)) == parent_of(int(block.payload or 0)))
+        (whole,) = (
+            c for c in children if unpack_instance(int(c.payload or 0)) == unpack_parent(int(block.payload or 0))
+        )
         own = [s for s in heard.named("child") if s.domain == ACTIVE_DOMAIN and s.payload == whole.payload]
         assert len(own) == n + 1
         steps = heard.named(f"step {n}")

@@ -14,7 +14,7 @@ from traceable.annotation import engine
 for number in range(5000):  # more than are kept
     with traceable.annotate("twice", color="red", domain="d"): pass
     with traceable.annotate(f"name {number}"): pass
-kept = engine.kept()
+kept = engine.list_interned_ranges()
 assert len(kept) == 4096, len(kept)
 assert {one[1] for one in kept} >= {"twice", "name 0", "name 4000"}
 assert [one[1:] for one in kept if one[1] == "twice"] == [("twice", "red", "d", None, None)]

@@ -154,9 +154,9 @@ domain.mark(**values)
     ],
 )  # fmt: skip
 def test_colours_are_those_of_the_package_and_of_matplotlib(color: Any, expected: int) -> None:
-    from traceable.annotation.colors import argb
+    from traceable.annotation.colors import parse_color
 
-    assert argb(color) == expected
+    assert parse_color(color) == expected
 
 
 def test_payloads_are_ints_floats_and_numpy_scalars(listen: Listen) -> None:

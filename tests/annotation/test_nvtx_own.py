@@ -69,7 +69,7 @@ def test_what_they_verify_of_a_tool_is_what_is_recorded(package: Path, form: str
     plan = collector.plan([sys.executable], tmp_path, "run")
     count, tests = run(package, {**environment_of(form), **plan.environment})
     assert count > 700
-    database = collector.finalise(tmp_path, "run").database
+    database = collector.finalize(tmp_path, "run").database
     assert database is not None
     recorded: list[list[Any]] = []
     fields: dict[Any, Any] = {}

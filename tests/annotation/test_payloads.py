@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from traceable import annotate, mark
-from traceable.annotation.arguments import checked_payload
+from traceable.annotation.arguments import normalize_payload
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, PAYLOAD_DOMAIN, is_identity
 
 from .conftest import Event, Heard, Listen
@@ -120,7 +120,7 @@ def test_every_kind_of_value_arrives_as_it_was(listen: Listen) -> None:
 
 
 def test_numpy_scalars_are_fields() -> None:
-    text = checked_payload({"a": numpy.int32(7), "b": numpy.float32(0.5), "c": numpy.bool_(True)})
+    text = normalize_payload({"a": numpy.int32(7), "b": numpy.float32(0.5), "c": numpy.bool_(True)})
     assert text == '{"a":7,"b":0.5,"c":true}'
 
 

@@ -53,7 +53,7 @@ def run_script(folder: Path, form: str, code: str) -> Recorded:
     environment = {**environment_of(form), **plan.environment}
     result = subprocess.run(plan.argv, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
     assert result.returncode == 0, result.stderr
-    database = collector.finalise(folder, "program").database
+    database = collector.finalize(folder, "program").database
     assert database is not None
     connection = sqlite3.connect(database)
     try:

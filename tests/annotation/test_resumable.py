@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traceable.protocol.nvtx import identity
+from traceable.protocol.nvtx import pack_identity
 
 from .conftest import Event, Heard, Listen
 
@@ -125,7 +125,7 @@ asyncio.run(task())
     (whole,) = wholes(heard, "task")
     assert (whole.domain, whole.payload, whole.color, whole.category) == ("d", 42, 0xFF0000, 1)
     active = [(stretch.payload, stretch.color) for stretch in stretches(heard, "task")]
-    assert active == [(identity(1, 0), 0xFF0000)] * 2
+    assert active == [(pack_identity(1, 0), 0xFF0000)] * 2
 
 
 @pytest.mark.parametrize(

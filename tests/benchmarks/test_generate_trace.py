@@ -219,7 +219,7 @@ def test_our_reader_reads_every_event(trace: Path, database: sqlite3.Connection)
         "RUNTIME": len(read.calls),
         "MEMCPY": len(read.copies),
         "MEMSET": len(read.memsets),
-        "SYNCHRONIZATION": len(read.synchronisations),
+        "SYNCHRONIZATION": len(read.synchronizations),
     }
     for table, count in counts.items():
         assert count == one(database, f"SELECT COUNT(*) FROM CUPTI_ACTIVITY_KIND_{table}")

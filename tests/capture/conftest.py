@@ -47,7 +47,7 @@ class Ran:
 
     @property
     def trace(self) -> Trace:
-        recorded = RecorderCollector().finalise(self.run_dir, "app")
+        recorded = RecorderCollector().finalize(self.run_dir, "app")
         assert recorded.database is not None, recorded.notes
         return load(recorded.database)
 

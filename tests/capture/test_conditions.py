@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from traceable.capture.schedule import age_s
 from traceable.errors import UsageError
-from traceable.protocol.start_conditions import Conditions, read
+from traceable.protocol.start_conditions import Conditions, parse_conditions
 
 STEPS = "import traceable\nfor n in traceable.steps(range(50)): pass\n"
 REQUESTS = """
@@ -182,18 +182,18 @@ for n in traceable.steps(range(30)): pass
 def test_what_is_said_to_a_process_is_what_it_reads(seconds, number, from_start):
     asked = Conditions(number, float(f"{seconds:.15g}"), number, 0.0, float(f"{seconds:.15g}"), from_start)
     names = {"warmup_steps": "WARMUP_STEPS", "delay_s": "DELAY", "requests": "AFTER_REQUEST", "duration_s": "DURATION"}
-    said = asked.variables()
-    assert read({name: said.get(f"TRACEABLE_{variable}") for name, variable in names.items()}) == asked
+    said = asked.to_environment()
+    assert parse_conditions({name: said.get(f"TRACEABLE_{variable}") for name, variable in names.items()}) == asked
 
 
 @pytest.mark.parametrize("text", ["-1", "x", "nan", "inf", "1e10", "0", ""])
 def test_a_duration_is_above_nothing(text):
     if text:
         with pytest.raises(UsageError, match=r"--duration .* 0;") as refused:
-            read({"duration_s": text})
+            parse_conditions({"duration_s": text})
         assert refused.value.code == "seconds_invalid"
     else:
-        assert read({"duration_s": text}) == Conditions()
+        assert parse_conditions({"duration_s": text}) == Conditions()
 
 
 def test_the_age_of_a_process_is_what_linux_says():

@@ -77,7 +77,7 @@ class Running:
 
     @property
     def recorded(self) -> tuple[list[int], list[str]]:
-        found = RecorderCollector().finalise(self.run_dir, "app")
+        found = RecorderCollector().finalize(self.run_dir, "app")
         if found.database is None:
             return [], []
         trace = load(found.database)

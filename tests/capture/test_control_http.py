@@ -69,7 +69,7 @@ class Served:
         """The steps that were recorded, the server being ended for it."""
         self._process.kill()
         self._process.wait()
-        recorded = RecorderCollector().finalise(self._run_dir, "app")
+        recorded = RecorderCollector().finalize(self._run_dir, "app")
         return [] if recorded.database is None else steps_of(load(recorded.database))
 
 

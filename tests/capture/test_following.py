@@ -135,5 +135,5 @@ sys.exit(subprocess.call([sys.executable, "-c", work]))
 """
     ran = program(code, gated=True, TRACEABLE_STEPS="1:2")
     assert (ran.done.returncode, ran.done.stderr) == (0, "")
-    recorded = RecorderCollector().finalise(ran.run_dir, "app")
+    recorded = RecorderCollector().finalize(ran.run_dir, "app")
     assert (recorded.database is None) == bool(later)

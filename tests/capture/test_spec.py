@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.errors import UsageError
-from traceable.protocol.window_spec import Every, Spec, Window, parse
+from traceable.protocol.window_spec import PeriodicWindows, Spec, Window, parse_windows
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from traceable.protocol.window_spec import Every, Spec, Window, parse
     ],
 )
 def test_windows_are_half_open_and_in_order(text, windows):
-    spec = parse(text)
+    spec = parse_windows(text)
     assert (list(spec), spec.count) == (windows, len(windows))
 
 
@@ -37,7 +37,7 @@ def test_windows_are_half_open_and_in_order(text, windows):
     ],
 )
 def test_every_begins_one_period_in_unless_told_otherwise(text, first_three):
-    spec = parse(text)
+    spec = parse_windows(text)
     assert list(itertools.islice(spec, 3)) == first_three
     assert spec.count is None
     assert str(spec) == text
@@ -73,7 +73,7 @@ def test_every_begins_one_period_in_unless_told_otherwise(text, first_three):
 )
 def test_what_can_not_be_recorded_is_refused_with_the_reason_and_a_remedy(text, code):
     with pytest.raises(UsageError) as refused:
-        parse(text)
+        parse_windows(text)
     assert refused.value.code == code
     assert refused.value.remedy
 
@@ -81,10 +81,10 @@ def test_what_can_not_be_recorded_is_refused_with_the_reason_and_a_remedy(text, 
 @given(st.text(max_size=30))
 def test_any_text_is_a_spec_or_a_usage_error(text):
     try:
-        spec = parse(text)
+        spec = parse_windows(text)
     except UsageError:
         return
-    assert parse(str(spec)) == spec
+    assert parse_windows(str(spec)) == spec
     first = next(iter(spec))
     assert 0 <= first.start < first.stop
 
@@ -96,12 +96,12 @@ def test_windows_cover_exactly_the_steps_that_a_plain_check_says(pairs):
     text = ",".join(map(str, windows))
     if len(steps) != len(set(steps)):
         with pytest.raises(UsageError) as refused:
-            parse(text)
+            parse_windows(text)
         assert refused.value.code == "steps_overlap"
         return
-    assert [step for window in parse(text) for step in range(*window)] == sorted(steps)
+    assert [step for window in parse_windows(text) for step in range(*window)] == sorted(steps)
 
 
 def test_the_text_of_a_spec_is_what_it_was_made_of():
     assert str(Spec([Window(1, 2)])) == "1:2"
-    assert str(Spec(every=Every(10, 2, 3))) == "every:10:2:3"
+    assert str(Spec(every=PeriodicWindows(10, 2, 3))) == "every:10:2:3"

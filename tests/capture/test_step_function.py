@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from traceable.annotation.bootstrap import bootstrap_path
+from traceable.annotation.bootstrap import make_bootstrap_path
 from traceable.annotation.patterns import parse_step_function
-from traceable.capture.step_function import stepping
+from traceable.capture.step_function import wrap_as_step
 from traceable.protocol import environment
 
 TARGET = parse_step_function("engine:Engine.step")
@@ -43,7 +43,7 @@ def stepped(program: Callable[..., object], tmp_path: Path) -> Callable[..., obj
     (tmp_path / "engine.py").write_text(ENGINE)
 
     def run(code: str, function: str = "engine:Engine.step", **variables: str) -> object:
-        path = bootstrap_path({"PYTHONPATH": str(tmp_path)})
+        path = make_bootstrap_path({"PYTHONPATH": str(tmp_path)})
         return program(
             textwrap.dedent(code), gated=True, **{environment.STEP_FUNCTION: function, "PYTHONPATH": path, **variables}
         )
@@ -116,7 +116,7 @@ def test_one_that_is_not_there_is_said_with_what_is_near(stepped):
     assert said.endswith(" [name_not_in_module]")
     never = subprocess.run(
         [sys.executable, "-c", "pass"],
-        env={environment.STEP_FUNCTION: "enginery:step", "PYTHONPATH": bootstrap_path({})},
+        env={environment.STEP_FUNCTION: "enginery:step", "PYTHONPATH": make_bootstrap_path({})},
         capture_output=True,
         text=True,
     )
@@ -133,18 +133,18 @@ def test_a_function_stays_what_it_is_to_inspect() -> None:
     def now(n: int, *, m: int = 2) -> int:
         return n * m
 
-    made = stepping(later, TARGET, "engine.later", False)
+    made = wrap_as_step(later, TARGET, "engine.later", False)
     assert inspect.iscoroutinefunction(made)
     assert (made.__name__, made.__doc__, inspect.signature(made)) == ("later", "Waits.", inspect.signature(later))
     assert asyncio.run(made(3)) == 3
-    made = stepping(now, TARGET, "engine.now", False)
+    made = wrap_as_step(now, TARGET, "engine.now", False)
     assert not inspect.iscoroutinefunction(made)
     assert (inspect.signature(made), made(3, m=5)) == (inspect.signature(now), 15)
 
 
 def test_a_callable_that_is_no_function_keeps_what_only_it_has() -> None:
     cached = functools.lru_cache(textwrap.dedent)
-    made = stepping(cached, TARGET, "engine.cached", False)
+    made = wrap_as_step(cached, TARGET, "engine.cached", False)
     assert (made("  x"), made("  x"), made.cache_info().hits) == ("x", "x", 1)
-    partial = stepping(functools.partial(pow, 2), TARGET, "engine.partial", False)
+    partial = wrap_as_step(functools.partial(pow, 2), TARGET, "engine.partial", False)
     assert (partial(5), pickle.loads(pickle.dumps(partial))(5)) == (32, 32)

@@ -6,7 +6,7 @@ import itertools
 from array import array
 from pathlib import Path
 
-from traceable.capture.step_times import MOST_STEPS, PART_STEPS, VALUES, StepTimes
+from traceable.capture.step_times import CHUNK_STEPS, MAX_STEPS, VALUES_PER_STEP, StepTimes
 
 # Every reading of the clock is one more than the one before.
 CLOCK = "import itertools, time; tick = itertools.count(1); time.perf_counter_ns = lambda: next(tick)\n"
@@ -16,7 +16,7 @@ def noted(run_dir: Path) -> list[tuple[int, int]]:
     """Begin and end of each step, by index, up to the last one that is known."""
     (path,) = run_dir.glob("status.*.times")
     values = array("q", path.read_bytes())
-    pairs = list(zip(values[::VALUES], values[1::VALUES], strict=True))
+    pairs = list(zip(values[::VALUES_PER_STEP], values[1::VALUES_PER_STEP], strict=True))
     while pairs and pairs[-1] == (0, 0):
         pairs.pop()
     return pairs
@@ -37,7 +37,7 @@ def test_how_long_the_thread_waited_for_a_cpu_is_noted_now_and_then(program):
     )
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     (path,) = ran.run_dir.glob("status.*.times")
-    waited = array("q", path.read_bytes())[2 : 9 * VALUES : VALUES]
+    waited = array("q", path.read_bytes())[2 : 9 * VALUES_PER_STEP : VALUES_PER_STEP]
     if not Path("/proc/self/schedstat").exists():
         assert not any(waited)
         return
@@ -98,7 +98,7 @@ def test_a_forked_child_has_a_file_of_its_own(program):
     sizes = []
     for path in ran.run_dir.glob("status.*.times"):
         values = array("q", path.read_bytes())
-        sizes.append(sum(1 for value in values[::VALUES] if value))
+        sizes.append(sum(1 for value in values[::VALUES_PER_STEP] if value))
     assert sorted(sizes) == [2, 4]
 
 
@@ -107,16 +107,20 @@ def test_the_file_grows_by_parts_and_has_an_end(tmp_path):
     path = Path(times._path)
     assert not path.exists()
     times.add(1, 5, 6)
-    assert path.stat().st_size == PART_STEPS * 8 * VALUES
-    times.add(PART_STEPS, 7, 8)
-    times.add(MOST_STEPS - 1, 9, 10)
-    assert path.stat().st_size == MOST_STEPS * 8 * VALUES
-    times.add(MOST_STEPS, 11, 12)
-    times.add(MOST_STEPS + 1, 11, 12)
-    assert path.stat().st_size == MOST_STEPS * 8 * VALUES
+    assert path.stat().st_size == CHUNK_STEPS * 8 * VALUES_PER_STEP
+    times.add(CHUNK_STEPS, 7, 8)
+    times.add(MAX_STEPS - 1, 9, 10)
+    assert path.stat().st_size == MAX_STEPS * 8 * VALUES_PER_STEP
+    times.add(MAX_STEPS, 11, 12)
+    times.add(MAX_STEPS + 1, 11, 12)
+    assert path.stat().st_size == MAX_STEPS * 8 * VALUES_PER_STEP
     values = array("q", path.read_bytes())
-    noted = {row // VALUES: list(values[row : row + 2]) for row in range(0, len(values), VALUES) if values[row]}
-    assert noted == {1: [5, 6], PART_STEPS: [7, 8], MOST_STEPS - 1: [9, 10]}
+    noted = {
+        row // VALUES_PER_STEP: list(values[row : row + 2])
+        for row in range(0, len(values), VALUES_PER_STEP)
+        if values[row]
+    }
+    assert noted == {1: [5, 6], CHUNK_STEPS: [7, 8], MAX_STEPS - 1: [9, 10]}
 
 
 def test_a_run_directory_that_is_gone_is_said_once_and_stops_nothing(program):

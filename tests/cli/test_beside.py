@@ -17,7 +17,7 @@ import pytest
 from tests.coded import message
 from tests.conftest import REPOSITORY, absent
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 
 Report = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -44,7 +44,7 @@ def runs(nsys: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a run of the same program under each of LISTENERS, and one without steps."""
     if importlib.util.find_spec("torch") is None:
         absent("torch")
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     folder = tmp_path_factory.mktemp("runs")
     for collector in LISTENERS:

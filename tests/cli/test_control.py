@@ -81,7 +81,7 @@ class Launched:
 
     @property
     def pid(self) -> int:
-        pid: int = run_dir.read(self.directory)["pid"]
+        pid: int = run_dir.load_manifest(self.directory)["pid"]
         return pid
 
     def end(self) -> tuple[int, str]:
@@ -103,7 +103,7 @@ def recording(request: pytest.FixtureRequest) -> str:
         request.getfixturevalue("nsys")
     elif name == "torch" and importlib.util.find_spec("torch") is None:
         absent("torch")
-    elif not (found := collectors.named(name).availability()).available:
+    elif not (found := collectors.create_collector(name).availability()).available:
         pytest.skip(found.reason)
     return name
 
@@ -207,7 +207,7 @@ def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
         assert _steps(run.directory / "app.sqlite") == [3, 4, 10, 11, 12]
     loaded = traceable.load(run.directory)
     assert _of(loaded.trace) == [3, 4, 10, 11, 12]
-    assert loaded.windows is not None and loaded.windows.met
+    assert loaded.windows is not None and loaded.windows.ok
     assert not list(run.directory.glob("control.*"))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 from traceable.checks import machine_facts
 from traceable.checks.machine_findings import STATES
 from traceable.collectors.nsys import install as nsys_install
@@ -47,7 +47,7 @@ def environ(tmp_path: Path, temporary: Path) -> dict[str, str]:
 @pytest.fixture
 def core() -> None:
     """Without the native core nsys 2022 and 2023 hear nothing: `doctor` then rightly says so."""
-    if "_core" in machine_facts.parts().missing:
+    if "_core" in machine_facts.inspect_extensions().missing:
         pytest.skip("the native core was not built")
 
 
@@ -95,7 +95,7 @@ def test_on_this_machine(doctor, environ, nsys, core, tmp_path, temporary):
     assert nsys in said["nsys"]["found"]
     assert said["nsys importer"]["code"] == "importer_usable"
     assert said["nsys importer"]["found"].endswith("/QdstrmImporter")
-    names = ["nsys capture"] if recorder_library() is None else ["nsys capture", "recorder"]
+    names = ["nsys capture"] if find_recorder_library() is None else ["nsys capture", "recorder"]
     for name in names:
         assert (said[name]["state"], said[name]["code"]) == ("ok", "capture_complete")
         assert "20 of 20" in said[name]["found"]
@@ -107,7 +107,7 @@ def test_on_this_machine(doctor, environ, nsys, core, tmp_path, temporary):
 
 
 def test_without_nsys_the_recorder_is_tried_and_what_is_lost_is_said(doctor, hidden, tmp_path, temporary):
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     done = doctor({**hidden, "PATH": str(tmp_path), "TRACEABLE_DISABLE": "1", "TRACEABLE_STEPS": "5:6"})
     assert done.returncode == 1, done.stdout
@@ -155,7 +155,7 @@ def test_without_the_importer_a_run_would_be_lost(doctor, hidden, without_import
 
 
 def test_an_importer_that_nsys_itself_does_not_find_is_used_and_said(doctor, environ, core, without_importer):
-    importer = nsys_install.find_importer(nsys_install.find())
+    importer = nsys_install.find_importer(nsys_install.find_nsys())
     assert importer is not None
     variables = {"TRACEABLE_NSYS": str(without_importer), "PATH": f"{importer.parent}:{environ['PATH']}"}
     said = checks(doctor({**environ, **variables}, "--json"))
@@ -169,7 +169,7 @@ def test_an_importer_that_lacks_a_library(doctor, hidden, without_importer, tmp_
     importer = without_importer.parents[1] / "host-linux-x64" / "QdstrmImporter"
     importer.parent.mkdir()
     # It finds its libraries beside itself, and there are none beside the copy.
-    shutil.copy2(nsys_install.find_importer(nsys_install.find()), importer)
+    shutil.copy2(nsys_install.find_importer(nsys_install.find_nsys()), importer)
     said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
     assert (said["nsys importer"]["state"], said["nsys importer"]["code"]) == ("problem", "importer_fails")
     assert str(importer) in said["nsys importer"]["found"]

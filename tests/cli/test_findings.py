@@ -16,7 +16,7 @@ from tests.cli.test_views import document, said, without_gpu
 from tests.coded import message
 from tests.report.made import export
 
-from traceable.report.text import width_of
+from traceable.report.text import measure_width
 
 PAGEABLE = ("--threshold", "pageable_copies.bytes=0")
 """With it there is something to say about the export: its copies are of 4 KiB, from pageable memory."""
@@ -127,7 +127,7 @@ def test_sentences_are_wrapped_to_the_terminal_and_never_cut(database: Path, wid
     rows = json.loads(said(database, "--json", *PAGEABLE))["findings"]
     lines = on_terminal(width, database, "--view", view, *PAGEABLE)
     begin = next(i for i, line in enumerate(lines) if line.startswith(HEADING)) if view == "ranges" else 3
-    assert all(width_of(line) <= width for line in lines[begin:])
+    assert all(measure_width(line) <= width for line in lines[begin:])
     # A word that is longer than a line is broken within.
     text = "".join("".join(lines[begin:]).split())
     shown = rows if view == "findings" else rows[:3]
@@ -140,9 +140,9 @@ def test_sentences_are_wrapped_to_the_terminal_and_never_cut(database: Path, wid
 
 def test_a_report_that_is_saved_has_the_findings_as_well(database: Path, tmp_path: Path) -> None:
     from traceable.recording import load
-    from traceable.report.document import document as made
-    from traceable.report.row_filter import Choice
+    from traceable.report.document import build_report as made
+    from traceable.report.row_filter import RowFilter
 
-    report = made(load(database), Choice(), ())
+    report = made(load(database), RowFilter(), ())
     assert report["findings"] == document(database)["findings"]
     assert {row["state"] for row in report["finding_rules"]} <= {"found", "nothing", "unsupported"}

@@ -14,7 +14,7 @@ from tests.coded import message
 from tests.collectors import gpu_traces
 from tests.conftest import absent
 
-from traceable.cli.run import gpu_operations
+from traceable.cli.run import count_gpu_operations
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.collectors.recorder.recording import read_recording
 from traceable.trace import load
@@ -97,7 +97,7 @@ def test_a_report_of_the_run_shows_kernels_and_copies(traceable: Run, tmp_path: 
     (process,) = read_recording(tmp_path / "out" / "recording").processes
     document = gpu_traces.read(captures / "kineto" / "gpu-user-annotation-steps.json.gz")
     gpu_traces.write(gpu_traces.placed(document, process, process.monotonic_ns, {}), tmp_path / "out", process.pid)
-    assert gpu_operations(RecorderCollector(gpu=True).finalise(tmp_path / "out", "python")) == 130 + 10
+    assert count_gpu_operations(RecorderCollector(gpu=True).finalize(tmp_path / "out", "python")) == 130 + 10
     for view, expected in (("kernels", "vectorized_elementwise_kernel"), ("memory", "Host-to-Device")):
         done = traceable("report", "out", "--view", view)
         assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text() for path in (REPOSITORY / "docs").glob("*.md")}
 
 
-VERBS = [PACKAGE / "cli" / f"{verb}.py" for verb in main.VERBS]
+VERBS = [PACKAGE / "cli" / f"{verb}.py" for verb in main.COMMANDS]
 
 
 def texts(path: Path) -> str:

@@ -134,7 +134,7 @@ def test_every_view_answers_with_the_columns_that_it_has_for_nsys(made: Path, vi
 
     answer = document(made, "--view", view)[view]
     assert answer["rows"]
-    assert list(answer["rows"][0]) == list(load(made).answer(view).columns)
+    assert list(answer["rows"][0]) == list(load(made).query(view).columns)
 
 
 def test_ranges_have_the_gpu_work_that_they_launched(made: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.coded import message
 
-from traceable.cli.nsys import as_options
-from traceable.collectors.nsys.user_options import DEFAULT, PRESETS, Asked
+from traceable.cli.nsys import format_nsys_options
+from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS, NsysRequest
 from traceable.protocol import environment
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -48,7 +48,7 @@ def ours(run: subprocess.CompletedProcess[str]) -> list[str]:
     return words[words.index("profile") + 1 : words.index("-I") - 1]
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {DEFAULT}))
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {DEFAULT_PRESET}))
 def test_every_preset_ends_well_and_has_the_ranges(nsys, traceable, tmp_path, preset):
     run = traceable("--collector", "nsys", "--trace-preset", preset, "-o", "out", "-c", PROGRAM + "raise SystemExit(5)")
     assert run.returncode == 5, run.stderr
@@ -136,6 +136,6 @@ def test_where_there_is_no_nsys_they_have_no_effect(traceable, tmp_path):
 
 def test_what_is_asked_can_be_handed_on():
     """As the launcher does to the chosen processes of a run, each of which becomes a run of its own."""
-    asked = Asked("full", ("-t", "nvtx", "--env-var=A=1 2"))
-    assert as_options({"nsys": asked}) == ["--trace-preset", "full", "--nsys-args=-t nvtx '--env-var=A=1 2'"]
-    assert as_options({"nsys": Asked(words=("-tnvtx",))}) == ["--nsys-args=-tnvtx"]
+    asked = NsysRequest("full", ("-t", "nvtx", "--env-var=A=1 2"))
+    assert format_nsys_options({"nsys": asked}) == ["--trace-preset", "full", "--nsys-args=-t nvtx '--env-var=A=1 2'"]
+    assert format_nsys_options({"nsys": NsysRequest(words=("-tnvtx",))}) == ["--nsys-args=-tnvtx"]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.conftest import REPOSITORY
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -43,7 +43,7 @@ STEP = "profiled step +6.0 % (between +6.0 % and +6.0 %): median 1060 s, 1000 s 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Run the command line with `--measure-overhead` and -o out in an empty directory, with nothing in its stdin."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
 
     def call(

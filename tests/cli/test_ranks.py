@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.coded import message
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -21,7 +21,7 @@ PROGRAM = "import traceable\nfor n in traceable.steps(range(20)): pass\n"
 @pytest.fixture
 def run(tmp_path: Path) -> Command:
     """Run `traceable run -o out OPTIONS app.py` under the recorder in an empty directory."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     (tmp_path / "app.py").write_text(PROGRAM)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}

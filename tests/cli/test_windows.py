@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.coded import message
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,7 +23,7 @@ WHOLE = "asked steps 10-30, captured 20 of 20"
 @pytest.fixture
 def traceable(tmp_path: Path) -> Command:
     """Run `python -m traceable` in an empty directory."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
 

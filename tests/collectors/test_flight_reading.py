@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tests.lacking import lacking
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 from traceable.collectors.recorder.collector import RecorderCollector
-from traceable.collectors.recorder.flight import METADATA, FlightRecorder, parse
+from traceable.collectors.recorder.flight import METADATA, FlightRecorder, parse_flight_recorder
 from traceable.collectors.recorder.recording import read_recording
 from traceable.errors import CollectorError, UsageError
 from traceable.protocol import environment
@@ -44,7 +44,7 @@ def record(run_dir: Path, program: str = PROGRAM, **variables: str) -> None:
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with a ring of many small segments, which were all used."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         lacking("the embedded recorder is missing")
     run_dir = tmp_path_factory.mktemp("pristine")
     record(run_dir, **{environment.FLIGHT_RECORDER: "400000B"})
@@ -69,7 +69,7 @@ def query(database: Path | None, text: str) -> list[tuple[object, ...]]:
 
 
 def numbers(run_dir: Path) -> list[int]:
-    return [int(str(number)) for (number,) in query(RecorderCollector().finalise(run_dir, "app").database, RANGES)]
+    return [int(str(number)) for (number,) in query(RecorderCollector().finalize(run_dir, "app").database, RANGES)]
 
 
 def segment_bytes(ring: Path) -> int:
@@ -91,7 +91,7 @@ def test_segments_that_were_being_emptied_are_passed_over(run_dir: Path) -> None
     left = numbers(run_dir)
     assert 0 < len(left) < len(whole)
     assert whole[-len(left) :] == left
-    assert RecorderCollector().finalise(run_dir, "app").notes == ()
+    assert RecorderCollector().finalize(run_dir, "app").notes == ()
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -104,7 +104,7 @@ def test_whatever_stands_in_the_files_is_read_or_refused(run_dir: Path, seed: in
             content[chosen.randrange(len(content))] = chosen.randrange(256)
         path.write_bytes(content[: chosen.choice([len(content), chosen.randrange(len(content))])])
     try:
-        recorded = RecorderCollector().finalise(run_dir, "app")
+        recorded = RecorderCollector().finalize(run_dir, "app")
     except CollectorError:
         return
     if recorded.database is not None:
@@ -116,7 +116,7 @@ def test_a_segment_without_its_mark_is_said_and_left_out(run_dir: Path) -> None:
     content = bytearray(ring.read_bytes())
     content[16] ^= 255
     ring.write_bytes(content)
-    (note,) = RecorderCollector().finalise(run_dir, "app").notes
+    (note,) = RecorderCollector().finalize(run_dir, "app").notes
     assert note.code == "segment_damaged"
     assert str(ring) in note and "byte 0 " in note
 
@@ -124,13 +124,13 @@ def test_a_segment_without_its_mark_is_said_and_left_out(run_dir: Path) -> None:
 def test_a_process_that_died_before_its_first_segment_is_none(run_dir: Path) -> None:
     ring = ring_of(run_dir)
     ring.unlink()
-    assert RecorderCollector().finalise(run_dir, "app").database is None
+    assert RecorderCollector().finalize(run_dir, "app").database is None
     ring.write_bytes(bytes(100_000))
-    assert RecorderCollector().finalise(run_dir, "app").database is None
+    assert RecorderCollector().finalize(run_dir, "app").database is None
 
 
 def test_what_is_shown_is_said_in_the_database(run_dir: Path) -> None:
-    database = RecorderCollector().finalise(run_dir, "app").database
+    database = RecorderCollector().finalize(run_dir, "app").database
     (process,) = read_recording(run_dir / "recording").processes
     assert process.window is not None
     ((value,),) = query(database, f"SELECT value FROM META_DATA_CAPTURE WHERE name = '{METADATA}'")
@@ -142,7 +142,7 @@ def test_what_is_shown_is_said_in_the_database(run_dir: Path) -> None:
 
 def test_recordings_of_the_format_before_rings_are_read(tmp_path: Path, pristine: Path) -> None:
     record(tmp_path, "import nvtx\nwith nvtx.annotate('old', payload=1):\n    nvtx.mark('mark')")
-    now = query(RecorderCollector().finalise(tmp_path, "app").database, "SELECT eventType, start, end FROM NVTX_EVENTS")
+    now = query(RecorderCollector().finalize(tmp_path, "app").database, "SELECT eventType, start, end FROM NVTX_EVENTS")
     (directory,) = (tmp_path / "recording").iterdir()
     for path in directory.iterdir():
         content = bytearray(path.read_bytes())
@@ -152,7 +152,7 @@ def test_recordings_of_the_format_before_rings_are_read(tmp_path: Path, pristine
         path.write_bytes(content)
     assert read_recording(tmp_path / "recording").processes[0].command[0] == sys.executable
     (tmp_path / "app.sqlite").unlink()
-    again = RecorderCollector().finalise(tmp_path, "app").database
+    again = RecorderCollector().finalize(tmp_path, "app").database
     assert query(again, "SELECT eventType, start, end FROM NVTX_EVENTS") == now
 
 
@@ -168,9 +168,9 @@ def test_recordings_of_the_format_before_rings_are_read(tmp_path: Path, pristine
     ],
 )
 def test_limits_are_read_and_written(text: str, read: FlightRecorder, written: str) -> None:
-    assert parse(text) == read
+    assert parse_flight_recorder(text) == read
     assert str(read) == written
-    assert parse(read.variable) == read
+    assert parse_flight_recorder(read.environment_value) == read
 
 
 @pytest.mark.parametrize(
@@ -183,5 +183,5 @@ def test_limits_are_read_and_written(text: str, read: FlightRecorder, written: s
 )
 def test_limits_that_are_none_are_refused(text: str, code: str) -> None:
     with pytest.raises(UsageError, match="--flight-recorder") as refused:
-        parse(text)
+        parse_flight_recorder(text)
     assert refused.value.code == code

@@ -8,7 +8,7 @@ import pytest
 
 from traceable import collectors
 from traceable.collectors import gpu_device
-from traceable.collectors.nsys.user_options import Asked
+from traceable.collectors.nsys.user_options import NsysRequest
 from traceable.collectors.recorder import collector as recorder
 from traceable.errors import CollectorError, Message
 
@@ -36,7 +36,7 @@ VERSION = "proc/driver/nvidia/version"
     ],
 )
 def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -> None:
-    found = gpu_device.unusable({}, made(tmp_path, *files))
+    found = gpu_device.explain_no_gpu({}, made(tmp_path, *files))
     assert (found and found.code) == why
 
 
@@ -45,7 +45,7 @@ def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -
 )
 def test_devices_that_the_environment_hides(tmp_path: Path, visible: str, hides: bool) -> None:
     root = made(tmp_path, "dev/nvidia0", "dev/nvidia1")
-    found = gpu_device.unusable({"CUDA_VISIBLE_DEVICES": visible}, root)
+    found = gpu_device.explain_no_gpu({"CUDA_VISIBLE_DEVICES": visible}, root)
     if hides:
         assert found is not None
         assert found.code == "gpus_hidden"
@@ -58,30 +58,30 @@ def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytes
     root = made(tmp_path, "dev/nvidia0")
     # Root may open any file.
     monkeypatch.setattr(gpu_device.os, "access", lambda *_: False)
-    found = gpu_device.unusable({}, root)
+    found = gpu_device.explain_no_gpu({}, root)
     assert found is not None
     assert found.code == "gpu_not_permitted"
     assert f"{root}/dev/nvidia0 " in found
 
 
 def test_auto_takes_nsys_for_a_gpu_and_where_its_own_options_are_given(nsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not collectors.named("recorder").availability().available:
+    if not collectors.create_collector("recorder").availability().available:
         pytest.skip("the embedded recorder is not built")
-    asked = {"nsys": Asked(words=("--trace=nvtx",))}
-    monkeypatch.setattr(gpu_device, "unusable", lambda: None)
-    assert collectors.choose("auto").collector.name == "nsys"
-    monkeypatch.setattr(gpu_device, "unusable", lambda: Message("no_gpu", "there is no GPU"))
-    assert collectors.choose("auto", settings=asked).collector.name == "nsys"
-    without = collectors.choose("auto")
+    asked = {"nsys": NsysRequest(words=("--trace=nvtx",))}
+    monkeypatch.setattr(gpu_device, "explain_no_gpu", lambda: None)
+    assert collectors.choose_collector("auto").collector.name == "nsys"
+    monkeypatch.setattr(gpu_device, "explain_no_gpu", lambda: Message("no_gpu", "there is no GPU"))
+    assert collectors.choose_collector("auto", settings=asked).collector.name == "nsys"
+    without = collectors.choose_collector("auto")
     assert without.collector.name == "recorder"
     assert without.reason.endswith("there is no GPU [no_gpu]")
     # Where the recorder was not built.
-    assert collectors.choose("auto", {"recorder": recorder.NOT_BUILT}).collector.name == "nsys"
+    assert collectors.choose_collector("auto", {"recorder": recorder.NOT_BUILT}).collector.name == "nsys"
 
 
 def test_a_recorder_that_was_not_built_has_one_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "recorder_library", lambda: None)
+    monkeypatch.setattr(recorder, "find_recorder_library", lambda: None)
     with pytest.raises(CollectorError) as raised:
-        collectors.choose("recorder")
+        collectors.choose_collector("recorder")
     assert raised.value.code == "recorder_not_built"
     assert raised.value.remedy == recorder.REBUILD

@@ -23,7 +23,7 @@ from traceable.analysis.context import Context
 from traceable.capture import gpu_gate
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.collectors.recorder.recording import ProcessRecording
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
 from traceable.trace import Trace
@@ -125,7 +125,7 @@ def compare_with_oracle(trace: Trace, run_dir: Path) -> None:
         if around:
             by_thread += 1
             instance = context.innermost[operation]
-            assert (int(context.found.start_ns[instance]), int(context.found.end_ns[instance])) == max(around)
+            assert (int(context.instances.start_ns[instance]), int(context.instances.end_ns[instance])) == max(around)
     assert by_thread > len(context.gpu) // 2
 
 
@@ -158,13 +158,13 @@ def test_several_windows_of_two_processes_keep_their_launches_and_their_gpus_apa
         (1, "NVIDIA X", 80, 132),
     ]
     for view in VIEWS:
-        with contextlib.suppress(UnanswerableError):
-            answer = Recording(trace).answer(view)
+        with contextlib.suppress(MissingDataError):
+            answer = Recording(trace).query(view)
             assert len(list(answer.rows())) == len(answer)
     context = Context(trace)
-    assert (context.launched.call_of >= 0).all()
+    assert (context.launches.call_of >= 0).all()
     # Each was launched by a call of its own window: none is further away than a window is long.
-    away = context.gpu.start_ns - trace.calls.start_ns[context.launched.call_of]
+    away = context.gpu.start_ns - trace.calls.start_ns[context.launches.call_of]
     assert away.min() >= 0
     assert away.max() < 30_000_000
 
@@ -183,8 +183,8 @@ def test_gpu_work_of_a_program_without_a_range_is_a_recording(captures: Path, tm
     assert trace.utc_epoch_ns is not None
     assert abs(trace.utc_epoch_ns - 1_800_000_001 * 10**9) <= 5000
     # What stands there is not made again, and what it says is said again.
-    again = RecorderCollector(gpu=True).finalise(tmp_path, "app").notes
-    assert [note.plain for note in again] == [note.plain for note in notes]
+    again = RecorderCollector(gpu=True).finalize(tmp_path, "app").notes
+    assert [note.as_dict for note in again] == [note.as_dict for note in notes]
 
 
 def test_nsys_reads_what_is_merged(captures: Path, recorded: Callable[..., Path], nsys: str) -> None:

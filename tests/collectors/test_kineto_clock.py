@@ -14,7 +14,7 @@ from tests.collectors.gpu_traces import half, write
 
 from traceable.capture import gpu_gate
 from traceable.collectors.recorder import kineto_merge
-from traceable.collectors.recorder.kineto_merge import Parts, Threads
+from traceable.collectors.recorder.kineto_merge import KinetoTraces, Threads
 from traceable.collectors.recorder.recording import ProcessRecording, ThreadRecording
 from traceable.errors import Message
 
@@ -46,10 +46,10 @@ def test_what_kineto_records_lies_in_the_range_that_the_recorder_heard_around_it
     process = process_of(run_dir)
     trace, notes = finalised(run_dir)
     assert notes == ()
-    parts = Parts()
+    parts = KinetoTraces()
     (path,) = (run_dir / "gpu").glob("*.gz")
     parts.add(path, process.pid)
-    (part,) = parts.read
+    (part,) = parts.traces
     ranges, annotations = trace.ranges, part.file.events.ranges
     by_name = {trace.names[name]: row for row, name in enumerate(ranges.name.tolist())}
     starts = part.clock.monotonic_ns(annotations.column("start")) - process.monotonic_ns
@@ -67,7 +67,7 @@ def test_what_kineto_records_lies_in_the_range_that_the_recorder_heard_around_it
             assert threads[thread][1] == trace.threads[ranges.thread[row]].tid
     assert found == 200
     # Of all that torch did, only what is named by users: no operator.
-    assert set(part.file.events.left_out) <= {"cpu_instant_event"}
+    assert set(part.file.events.excluded) <= {"cpu_instant_event"}
     assert not part.file.events.calls
     ((remark,),) = rows(run_dir, "SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = 1")
     assert Message.parse(remark).code == "gpu_placed_by_markers"
@@ -92,9 +92,9 @@ def markers(*brackets: tuple[int, int, int]) -> Any:
 
 
 def clock_of(document: Any, tmp_path: Path) -> kineto_merge.Clock:
-    parts = Parts()
+    parts = KinetoTraces()
     parts.add(write(document, tmp_path, 1), 1)
-    (part,) = parts.read
+    (part,) = parts.traces
     return part.clock
 
 
@@ -153,7 +153,7 @@ def test_threads_are_found_by_number_or_by_half_and_of_two_that_shared_one_by_ti
     times = np.array([10_500, 11_000, 14_999, 15_000, 99_000])
 
     def tids(said: Any) -> list[int]:
-        return list(known.tids(said, times).tolist())
+        return list(known.resolve_tids(said, times).tolist())
 
     assert half(shared) < 0 < half(other)
     assert tids(100) == tids(half(0x7F11_1234_5640)) == [100] * 5

@@ -10,7 +10,14 @@ from tests.made_ncu import DEFAULT_DOMAIN, Profiled, names_left, real_ncu, write
 
 from traceable.collectors.ncu import collector as ncu
 from traceable.collectors.ncu import install as ncu_install
-from traceable.collectors.ncu.filter import Place, from_glob, kernel_regex, literal, nvtx_includes, readings
+from traceable.collectors.ncu.filter import (
+    RangePath,
+    convert_glob,
+    escape_regex,
+    format_nvtx_includes,
+    make_kernel_regex,
+    parse_range_option,
+)
 from traceable.errors import CollectorError
 
 ODD_NAMES = (
@@ -54,8 +61,8 @@ ODD_NAMES = (
 )
 
 
-def includes(*places: Place) -> list[str]:
-    return [word for value in nvtx_includes(places) for word in ("--nvtx-include", value)]
+def includes(*places: RangePath) -> list[str]:
+    return [word for value in format_nvtx_includes(places) for word in ("--nvtx-include", value)]
 
 
 def test_a_real_ncu_finds_a_range_of_any_name_in_both_styles_and_no_other(tmp_path: Path) -> None:
@@ -64,7 +71,7 @@ def test_a_real_ncu_finds_a_range_of_any_name_in_both_styles_and_no_other(tmp_pa
     launches += [Profiled(f"started {n}", started={"server": [name]}) for n, name in enumerate(ODD_NAMES)]
     report = write_report(tmp_path / "odd.ncu-rep", launches)
     for n, name in enumerate(ODD_NAMES):
-        assert names_left(executable, report, *includes(Place((name,)))) == [f"pushed {n}", f"started {n}"], name
+        assert names_left(executable, report, *includes(RangePath((name,)))) == [f"pushed {n}", f"started {n}"], name
 
 
 def test_a_real_ncu_understands_domains_paths_and_threads_as_we_do(tmp_path: Path) -> None:
@@ -84,9 +91,9 @@ def test_a_real_ncu_understands_domains_paths_and_threads_as_we_do(tmp_path: Pat
         ],
     )
     in_any = ["plain", "domain", "started", "deep", "reversed", "both"]
-    assert names_left(executable, report, *includes(Place(("forward",)))) == in_any
-    assert names_left(executable, report, *includes(Place(("forward",), "odd, [domain]"))) == ["domain"]
-    assert names_left(executable, report, *includes(Place(("outer", "forward")))) == ["deep", "both"]
+    assert names_left(executable, report, *includes(RangePath(("forward",)))) == in_any
+    assert names_left(executable, report, *includes(RangePath(("forward",), "odd, [domain]"))) == ["domain"]
+    assert names_left(executable, report, *includes(RangePath(("outer", "forward")))) == ["deep", "both"]
 
 
 def test_a_real_ncu_finds_kernels_by_symbol_and_by_function(tmp_path: Path) -> None:
@@ -104,35 +111,37 @@ def test_a_real_ncu_finds_kernels_by_symbol_and_by_function(tmp_path: Path) -> N
     def left(base: str, expression: str, *more: str) -> list[str]:
         return names_left(executable, report, "--kernel-name-base", base, "--kernel-name", expression, *more)
 
-    symbols = kernel_regex([literal("_ZN2ns4normILi8EEvPf"), literal("rms_norm_kernel")])
+    symbols = make_kernel_regex([escape_regex("_ZN2ns4normILi8EEvPf"), escape_regex("rms_norm_kernel")])
     both = ["void ns::norm<8>(float *)", "rms_norm_kernel", "void ns::norm<8>(float *)"]
     assert left("mangled", symbols) == both
     assert left("mangled", symbols, "--launch-skip", "1", "--launch-count", "1") == ["rms_norm_kernel"]
-    assert left("function", kernel_regex([from_glob("rms_norm*")])) == ["rms_norm_kernel"]
-    assert left("function", kernel_regex([from_glob("norm")])) == [both[0].replace("8", "4"), both[0], both[0]]
-    assert left("demangled", kernel_regex([literal("void ns::norm<4>(float *)")])) == ["void ns::norm<4>(float *)"]
+    assert left("function", make_kernel_regex([convert_glob("rms_norm*")])) == ["rms_norm_kernel"]
+    assert left("function", make_kernel_regex([convert_glob("norm")])) == [both[0].replace("8", "4"), both[0], both[0]]
+    assert left("demangled", make_kernel_regex([escape_regex("void ns::norm<4>(float *)")])) == [
+        "void ns::norm<4>(float *)"
+    ]
 
 
 def test_what_follows_a_colon_or_a_slash_may_be_part_of_the_name() -> None:
-    assert readings("forward") == (Place(("forward",)),)
-    assert readings("a/b") == (Place(("a/b",)), Place(("a", "b")))
-    assert readings("server:a/b") == (
-        *(Place(("server:a/b",)), Place(("server:a", "b"))),
-        *(Place(("a/b",), "server"), Place(("a", "b"), "server")),
+    assert parse_range_option("forward") == (RangePath(("forward",)),)
+    assert parse_range_option("a/b") == (RangePath(("a/b",)), RangePath(("a", "b")))
+    assert parse_range_option("server:a/b") == (
+        *(RangePath(("server:a/b",)), RangePath(("server:a", "b"))),
+        *(RangePath(("a/b",), "server"), RangePath(("a", "b"), "server")),
     )
     for nothing_more in ("a/", "/a", ":a", "a:", ":", "/"):
-        assert readings(nothing_more) == (Place((nothing_more,)),)
+        assert parse_range_option(nothing_more) == (RangePath((nothing_more,)),)
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_kernel_name_matches_itself_alone(name: str) -> None:
-    expression = kernel_regex([literal(name)]).removeprefix("regex:")
+    expression = make_kernel_regex([escape_regex(name)]).removeprefix("regex:")
     assert re.fullmatch(expression, name)
     assert not re.fullmatch(expression, f"{name}x")
 
 
 def test_a_glob_matches_in_any_namespace_and_takes_brackets_as_they_are() -> None:
-    expression = from_glob("rms_?orm*[0]")
+    expression = convert_glob("rms_?orm*[0]")
     assert re.fullmatch(expression, "vllm::rms_norm_kernel[0]")
     assert re.fullmatch(expression, "rms_norm[0]")
     assert not re.fullmatch(expression, "rms_norm0")
@@ -142,7 +151,7 @@ def test_a_glob_matches_in_any_namespace_and_takes_brackets_as_they_are() -> Non
 def test_the_command_line_holds_all_of_the_selection(tmp_path: Path) -> None:
     selection = ncu.Selection(("one/", "two"), "regex:^(k)$", "mangled", 2, 15, ("m1", "m2"), "none", "full")
     folder = tmp_path / "100%"
-    plan = ncu.plan("/opt/ncu", selection, ["python", "app.py", "--nvtx"], folder, "app")
+    plan = ncu.make_plan("/opt/ncu", selection, ["python", "app.py", "--nvtx"], folder, "app")
     at = plan.argv.index("--export")
     assert plan.argv[:at] == (
         *("/opt/ncu", "--target-processes", "all", "--nvtx", "--nvtx-include", "one/", "--nvtx-include", "two"),
@@ -182,9 +191,9 @@ def test_the_command_line_holds_all_of_the_selection(tmp_path: Path) -> None:
     ],
 )
 def test_why_ncu_left_no_report_is_told_from_what_it_said(said: str, code: str, named: str) -> None:
-    error = ncu.failure(said, "inside of range forward")
+    error = ncu.explain_failure(said, "inside of range forward")
     assert error.code == code
-    assert named in error.found
+    assert named in error.problem
     assert "\n" not in str(error)
     assert error.remedy
 
@@ -197,16 +206,16 @@ def test_only_from_2022_2_on_are_ranges_filtered_by_regular_expressions() -> Non
         ("2026.1", True),
         ("x", True),
     ):
-        assert ncu_install.Install(Path("ncu"), version).filters_ranges is able, version
+        assert ncu_install.Install(Path("ncu"), version).can_filter_ranges is able, version
 
 
 def test_a_named_ncu_that_is_none_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for named in (tmp_path, tmp_path / "absent"):
         monkeypatch.setenv("TRACEABLE_NCU", str(named))
         with pytest.raises(CollectorError, match=f"TRACEABLE_NCU={named} ") as error:
-            ncu_install.find()
+            ncu_install.find_ncu()
         assert error.value.code == "tool_not_executable"
     monkeypatch.setenv("TRACEABLE_NCU", "/bin/false")
     with pytest.raises(CollectorError, match=r"/bin/false --version .* 1 ") as error:
-        ncu_install.find()
+        ncu_install.find_ncu()
     assert error.value.code == "tool_failed"

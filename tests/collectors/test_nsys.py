@@ -73,7 +73,7 @@ def test_what_nsys_adds_is_laid_over_the_full_environment():
     full = {"PATH": "/bin", "SECRET": "s", "LD_PRELOAD": "mine.so", "GONE": "1"}
     given = {"PATH": "/bin", "LD_PRELOAD": "mine.so", "GONE": "1"}
     now = {"PATH": "/bin", "LD_PRELOAD": "nsys.so:mine.so", "NSYS_X": "1", "LC_CTYPE": "C.UTF-8", "SHLVL": "1"}
-    assert exec_shim.merged(full, given, now) == {
+    assert exec_shim.merge_environments(full, given, now) == {
         "PATH": "/bin",
         "SECRET": "s",
         "LD_PRELOAD": "nsys.so:mine.so",
@@ -116,18 +116,18 @@ def test_the_ranges_of_a_program_are_in_the_database(recorded):
 def test_finalising_again_changes_nothing_and_trusts_no_older_export(recorded):
     collector, database = NsysCollector(), recorded / "app.sqlite"
     before = database.stat()
-    again = collector.finalise(recorded, "app")
+    again = collector.finalize(recorded, "app")
     assert again.database == database
     assert database.stat().st_mtime_ns == before.st_mtime_ns
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DELETE FROM NVTX_EVENTS")
     os.utime(database, ns=(0, 0))
-    collector.finalise(recorded, "app")
+    collector.finalize(recorded, "app")
     assert ranges(database) == ["pack"]
     database.write_text("mine")
     os.utime(database, ns=(0, 0))
     with pytest.raises(CollectorError, match=str(database)) as error:
-        collector.finalise(recorded, "app")
+        collector.finalize(recorded, "app")
     assert error.value.code == "file_in_the_way"
     assert database.read_text() == "mine"
     assert [entry.name for entry in recorded.iterdir() if entry.name.startswith(".")] == []
@@ -138,7 +138,7 @@ def test_a_report_that_is_cut_short_is_an_error_and_is_kept(recorded):
     report.write_bytes(report.read_bytes()[:1000])
     (recorded / "app.sqlite").unlink()
     with pytest.raises(CollectorError, match=str(report)) as error:
-        NsysCollector().finalise(recorded, "app")
+        NsysCollector().finalize(recorded, "app")
     assert error.value.code == "nsys_export_failed"
     assert report.stat().st_size == 1000
     assert not (recorded / "app.sqlite").exists()
@@ -148,7 +148,7 @@ def test_no_report_says_nsyss_last_words(fake, tmp_path):
     fake("")
     (tmp_path / "nsys.log").write_text("Generating\nDisk is full\n\n")
     with pytest.raises(CollectorError, match="'Disk is full'") as error:
-        NsysCollector().finalise(tmp_path, "app")
+        NsysCollector().finalize(tmp_path, "app")
     assert error.value.code == "no_report"
 
 
@@ -171,7 +171,7 @@ def test_an_nsys_that_does_not_answer_is_not_available(fake, body, named):
 def test_an_nsys_that_hangs_is_not_available(fake, monkeypatch):
     script = fake("")
     script.write_text("#!/bin/sh\nexec sleep 1000\n")
-    monkeypatch.setattr(tools, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(tools, "TIMEOUT_SECONDS", 0.2)
     found = NsysCollector().availability()
     assert (found.available, found.code) == (False, "tool_timeout")
 
@@ -191,20 +191,20 @@ def test_an_nsys_off_the_path_is_found_in_an_install_folder(fake, tmp_path, monk
     monkeypatch.delenv(environment.NSYS)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(nsys_install, "INSTALL_FOLDERS", (f"{tmp_path}/opt/nsight-systems*/*/bin",))
-    assert nsys_install.find().short_version == "2023.4.4"
+    assert nsys_install.find_nsys().short_version == "2023.4.4"
 
 
 def test_auto_takes_the_recorder_where_nsys_does_not_answer(monkeypatch, tmp_path):
-    if not collectors.named("recorder").availability().available:
+    if not collectors.create_collector("recorder").availability().available:
         pytest.skip("the embedded recorder is not built")
-    monkeypatch.setattr(gpu_device, "unusable", lambda: None)
+    monkeypatch.setattr(gpu_device, "explain_no_gpu", lambda: None)
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
-    choice = collectors.choose("auto")
+    choice = collectors.choose_collector("auto")
     assert choice.collector.name == "recorder"
     assert "TRACEABLE_NSYS" in choice.reason
     assert "[tool_not_executable]" in choice.reason
     with pytest.raises(CollectorError, match="TRACEABLE_NSYS") as error:
-        collectors.choose("nsys")
+        collectors.choose_collector("nsys")
     assert error.value.code == "tool_not_executable"
 
 
@@ -240,7 +240,7 @@ def test_an_nsys_that_starts_nothing_is_said_and_the_program_not_run(fake, how, 
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_auto_then_runs_the_program_once_under_the_recorder(fake, how, tmp_path):
-    if not collectors.named("recorder").availability().available:
+    if not collectors.create_collector("recorder").availability().available:
         pytest.skip("the embedded recorder is not built")
     fake(BROKEN[how])
     ended = launch(tmp_path, "auto", "-c", PROGRAM, seconds="0.5" if how == "hangs" else "60")
@@ -298,7 +298,7 @@ def without_importer(nsys, tmp_path_factory) -> Path:
 
 def test_a_stream_left_by_an_nsys_without_importer_is_imported(nsys, without_importer, tmp_path, monkeypatch):
     monkeypatch.setenv(environment.NSYS, nsys)
-    importer = nsys_install.find_importer(nsys_install.find())
+    importer = nsys_install.find_importer(nsys_install.find_nsys())
     assert importer is not None
     (tmp_path / "importer").mkdir()
     (tmp_path / "importer" / importer.name).symlink_to(importer)
@@ -316,6 +316,6 @@ def test_a_stream_left_by_an_nsys_without_importer_is_imported(nsys, without_imp
 def test_a_stream_that_no_importer_can_read_is_named_and_kept(nsys, tmp_path):
     (tmp_path / "app.qdstrm").write_bytes(b"cut off")
     with pytest.raises(CollectorError, match=str(tmp_path / "app.qdstrm")) as error:
-        NsysCollector().finalise(tmp_path, "app")
+        NsysCollector().finalize(tmp_path, "app")
     assert error.value.code == "nsys_import_failed"
     assert (tmp_path / "app.qdstrm").read_bytes() == b"cut off"

@@ -16,7 +16,7 @@ from traceable.collectors.base import Gating
 from traceable.collectors.nsys import user_options
 from traceable.collectors.nsys.collector import NsysCollector
 from traceable.collectors.nsys.install import Install
-from traceable.collectors.nsys.user_options import Asked, Options, merged, parse, read_given
+from traceable.collectors.nsys.user_options import NsysRequest, Options, merge_options, parse_help, parse_user_options
 from traceable.errors import UsageError
 
 LAYOUT = """
@@ -67,7 +67,7 @@ def real(nsys) -> Options:
 def newer(nsys, tmp_path) -> Callable[..., NsysCollector]:
     """A collector with the newest nsys that there is a file of."""
 
-    def build(asked: Asked, cpu: str | None = None, gpus: Sequence[str] = GPUS) -> NsysCollector:
+    def build(asked: NsysRequest, cpu: str | None = None, gpus: Sequence[str] = GPUS) -> NsysCollector:
         collector = NsysCollector(asked)
         executable = stand_in.install(NEWEST, tmp_path / "bin", nsys, cpu=cpu, gpus=gpus, unlisted=["--hidden"])
         collector.__dict__["install"] = Install(executable, NEWEST)
@@ -111,7 +111,7 @@ def test_the_values_that_the_real_one_lists(real):
 
 
 def test_a_layout_with_placeholders_and_prose_that_looks_like_an_option():
-    options = parse(LAYOUT)
+    options = parse_help(LAYOUT)
     assert options.get("--cuda-graph-trace").values == ("graph", "node")
     assert options.get("--capture-range-end").values == ("none", "stop", "repeat[:N][:mode]", "repeat-shutdown:N")
     assert "are one" not in options.get("--capture-range").text
@@ -121,7 +121,7 @@ def test_a_layout_with_placeholders_and_prose_that_looks_like_an_option():
 
 
 def test_a_help_that_says_nothing_offers_nothing():
-    assert "--trace" not in parse("no licence\n")
+    assert "--trace" not in parse_help("no licence\n")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_help_that_says_nothing_offers_nothing():
     ],
 )
 def test_an_option_is_read_as_nsys_reads_it(real, typed, name, value):
-    (one,) = read_given(shlex.split(typed), real)
+    (one,) = parse_user_options(shlex.split(typed), real)
     assert (one.name, one.value, list(one.words)) == (name, value, shlex.split(typed))
 
 
@@ -152,13 +152,13 @@ def test_an_option_is_read_as_nsys_reads_it(real, typed, name, value):
 )
 def test_what_is_no_option_or_lacks_its_value_is_refused(real, typed, code):
     with pytest.raises(UsageError, match=r"--nsys-args") as error:
-        read_given(typed.split(), real)
+        parse_user_options(typed.split(), real)
     assert error.value.code == code
 
 
 @pytest.mark.parametrize("typed", ["--trace=osrt", "--trace osrt", "-t osrt", "-tosrt"])
 def test_the_users_option_takes_the_place_of_ours_however_it_is_written(real, typed):
-    words = merged([("--trace", "cuda,nvtx"), ("--kill", "none")], read_given(typed.split(), real))
+    words = merge_options([("--trace", "cuda,nvtx"), ("--kill", "none")], parse_user_options(typed.split(), real))
     assert words == ["--kill=none", *typed.split()]
 
 
@@ -174,13 +174,13 @@ def test_the_default_of_the_real_one(nsys, tmp_path):
 
 
 def test_the_user_wins_over_a_preset_too(newer, tmp_path):
-    words = told(newer(Asked("python", ("-t", "cuda", "--python-sampling=false", "-s", "none"))), tmp_path)
+    words = told(newer(NsysRequest("python", ("-t", "cuda", "--python-sampling=false", "-s", "none"))), tmp_path)
     assert words[-4:] == ["cuda", "--python-sampling=false", "-s", "none"]
     assert not [word for word in words if word.startswith(("--trace", "--sample", "--python-sampling=true"))]
 
 
 def test_a_newer_nsys_gets_what_it_offers(newer, tmp_path):
-    collector = newer(Asked("full"))
+    collector = newer(NsysRequest("full"))
     assert told(collector, tmp_path) == [
         "--trace=cuda,nvtx,osrt,cublas,cusolver,cudnn,nccl,mpi,ucx",
         "--kill=none",
@@ -201,7 +201,7 @@ def test_a_newer_nsys_gets_what_it_offers(newer, tmp_path):
 
 def test_what_the_machine_does_not_permit_is_left_out_and_said(newer, tmp_path):
     denied = ["Insufficient privilege, see the documentation"]
-    collector = newer(Asked("full"), "CPU Profiling Environment (process-tree): Fail", denied)
+    collector = newer(NsysRequest("full"), "CPU Profiling Environment (process-tree): Fail", denied)
     words = told(collector, tmp_path)
     assert "--sample=none" in words and "--cpuctxsw=none" in words
     assert not [word for word in words if "backtrace" in word or "gpu-metrics" in word]
@@ -219,7 +219,7 @@ def test_what_the_machine_does_not_permit_is_left_out_and_said(newer, tmp_path):
     ],
 )
 def test_the_gpus_whose_counters_can_be_sampled(newer, listed, value):
-    install = newer(Asked(), gpus=listed.splitlines()).install
+    install = newer(NsysRequest(), gpus=listed.splitlines()).install
     assert install.gpu_metrics("--gpu-metrics-devices") == (value, "")
 
 
@@ -227,7 +227,7 @@ def test_without_a_gpu_the_real_one_says_why(nsys, real):
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
     name = next(one for one in user_options.GPU_METRICS if one in real)
-    value, reason = Install(Path(nsys), "").gpu_metrics(name)
+    value, reason = Install(Path(nsys), "").select_gpu_metrics_devices(name)
     assert value is None
     assert "GPU" in reason
 
@@ -236,11 +236,11 @@ def test_samples_are_left_alone_where_nsys_is_known_not_to_end_with_them(newer, 
     """2022.4.2 on Linux 6.18: its agent spins for ever after most short programs."""
     modern = int(os.uname().release.split(".")[0]) >= 6
     old = Install(Path(nsys), "2022.4.2.1-df9881f")
-    assert (old.hangs_with_samples is not None) == modern
-    assert Install(Path(nsys), "2026.4.1").hangs_with_samples is None
-    collector = newer(Asked("python", ("--cpuctxsw=process-tree",)))
+    assert (old.sampling_hang_reason is not None) == modern
+    assert Install(Path(nsys), "2026.4.1").sampling_hang_reason is None
+    collector = newer(NsysRequest("python", ("--cpuctxsw=process-tree",)))
     assert collector.plan(["program"], tmp_path, "app").notes == ()
-    collector = newer(Asked("python", ("--cpuctxsw=process-tree",)))
+    collector = newer(NsysRequest("python", ("--cpuctxsw=process-tree",)))
     collector.__dict__["install"] = Install(collector.install.executable, old.version)
     if modern:
         assert "--sample=none" in told(collector, tmp_path)
@@ -252,21 +252,21 @@ def test_samples_are_left_alone_where_nsys_is_known_not_to_end_with_them(newer, 
 
 def test_each_preset_records_ranges_and_leaves_the_program_alone(newer, tmp_path):
     for name in user_options.PRESETS:
-        words = told(newer(Asked(name)), tmp_path)
+        words = told(newer(NsysRequest(name)), tmp_path)
         assert words[0].startswith("--trace=cuda,nvtx")
         assert "--kill=none" in words and "--wait=primary" in words
 
 
 def test_an_option_that_nsys_does_not_have_names_the_nearest(newer, tmp_path):
     with pytest.raises(UsageError) as error:
-        told(newer(Asked(words=("--unheard-sampling=true",))), tmp_path)
+        told(newer(NsysRequest(words=("--unheard-sampling=true",))), tmp_path)
     assert error.value.code == "no_such_nsys_option"
-    assert "--unheard-sampling" in error.value.found
+    assert "--unheard-sampling" in error.value.problem
     assert "--python-sampling" in error.value.remedy
 
 
 def test_an_option_that_its_help_keeps_to_itself_is_for_nsys_to_judge(newer, tmp_path):
-    assert told(newer(Asked(words=("--hidden=1",))), tmp_path)[-1] == "--hidden=1"
+    assert told(newer(NsysRequest(words=("--hidden=1",))), tmp_path)[-1] == "--hidden=1"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_an_option_that_its_help_keeps_to_itself_is_for_nsys_to_judge(newer, tmp
     ],
 )
 def test_what_would_undo_the_windows_is_refused_with_them_only(newer, tmp_path, typed, code):
-    collector = newer(Asked(words=tuple(typed.split())))
+    collector = newer(NsysRequest(words=tuple(typed.split())))
     with pytest.raises(UsageError, match=re.escape(typed)) as error:
         told(collector, tmp_path, Gating(2))
     assert error.value.code == code
@@ -298,7 +298,7 @@ def test_what_would_undo_the_windows_is_refused_with_them_only(newer, tmp_path, 
     ],
 )
 def test_what_comes_of_an_option_that_breaks_a_promise_is_said(newer, tmp_path, typed, code):
-    (note,) = newer(Asked(words=tuple(typed.split()))).plan(["program"], tmp_path, "app").notes
+    (note,) = newer(NsysRequest(words=tuple(typed.split()))).plan(["program"], tmp_path, "app").notes
     assert note.code == code
     assert note.startswith(f"{typed}: ")
 
@@ -313,5 +313,5 @@ def test_what_comes_of_an_option_that_breaks_a_promise_is_said(newer, tmp_path, 
 )
 def test_what_is_not_the_users_to_say_is_refused(nsys, tmp_path, typed, code):
     with pytest.raises(UsageError, match=f"{typed} .*--nsys-args") as error:
-        told(NsysCollector(Asked(words=tuple(typed.split()))), tmp_path)
+        told(NsysCollector(NsysRequest(words=tuple(typed.split()))), tmp_path)
     assert error.value.code == code

@@ -38,7 +38,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def test_only_what_was_over_is_cut_at_the_last_event_of_its_process(database: Path) -> None:
-    nsys.cut_lost_ends(database, {ALIVE: EPOCH_NS + CLOSED_NS, KILLED: None, OVER: EPOCH_NS + 100})
+    nsys.clip_lost_ends(database, {ALIVE: EPOCH_NS + CLOSED_NS, KILLED: None, OVER: EPOCH_NS + 100})
     with closing(sqlite3.connect(database)) as file:
         found = file.execute("SELECT (globalTid >> 24) & 0xFFFFFF, text, end, traceableClipped FROM NVTX_EVENTS")
         rows = {(pid, text): (end, clipped) for pid, text, end, clipped in found}
@@ -55,8 +55,8 @@ def test_only_what_was_over_is_cut_at_the_last_event_of_its_process(database: Pa
 
 def test_an_export_with_nothing_to_cut_stays_as_it_is(database: Path) -> None:
     before = database.read_bytes()
-    nsys.cut_lost_ends(database, {ALIVE: EPOCH_NS + CLOSED_NS})
-    nsys.cut_lost_ends(database, {})
+    nsys.clip_lost_ends(database, {ALIVE: EPOCH_NS + CLOSED_NS})
+    nsys.clip_lost_ends(database, {})
     assert database.read_bytes() == before
 
 
@@ -72,4 +72,4 @@ def test_what_processes_said_of_their_end(tmp_path: Path) -> None:
         (tmp_path / f"status.{pid}.lives").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "status.4.lives").write_text("")
     (tmp_path / "status.5.lives").write_text('{"began_wall_')
-    assert nsys.python_ends(tmp_path) == {1: 5, 2: None, 3: None}
+    assert nsys.read_python_exit_times(tmp_path) == {1: 5, 2: None, 3: None}

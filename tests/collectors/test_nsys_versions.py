@@ -15,12 +15,12 @@ import pytest
 from tests.lacking import lacking
 from tests.nsys_versions import stand_in
 
-from traceable._native import discreet_library
+from traceable._native import find_hide_proc_environ_library
 from traceable.collectors.base import Gating
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import user_options
 from traceable.collectors.nsys.collector import NsysCollector
-from traceable.collectors.nsys.user_options import Asked, Options, parse
+from traceable.collectors.nsys.user_options import NsysRequest, Options, parse_help
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -71,7 +71,7 @@ def filed(version: str) -> dict[str, tuple[object, ...]]:
 
 def heard(text: str, names: set[str]) -> dict[str, tuple[object, ...]]:
     """What traceable makes of a help, of the options in it and of `names`."""
-    options = parse(text)
+    options = parse_help(text)
     in_text = set(re.findall(r"^\t(?:-\w, )?(--[\w-]*\w)=", text, re.MULTILINE))
     found = [(name, options.get(name)) for name in in_text | names if name in options]
     return {name: (one.short, one.takes_value, one.values) for name, one in found if one is not None}
@@ -79,7 +79,7 @@ def heard(text: str, names: set[str]) -> dict[str, tuple[object, ...]]:
 
 def planned(install: nsys_install.Install, preset: str, gating: Gating | None, run_dir: Path) -> Asks:
     """The options that nsys is given for a preset and windows."""
-    collector = NsysCollector(Asked(preset))
+    collector = NsysCollector(NsysRequest(preset))
     collector.__dict__["install"] = install  # asked for its options once, and not for each plan
     argv = collector.plan(["program"], run_dir, "app", gating).argv
     words = argv[2 : argv.index("-I") - 1]
@@ -96,7 +96,7 @@ def check_known(asked: Asks, version: str) -> None:
 
 def test_the_file_of_the_real_one_is_what_it_says(nsys, monkeypatch):
     monkeypatch.setenv(environment.NSYS, nsys)
-    install = nsys_install.find()
+    install = nsys_install.find_nsys()
     if install.short_version not in VERSIONS:
         pytest.skip(f"there is no file of nsys {install.short_version}")
     known = stand_in.read(install.short_version)
@@ -122,7 +122,7 @@ def test_what_was_replaced_is_not_there_any_more_and_was_before(version):
 
 def test_a_version_is_asked_for_nothing_that_it_has_not(version, tmp_path):
     known = stand_in.read(version)["options"]
-    install = nsys_install.find()
+    install = nsys_install.find_nsys()
     for preset, gating in itertools.product(user_options.PRESETS, (None, Gating(1), Gating(2), Gating(None))):
         asked = planned(install, preset, gating, tmp_path)
         check_known(asked, version)
@@ -136,21 +136,21 @@ def test_a_version_is_asked_for_nothing_that_it_has_not(version, tmp_path):
 
 
 def test_where_everything_may_be_sampled_too_and_what_is_left_out_is_named(version):
-    options: Options = nsys_install.find().options
+    options: Options = nsys_install.find_nsys().options
     for preset in user_options.PRESETS.values():
-        chosen = user_options.choose(preset, options, Permissive())
+        chosen = user_options.resolve_preset(preset, options, Permissive())
         check_known(list(chosen.options), version)
         named = {word.partition("=")[0] for word in chosen.missing}
-        wished = {name for name, _ in (*preset.options, *preset.sampled)}
+        wished = {name for name, _ in (*preset.options, *preset.sampling_options)}
         assert wished <= named | dict(chosen.options).keys()
         assert all(not options.takes(*word.split("=", 1)) if "=" in word else True for word in chosen.missing)
 
 
 def test_the_environment_is_kept_out_by_the_option_or_else_by_us(version, tmp_path):
-    if discreet_library() is None:
+    if find_hide_proc_environ_library() is None:
         lacking("traceable._native._discreet is not built")
     plan = NsysCollector().plan(["program"], tmp_path, "app")
-    assert (f"{DISCARD}=true" in plan.argv) != ("LD_PRELOAD" in plan.own_environment)
+    assert (f"{DISCARD}=true" in plan.argv) != ("LD_PRELOAD" in plan.collector_environment)
 
 
 PROGRAM = """
@@ -178,7 +178,7 @@ def test_a_run_under_each_ends_well_with_its_ranges_and_without_the_secret(versi
     suffix = stand_in.read(version)["behaviour"]["report_suffix"]
     reports = [f"python.{number}{suffix}" for number in (1, 2)] if windowed else [f"python{suffix}"]
     assert [name for name in manifest["files"] if name.endswith(suffix)] == reports
-    if discreet_library() is not None:
+    if find_hide_proc_environ_library() is not None:
         assert [path.name for path in out.iterdir() if SECRET.encode() in path.read_bytes()] == []
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lacking import lacking
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 from traceable.collectors.nsys.tables import global_tid
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder import rows as nsys_rows
@@ -112,7 +112,7 @@ def text_of(thread: rec.ThreadRecording, message: int, strings: dict[int, str]) 
     length = int.from_bytes(content[place : place + 8], "little")
     if place + 8 + length > len(content) or place + 8 > len(content):
         return "[text lost]"
-    return rec.decode(content[place + 8 : place + 8 + length]) or None
+    return rec.decode_text(content[place + 8 : place + 8 + length]) or None
 
 
 def clipped(row: Row, window: Any) -> Row | None:
@@ -242,7 +242,7 @@ def test_a_recording_read_in_pieces_is_what_it_is_event_by_event(
         write(Path(folder) / "recording", unique_ends(processes))
         recording = rec.read_recording(Path(folder) / "recording")
         patch.setattr(rec, "CHUNK_RECORDS", chunk)
-        patch.setattr(nsys_rows, "MOST_HELD", held)
+        patch.setattr(nsys_rows, "MAX_ROWS_IN_MEMORY", held)
         patch.setattr("traceable.collectors.recorder.rows._ROUNDS", rounds)
         written = write_database(recording, Path(folder) / "a.sqlite", complete=True)
         found, expected = read(Path(folder) / "a.sqlite"), slowly(recording)
@@ -304,14 +304,14 @@ def test_a_real_recording_is_what_it_is_event_by_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None
 ) -> None:
     """Threads, a fork, ranges that another thread ends, some that nobody does; a ring that was overwritten."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         lacking("the embedded recorder is missing")
     plan = RecorderCollector().plan((sys.executable, "-c", PROGRAM), tmp_path, "app")
     variables = {} if limit is None else {environment.FLIGHT_RECORDER: limit}
     subprocess.run(plan.argv, env={**os.environ, **plan.environment, **variables}, check=True, timeout=60)
     recording = rec.read_recording(tmp_path / "recording")
     monkeypatch.setattr(rec, "CHUNK_RECORDS", 700)
-    monkeypatch.setattr(nsys_rows, "MOST_HELD", 500)
+    monkeypatch.setattr(nsys_rows, "MAX_ROWS_IN_MEMORY", 500)
     write_database(recording, tmp_path / "app.sqlite", complete=True)
     found, expected = read(tmp_path / "app.sqlite"), slowly(recording)
     assert in_order(found) == in_order(expected)

@@ -76,4 +76,4 @@ def test_events_are_what_their_records_say_however_the_file_is_cut_into_chunks(
         for place in range(len(records) + 1):
             held = [record for record in records[:place] if record[0] == ATTRIBUTES][-1:]
             expected = b"".join(struct.pack("<QQ", data, kind << 56 | value) for kind, value, data in held)
-            assert rec.attributes_at(path, HEADER.size + 16 * place) == expected
+            assert rec.read_attributes_at(path, HEADER.size + 16 * place) == expected

@@ -118,7 +118,7 @@ def state():
     with open(f"{os.environ['TRACEABLE_GPU_DIR']}/.{os.getpid()}.json") as file:
         return json.load(file)["state"]
 torch.version.cuda = "13.0"  # what a torch says that is built for CUDA
-gpu_gate.profiler._awaited = False
+gpu_gate.profiler._watching_cuda = False
 gpu_gate.profiler.start()
 """
 
@@ -214,12 +214,12 @@ def test_the_plan_adds_kineto_to_what_the_recorder_has(tmp_path: Path) -> None:
 def test_only_the_recorder_needs_help_and_under_nsys_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
         monkeypatch.delenv(name, raising=False)
-    none = collectors.choose("none")
+    none = collectors.choose_collector("none")
     assert collectors.with_gpu(none) is none
-    assert "the GPU by the program's own torch" in collectors.with_gpu(collectors.choose("recorder")).reason
+    assert "the GPU by the program's own torch" in collectors.with_gpu(collectors.choose_collector("recorder")).reason
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     with pytest.raises(CollectorError) as error:
-        collectors.with_gpu(collectors.choose("recorder"))
+        collectors.with_gpu(collectors.choose_collector("recorder"))
     assert error.value.code == "inside_nsys"
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from tests.lacking import lacking
 
-from traceable._native import recorder_library
-from traceable.collectors import named
+from traceable._native import find_recorder_library
+from traceable.collectors import create_collector
 from traceable.collectors.recorder import loss_table
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.errors import CollectorError
@@ -34,7 +34,7 @@ with nvtx.annotate("last"):
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with one small recording."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         lacking("the embedded recorder is missing")
     run_dir = tmp_path_factory.mktemp("pristine")
     record(run_dir)
@@ -71,7 +71,7 @@ WHOLE = [("last", 1, 1), ("mark", 100, 0), ("registered", 100, 100)]
 
 
 def test_the_collector_is_registered_and_names_what_it_sets(tmp_path: Path) -> None:
-    collector = named("recorder")
+    collector = create_collector("recorder")
     assert collector.name == "recorder"
     if not collector.availability().available:
         assert collector.availability().code == "recorder_not_built"
@@ -79,7 +79,7 @@ def test_the_collector_is_registered_and_names_what_it_sets(tmp_path: Path) -> N
     plan = collector.plan(("python", "app.py"), tmp_path, "app")
     assert plan.argv == ("python", "app.py")
     assert plan.environment == {
-        "NVTX_INJECTION64_PATH": str(recorder_library()),
+        "NVTX_INJECTION64_PATH": str(find_recorder_library()),
         "TRACEABLE_RECORDING_DIR": str(tmp_path / "recording"),
         "TRACEABLE_GATE": "recorder",
     }
@@ -87,12 +87,12 @@ def test_the_collector_is_registered_and_names_what_it_sets(tmp_path: Path) -> N
 
 
 def test_a_recording_becomes_a_database_once(run_dir: Path) -> None:
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     assert recorded.database == run_dir / "app.sqlite"
     assert recorded.notes == ()
     assert query(recorded.database, RANGES) == WHOLE
     before = recorded.database.stat()
-    again = RecorderCollector().finalise(run_dir, "app")
+    again = RecorderCollector().finalize(run_dir, "app")
     assert again == recorded
     assert recorded.database.stat().st_mtime_ns == before.st_mtime_ns
     assert sorted(path.name for path in run_dir.iterdir()) == ["app.sqlite", "recording"]
@@ -100,14 +100,14 @@ def test_a_recording_becomes_a_database_once(run_dir: Path) -> None:
 
 def test_a_newer_recording_or_a_missing_or_empty_database_is_written_again(run_dir: Path) -> None:
     collector = RecorderCollector()
-    database = collector.finalise(run_dir, "app").database
+    database = collector.finalize(run_dir, "app").database
     assert database is not None
     record(run_dir)
-    assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
+    assert query(collector.finalize(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
     database.unlink()
-    assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
+    assert query(collector.finalize(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
     database.write_bytes(b"")
-    assert query(collector.finalise(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
+    assert query(collector.finalize(run_dir, "app").database, RANGES)[0] == ("last", 2, 2)
 
 
 @pytest.mark.parametrize("what", ["text", "database", "link", "directory"])
@@ -128,7 +128,7 @@ def test_what_is_no_export_is_never_overwritten_or_deleted(run_dir: Path, tmp_pa
     before = database.lstat()
     for _ in range(2):
         with pytest.raises(CollectorError, match=str(database)) as error:
-            RecorderCollector().finalise(run_dir, "app")
+            RecorderCollector().finalize(run_dir, "app")
         assert error.value.code == "file_in_the_way"
         after = database.lstat()
         assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
@@ -138,15 +138,15 @@ def test_what_is_no_export_is_never_overwritten_or_deleted(run_dir: Path, tmp_pa
 
 
 def test_nothing_recorded_is_said_and_is_no_database(tmp_path: Path) -> None:
-    recorded = RecorderCollector().finalise(tmp_path, "app")
+    recorded = RecorderCollector().finalize(tmp_path, "app")
     assert (recorded.database, [note.code for note in recorded.notes]) == (None, ["nothing_recorded"])
     (tmp_path / "recording").mkdir()
-    assert RecorderCollector().finalise(tmp_path, "app").database is None
+    assert RecorderCollector().finalize(tmp_path, "app").database is None
 
 
 def test_a_process_that_recorded_nothing_is_counted(run_dir: Path) -> None:
     record(run_dir, "import nvtx; nvtx.get_domain('silent')")
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     (note,) = recorded.notes
     assert note.code == "processes_without_ranges"
     assert "1 of 2 " in note
@@ -158,7 +158,7 @@ def test_an_events_file_that_is_cut_off_gives_what_it_still_holds(run_dir: Path,
     path = only(run_dir, "*/*.events")
     used = path.read_bytes().rstrip(b"\0")
     path.write_bytes(used[: len(used) - cut])
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     marks = {name: count for name, count, _ in query(recorded.database, RANGES)}["mark"]
     assert isinstance(marks, int)
     assert 100 - cut // 16 - 1 <= marks <= 100
@@ -170,7 +170,7 @@ def test_a_torn_record_reads_as_the_end(run_dir: Path) -> None:
     last = (len(content.rstrip(b"\0")) - 1) // 16 * 16
     content[last + 8 : last + 16] = bytes(8)  # data written, word not: the pop of `last`
     path.write_bytes(content)
-    assert query(RecorderCollector().finalise(run_dir, "app").database, RANGES) == [("last", 1, 0), *WHOLE[1:]]
+    assert query(RecorderCollector().finalize(run_dir, "app").database, RANGES) == [("last", 1, 0), *WHOLE[1:]]
 
 
 def test_a_damaged_record_is_noted_and_what_stands_before_it_used(run_dir: Path) -> None:
@@ -178,19 +178,19 @@ def test_a_damaged_record_is_noted_and_what_stands_before_it_used(run_dir: Path)
     content = bytearray(path.read_bytes())
     content[64 + 16 * 40 + 15] = 99
     path.write_bytes(content)
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     (note,) = recorded.notes
     assert note.code == "events_damaged"
     assert str(path) in note
     assert " 40 " in note
     assert query(recorded.database, "SELECT text FROM DIAGNOSTIC_EVENT") == [(note.printed,)]
-    again = RecorderCollector().finalise(run_dir, "app").notes
-    assert [one.plain for one in again] == [note.plain]
+    again = RecorderCollector().finalize(run_dir, "app").notes
+    assert [one.as_dict for one in again] == [note.as_dict]
 
 
 def test_lost_names_and_texts_leave_the_ranges(run_dir: Path) -> None:
     only(run_dir, "*/names").write_bytes(b"")
-    assert query(RecorderCollector().finalise(run_dir, "app").database, RANGES) == [("[text lost]", 201, 101)]
+    assert query(RecorderCollector().finalize(run_dir, "app").database, RANGES) == [("[text lost]", 201, 101)]
 
 
 def test_one_foreign_process_directory_does_not_cost_the_others(run_dir: Path) -> None:
@@ -198,7 +198,7 @@ def test_one_foreign_process_directory_does_not_cost_the_others(run_dir: Path) -
     other.mkdir()
     (other / "process").write_bytes(b"something else entirely" * 300)
     (run_dir / "recording" / "notes.txt").write_text("mine")
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     assert query(recorded.database, RANGES) == WHOLE
     assert [note.code for note in recorded.notes] == ["file_unreadable", "not_a_process_recording"]
     assert str(other / "process") in recorded.notes[0]
@@ -209,7 +209,7 @@ def test_a_process_killed_before_its_header_was_written_is_nothing(run_dir: Path
     for name, content in (("3-4", b""), ("5-6", bytes(4096))):
         (run_dir / "recording" / name).mkdir()
         (run_dir / "recording" / name / "process").write_bytes(content)
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     assert (query(recorded.database, RANGES), recorded.notes) == (WHOLE, ())
 
 
@@ -224,7 +224,7 @@ def test_a_recording_of_which_nothing_can_be_read_is_an_error_that_names_the_fil
     path = only(run_dir, "*/process")
     path.write_bytes(content)
     with pytest.raises(CollectorError, match=str(path)) as error:
-        RecorderCollector().finalise(run_dir, "app")
+        RecorderCollector().finalize(run_dir, "app")
     assert error.value.code == code
     assert path.read_bytes() == content
 
@@ -236,7 +236,7 @@ def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, n
     content[8] = 99
     path.write_bytes(content)
     with pytest.raises(CollectorError, match=f"{path} .* 99,") as error:
-        RecorderCollector().finalise(run_dir, "app")
+        RecorderCollector().finalize(run_dir, "app")
     assert error.value.code == "recording_version_unknown"
 
 
@@ -261,7 +261,7 @@ def test_a_header_that_no_recorder_writes_is_left_out_by_name(
     content = bytearray(path.read_bytes())
     struct.pack_into(layout, content, place, value)
     path.write_bytes(content)
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     assert query(recorded.database, RANGES) == WHOLE
     (note,) = recorded.notes
     assert note.code == "header_damaged"
@@ -270,7 +270,7 @@ def test_a_header_that_no_recorder_writes_is_left_out_by_name(
 
 def test_an_unwritable_place_is_an_error_and_leaves_no_half_file(run_dir: Path) -> None:
     with pytest.raises(CollectorError, match=r"app\.sqlite ") as error:
-        RecorderCollector().finalise(run_dir, "app", run_dir / "gone")
+        RecorderCollector().finalize(run_dir, "app", run_dir / "gone")
     assert error.value.code == "file_not_written"
     assert sorted(path.name for path in run_dir.iterdir()) == ["recording"]
 
@@ -278,11 +278,11 @@ def test_an_unwritable_place_is_an_error_and_leaves_no_half_file(run_dir: Path) 
 def test_times_are_wall_clock_times(tmp_path: Path) -> None:
     program = "import nvtx, time; nvtx.mark('x'); print(time.time_ns()); nvtx.mark('now'); print(time.time_ns())"
     plan = RecorderCollector().plan((sys.executable, "-c", program), tmp_path, "app")
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder is missing")
     done = subprocess.run(plan.argv, env={**os.environ, **plan.environment}, check=True, capture_output=True, text=True)
     before, after = map(int, done.stdout.split())
-    database = RecorderCollector().finalise(tmp_path, "app").database
+    database = RecorderCollector().finalize(tmp_path, "app").database
     wall = "SELECT start + (SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME) FROM NVTX_EVENTS ORDER BY start DESC"
     ((now,), *_) = query(database, wall)
     assert isinstance(now, int)
@@ -290,7 +290,7 @@ def test_times_are_wall_clock_times(tmp_path: Path) -> None:
 
 
 def test_the_tables_are_columns_of_real_nsys_exports(run_dir: Path, captures: Path) -> None:
-    database = RecorderCollector().finalise(run_dir, "app").database
+    database = RecorderCollector().finalize(run_dir, "app").database
     real = captures / "nsys" / "a100-transformer-forward.sqlite"
     tables = {str(name) for (name,) in query(database, "SELECT name FROM sqlite_master")}
     # That capture was made without the system's properties; the other table is ours alone.
@@ -302,7 +302,7 @@ def test_the_tables_are_columns_of_real_nsys_exports(run_dir: Path, captures: Pa
 
 
 def test_nsys_stats_reads_the_file(nsys: str, run_dir: Path) -> None:
-    database = RecorderCollector().finalise(run_dir, "app").database
+    database = RecorderCollector().finalize(run_dir, "app").database
     for report in ("nvtx_sum", "nvtxsum"):  # named so from 2023 on, and before
         command = (nsys, "stats", "--report", report, "--format", "csv", str(database))
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

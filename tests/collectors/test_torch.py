@@ -46,41 +46,41 @@ def test_what_a_range_carries_is_read_back_from_its_name_in_torch(
     name: str, domain: str, category: str, payload: float | None, kind: str
 ) -> None:
     scope = Domain(domain)
-    coded = scope.get_event_attributes(name, None, category or None, payload).named(kind)
+    coded = scope.get_event_attributes(name, None, category or None, payload).encode_name(kind)
     # What Kineto writes as it stands and JSON takes as it stands.
     assert coded
     assert all(" " <= letter <= "~" for letter in coded)
     assert not set('"\\') & set(coded)
-    read = kineto_events.read_name(coded)
+    read = kineto_events.decode_name(coded)
     assert (read.name, read.domain, read.category) == (name, domain, category)
     word, _, number = kind.partition(":")
     assert (read.kind, read.number) == (word, int(number or 0))
     if payload is None:
-        assert (read.payload, read.real) == (NULL, NULL)
+        assert (read.payload, read.float_payload) == (NULL, NULL)
     elif isinstance(payload, int):
-        assert (read.payload, read.real) == (payload, NULL)
+        assert (read.payload, read.float_payload) == (payload, NULL)
     else:
-        (value,) = struct.unpack("<d", struct.pack("<q", read.real))
+        (value,) = struct.unpack("<d", struct.pack("<q", read.float_payload))
         assert value == payload or (math.isnan(value) and math.isnan(payload))
 
 
 @pytest.mark.parametrize("name", ["plain", "Optimizer.step#SGD.step", "aten::mm", "a b", "## Call x ##", "e@mail & co"])
 def test_a_plain_name_stands_as_it_is_in_torch_and_a_foreign_one_is_left_as_it_is(name: str) -> None:
-    assert Domain(None).get_event_attributes(name).named("") == name
-    assert kineto_events.read_name(name) == kineto_events.Named(name)
+    assert Domain(None).get_event_attributes(name).encode_name("") == name
+    assert kineto_events.decode_name(name) == kineto_events.DecodedName(name)
 
 
 @pytest.mark.parametrize("name", ["list[int]", "x [1]", "x []", "x [ ]", "x [#1.2.3]", "x [~other]", "x[#5]", "[#5]"])
 def test_foreign_brackets_are_no_words_of_ours(name: str) -> None:
-    assert kineto_events.read_name(name) == kineto_events.Named(name)
+    assert kineto_events.decode_name(name) == kineto_events.DecodedName(name)
 
 
 def test_a_category_has_one_number_in_its_domain_and_an_unnamed_number_is_not_said() -> None:
     domain = Domain("d")
     one, two = (domain.get_event_attributes("a", None, name) for name in ("first", "second"))
     again = domain.get_event_attributes("b", None, one.category, 5)
-    assert (again.named(""), two.category) == ("b [#5 @d &first]", one.category + 1)
-    assert domain.get_event_attributes("b", None, 99).named("") == "b [@d]"
+    assert (again.encode_name(""), two.category) == ("b [#5 @d &first]", one.category + 1)
+    assert domain.get_event_attributes("b", None, 99).encode_name("") == "b [@d]"
 
 
 class Torch:
@@ -106,28 +106,28 @@ class Torch:
 def torch() -> Any:
     made = Torch()
     yield made
-    torch_records.pause()
-    torch_records.retire()
+    torch_records.pause_emission()
+    torch_records.close_open_annotations()
 
 
 def test_every_annotation_is_closed_once_whenever_the_recording_was_stopped(torch: Torch) -> None:
     domain = Domain(None)
     outer, inner, late = (domain.get_event_attributes(name) for name in ("outer", "inner", "late"))
     torch_records.push_range(outer, domain)  # nothing is recorded yet
-    torch_records.begin(torch.enter, torch.leave)
+    torch_records.start_emission(torch.enter, torch.leave)
     torch_records.push_range(inner, domain)
-    torch_records.pause()
+    torch_records.pause_emission()
     torch_records.pop_range(domain)  # inner: left to `retire`
     assert torch.taken == [("enter", "inner")]
-    torch_records.retire()
+    torch_records.close_open_annotations()
     assert torch.taken == [("leave", "inner")]
-    torch_records.begin(torch.enter, torch.leave)
+    torch_records.start_emission(torch.enter, torch.leave)
     torch_records.pop_range(domain)  # outer, which was never recorded
     assert torch.taken == []
     torch_records.push_range(late, domain)
-    torch_records.pause()
-    torch_records.retire()
-    torch_records.begin(torch.enter, torch.leave)
+    torch_records.pause_emission()
+    torch_records.close_open_annotations()
+    torch_records.start_emission(torch.enter, torch.leave)
     torch_records.pop_range(domain)  # late was closed when its recording was
     assert torch.taken == [("enter", "late"), ("leave", "late")]
 
@@ -136,7 +136,7 @@ def test_a_start_end_range_is_two_moments_and_none_where_it_began_unrecorded(tor
     domain = Domain("d")
     attributes = domain.get_event_attributes("r")
     assert domain.start_range(attributes) == 0
-    torch_records.begin(torch.enter, torch.leave)
+    torch_records.start_emission(torch.enter, torch.leave)
     domain.end_range(0)
     number = domain.start_range(attributes)
     domain.end_range(number)
@@ -229,7 +229,7 @@ def test_another_listener_is_none_of_nsys(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_finalise_gives_one_file_several_as_their_directory_and_says_what_is_not_whole(tmp_path: Path) -> None:
     def finalised() -> Any:
-        return collector.TorchCollector().finalise(tmp_path, "a")
+        return collector.TorchCollector().finalize(tmp_path, "a")
 
     nothing = finalised()
     assert (nothing.database, nothing.files) == (None, ())

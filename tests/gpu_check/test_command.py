@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_without_a_gpu_nothing_is_possible_and_nothing_has_failed(tmp_path: Path) -> None:
-    if probes.cuda().devices:
+    if probes.probe_cuda().devices:
         pytest.skip("this machine has a GPU")
     out = tmp_path / "captures"
     done = subprocess.run(

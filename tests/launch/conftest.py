@@ -22,7 +22,7 @@ def collector(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (found := collectors.named(name).availability()).available:
+    elif not (found := collectors.create_collector(name).availability()).available:
         pytest.skip(f"collector {name}: {found.reason}")
     return name
 

@@ -10,9 +10,9 @@ STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceab
 
 
 def diagnosed(path: Path) -> diagnosis.Diagnosis:
-    with diagnosis_case.opened(path) as case:
+    with diagnosis_case.open_case(path) as case:
         found = diagnosis.diagnose(case)
-    assert found.failed == ()
+    assert found.failed_rules == ()
     return found
 
 

@@ -25,10 +25,10 @@ def skip_what_nsys_lost(directory: Path) -> None:
     """
     lives = [json.loads(line) for file in directory.glob("status.*.lives") for line in file.read_text().splitlines()]
     told = {key: value for life in lives for key, value in life.items()}
-    with reports.opened(directory) as database, closing(sqlite3.connect(database)) as connection:
+    with reports.open_report(directory) as database, closing(sqlite3.connect(database)) as connection:
         greeted = connection.execute("SELECT 1 FROM StringIds WHERE value = ?", (GREETING,)).fetchone()
     if greeted or not (told.get("listener") and told.get("names")):
         return
-    with diagnosis_case.opened(directory) as case:
-        assert diagnosis.diagnose(case).wrong
+    with diagnosis_case.open_case(directory) as case:
+        assert diagnosis.diagnose(case).problems
     pytest.skip("nsys lost all that it was told, and the run says so")

@@ -100,7 +100,7 @@ def test_what_was_never_met_is_said_with_how_far_it_came(ran, options, code, sta
     assert run.done.returncode == 3
     said = [line for line in run.said if line.startswith(start) and line.endswith(f" [{code}]")]
     assert said and how_far in said[0], run.done.stderr
-    assert run_dir.read(run.directory)["end"]["exit_code"] == 0
+    assert run_dir.load_manifest(run.directory)["end"]["exit_code"] == 0
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_each_condition_that_was_not_met_has_a_code_and_how_far_it_came(tmp_path
     content |= {"end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
     (tmp_path / "status.7.json").write_text(json.dumps(content))
     (tmp_path / "status.7.steps").write_bytes(struct.pack("<qqq", 50, 50, 30))
-    (process,) = windows.told(tmp_path, conditions)
-    assert [one.code for one in process.lacking] == list(lacks)
-    assert all(number in one for one, number in zip(process.lacking, lacks.values(), strict=True))
+    (process,) = windows.load_statuses(tmp_path, conditions)
+    assert [one.code for one in process.unmet_conditions] == list(lacks)
+    assert all(number in one for one, number in zip(process.unmet_conditions, lacks.values(), strict=True))
 
 
 def test_requests_are_counted_up_to_a_kill(ran):  # noqa: F811

@@ -45,7 +45,7 @@ WORKER = """
 import os, time, traceable
 with traceable.annotate("scrubbed"): pass
 for _ in range(6000):  # as long as a worker lives: until the launcher has looked
-    if os.path.exists("out/status.unaware"): break
+    if os.path.exists("out/status.without_environment"): break
     time.sleep(0.01)
 """
 
@@ -285,7 +285,7 @@ def test_nsys_is_killed_before_it_exports(nsys, command, start, tmp_path):
         os.mkfifo(tmp_path / name)
     process = start(command("nsys", "-c", WAITING), stderr=subprocess.PIPE)
     (tmp_path / "ready").read_text()
-    for pid in supervisor.collector_processes(tmp_path / "out"):
+    for pid in supervisor.find_collector_processes(tmp_path / "out"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     (tmp_path / "go").write_text("")

@@ -20,9 +20,9 @@ EMPTY = "no-cuda-tables-non-utf8"
 
 
 def causes(path) -> dict[str, diagnosis.Finding]:
-    with diagnosis_case.opened(path) as case:
+    with diagnosis_case.open_case(path) as case:
         found = diagnosis.diagnose(case)
-    assert found.failed == ()
+    assert found.failed_rules == ()
     return {one.cause: one for one in found.findings}
 
 
@@ -61,7 +61,7 @@ def test_graphs_that_were_traced_as_one(captures):
 
 def test_graphs_that_torch_profiler_recorded_by_node(captures):
     path = captures / "kineto" / "trace-diff-test.json.gz"
-    with diagnosis_case.opened(path) as case:
+    with diagnosis_case.open_case(path) as case:
         ruled_out = dict(diagnosis.diagnose(case).ruled_out)
     assert ruled_out["graphs_traced_as_one"].startswith("5046 GPU operations ")
 
@@ -164,7 +164,7 @@ def test_cpu_samples_that_windows_refuses(captures):
 
 
 def test_nothing_is_ruled_out_by_the_silence_of_a_report_that_has_no_messages(captures):
-    with diagnosis_case.opened(captures / "nsys" / "h100x2-torchrun-after.sqlite") as case:
+    with diagnosis_case.open_case(captures / "nsys" / "h100x2-torchrun-after.sqlite") as case:
         found = diagnosis.diagnose(case)
     assert {"driver", "events_dropped", "nvtx_silent", "permissions"} <= set(found.not_applicable)
     assert found.findings == ()
@@ -199,9 +199,9 @@ def test_a_report_of_linux_on_windows(captures):
 
 
 def test_a_trace_of_torch_profiler(captures):
-    with diagnosis_case.opened(captures / "kineto" / "nccl-annotations.json.gz") as case:
+    with diagnosis_case.open_case(captures / "kineto" / "nccl-annotations.json.gz") as case:
         assert case.collector == "torch"
-        assert diagnosis.diagnose(case).failed == ()
+        assert diagnosis.diagnose(case).failed_rules == ()
 
 
 def test_a_rule_that_fails_is_said_and_the_others_stand(captures):
@@ -209,9 +209,9 @@ def test_a_rule_that_fails_is_said_and_the_others_stand(captures):
         raise ZeroDivisionError("as it happens")
 
     said: list[Message] = []
-    with diagnosis_case.opened(captures / "nsys" / f"{GRAPHS}.sqlite") as case:
+    with diagnosis_case.open_case(captures / "nsys" / f"{GRAPHS}.sqlite") as case:
         found = diagnosis.diagnose(case, said.append, (Rule("broken", fails), *diagnosis.RULES))
     assert [one.code for one in said] == ["diagnosis_rule_failed"]
     assert " broken " in said[0] and "ZeroDivisionError: as it happens" in said[0]
-    assert found.failed == (("broken", "ZeroDivisionError: as it happens"),)
+    assert found.failed_rules == (("broken", "ZeroDivisionError: as it happens"),)
     assert "graphs_traced_as_one" in {one.cause for one in found.findings}

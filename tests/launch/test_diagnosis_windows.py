@@ -38,7 +38,7 @@ def windowed(nsys, tmp_path_factory) -> Path:
     words = ["--collector", "nsys", "--steps", "0:2,3:5", "-o", str(out), "-c", STEPS]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_R")}
     subprocess.run([sys.executable, "-m", "traceable", "run", *words], env=environ, capture_output=True, check=True)
-    assert diagnosed(out).wrong == ()
+    assert diagnosed(out).problems == ()
     return out
 
 

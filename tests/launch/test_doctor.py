@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from traceable.checks import disk_space, doctor, machine_checks, machine_facts, probes
-from traceable.checks.machine_facts import Driver, Running, Torch
-from traceable.checks.machine_findings import Said
+from traceable.checks.machine_facts import Driver, RunningProfilers, Torch
+from traceable.checks.machine_findings import CheckResult
 from traceable.checks.probes import Cuda, Device
 from traceable.protocol import environment
 
@@ -42,20 +42,20 @@ def test_the_kernel_the_container_and_the_capabilities_are_read(root, monkeypatc
         "proc/sys/kernel/perf_event_paranoid": "4\n",
         "proc/self/cgroup": "0::/system.slice/docker-0123.scope\n",
     }
-    found = machine_facts.machine(root(files))
-    assert (found.paranoid, found.wsl, found.container) == (4, True, "Docker")
-    assert found.can(machine_facts.CAP_SYS_ADMIN)
-    assert found.can(machine_facts.CAP_PERFMON)
+    found = machine_facts.inspect_machine(root(files))
+    assert (found.perf_event_paranoid, found.wsl, found.container) == (4, True, "Docker")
+    assert found.has_capability(machine_facts.CAP_SYS_ADMIN)
+    assert found.has_capability(machine_facts.CAP_PERFMON)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert machine_facts.machine(root({})).container == "Kubernetes"
+    assert machine_facts.inspect_machine(root({})).container == "Kubernetes"
 
 
 def test_what_is_not_there_to_be_read_is_not_known(tmp_path):
-    found = machine_facts.machine(tmp_path)
-    assert (found.paranoid, found.capabilities, found.wsl) == (None, None, False)
-    assert not found.can(machine_facts.CAP_SYS_ADMIN)
-    assert machine_facts.driver(tmp_path) == Driver(None, False, None)
-    assert not machine_facts.driver(tmp_path).present
+    found = machine_facts.inspect_machine(tmp_path)
+    assert (found.perf_event_paranoid, found.capabilities, found.wsl) == (None, None, False)
+    assert not found.has_capability(machine_facts.CAP_SYS_ADMIN)
+    assert machine_facts.inspect_driver(tmp_path) == Driver(None, False, None)
+    assert not machine_facts.inspect_driver(tmp_path).present
 
 
 @pytest.mark.parametrize(
@@ -68,28 +68,28 @@ def test_the_driver_is_read(root, line):
         "proc/driver/nvidia/params": "X: 3\nRmProfilingAdminOnly: 1\n",
         "dev/nvidia0": "",
     }
-    assert machine_facts.driver(root(files)) == Driver("580.65.06", True, True)
+    assert machine_facts.inspect_driver(root(files)) == Driver("580.65.06", True, True)
 
 
 def test_other_profilers_are_found_by_their_names(root):
     names = {7: "nv-hostengine", 30: "ncu", 4: "python3", 9: "ncurses", 11: "compute-sanitiz", 12: "nvidia-cuda-mps"}
-    found = machine_facts.running(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
-    assert found == Running(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
+    found = machine_facts.find_running_profilers(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
+    assert found == RunningProfilers(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
 
 
 def test_a_folder_is_judged_by_the_nearest_that_is_there(tmp_path):
     (tmp_path / "file").touch()
-    found = disk_space.place(tmp_path / "a" / "b", made=True)
-    assert (found.standing, found.unusable(0)) == (tmp_path, None)
-    absent = disk_space.place(tmp_path / "a", made=False).unusable(0)
-    below = disk_space.place(tmp_path / "file" / "runs", made=True).unusable(0)
+    found = disk_space.probe_folder(tmp_path / "a" / "b", will_be_created=True)
+    assert (found.nearest_existing, found.find_problem(0)) == (tmp_path, None)
+    absent = disk_space.probe_folder(tmp_path / "a", will_be_created=False).find_problem(0)
+    below = disk_space.probe_folder(tmp_path / "file" / "runs", will_be_created=True).find_problem(0)
     assert absent is not None and below is not None
     assert (absent.code, below.code) == ("folder_missing", "not_a_directory")
 
 
 def test_how_a_folder_is_mounted_is_seen(tmp_path):
     asked = (
-        "from pathlib import Path; from traceable.checks.disk_space import place; "
+        "from pathlib import Path; from traceable.checks.disk_space import probe_folder; "
         f"found = place(Path({str(tmp_path)!r}), made=False); print(found.noexec, found.writable, found.free_bytes)"
     )
     said = []
@@ -112,12 +112,12 @@ def test_torch_is_read_and_not_imported(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     written = "__version__ = '2.9.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
     (folder / "version.py").write_text(written)
-    assert machine_facts.torch() == Torch("2.9.0+cu130", "13.0", None)
+    assert machine_facts.inspect_torch() == Torch("2.9.0+cu130", "13.0", None)
 
 
 def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_path):
     (tmp_path / "_core.cpython-34-x86_64-linux-gnu.so").touch()
-    found = machine_facts.parts(tmp_path)
+    found = machine_facts.inspect_extensions(tmp_path)
     assert found.missing == ("_core", "_recorder", "_pages", "_discreet")
     assert found.foreign == ("_core",)
 
@@ -125,12 +125,12 @@ def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_
 def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp_path):
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / f"_recorder{suffix}").write_bytes(b"\x7fELF")
-    found = machine_facts.parts(tmp_path)
+    found = machine_facts.inspect_extensions(tmp_path)
     assert [name for name, _ in found.broken] == ["_recorder"]
-    assert "_recorder" not in found.missing and not found.recorder
-    said = machine_checks.core(found)
-    assert (said.state, said.found.code) == ("warning", "extension_not_loadable")
-    assert "_recorder" in said.found
+    assert "_recorder" not in found.missing and not found.has_recorder
+    said = machine_checks.check_extensions(found)
+    assert (said.state, said.message.code) == ("warning", "extension_not_loadable")
+    assert "_recorder" in said.message
     assert said.evidence["broken"] == {"_recorder": "file too short"}
 
 
@@ -155,7 +155,7 @@ def test_the_gpus_are_asked_of_the_drivers_library(tmp_path, monkeypatch):
     library = str(tmp_path / "libcuda.so.1")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    found = probes.cuda()
+    found = probes.probe_cuda()
     assert found == Cuda(None, 0, (12, 8), (Device("NVIDIA H100", (9, 0)), Device("NVIDIA A100 MIG 1g.5gb", (8, 0))))
     assert [one.is_slice for one in found.devices] == [False, True]
 
@@ -173,10 +173,10 @@ def test_what_does_not_answer_is_a_line_and_is_ended(tmp_path, monkeypatch):
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(doctor, "SECONDS", 1.0)
-    said = {finding.name: finding.said for finding in doctor.examine(tmp_path)}
-    assert (said["ncu"].state, said["ncu"].found.code) == ("warning", "check_timed_out")
-    assert " 1 s" in said["ncu"].found
-    assert (said["nsys"].state, said["nsys"].found.code) == ("problem", "nsys_unusable")
+    said = {finding.name: finding.result for finding in doctor.run_checks(tmp_path)}
+    assert (said["ncu"].state, said["ncu"].message.code) == ("warning", "check_timed_out")
+    assert " 1 s" in said["ncu"].message
+    assert (said["nsys"].state, said["nsys"].message.code) == ("problem", "nsys_unusable")
     assert "nsys capture" not in said
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
@@ -184,14 +184,14 @@ def test_what_does_not_answer_is_a_line_and_is_ended(tmp_path, monkeypatch):
 
 
 def test_a_fault_of_a_check_hides_no_other(tmp_path, monkeypatch):
-    def faulty(_facts: object) -> Said:
+    def faulty(_facts: object) -> CheckResult:
         raise ZeroDivisionError("division by zero")
 
-    checks = (("python", faulty, ("python",)), ("output", machine_checks.output, ("space",)))
+    checks = (("python", faulty, ("python",)), ("output", machine_checks.check_output_folder, ("space",)))
     monkeypatch.setattr(doctor, "CHECKS", checks)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
-    first, second = doctor.examine(tmp_path)
-    assert (first.said.state, first.said.found.code) == ("warning", "check_failed")
-    assert "ZeroDivisionError: division by zero" in first.said.found
-    assert second.said.evidence["path"] == str(tmp_path)
+    first, second = doctor.run_checks(tmp_path)
+    assert (first.result.state, first.result.message.code) == ("warning", "check_failed")
+    assert "ZeroDivisionError: division by zero" in first.result.message
+    assert second.result.evidence["path"] == str(tmp_path)

@@ -70,12 +70,12 @@ class Served:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return run_dir.read(self.directory)
+        return run_dir.load_manifest(self.directory)
 
 
 @pytest.fixture
 def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Served]]:
-    if not (found := collectors.named("recorder").availability()).available:
+    if not (found := collectors.create_collector("recorder").availability()).available:
         pytest.skip(found.reason)
     started = []
 

@@ -16,7 +16,7 @@ import pytest
 from tests.lacking import lacking
 from tests.launch import hostile
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 from traceable.cli.main import main
 from traceable.collectors.recorder.collector import RecorderCollector
 
@@ -32,7 +32,7 @@ for number in traceable.steps(range(40)):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with records of all kinds, not read back yet."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         lacking("the embedded recorder is missing")
     folder = tmp_path_factory.mktemp("recorded")
     options = ["--collector", "recorder", "--processes", "app", "--steps", "5:10,20:30", "-o", "run", "--name", "app"]
@@ -118,7 +118,7 @@ def test_why_nothing_is_read_is_said(run_dir: Path) -> None:
 def test_a_file_with_a_hole_is_read_as_far_as_it_was_written(run_dir: Path) -> None:
     (path,) = run_dir.glob("recording/*/names")
     os.truncate(path, 1 << 40)
-    recorded = RecorderCollector().finalise(run_dir, "app")
+    recorded = RecorderCollector().finalize(run_dir, "app")
     assert recorded.notes == ()
     assert recorded.database is not None
 

@@ -51,18 +51,18 @@ def test_the_run_is_finalised_later(collector, command, start, fifos):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     os.kill(pid, 0)  # the program lives
-    with pytest.raises(TraceError) as error, reports.opened(fifos / "out"):
+    with pytest.raises(TraceError) as error, reports.open_report(fifos / "out"):
         pass
     assert error.value.code == "still_running"
     (fifos / "go").write_text("")
     with (fifos / "gone").open("rb") as gone:
         assert gone.read() == b""
-    manifest = run_dir.read(fifos / "out")
+    manifest = run_dir.load_manifest(fifos / "out")
     assert manifest["end"] is None
     pidfd_wait(pid)
     if collector == "nsys":
         skip_what_nsys_lost(fifos / "out")
-    with reports.opened(fifos / "out") as database:
+    with reports.open_report(fifos / "out") as database:
         assert {"before", "after"} <= names(database)
     # Whatever nsys's own umask is.
     assert not any(entry.stat().st_mode & stat.S_IWOTH for entry in (fifos / "out").glob("program.*"))
@@ -85,7 +85,7 @@ def test_nsys_killed_in_mid_run_loses_its_report_and_nothing_else(nsys, command,
 
     process = start(command("nsys", "-c", PROGRAM + "raise SystemExit(6)"))
     assert int((fifos / "ready").read_text()) > 0
-    killed = supervisor.collector_processes(fifos / "out")
+    killed = supervisor.find_collector_processes(fifos / "out")
     assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)

@@ -62,24 +62,24 @@ def test_curl_is_not_without_annotations(environ, server, tmp_path: Path) -> Non
 def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:
     port, pid = server
     with socket.create_connection(("127.0.0.1", port)):
-        sockets = local_client.Sockets()
-        sockets.look([os.getpid()])
-        found = sockets.server(())
+        sockets = local_client.SocketWatcher()
+        sockets.poll([os.getpid()])
+        found = sockets.find_server(())
         assert found is not None
         assert (found["port"], found["pid"]) == (port, pid)
         with socket.create_server(("127.0.0.1", 0)):
-            sockets.look([os.getpid()])
-            assert sockets.server((f"http://localhost:{port}",)) is None
+            sockets.poll([os.getpid()])
+            assert sockets.find_server((f"http://localhost:{port}",)) is None
 
 
 @pytest.mark.parametrize("where", ["localhost:{}", "http://127.0.0.1:{}/a?b", "--url=http://0.0.0.0:{}", "[::1]:{}"])
 def test_a_command_line_that_names_the_server(server, where: str) -> None:
     port, pid = server
-    found = local_client.Sockets().server(("client", where.format(port)))
+    found = local_client.SocketWatcher().find_server(("client", where.format(port)))
     assert found is not None
     assert (found["port"], found["pid"]) == (port, pid)
 
 
 @pytest.mark.parametrize("where", ["example.org:{}", "localhost.example.org:{}", "10.0.0.1:{}", "localhost"])
 def test_a_command_line_that_names_another_machine(server, where: str) -> None:
-    assert local_client.Sockets().server(("client", where.format(server[0]))) is None
+    assert local_client.SocketWatcher().find_server(("client", where.format(server[0]))) is None

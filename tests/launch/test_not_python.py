@@ -132,5 +132,5 @@ def test_what_is_taken_for_no_python(words: list[str], expected: bool, tmp_path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script").write_text("#!/bin/sh\n")
     (tmp_path / "script").chmod(0o755)
-    assert target.is_no_python(target.parse(["--", *words])) is expected
-    assert not target.is_no_python(target.parse(["app.py"]))
+    assert target.is_not_python(target.parse_target(["--", *words])) is expected
+    assert not target.is_not_python(target.parse_target(["app.py"]))

@@ -107,17 +107,17 @@ def test_who_else_may_replace_a_run(tmp_path: Path, owner: int | None, mode: int
         if os.geteuid():
             lacking("only root can give a directory away")
         os.chown(parent, owner, owner)
-    directory = run_dir.create(parent / "run", "app", force=False)
-    said = run_dir.exposed(directory)
+    directory = run_dir.create_run_dir(parent / "run", "app", force=False)
+    said = run_dir.find_other_writers(directory)
     assert (said.code if said else None) == code
     assert said is None or said.startswith(f"{parent} ")
-    assert run_dir.is_ours(directory) == (code is None)
+    assert run_dir.is_private(directory) == (code is None)
 
 
 def test_a_directory_is_never_open_to_everybody(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        directory = run_dir.create(tmp_path / "run", "app", force=False)
+        directory = run_dir.create_run_dir(tmp_path / "run", "app", force=False)
     finally:
         os.umask(before)
     assert not directory.stat().st_mode & stat.S_IWOTH

@@ -15,15 +15,15 @@ from traceable.launch import finalize_progress
 def test_a_heartbeat_says_how_much_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(finalize_progress, "HEARTBEAT_SECONDS", 0.0)
     said: list[str] = []
-    writing = finalize_progress.Writing("nsys", lambda _: [os.getpid()], tmp_path, said.append)
+    writing = finalize_progress.ReportProgress("nsys", lambda _: [os.getpid()], tmp_path, said.append)
     (tmp_path / "app.nsys-rep").write_bytes(b"x" * 2048)
-    assert writing.goes_on()
+    assert writing.check_progress()
     # What is still in nsys's own folder counts, by the descriptor that it has open; the same file counts once.
     (tmp_path / "elsewhere").mkdir()
     with (tmp_path / "elsewhere" / "nsys-report-1.qdstrm").open("wb") as stream, (tmp_path / "app.nsys-rep").open("rb"):
         stream.write(b"x" * 1024)
         stream.flush()
-        assert writing.goes_on()
+        assert writing.check_progress()
     assert [re.findall(r"[\d.]+ (?:KiB|s)", line) for line in said] == [["2.000 KiB", "0 s"], ["3.000 KiB", "0 s"]]
 
 
@@ -38,25 +38,25 @@ def clock(monkeypatch):
 def test_time_in_which_the_launcher_could_not_run_does_not_count(clock):
     deadline = finalize_progress.Deadline(60)
     clock(3600)
-    assert not deadline.passed()
+    assert not deadline.has_passed()
     for _ in range(57):
         clock(1)
-        assert not deadline.passed()
+        assert not deadline.has_passed()
     clock(1)
-    assert deadline.passed()
+    assert deadline.has_passed()
 
 
 def test_a_collector_that_was_paused_with_the_launcher_is_not_left_alone(clock, tmp_path):
     said: list[str] = []
-    writing = finalize_progress.Writing("nsys", lambda _: [], tmp_path, said.append)
-    assert writing.goes_on()
+    writing = finalize_progress.ReportProgress("nsys", lambda _: [], tmp_path, said.append)
+    assert writing.check_progress()
     clock(11)
-    assert writing.goes_on()
+    assert writing.check_progress()
     clock(86_400)
-    assert writing.goes_on()
+    assert writing.check_progress()
     for _ in range(600):
         clock(1)
-        goes_on = writing.goes_on()
+        goes_on = writing.check_progress()
     assert not goes_on
     assert isinstance(said[-1], Message) and said[-1].code == "report_stalled"
     assert "600 s" in said[-1]

@@ -21,9 +21,9 @@ from tests.coded import message
 from tests.conftest import REPOSITORY, absent
 
 import traceable
-from traceable._native import recorder_library
-from traceable.launch.processes import labels, parts
-from traceable.launch.run_dir import read
+from traceable._native import find_recorder_library
+from traceable.launch.processes import list_parts, load_labels
+from traceable.launch.run_dir import load_manifest
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def launch(tmp_path: Path, environ: dict[str, str]) -> Launch:
     """Run words in `tmp_path`, where the programs lie; `python` is this interpreter."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     for name, text in {"mpirun.py": MPIRUN, "app.py": PROGRAM, "workers.py": WORKERS}.items():
         (tmp_path / name).write_text(text)
@@ -117,9 +117,9 @@ def test_each_chosen_rank_is_a_run_of_its_own_and_all_are_read_as_one(launch: La
     assert (tmp_path / "seen.1").read_text() == "-"
     assert "TRACEABLE_RUN_DIR" in (tmp_path / "seen.2").read_text()
     assert (out / "app_2" / "app_2.sqlite").exists()
-    manifest = read(out / "app_2")
+    manifest = load_manifest(out / "app_2")
     assert (manifest["rank"]["rank"], manifest["rank"]["world_size"], manifest["rank"]["by"]) == (2, 3, "Open MPI")
-    assert list(labels(out / "app_2", manifest).values()) == ["app_2"]
+    assert list(load_labels(out / "app_2", manifest).values()) == ["app_2"]
     report = launch("python", "-m", "traceable", "report", "out", "--strict")
     assert report.returncode == 0, report.stderr
     assert report.stdout.splitlines()[1:3] == [
@@ -133,7 +133,7 @@ def test_without_ranks_all_are_recorded_and_none_collides(launch: Launch, tmp_pa
     done = launch(*[word for word in inside() if word not in ("-o", "out")])
     assert done.returncode == 0, done.stderr
     (group,) = (tmp_path / "traceable-runs").iterdir()
-    assert [part.name for part in parts(group)] == ["app_0", "app_1", "app_2"]
+    assert [part.name for part in list_parts(group)] == ["app_0", "app_1", "app_2"]
     assert names(group) == ["app_0", "app_1", "app_2"]
 
 
@@ -173,7 +173,7 @@ def test_ranks_of_two_hosts_with_processes_of_one_number_are_not_mixed(launch: L
     launch(*inside("--ranks", "0", ranks=1))
     first, second = tmp_path / "out" / "app_0", tmp_path / "out" / "app_1"
     shutil.copytree(first, second)
-    manifest = read(first)
+    manifest = load_manifest(first)
     manifest["rank"]["rank"], manifest["host"]["name"], manifest["run_dir"] = 1, "elsewhere", str(second)
     (second / "run.json").write_text(json.dumps(manifest))
     report = launch("python", "-m", "traceable", "report", "out")
@@ -201,7 +201,7 @@ def test_torchrun_records_the_one_rank_that_is_asked_for(launch: Launch, tmp_pat
     assert done.returncode == 0, done.stderr
     assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["decode_1"]
     recording = traceable.load(tmp_path / "out" / "decode_1")
-    assert recording.windows is not None and recording.windows.met
+    assert recording.windows is not None and recording.windows.ok
     assert names(tmp_path / "out", with_range="all_reduce") == ["decode_1"]
 
 
@@ -265,7 +265,7 @@ def test_under_nsys_each_chosen_worker_becomes_a_run(launch: Launch, tmp_path: P
     options = ("--processes", "worker-1", "--steps", "5:9", "--strict")
     done = launch(*outside(*options, collector="nsys", program=("python", "workers.py", "spawn")))
     assert done.returncode == 0, done.stderr
-    assert [part.name for part in parts(tmp_path / "out")] == ["worker-1"]
+    assert [part.name for part in list_parts(tmp_path / "out")] == ["worker-1"]
     assert (tmp_path / "out" / "worker-1" / "worker-1.nsys-rep").exists()
     assert "asked steps 5-9, captured 4 of 4" in done.stderr.splitlines()
     assert names(tmp_path / "out") == ["worker-1"]

@@ -85,7 +85,7 @@ def test_a_place_that_can_not_be_written(tmp_path, environ):
 def test_a_directory_without_permission(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(UsageError) as refused:
-        run_dir.create(tmp_path / "locked" / "out", "app", force=False)
+        run_dir.create_run_dir(tmp_path / "locked" / "out", "app", force=False)
     assert refused.value.code == "folder_not_writable"
 
 
@@ -113,16 +113,16 @@ def test_the_manifest_names_the_commit_and_whether_it_is_changed(tmp_path, envir
     assert run(tmp_path, environ, "-o", "clean").returncode == 0
     (tmp_path / "app.py").write_text("1\n")
     assert run(tmp_path, environ, "-o", "changed").returncode == 0
-    assert run_dir.read(tmp_path / "clean")["git"] == {"commit": commit, "dirty": False}
-    assert run_dir.read(tmp_path / "changed")["git"] == {"commit": commit, "dirty": True}
+    assert run_dir.load_manifest(tmp_path / "clean")["git"] == {"commit": commit, "dirty": False}
+    assert run_dir.load_manifest(tmp_path / "changed")["git"] == {"commit": commit, "dirty": True}
 
 
 def test_a_directory_that_is_no_run(tmp_path):
     with pytest.raises(TraceError) as refused:
-        run_dir.read(tmp_path)
+        run_dir.load_manifest(tmp_path)
     assert refused.value.code == "not_a_run_dir"
     for content in ("{", "[]"):
         (tmp_path / "run.json").write_text(content)
         with pytest.raises(TraceError) as refused:
-            run_dir.read(tmp_path)
+            run_dir.load_manifest(tmp_path)
         assert refused.value.code == "not_a_manifest"

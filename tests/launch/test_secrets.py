@@ -20,9 +20,9 @@ import pytest
 from tests.coded import message
 from tests.lacking import lacking
 
-from traceable._native import discreet_library
+from traceable._native import find_hide_proc_environ_library
 from traceable.collectors.nsys import privacy
-from traceable.collectors.nsys.collector import NsysCollector, _prepared
+from traceable.collectors.nsys.collector import NsysCollector, _prepare_export
 from traceable.errors import Message
 from traceable.launch import leak_check, supervisor
 from traceable.protocol import redact
@@ -65,7 +65,7 @@ def stranger():
 
 
 def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, tmp_path, stranger):
-    if collector == "nsys" and discreet_library() is None:
+    if collector == "nsys" and find_hide_proc_environ_library() is None:
         lacking("traceable._native._discreet is not built")
     (tmp_path / "app.py").write_text(PROGRAM)
     # A shell around the launcher has it too, as the one that it was typed in.
@@ -77,17 +77,19 @@ def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, 
     if collector == "nsys":
         environments = exported_anew(tmp_path / "out" / "app.nsys-rep", tmp_path)
         assert any("TRACEABLE_HANDOVER" in one.variables for one in environments)
-        assert all(one.planned and not {"API_KEY", "OTHERS_TOKEN"} & set(one.variables) for one in environments)
-        assert leak_check.leaks(tmp_path / "out")[0].secrets == 0
+        assert all(
+            one.is_from_launcher and not {"API_KEY", "OTHERS_TOKEN"} & set(one.variables) for one in environments
+        )
+        assert leak_check.find_leaks(tmp_path / "out")[0].secret_count == 0
 
 
-def exported_anew(report: Path, folder: Path) -> list[privacy.Stored]:
+def exported_anew(report: Path, folder: Path) -> list[privacy.StoredEnvironment]:
     """The environments in the report itself, which is compressed."""
     from traceable.collectors.nsys import install as nsys_install
 
-    nsys_install.export(report, folder / "anew.sqlite")
+    nsys_install.export_sqlite(report, folder / "anew.sqlite")
     connection = sqlite3.connect(folder / "anew.sqlite")
-    found = privacy.stored(connection)
+    found = privacy.find_environments(connection)
     connection.close()
     return found
 
@@ -212,9 +214,9 @@ def recorded_arguments(run: Path) -> list[str]:
     ],
 )
 def test_command_lines_without_values(words, written):
-    assert redact.without_values(words) == written
+    assert redact.redact_command(words) == written
     # What is written is no leak.
-    assert redact.without_values(written) == written
+    assert redact.redact_command(written) == written
 
 
 def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
@@ -230,7 +232,7 @@ def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
     line = command("recorder", "app.py", *words)
     ended = subprocess.run(line, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert recorded_arguments(tmp_path / "out") == redact.without_values(words)
+    assert recorded_arguments(tmp_path / "out") == redact.redact_command(words)
 
 
 HIDE = """
@@ -310,7 +312,7 @@ def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
 def test_the_recorder_hides_the_same_bytes_of_any_command_line(hide_in_c, line):
     words = [os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogatepass")) for word in line]
     expected = b""
-    for word, spans in redact.secret_spans(words):
+    for word, spans in redact.find_secret_spans(words):
         shown = bytearray(os.fsencode(word))
         for begin, end in spans:
             begin, end = len(os.fsencode(word[:begin])), len(os.fsencode(word[:end]))
@@ -358,7 +360,7 @@ def test_names_of_secrets():
 
 def test_a_secret_is_not_among_what_nsys_is_given():
     full = {"PATH": "/bin", "NVIDIA_API_KEY": "k", "NVIDIA_VISIBLE_DEVICES": "all"}
-    assert supervisor.given(full, {}) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all"}
+    assert supervisor.make_collector_environment(full, {}) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all"}
 
 
 def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_path):
@@ -388,10 +390,10 @@ def test_values_are_found_in_a_report_of_whatever_form(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", VALUE)
     monkeypatch.setenv("SHORT_TOKEN", "none")
     monkeypatch.setenv("NO_SECRET", "other-words")
-    (said,) = privacy.notes(*files, [])
+    (said,) = privacy.check_report_for_secrets(*files, [])
     assert said.code == "report_holds_secrets"
     assert said.startswith("a.nsys-rep ") and " SOME_TOKEN:" in said
-    assert privacy.notes(files[1], tmp_path / "empty.sqlite", []) == ()
+    assert privacy.check_report_for_secrets(files[1], tmp_path / "empty.sqlite", []) == ()
 
 
 def test_an_export_that_can_not_be_looked_through_is_said(tmp_path, monkeypatch):
@@ -401,7 +403,7 @@ def test_an_export_that_can_not_be_looked_through_is_said(tmp_path, monkeypatch)
     nsys.chmod(0o755)
     monkeypatch.setenv("TRACEABLE_NSYS", str(nsys))
     (tmp_path / "app.nsys-rep").write_bytes(b"report")
-    notes = NsysCollector().finalise(tmp_path, "app").notes
+    notes = NsysCollector().finalize(tmp_path, "app").notes
     (note,) = (note for note in notes if note.code == "environments_not_removed")
     assert "(file is not a database)" in note
 
@@ -459,8 +461,8 @@ def older(tmp_path) -> Path:
 
 
 def test_what_a_report_leaks(older):
-    found = leak_check.leaks(older)
-    assert [(one.message.code, one.names, one.secrets) for one in found] == [
+    found = leak_check.find_leaks(older)
+    assert [(one.message.code, one.names, one.secret_count) for one in found] == [
         ("environment_stored", ("API_KEY", "MY SECRET", "MY_SECRET", "HOME", "LANG"), 3),
         ("nsys_environment_stored", ("HF_TOKEN", "PATH"), 1),
         ("output_stored", (), 0),
@@ -474,7 +476,7 @@ def test_what_a_report_leaks(older):
 
 def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
     assert older.read_bytes().count(VALUE.encode()) == 6
-    assert len(privacy.scrub(older)) == 5
+    assert len(privacy.scrub_environments(older)) == 5
     # What the program printed is nobody's but the program's, and a range's name is one, whatever they look like.
     assert older.read_bytes().count(VALUE.encode()) == 1
     connection = sqlite3.connect(older)
@@ -493,7 +495,7 @@ def test_environments_are_taken_out_of_a_copy_to_the_last_byte(older):
         ("LANG=",),
         ("A=b",),
     ]
-    assert privacy.scrub(older) == []
+    assert privacy.scrub_environments(older) == []
     connection.close()
 
 
@@ -506,8 +508,8 @@ def test_no_old_page_keeps_what_was_taken_out(older):
     connection.commit()
     connection.close()
     assert older.read_bytes().count(VALUE.encode()) > 7
-    privacy.scrub(older)
-    privacy.rewrite(older)
+    privacy.scrub_environments(older)
+    privacy.rewrite_database(older)
     assert older.read_bytes().count(VALUE.encode()) == 1
     assert [entry.name for entry in older.parent.iterdir()] == ["older.sqlite"]
 
@@ -524,9 +526,9 @@ def test_without_room_to_write_it_anew_the_export_stays_and_that_is_said(older, 
         connection.executemany("INSERT INTO StringIds (value) VALUES (?)", [("x" * 3000,)] * 180)
         connection.commit()
         connection.close()
-        stored: list[privacy.Stored] = []
+        stored: list[privacy.StoredEnvironment] = []
         notes: list[Message] = []
-        _prepared(stored, notes, {}, database)
+        _prepare_export(stored, notes, {}, database)
         assert [entry.name for entry in small.iterdir()] == ["older.sqlite"]
         assert "API_KEY" in {name for one in stored for name in one.variables}
         (note,) = notes
@@ -544,7 +546,7 @@ def test_a_name_like_a_variable_in_a_file_that_nsys_did_not_make_stays(tmp_path)
     connection = sqlite3.connect(tmp_path / "rewritten.sqlite")
     connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
     connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "step=5"), (2, "HOME=/home/me\0LANG=C")])
-    assert [one.variables for one in privacy.stored(connection)] == [{"HOME": b"/home/me", "LANG": b"C"}]
+    assert [one.variables for one in privacy.find_environments(connection)] == [{"HOME": b"/home/me", "LANG": b"C"}]
     connection.close()
 
 
@@ -553,7 +555,7 @@ def test_nothing_leaks_from_what_the_recorder_wrote(command, environ, tmp_path):
     subprocess.run(
         command("recorder", "app.py"), check=True, capture_output=True, env={**environ, "API_KEY": VALUE}, cwd=tmp_path
     )
-    assert leak_check.leaks(tmp_path / "out") == []
+    assert leak_check.find_leaks(tmp_path / "out") == []
 
 
 def test_what_nsys_alone_has_does_not_reach_the_program(nsys, command, environ, tmp_path):
@@ -584,7 +586,7 @@ OPEN(open)
 
 
 def test_an_open_of_nsys_own_does_not_call_itself(tmp_path):
-    compiler, library = shutil.which("cc") or shutil.which("gcc"), discreet_library()
+    compiler, library = shutil.which("cc") or shutil.which("gcc"), find_hide_proc_environ_library()
     if compiler is None or library is None:
         lacking("a C compiler, and traceable._native._discreet built with it")
     (tmp_path / "behind.c").write_text(BEHIND)
@@ -600,9 +602,9 @@ def test_an_open_of_nsys_own_does_not_call_itself(tmp_path):
 def test_a_newer_nsys_is_told_to_discard_the_environment():
     from traceable.collectors.nsys import user_options
 
-    newer = user_options.parse("\t--discard-environment=\n\n\t   Possible values are 'true' or 'false'.\n")
-    assert privacy.options(newer) == (("--discard-environment", "true"),)
-    assert privacy.options(user_options.parse("")) == ()
+    newer = user_options.parse_help("\t--discard-environment=\n\n\t   Possible values are 'true' or 'false'.\n")
+    assert privacy.list_privacy_options(newer) == (("--discard-environment", "true"),)
+    assert privacy.list_privacy_options(user_options.parse_help("")) == ()
 
 
 def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, command, start, tmp_path):
@@ -616,7 +618,7 @@ def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, co
     assert (tmp_path / "ready").read_text() == ""
     process.send_signal(signal.SIGKILL)
     process.wait()
-    of_nsys = supervisor.collector_processes(tmp_path / "out")
+    of_nsys = supervisor.find_collector_processes(tmp_path / "out")
     for pid in of_nsys:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -108,7 +108,7 @@ class Served:
 
     def nsys(self, word: str) -> int:
         """The process of nsys's with this word on its command line."""
-        pids = supervisor.collector_processes(self.folder / "out")
+        pids = supervisor.find_collector_processes(self.folder / "out")
         words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
         (found,) = (pid for pid, said in words.items() if word.encode() in said)
         return found
@@ -165,7 +165,7 @@ def serve(command, start, client, tmp_path) -> Iterator[object]:
     yield begin
     for served in begun:
         # Of a launcher that a test killed the server lives on where the test failed.
-        for pid in (*supervisor.collector_processes(tmp_path / "out"), served.pid):
+        for pid in (*supervisor.find_collector_processes(tmp_path / "out"), served.pid):
             if pid:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -246,7 +246,7 @@ def test_nsys_is_killed_and_its_agent_goes_on(nsys, serve):
 def test_all_of_nsys_is_killed(nsys, serve):
     """Its report is lost, which one line says, with what the server itself wrote of its run."""
     served = serve("nsys")
-    for pid in supervisor.collector_processes(served.folder / "out"):
+    for pid in supervisor.find_collector_processes(served.folder / "out"):
         os.kill(pid, signal.SIGKILL)
     served.launcher.terminate()
     assert served.answered()  # the server has not noticed
@@ -272,7 +272,7 @@ def test_the_launcher_is_killed(collector, serve):
 def test_everything_is_killed_as_by_a_machine_that_goes_down(nsys, serve):
     served = serve("nsys")
     served.launcher.kill()
-    for pid in (*supervisor.collector_processes(served.folder / "out"), served.pid):
+    for pid in (*supervisor.find_collector_processes(served.folder / "out"), served.pid):
         os.kill(pid, signal.SIGKILL)
     served.ends()
     told = served.reported()

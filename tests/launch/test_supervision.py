@@ -77,7 +77,7 @@ def stand_in(nsys, tmp_path, environ):
 
 def names(path: Path) -> set[str]:
     skip_what_nsys_lost(path)
-    with reports.opened(path) as database, closing(sqlite3.connect(database)) as connection:
+    with reports.open_report(path) as database, closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(
             "SELECT COALESCE(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id WHERE eventType = 59"
         )
@@ -91,7 +91,7 @@ def manifest(directory: Path) -> dict:
 def of_nsys(directory: Path, word: str) -> list[int]:
     """The processes of nsys's with this word on their command line."""
     found = []
-    for pid in supervisor.collector_processes(directory):
+    for pid in supervisor.find_collector_processes(directory):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if word.encode() in words:
             found.append(pid)
@@ -362,7 +362,7 @@ def test_a_launcher_that_is_paused_goes_on_where_it_was(nsys, command, start, fi
     assert (fifos / "ready").read_text() == ""
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
-    time.sleep(1.2 * supervisor.WAKE_SECONDS)
+    time.sleep(1.2 * supervisor.IDLE_POLL_SECONDS)
     process.send_signal(signal.SIGCONT)
     (fifos / "go").write_text("")
     _, said = process.communicate()
@@ -452,7 +452,10 @@ def test_a_limit_on_memory_costs_the_profile_and_not_the_exit_code(command, envi
     read = run(sys.executable, "-m", "traceable", "report", "out")
     assert read.returncode == 2
     assert len(read.stderr.splitlines()) == 1 and "[memory_limit_too_low]" in read.stderr
-    with reports.opened(tmp_path / "out") as database, closing(sqlite3.connect(database)) as connection:  # without it
+    with (
+        reports.open_report(tmp_path / "out") as database,
+        closing(sqlite3.connect(database)) as connection,
+    ):  # without it
         assert connection.execute("SELECT value FROM StringIds WHERE value = 'pack'").fetchone()
 
 

@@ -27,13 +27,13 @@ from traceable.launch.target import Target
     ],
 )
 def test_the_words_are_read_as_python_reads_them(words, expected):
-    assert target.parse(words) == expected
+    assert target.parse_target(words) == expected
 
 
 @pytest.mark.parametrize("words", [[], ["-m"], ["-c"], ["--"]])
 def test_nothing_to_run(words):
     with pytest.raises(UsageError):
-        target.parse(words)
+        target.parse_target(words)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_nothing_to_run(words):
     ],
 )
 def test_the_interpreters_flags_are_those_that_were_typed(original, flags):
-    assert target.interpreter_flags(original) == flags
+    assert target.get_interpreter_flags(original) == flags
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_what_python_runs_is_accepted(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "zipped", "w") as archive:
         archive.writestr("__main__.py", "")
     for name in ("latin.py", "bom.py", "crlf.py", "warns.py", "no_suffix", "empty.py", "compiled.pyc", "folder"):
-        target.check(Target("script", name))
-    target.check(Target("script", "zipped"))
-    target.check(Target("script", "-"))
-    target.check(Target("script", "/dev/null"))
+        target.check_target(Target("script", name))
+    target.check_target(Target("script", "zipped"))
+    target.check_target(Target("script", "-"))
+    target.check_target(Target("script", "/dev/null"))
 
 
 def test_modules_are_found_and_not_imported(tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_modules_are_found_and_not_imported(tmp_path, monkeypatch):
     (package / "mod.py").write_text("")
     (package / "sub" / "mod.py").write_text("")
     for name in (package.name, f"{package.name}.mod", f"{package.name}.sub.mod", "json.tool", "this", "timeit"):
-        target.check(Target("module", name))
+        target.check_target(Target("module", name))
     assert package.name not in sys.modules
     for name, code, named in (
         ("no_such_module_at_all", "no_such_module", "no_such_module_at_all"),
@@ -110,16 +110,16 @@ def test_modules_are_found_and_not_imported(tmp_path, monkeypatch):
         (f"{package.name}.sub", "package_without_main", f"{package.name}.sub"),
     ):
         with pytest.raises(UsageError) as refused:
-            target.check(Target("module", name))
+            target.check_target(Target("module", name))
         assert refused.value.code == code
-        assert named in refused.value.found.split()
+        assert named in refused.value.problem.split()
 
 
 def test_a_package_that_changes_its_path_is_left_to_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spread").mkdir()
     (tmp_path / "spread" / "__init__.py").write_text("__path__.append('elsewhere')")
-    target.check(Target("module", "spread.anything"))
+    target.check_target(Target("module", "spread.anything"))
 
 
 def test_the_line_of_a_syntax_error(tmp_path, monkeypatch):
@@ -128,9 +128,9 @@ def test_the_line_of_a_syntax_error(tmp_path, monkeypatch):
     (tmp_path / "bytes.py").write_bytes(b"x = '\xe4'\n")
     for kind, program in (("script", "broken.py"), ("module", "broken")):
         with pytest.raises(UsageError, match=r"broken\.py:2: SyntaxError") as refused:
-            target.check(Target(kind, program))
+            target.check_target(Target(kind, program))
         assert refused.value.code == "syntax_error"
     with pytest.raises(UsageError, match=r"<string>:1: SyntaxError"):
-        target.check(Target("code", "x ="))
+        target.check_target(Target("code", "x ="))
     with pytest.raises(UsageError, match=r"bytes\.py.*SyntaxError"):
-        target.check(Target("script", "bytes.py"))
+        target.check_target(Target("script", "bytes.py"))

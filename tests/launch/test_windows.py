@@ -55,7 +55,7 @@ class Ran:
     @property
     def captured(self) -> dict[str, Any]:
         """What the manifest says was captured."""
-        captured: dict[str, Any] = run_dir.read(self.directory)["window"]["captured"]
+        captured: dict[str, Any] = run_dir.load_manifest(self.directory)["window"]["captured"]
         return captured
 
     def steps(self, database: str) -> list[int]:
@@ -75,7 +75,7 @@ def recording(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (found := collectors.named(name).availability()).available:
+    elif not (found := collectors.create_collector(name).availability()).available:
         pytest.skip(found.reason)
     return name
 
@@ -114,7 +114,7 @@ def test_the_report_holds_the_steps_and_says_so(recording, ran):
     assert run.report["capture"] == run.captured
     (window,) = run.captured["windows"]
     assert (window["outcome"], window["opened_step"], window["closed_step"]) == ("captured", 10, 30)
-    assert run_dir.read(run.directory)["window"]["asked"] == "10:30"
+    assert run_dir.load_manifest(run.directory)["window"]["asked"] == "10:30"
 
 
 def test_several_windows_are_matched_by_their_ids(recording, ran):
@@ -128,7 +128,7 @@ def test_several_windows_are_matched_by_their_ids(recording, ran):
     together = traceable.load(run.directory)
     counts = {row["name"]: row["count"] for row in together.profile.names.rows()}
     assert counts == {"step": 4, "step.wait": 2, "work": 4}
-    assert together.windows is not None and together.windows.met
+    assert together.windows is not None and together.windows.ok
 
 
 def test_an_endless_row_of_windows(recording, ran):
@@ -155,7 +155,7 @@ def test_steps_that_are_never_reached_are_said_and_make_strict_3(recording, ran)
     assert "asked steps 90-95, captured 0 of 5" in run.said
     (why,) = (line for line in run.said if line.startswith("steps 90-95: "))
     assert why.endswith("[window_never_reached]") and " 50 steps" in why
-    assert run_dir.read(run.directory)["end"]["exit_code"] == 0
+    assert run_dir.load_manifest(run.directory)["end"]["exit_code"] == 0
     assert [window["outcome"] for window in run.captured["windows"]] == ["never_reached"]
 
 
@@ -206,7 +206,7 @@ def test_a_launcher_that_was_killed_is_judged_later(recording, command, start, t
         os.mkfifo(tmp_path / name)
     process = start(command(recording, "--steps", "10:30", "-c", FIFO))
     (tmp_path / "ready").read_bytes()
-    pid = run_dir.read(tmp_path / "out")["pid"]
+    pid = run_dir.load_manifest(tmp_path / "out")["pid"]
     gone = os.pidfd_open(pid)
     process.send_signal(signal.SIGKILL)
     process.wait()

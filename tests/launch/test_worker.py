@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from traceable.launch.worker import DiedError, Worker
+from traceable.launch.worker import Worker, WorkerDiedError
 
 PROGRAM = """
 import sys, traceable
@@ -50,10 +50,10 @@ def test_a_worker_that_dies_is_said_and_the_next_call_has_another() -> None:
     with Worker() as worker:
         first = worker.call(os.getpid)
         assert first == worker.call(os.getpid) != os.getpid()
-        with pytest.raises(DiedError, match="SIGKILL"):
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
             worker.call(kill_self)
         assert worker.call(os.getpid) not in (first, os.getpid())
-        with pytest.raises(DiedError, match="out of memory"):
+        with pytest.raises(WorkerDiedError, match="out of memory"):
             worker.call(exhaust)
         with pytest.raises(RuntimeError, match="ValueError: odd"):
             worker.call(fail)
@@ -125,5 +125,5 @@ def test_what_a_dead_process_left_half_written_is_removed(tmp_path: Path) -> Non
         for folder in (alive, dead):
             folder.mkdir()
             (folder / "database").touch()
-        recorder.remove_unfinished(tmp_path / "a.sqlite")
+        recorder.remove_unfinished_exports(tmp_path / "a.sqlite")
         assert list(tmp_path.iterdir()) == [alive]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from traceable._native import recorder_library
-from traceable.collectors.base import Recorded
+from traceable._native import find_recorder_library
+from traceable.collectors.base import CollectorResult
 from traceable.collectors.recorder.collector import RecorderCollector
 
 HERE = Path(__file__).resolve().parent
@@ -40,8 +40,8 @@ class Session:
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env=self.environment(**variables), capture_output=True, text=True, timeout=60)
 
-    def finalise(self) -> Recorded:
-        return RecorderCollector().finalise(self.run_dir, "app")
+    def finalise(self) -> CollectorResult:
+        return RecorderCollector().finalize(self.run_dir, "app")
 
     def rows(self, query: str) -> list[tuple[object, ...]]:
         """Finalise and query. `named` is NVTX_EVENTS with `name`, the message or registered string."""
@@ -59,7 +59,7 @@ class Session:
 @pytest.fixture
 def new_session() -> Callable[[Path], Session]:
     """Make a session in a folder of one's choice."""
-    if recorder_library() is None:
+    if find_recorder_library() is None:
         absent("the embedded recorder")
 
     def make(run_dir: Path) -> Session:

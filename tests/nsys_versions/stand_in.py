@@ -74,10 +74,10 @@ def install(
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / "nsys"
     # Imported here and not where it is needed: a process that imports traceable under a launcher is one of its run.
-    from traceable._native import discreet_library
+    from traceable._native import find_hide_proc_environ_library
 
     settings = {"version": version, "real": real, "gpus": list(gpus), "unlisted": list(unlisted)}
-    settings["discreet"] = str(discreet_library())
+    settings["discreet"] = str(find_hide_proc_environ_library())
     settings["cpu"] = cpu or read(version)["behaviour"]["cpu_environment"]
     words = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), json.dumps(settings)]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")

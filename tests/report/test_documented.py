@@ -43,7 +43,7 @@ def tables(table: Table) -> Iterator[Table]:
 
 @pytest.mark.parametrize(("view", "by"), ASKED)
 def test_every_column_is_explained(recording: Recording, view: str, by: str | None) -> None:
-    answer = recording.answer(view, **({"by": by} if by else {}))
+    answer = recording.query(view, **({"by": by} if by else {}))
     columns = {column for table in tables(answer) for column in table.columns}
     assert columns - explained(view) == set()
 
@@ -59,7 +59,7 @@ def test_every_view_and_everything_that_its_rows_may_be_by_is_in_the_list_of_vie
 
 def test_every_further_table_is_named(recording: Recording) -> None:
     for view, by in ASKED:
-        answer = recording.answer(view, **({"by": by} if by else {}))
+        answer = recording.query(view, **({"by": by} if by else {}))
         assert set(answer.others) - explained(view) == set()
 
 
@@ -75,7 +75,7 @@ def test_the_causes_of_gaps_stand_in_the_order_in_which_they_are_tried() -> None
 def test_the_rules_of_findings_and_their_thresholds_stand_in_the_document_as_they_are() -> None:
     text = FINDINGS.read_text()
     assert re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \|$", text, re.MULTILINE) == [
-        (rule.name, rule.question) for rule in RULES
+        (rule.name, rule.description) for rule in RULES
     ]
     for rule in RULES:
         section = re.search(rf"^## {rule.name}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)

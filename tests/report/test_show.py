@@ -1,4 +1,4 @@
-"""What `show` prints and saves, and what the options make of it."""
+"""What `show_profile` prints and saves, and what the options make of it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import pytest
 
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
 from traceable.analysis.table import Table, objects
-from traceable.cli.profile import add_view_arguments, show
+from traceable.cli.profile import add_view_arguments, show_profile
 from traceable.errors import TraceableError
-from traceable.report.row_filter import Choice
+from traceable.report.row_filter import RowFilter
 from traceable.report.terminal import Page, write_view
 from traceable.report.views import VIEWS
 from traceable.trace.model import NULL
@@ -34,7 +34,7 @@ def printed(database: Path, *options: str, stream: Any = None, **more: Any) -> s
     parser = argparse.ArgumentParser()
     add_view_arguments(parser)
     stream = stream or io.StringIO()
-    show(database, parser.parse_args(options), title="the title", stream=stream, **more)
+    show_profile(database, parser.parse_args(options), title="the title", stream=stream, **more)
     return stream.getvalue() if isinstance(stream, io.StringIO) else ""
 
 
@@ -180,7 +180,7 @@ def test_the_saved_report_is_bounded_and_says_what_it_leaves_out(
     )
     everything = json.loads(printed(database, "--json"))
     assert everything["left_out"] == {}
-    monkeypatch.setattr("traceable.report.document.MOST_ROWS", 4)
+    monkeypatch.setattr("traceable.report.document.MAX_ROWS", 4)
     shown = json.loads(printed(database, "--json", save_to=tmp_path / "report.json"))
     assert shown == everything, "what is printed is not bounded"
     saved = json.loads((tmp_path / "report.json").read_text())
@@ -268,7 +268,7 @@ def steps_shown(pids: list[int], processes: list[str | None], top: int = 9) -> l
     columns = {"step": np.arange(count), "pid": np.array(pids), "process": objects(processes), **absent}
     columns |= {"wall_ns": np.full(count, 5), "name": objects(["step"] * count)}
     stream = io.StringIO()
-    write_view(Page(stream), VIEWS["steps"], Table(columns), Choice(top=top), 9)
+    write_view(Page(stream), VIEWS["steps"], Table(columns), RowFilter(top=top), 9)
     return stream.getvalue().splitlines()
 
 

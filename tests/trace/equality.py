@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.trace.rows import Coded, Rows
+from traceable.trace.rows import EncodedColumn, Rows
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:
@@ -27,17 +27,19 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
 
 
 def _of_rows(one: Rows, other: Rows, where: str) -> list[str]:
-    if (one.count, set(one.columns), set(one.coded)) != (other.count, set(other.columns), set(other.coded)):
+    if (one.count, set(one.columns), set(one.encoded)) != (other.count, set(other.columns), set(other.encoded)):
         return [f"{where}: {one.count} rows and {other.count}"]
     found = [d for name in one.columns for d in differences(one[name], other[name], f"{where}.{name}")]
-    return found + [d for name in one.coded for d in _of_coded(one.coded[name], other.coded[name], f"{where}.{name}")]
+    return found + [
+        d for name in one.encoded for d in _of_coded(one.encoded[name], other.encoded[name], f"{where}.{name}")
+    ]
 
 
-def _of_coded(one: Coded, other: Coded, where: str) -> list[str]:
+def _of_coded(one: EncodedColumn, other: EncodedColumn, where: str) -> list[str]:
     # Equal texts may have several codes: bytes that are not UTF-8 become the same text as the escapes they turn into.
     return differences(_looked_up(one), _looked_up(other), where)
 
 
-def _looked_up(coded: Coded) -> list[Any]:
+def _looked_up(coded: EncodedColumn) -> list[Any]:
     values = [*(coded.values.tolist() if isinstance(coded.values, np.ndarray) else coded.values), None]
     return [values[code] for code in coded.codes.tolist()]

@@ -59,7 +59,7 @@ def test_a_file_cut_off(export: Any, nvtx: Any) -> None:
     os.truncate(path, 50)
     cut = refusal(path)
     assert cut.code == "file_cut_off"
-    assert " 50 bytes" in cut.found
+    assert " 50 bytes" in cut.problem
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_file_cut_off(export: Any, nvtx: Any) -> None:
 def test_a_schema_that_is_not_known(export: Any, schema: str, code: str) -> None:
     refused = refusal(export(schema=schema))
     assert refused.code == code
-    assert schema in refused.found
+    assert schema in refused.problem
 
 
 @pytest.mark.parametrize("journal", ["-wal", "-journal"])

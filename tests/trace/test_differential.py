@@ -17,13 +17,13 @@ from tests.trace.mutations import mutated
 from traceable.errors import TraceError
 from traceable.trace import pages
 from traceable.trace.model import NULL
-from traceable.trace.rows import Rows, Wanted
+from traceable.trace.rows import ColumnSpec, Rows
 from traceable.trace.sqlite import Database
 
 pytestmark = pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")
 
 
-def read(path: Path, decode: bool, wanted: Wanted = WANTED) -> Rows | TraceError:
+def read(path: Path, decode: bool, wanted: ColumnSpec = WANTED) -> Rows | TraceError:
     """Return the rows of table `events`, or the refusal."""
     try:
         with Database(path, decode=decode) as database:
@@ -33,10 +33,10 @@ def read(path: Path, decode: bool, wanted: Wanted = WANTED) -> Rows | TraceError
         return error
 
 
-def decoded(path: Path, wanted: Wanted = WANTED) -> Rows | None:
+def decoded(path: Path, wanted: ColumnSpec = WANTED) -> Rows | None:
     """Return the rows as the decoder alone reads them; None where it leaves the table to SQLite."""
     with Database(path) as database:
-        return database._pages.rows(database._tables["events"], wanted)
+        return database._pages.decode_rows(database._tables["events"], wanted)
 
 
 def agree(path: Path) -> str:
@@ -90,14 +90,14 @@ def test_values_in_the_last_bytes_of_the_file(tmp_path: Path, width: int, page_s
     path = write(tmp_path / "a", "start INTEGER", [(v,) for v in values], f"PRAGMA page_size = {page_size}")
     last = path.read_bytes()[-width:]
     assert int.from_bytes(last, "big", signed=True) == values[0]
-    rows = decoded(path, Wanted(integers=("start",)))
+    rows = decoded(path, ColumnSpec(integers=("start",)))
     assert rows is not None
     assert rows["start"].tolist() == values
 
 
 def test_the_least_int64_is_read_as_null_is(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "start INTEGER", [(NULL,), (NULL + 1,), (None,)])
-    rows = decoded(path, Wanted(integers=("start",)))
+    rows = decoded(path, ColumnSpec(integers=("start",)))
     assert rows is not None
     assert rows["start"].tolist() == [NULL, NULL + 1, NULL]
 
@@ -105,23 +105,23 @@ def test_the_least_int64_is_read_as_null_is(tmp_path: Path) -> None:
 def test_names_of_100_kb_are_decoded(tmp_path: Path) -> None:
     names = [("a" * 100_000,), ("short",), ("b" * 100_001,), (None,), ("a" * 100_000,)]
     path = write(tmp_path / "a", "text_ TEXT", names * 40)
-    rows = decoded(path, Wanted(texts=("text_",)))
+    rows = decoded(path, ColumnSpec(texts=("text_",)))
     assert rows is not None
     assert rows.texts("text_") == [name for (name,) in names] * 40
 
 
 def test_a_column_that_is_the_same_in_all_rows_takes_no_memory(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "start, kind, left_", [(5, 1, i) for i in range(3000)])
-    rows = decoded(path, Wanted(("start",), ("kind",), keys={"pair": ("left_", "gone")}))
+    rows = decoded(path, ColumnSpec(("start",), ("kind",), keys={"pair": ("left_", "gone")}))
     assert rows is not None
     assert rows["start"].strides == rows["kind"].strides == (0,)
-    assert rows.coded["pair"].values.tolist() == [[i, NULL] for i in range(3000)]
-    assert rows.coded["pair"].codes.dtype == np.int32
+    assert rows.encoded["pair"].values.tolist() == [[i, NULL] for i in range(3000)]
+    assert rows.encoded["pair"].codes.dtype == np.int32
 
 
 def test_deep_trees_are_decoded(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "start, text_", [(i, "x" * 90) for i in range(20_000)], "PRAGMA page_size = 512")
-    rows = decoded(path, Wanted(integers=("start",)))
+    rows = decoded(path, ColumnSpec(integers=("start",)))
     assert rows is not None
     assert rows["start"].tolist() == list(range(20_000))
 
@@ -136,7 +136,7 @@ def test_deep_trees_are_decoded(tmp_path: Path) -> None:
 )
 def test_unusual_tables_are_left_to_sqlite(tmp_path: Path, columns: str, why: str) -> None:
     path = write(tmp_path / "a", columns, [(1,), (2,)])
-    assert decoded(path, Wanted(integers=("start",))) is None
+    assert decoded(path, ColumnSpec(integers=("start",))) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_unusual_tables_are_left_to_sqlite(tmp_path: Path, columns: str, why: st
 )
 def test_unusual_files_are_left_to_sqlite(tmp_path: Path, setting: str) -> None:
     path = write(tmp_path / "a", "start INTEGER, text_ TEXT", [(1, "\u00d6")], setting)
-    wanted = Wanted(integers=("start",), texts=("text_",))
+    wanted = ColumnSpec(integers=("start",), texts=("text_",))
     assert decoded(path, wanted) is None
     rows = read(path, True, wanted)
     assert not isinstance(rows, TraceError)
@@ -161,7 +161,7 @@ def test_a_page_that_is_in_a_table_twice_is_refused(tmp_path: Path) -> None:
     second = root + int.from_bytes(data[root + 14 : root + 16], "big")
     data[second : second + 4] = data[first : first + 4]
     path.write_bytes(data)
-    refused = read(path, True, Wanted(integers=("start",)))
+    refused = read(path, True, ColumnSpec(integers=("start",)))
     assert isinstance(refused, TraceError)
     assert refused.code == "file_damaged"
     assert isinstance(refused.__cause__, pages.DamagedPagesError)
@@ -172,7 +172,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     path = write(tmp_path / "a", "start INTEGER", [(i,) for i in range(40_000)])
     with pytest.raises(TraceError) as refused, Database(path) as database:
         os.truncate(path, path.stat().st_size // 2)
-        database.read({"events": Wanted(integers=("start",))})
+        database.read({"events": ColumnSpec(integers=("start",))})
     assert refused.value.code == "written_while_read"
 
 
@@ -186,7 +186,7 @@ def test_tables_that_are_decoded_at_once_are_all_there(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     assert path.stat().st_size > 4 << 20
-    wanted = Wanted(integers=("start",))
+    wanted = ColumnSpec(integers=("start",))
     with Database(path) as database:
         found = database.read(dict.fromkeys("abcdefg", wanted))
     assert {name: rows.count for name, rows in found.items()} == {**dict.fromkeys("abcdef", 20_000), "g": 0}

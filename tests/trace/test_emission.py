@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceable.trace import load
-from traceable.trace.emitted import Said, is_identity, matched
+from traceable.trace.emitted import PayloadMarks, is_identity, match_payload_marks
 from traceable.trace.model import NULL, Trace
 
 HERE, OTHER, THERE = (7 << 24) | 70, (7 << 24) | 71, (8 << 24) | 80
@@ -143,15 +143,15 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
     def column(rows: list[Any], place: int, kind: Any = np.int64) -> Any:
         return np.array([row[place] for row in rows], kind)
 
-    said = Said(
+    said = PayloadMarks(
         start_ns=column(marks, 0),
         text=np.arange(len(marks), dtype=np.int32),
-        bare=column(marks, 3, np.bool_),
+        identity_only=column(marks, 3, np.bool_),
         thread=column(marks, 1, np.int32),
         process=column(marks, 1) // 2,
         identity=column(marks, 2),
     )
-    found = matched(
+    found = match_payload_marks(
         said,
         column(ranges, 0),
         column(ranges, 1, np.int32),

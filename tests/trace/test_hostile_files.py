@@ -21,12 +21,12 @@ from traceable.cli.main import main
 from traceable.errors import TraceError
 from traceable.protocol import untrusted
 from traceable.trace import load, pages
-from traceable.trace.rows import Wanted
+from traceable.trace.rows import ColumnSpec
 from traceable.trace.sqlite import Database
 
 pytestmark = pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")
 PAGE = 4096
-START = Wanted(integers=("start",))
+START = ColumnSpec(integers=("start",))
 
 
 def written(path: Path, columns: str, rows: Sequence[tuple[object, ...]], tables: str = "a") -> Path:
@@ -41,12 +41,12 @@ def written(path: Path, columns: str, rows: Sequence[tuple[object, ...]], tables
     return path
 
 
-def read(path: Path, wanted: Wanted = START) -> Any:
+def read(path: Path, wanted: ColumnSpec = START) -> Any:
     with Database(path) as database:
         return database.read({"a": wanted})["a"]
 
 
-def damage(path: Path, wanted: Wanted = START) -> str:
+def damage(path: Path, wanted: ColumnSpec = START) -> str:
     """Return what the decoder calls the damage for which it refuses a file."""
     with pytest.raises(TraceError) as refused:
         read(path, wanted)
@@ -73,7 +73,7 @@ def test_rows_that_share_overflow_pages_are_refused(tmp_path: Path) -> None:
     assert (data[first - 1], data[second - 1]) == (ord("a"), ord("b"))
     data[second : second + 4] = data[first : first + 4]
     path.write_bytes(data)
-    assert damage(path, Wanted(texts=("text_",))) == "page_repeated"
+    assert damage(path, ColumnSpec(texts=("text_",))) == "page_repeated"
 
 
 def test_an_overflow_chain_that_is_a_circle_is_refused(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_overflow_chain_that_is_a_circle_is_refused(tmp_path: Path) -> None:
     assert data[2 * PAGE : 2 * PAGE + 4] == (4).to_bytes(4, "big")
     data[3 * PAGE : 3 * PAGE + 4] = (3).to_bytes(4, "big")
     path.write_bytes(data)
-    assert damage(path, Wanted(texts=("text_",))) == "page_repeated"
+    assert damage(path, ColumnSpec(texts=("text_",))) == "page_repeated"
 
 
 def test_rows_that_share_bytes_are_refused(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_row_that_claims_to_be_huge_takes_no_memory(tmp_path: Path, payload: b
     data[cell : cell + len(payload)] = payload
     path.write_bytes(data)
     with pytest.raises(TraceError, match=" table a ") as refused:
-        read(path, Wanted(integers=("start",), texts=("text_",)))
+        read(path, ColumnSpec(integers=("start",), texts=("text_",)))
     assert refused.value.code == "file_damaged"
 
 
@@ -125,7 +125,7 @@ def test_a_disk_that_fails_is_said_to(tmp_path: Path) -> None:
     """The memory of a process, read where there is none, fails with EIO as a broken disk does."""
     wanted = ((pages._pages.INTEGER, (0,)),)
     with Path("/proc/self/mem").open("rb") as broken, pytest.raises(OSError) as caught:
-        pages._pages.decode(broken.fileno(), PAGE, PAGE, 9, 2, -1, wanted, bytearray(1))
+        pages._pages.decode_table(broken.fileno(), PAGE, PAGE, 9, 2, -1, wanted, bytearray(1))
     assert caught.value.errno == errno.EIO
     path = written(tmp_path / "a", "start INTEGER", [(1,)])
     with Database(path) as database, Path("/proc/self/mem").open("rb") as broken:
@@ -171,11 +171,11 @@ def test_an_endless_view_in_the_place_of_a_table_is_not_read(tmp_path: Path, nam
         load(path)
         assert name == "DIAGNOSTIC_EVENT", "the reader does not ask for it, the diagnosis does"
     assert main(["doctor", "--report", str(path)]) == 1
-    with closing(untrusted.connect(path)) as connection:
+    with closing(untrusted.open_database(path)) as connection:
         for question in (f"SELECT start FROM {name}", f"SELECT count(*) FROM {name}", ENDLESS):
             with pytest.raises(sqlite3.DatabaseError) as error:
                 connection.execute(question).fetchone()
-            assert "in the place of a table" in untrusted.why(error.value)
+            assert "in the place of a table" in untrusted.format_sqlite_error(error.value)
 
 
 def test_a_statement_takes_no_more_steps_than_a_file_of_its_size_needs(
@@ -183,11 +183,11 @@ def test_a_statement_takes_no_more_steps_than_a_file_of_its_size_needs(
 ) -> None:
     path = written(tmp_path / "a", "start INTEGER", [(i,) for i in range(3000)])
     monkeypatch.setattr(untrusted, "_STEPS_MIN", 1_000_000)
-    with closing(untrusted.connect(path)) as connection:
+    with closing(untrusted.open_database(path)) as connection:
         assert connection.execute("SELECT count(*) FROM a").fetchone() == (3000,)
         with pytest.raises(sqlite3.OperationalError) as error:
             connection.execute("SELECT count(*) FROM a AS x, a AS y WHERE x.start + y.start < 0").fetchone()
-    assert "set TRACEABLE_READ_LIMIT=10" in untrusted.why(error.value)
+    assert "set TRACEABLE_READ_LIMIT=10" in untrusted.format_sqlite_error(error.value)
 
 
 def leading_to(page: bytes, child: int) -> bytes:
@@ -245,11 +245,11 @@ def test_ctrl_c_ends_the_reading_of_all_tables(tmp_path: Path) -> None:
 
     with Database(path) as database:
         with pytest.raises(KeyboardInterrupt):
-            database.read(dict.fromkeys("abcdef", START), begun=interrupted)
+            database.read(dict.fromkeys("abcdef", START), on_table_start=interrupted)
         assert not readers()
         assert len(begun) == 1
         with pytest.raises(pages.StoppedError):
-            database._pages.rows(database._tables["a"], START)
+            database._pages.decode_rows(database._tables["a"], START)
 
 
 def test_what_preparing_a_table_raises_is_raised(tmp_path: Path) -> None:
@@ -310,6 +310,6 @@ def test_progress_is_said_in_the_thread_that_asks(tmp_path: Path) -> None:
         heard.append((tables[-1], threading.current_thread()))
 
     with Database(path) as database:
-        database.read(dict.fromkeys("abcdef", START), begun=begun)
+        database.read(dict.fromkeys("abcdef", START), on_table_start=begun)
     assert [name for name, _ in heard] == list("abcdef")
     assert {thread for _, thread in heard} == {threading.current_thread()}

@@ -38,11 +38,11 @@ from tests.trace.made_kineto import (
 
 from traceable.analysis.attribution import THREAD
 from traceable.analysis.context import Context
-from traceable.errors import TraceError, UnanswerableError
+from traceable.errors import MissingDataError, TraceError
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
 from traceable.trace import kineto_json, load
-from traceable.trace.kineto_json import nanoseconds
+from traceable.trace.kineto_json import to_nanoseconds
 from traceable.trace.model import NULL, Trace
 
 CAPTURES = ("trace-diff-control", "trace-diff-test", "nccl-annotations", "gpu-user-annotation-steps")
@@ -118,7 +118,7 @@ def test_our_gpu_spans_are_what_kineto_annotates_on_the_gpu(
     assert zero is not None
     ours = Counter(
         (
-            trace.names[context.found.name[of]],
+            trace.names[context.instances.name[of]],
             stream,
             int(zero + context.gpu.start_ns[ops].min()),
             int(zero + context.gpu.end_ns[ops].max()),
@@ -247,34 +247,34 @@ def test_every_question_answers_or_says_why_not(
     path = tmp_path_factory.mktemp("kineto") / "trace.json"
     recording = Recording(load(write(path, **{"events": document.pop("traceEvents"), **document})))
     for view in VIEWS:
-        with contextlib.suppress(UnanswerableError):
-            answer = recording.answer(view)
+        with contextlib.suppress(MissingDataError):
+            answer = recording.query(view)
             assert len(list(answer.rows())) == len(answer)
 
 
 @given(st.integers(-(10**18), 10**18), st.integers(0, 6))
 def test_times_are_read_to_the_nanosecond(ns: int, digits: int) -> None:
     text = f"{microseconds(ns):.{3 + digits}f}"
-    assert nanoseconds(text) == ns
-    assert nanoseconds(str(microseconds(ns))) == ns
+    assert to_nanoseconds(text) == ns
+    assert to_nanoseconds(str(microseconds(ns))) == ns
 
 
 @pytest.mark.parametrize(
     ("text", "ns"), [("0.0005", 0), ("0.0015", 2), ("1.0019", 1002), ("-2.5", -2500), ("1e3", 10**6), (" 7 ", 7000)]
 )
 def test_digits_beyond_the_nanosecond_are_rounded(text: str, ns: int) -> None:
-    assert nanoseconds(text) == ns
+    assert to_nanoseconds(text) == ns
 
 
 @given(st.one_of(st.floats(), st.text(max_size=9), st.none(), st.booleans(), st.lists(st.integers(), max_size=2)))
 def test_what_is_no_time_is_none(value: Any) -> None:
-    found = nanoseconds(str(value) if isinstance(value, float) else value)
+    found = to_nanoseconds(str(value) if isinstance(value, float) else value)
     assert found is None or isinstance(found, int)
 
 
 @pytest.mark.parametrize("value", [1 << 70, "1e400000", "-1e30", "Infinity", "1.0.0", "²²²²².²²²", True])
 def test_times_beyond_any_clock_are_none(value: Any) -> None:
-    assert nanoseconds(value) is None
+    assert to_nanoseconds(value) is None
 
 
 def test_the_last_digit_of_times_since_1970_is_kept(tmp_path: Path) -> None:
@@ -370,9 +370,9 @@ def test_a_flow_tells_the_launch_where_the_correlation_is_missing(tmp_path: Path
     assert trace.calls.correlation.tolist() == [11, 77]
     assert trace.kernels.correlation.tolist() == [11, 77, NULL]
     context = Context(trace)
-    assert context.launched.call_of.tolist() == [0, 1, -1]
+    assert context.launches.call_of.tolist() == [0, 1, -1]
     # Of the third no launch is known, and that it ran meanwhile says nothing.
-    assert context.operations_in("forward").tolist() == [True, True, False]
+    assert context.mask_operations("forward").tolist() == [True, True, False]
 
 
 def test_an_external_id_is_no_correlation(tmp_path: Path) -> None:
@@ -512,7 +512,7 @@ def test_the_files_of_several_ranks_are_one_trace_on_one_clock(tmp_path: Path) -
     assert trace.kernels.start_ns.tolist() == [20, 120]
     assert trace.kernels.process.tolist() == [0, 1]
     # Equal correlations of two processes are two launches.
-    assert Context(trace).launched.call_of.tolist() == [0, 1]
+    assert Context(trace).launches.call_of.tolist() == [0, 1]
     assert trace.source.path == str(tmp_path)
     assert trace.source.size_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.gz"))
 
@@ -555,7 +555,8 @@ def test_files_with_nothing_recorded_between_them_for_over_a_minute_are_refused(
     refused = refusal(tmp_path)
     assert refused.code == "traces_unrelated"
     assert (
-        refused.found.startswith(f"{tmp_path / '1.json'} and {tmp_path / '2.json'} ") and " 0:01:00 " in refused.found
+        refused.problem.startswith(f"{tmp_path / '1.json'} and {tmp_path / '2.json'} ")
+        and " 0:01:00 " in refused.problem
     )
     assert "--allow-unrelated" in refused.remedy and "allow_unrelated=True" in refused.remedy
     assert load(tmp_path, allow_unrelated=True).ranges.start_ns.tolist() == [0, 60 * 10**9 + 50, 120 * 10**9 + 101]
@@ -575,7 +576,7 @@ def test_a_copy_of_a_file_beside_it_is_refused(tmp_path: Path) -> None:
         ranked(tmp_path / name, 0, "a", 67, [annotation("forward", T, 50)])
     refused = refusal(tmp_path)
     assert refused.code == "traces_overlap"
-    assert "t.json and " in refused.found
+    assert "t.json and " in refused.problem
 
 
 def test_files_without_a_wall_clock_can_not_be_put_together(tmp_path: Path) -> None:
@@ -596,7 +597,7 @@ def test_one_file_of_several_that_is_cut_off_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
     refused = refusal(tmp_path)
     assert refused.code == "file_cut_off"
-    assert refused.found.startswith(f"{path} ") and " 2 events" in refused.found
+    assert refused.problem.startswith(f"{path} ") and " 2 events" in refused.problem
 
 
 # What can't be read
@@ -612,9 +613,9 @@ def test_a_file_cut_off_anywhere_is_refused_in_one_line(tmp_path: Path, packed: 
     for length in range(1, len(content) - 1):
         path.write_bytes(content[:length])
         found = refusal(path)
-        assert str(path) in found.found
+        assert str(path) in found.problem
         if length > 20:
-            assert (found.code, found.remedy) == ("file_cut_off", kineto_json.CUT_OFF), (length, found)
+            assert (found.code, found.remedy) == ("file_cut_off", kineto_json.TRUNCATED_HINT), (length, found)
 
 
 @settings(max_examples=200, deadline=None)
@@ -632,7 +633,7 @@ def test_damage_is_read_or_refused_and_never_a_fault_of_ours(
     try:
         trace = load(path)
     except TraceError as error:
-        assert str(path) in error.found
+        assert str(path) in error.problem
         assert error.remedy
     else:
         assert len(trace.kernels) <= 1
@@ -659,7 +660,7 @@ def test_what_is_no_trace_is_said(tmp_path: Path, content: str, code: str, place
     path.write_text(content)
     refused = refusal(path)
     assert refused.code == code
-    assert place in refused.found
+    assert place in refused.problem
 
 
 def test_a_packed_file_that_can_not_be_unpacked_is_said(tmp_path: Path) -> None:
@@ -669,7 +670,7 @@ def test_a_packed_file_that_can_not_be_unpacked_is_said(tmp_path: Path) -> None:
     path.write_bytes(content)
     refused = refusal(path)
     assert refused.code == "file_damaged"
-    assert refused.found.startswith(f"{path} ")
+    assert refused.problem.startswith(f"{path} ")
 
 
 def test_what_stands_in_the_wrong_type_is_absent_and_no_fault(tmp_path: Path) -> None:

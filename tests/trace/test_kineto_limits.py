@@ -57,7 +57,7 @@ def test_a_bomb_is_refused_early(make: Callable[[Path], None], code: str, limit:
     with pytest.raises(TraceError) as error:
         load(path)
     assert error.value.code == code
-    assert limit in error.value.found
+    assert limit in error.value.problem
     assert "TRACEABLE_READ_LIMIT=10" in str(error.value)
 
 

@@ -147,7 +147,7 @@ def test_what_is_no_table_of_ncus_is_one_clear_error(
     with pytest.raises(TraceError) as caught:
         ncu_csv.read(path)
     assert caught.value.code == code
-    assert all(one in caught.value.found for one in (str(path), *named))
+    assert all(one in caught.value.problem for one in (str(path), *named))
     assert "\n" not in str(caught.value)
 
 
@@ -167,7 +167,7 @@ def test_a_damaged_file_gives_launches_or_one_clear_error(text: str, at: int, le
     try:
         launches = ncu_csv.parse(damaged, "damaged.csv")
     except TraceError as error:
-        assert "damaged.csv" in error.found
+        assert "damaged.csv" in error.problem
         return
     assert launches
     for launch in launches:

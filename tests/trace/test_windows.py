@@ -14,7 +14,7 @@ from tests.analysis.made import traces
 from traceable.errors import TraceError
 from traceable.protocol import environment
 from traceable.trace import emitted, load
-from traceable.trace.joined import joined
+from traceable.trace.joined import join_traces
 from traceable.trace.model import NULL, Trace
 
 THREAD = (7 << 24) | 70
@@ -97,7 +97,7 @@ def test_joined_holds_every_event_of_each_part_at_its_own_time(first, second, di
     # Other numbers for the same names, as two files have them.
     second = replace(second, names=tuple(f"{name} 2" if more else name for name in second.names))
     parts = [replace(first, utc_epoch_ns=500), replace(second, utc_epoch_ns=500 + distance)]
-    whole = joined(parts[::-1] if swapped else parts)
+    whole = join_traces(parts[::-1] if swapped else parts)
     wanted, later = events_of(first, 0), events_of(second, distance)
     assert events_of(whole, 0) == {kind: wanted[kind] + later[kind] for kind in wanted}
     assert whole.utc_epoch_ns == 500
@@ -108,11 +108,11 @@ def test_joined_holds_every_event_of_each_part_at_its_own_time(first, second, di
 
 @given(traces())
 def test_one_part_is_itself(trace):
-    assert joined([trace]) is trace
+    assert join_traces([trace]) is trace
 
 
 def test_parts_without_a_wall_clock_can_not_be_placed(export):
     trace = replace(export_of(export), utc_epoch_ns=None)
     with pytest.raises(TraceError) as error:
-        joined([trace, trace])
+        join_traces([trace, trace])
     assert error.value.code == "wall_clock_unknown"

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def recorder_library() -> Path | None:
+def find_recorder_library() -> Path | None:
     """Return the path of the embedded recorder, for `NVTX_INJECTION64_PATH`, or None where it wasn't built."""
     return _library("_recorder")
 
 
-def discreet_library() -> Path | None:
+def find_hide_proc_environ_library() -> Path | None:
     """Return the path of what keeps environments from nsys, for its `LD_PRELOAD`, or None where it wasn't built."""
     return _library("_discreet")
 

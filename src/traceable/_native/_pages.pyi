@@ -8,16 +8,16 @@ REAL: int
 KEY: int
 TEXT: int
 
-class Unusual(Exception):  # noqa: N818
+class UnsupportedError(Exception):
     """What only SQLite should read."""
 
-class Damaged(Unusual):
+class DamagedError(UnsupportedError):
     """What no sound file holds, and SQLite would not always notice; its text is the kind of damage."""
 
-class Stopped(Exception):  # noqa: N818
+class StoppedError(Exception):
     """The caller had it end."""
 
-def decode(
+def decode_table(
     descriptor: int,
     page_size: int,
     usable: int,

@@ -420,7 +420,7 @@ name_thread(void)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyObject *name = threading_name();
-    PyObject *checked = name == NULL ? NULL : call_arguments("thread_name", "(O)", name);
+    PyObject *checked = name == NULL ? NULL : call_arguments("normalize_thread_name", "(O)", name);
     const char *text = checked == NULL || !PyUnicode_Check(checked) ? NULL : PyUnicode_AsUTF8(checked);
     if (text != NULL) {
         nvtxNameOsThreadA((uint32_t)tid, text);
@@ -788,7 +788,7 @@ set_payload(Range *self, PyObject *payload)
     }
     PyObject *made = PyDict_CheckExact(payload) ? simple_fields(payload) : NULL;
     if (made == NULL) {
-        made = PyErr_Occurred() ? NULL : call_arguments("checked_payload", "(O)", payload);
+        made = PyErr_Occurred() ? NULL : call_arguments("normalize_payload", "(O)", payload);
     }
     if (made == NULL) {
         return -1;
@@ -857,7 +857,7 @@ fields_now(Range *range)
         Py_INCREF(range->fields);
         return range->fields;
     }
-    PyObject *made = call_arguments("checked_payload", "(O)", given);
+    PyObject *made = call_arguments("normalize_payload", "(O)", given);
     if (made != NULL && PyUnicode_CheckExact(made) && PyUnicode_AsUTF8(made) != NULL) {
         return made;
     }
@@ -1110,7 +1110,7 @@ range_without_payload(State *state, PyTypeObject *type, PyObject *const *values)
         PyObject *arguments = PyTuple_Pack(5, values[0], values[1], values[2], values[3], Py_None);
         PyObject *all = arguments == NULL ? NULL : PyTuple_Pack(6, values[0], values[1], values[2], values[3], Py_None,
                                                                 values[LEVEL]);
-        PyObject *checked = all == NULL ? NULL : call_arguments("checked", "O", all);
+        PyObject *checked = all == NULL ? NULL : call_arguments("normalize_arguments", "O", all);
         Range *built = checked == NULL ? NULL : range_build(state, type, arguments, checked);
         Py_XDECREF(checked);
         Py_XDECREF(all);
@@ -1391,14 +1391,14 @@ range_sample(Range *self, PyObject *value)
 {
     nvtxEventAttributes_t attributes = self->attributes;
     if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value)) {
-        PyObject *number = call_arguments("checked_value", "(O)", value);
+        PyObject *number = call_arguments("normalize_value", "(O)", value);
         PyObject *result = number == NULL ? NULL : range_sample(self, number);
         Py_XDECREF(number);
         return result;
     }
     int fits = number_payload(&attributes, value);
     if (fits <= 0) {
-        return fits < 0 ? NULL : call_arguments("checked_value", "(O)", value); /* raises: more than 64 bits */
+        return fits < 0 ? NULL : call_arguments("normalize_value", "(O)", value); /* raises: more than 64 bits */
     }
     if (!self->silent) {
         NAME_THREAD();
@@ -1408,7 +1408,7 @@ range_sample(Range *self, PyObject *value)
 }
 
 static PyMethodDef range_methods[] = {
-    {"_numbered", (PyCFunction)range_numbered, METH_O, "Return the same range with this payload."},
+    {"_with_payload", (PyCFunction)range_numbered, METH_O, "Return the same range with this payload."},
     {"_push", (PyCFunction)range_push, METH_NOARGS, "Open a push/pop range on this thread."},
     {"_pop", (PyCFunction)range_pop, METH_NOARGS, "Close the innermost push/pop range of this thread and domain."},
     {"_start", (PyCFunction)range_start, METH_NOARGS, "Open a start/end range; returns its id."},
@@ -1428,7 +1428,7 @@ range_heard(Range *self, void *Py_UNUSED(closure))
 }
 
 static PyGetSetDef range_properties[] = {
-    {"_heard", (getter)range_heard, NULL, "Whether what it emits can reach a tool.", NULL},
+    {"_is_recordable", (getter)range_heard, NULL, "Whether what it emits can reach a tool.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -1774,7 +1774,7 @@ exchange(PyObject *variable, PyObject *value)
     return before;
 }
 
-/* Open a stretch in a context that is the code's own: of a greenlet. */
+/* Open an active segment in a context that is the code's own: of a greenlet. */
 static PyObject *
 run_show(Run *self, PyObject *Py_UNUSED(ignored))
 {
@@ -1846,10 +1846,10 @@ run_dealloc(Run *self)
 }
 
 static PyMethodDef run_methods[] = {
-    {"resume", (PyCFunction)run_resume, METH_NOARGS, "Open a stretch: the code runs from here on."},
-    {"suspend", (PyCFunction)run_suspend, METH_NOARGS, "Close the stretch: the code is suspended, or over."},
-    {"show", (PyCFunction)run_show, METH_NOARGS, "Open a stretch in a context of the code's own."},
-    {"hide", (PyCFunction)run_hide, METH_NOARGS, "Close it."},
+    {"resume", (PyCFunction)run_resume, METH_NOARGS, "Open an active segment: the code runs from here on."},
+    {"suspend", (PyCFunction)run_suspend, METH_NOARGS, "Close the active segment: the code is suspended, or over."},
+    {"push_segment", (PyCFunction)run_show, METH_NOARGS, "Open an active segment in a context of the code's own."},
+    {"pop_segment", (PyCFunction)run_hide, METH_NOARGS, "Close it."},
     {"end", (PyCFunction)run_end, METH_NOARGS, "End the whole."},
     {NULL, NULL, 0, NULL},
 };
@@ -1863,7 +1863,7 @@ static PyType_Slot run_slots[] = {
 };
 
 static PyType_Spec run_spec = {
-    .name = "traceable._native._core.Run",
+    .name = "traceable._native._core.ResumableRange",
     .basicsize = sizeof(Run),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = run_slots,
@@ -2031,16 +2031,16 @@ core_kept(PyObject *module, PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef core_methods[] = {
     {"wrap", core_wrap, METH_VARARGS, "Return a callable that runs `function` inside `range`."},
-    {"publish", core_publish, METH_O, "Say which subclass of Range is built by message alone, fastest."},
-    {"record_up_to", core_record_up_to, METH_O, "Make every range of a higher level that is built from now on a no-op."},
+    {"set_public_class", core_publish, METH_O, "Set the subclass of Range that is built fastest, by message alone."},
+    {"set_max_level", core_record_up_to, METH_O, "Make every range of a higher level that is built from now on a no-op."},
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
-    {"kept", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
-    {"when_annotated", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
+    {"list_interned_ranges", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
+    {"call_before_next_event", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
     {"watch_greenlets", core_watch_greenlets, METH_O, "Call what is given once on each thread that pushes a range."},
     {"follow_greenlets", core_follow_greenlets, METH_VARARGS, "Ask two functions before each push and each pop."},
-    {"count_by", core_count_by, METH_VARARGS, "Have ranges counted: what returns the slot of one, what opens a table."},
-    {"count_in", core_count_in, METH_VARARGS, "Count in this table from here on; whether the collector records."},
-    {"silence", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
+    {"set_count_callbacks", core_count_by, METH_VARARGS, "Have ranges counted: what returns the slot of one, what opens a table."},
+    {"set_count_table", core_count_in, METH_VARARGS, "Count in this table from here on; whether the collector records."},
+    {"disable_ranges", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -922,7 +922,7 @@ static PyObject *decode_table(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"decode", decode_table, METH_VARARGS, decode_doc},
+    {"decode_table", decode_table, METH_VARARGS, decode_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -930,16 +930,16 @@ static int add_types(PyObject *module)
 {
     State *state = PyModule_GetState(module);
     state->memory = (PyTypeObject *)PyType_FromSpec(&memory_spec);
-    state->unusual = PyErr_NewException("traceable._native._pages.Unusual", NULL, NULL);
-    state->damaged = PyErr_NewException("traceable._native._pages.Damaged", state->unusual, NULL);
-    state->stopped = PyErr_NewException("traceable._native._pages.Stopped", NULL, NULL);
+    state->unusual = PyErr_NewException("traceable._native._pages.UnsupportedError", NULL, NULL);
+    state->damaged = PyErr_NewException("traceable._native._pages.DamagedError", state->unusual, NULL);
+    state->stopped = PyErr_NewException("traceable._native._pages.StoppedError", NULL, NULL);
     if (!state->memory || !state->unusual || !state->damaged || !state->stopped)
         return -1;
     return PyModule_AddIntMacro(module, INTEGER) || PyModule_AddIntMacro(module, SMALL) ||
                    PyModule_AddIntMacro(module, REAL) || PyModule_AddIntMacro(module, KEY) ||
-                   PyModule_AddIntMacro(module, TEXT) || PyModule_AddObjectRef(module, "Unusual", state->unusual) ||
-                   PyModule_AddObjectRef(module, "Damaged", state->damaged) ||
-                   PyModule_AddObjectRef(module, "Stopped", state->stopped)
+                   PyModule_AddIntMacro(module, TEXT) || PyModule_AddObjectRef(module, "UnsupportedError", state->unusual) ||
+                   PyModule_AddObjectRef(module, "DamagedError", state->damaged) ||
+                   PyModule_AddObjectRef(module, "StoppedError", state->stopped)
                ? -1
                : 0;
 }

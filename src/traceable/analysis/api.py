@@ -17,13 +17,20 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import commonest, numbered, ranked, totals
-from traceable.analysis.hints import record_gpu
-from traceable.analysis.named import call_name
-from traceable.analysis.naming import ALLOCATING, COPYING, SYNCHRONISING
-from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order, of_ranges, range_and_style
+from traceable.analysis.grouping import find_most_common, number_groups, sort_groups, sum_groups
+from traceable.analysis.hints import suggest_gpu_recording
+from traceable.analysis.named import strip_call_version
+from traceable.analysis.naming import ALLOCATION_CALLS, COPY_CALLS, SYNCHRONIZATION_CALLS
+from traceable.analysis.range_rows import (
+    OUTSIDE,
+    RangeItems,
+    filter_pairs_by_range,
+    join_range_items,
+    make_range_style_columns,
+    sort_by_range,
+)
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.errors import Message, UnanswerableError
+from traceable.errors import Message, MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int32, Int64, NDArray, Trace
 
@@ -39,12 +46,12 @@ KINDS = (
 _KINDS = (
     ("launch", re.compile(r"cu(da)?(Launch|GraphLaunch)")),
     ("graph", re.compile(r"cu(da)?(Graph|Stream\w*Captur|ThreadExchangeStreamCaptureMode)")),
-    ("synchronisation", SYNCHRONISING),
+    ("synchronisation", SYNCHRONIZATION_CALLS),
     ("event", re.compile(r"cu(da)?(Event|StreamWaitEvent|IpcGetEventHandle|IpcOpenEventHandle)")),
     ("stream", re.compile(r"cu(da)?Stream")),
-    ("copy", re.compile(rf"{COPYING.pattern}|cu(da)?MemPrefetch")),
+    ("copy", re.compile(rf"{COPY_CALLS.pattern}|cu(da)?MemPrefetch")),
     ("memset", re.compile(r"cu(da)?Memset")),
-    ("allocation", re.compile(rf"{ALLOCATING.pattern}|cu(Mipmapped)?Array(3D)?(Create|Destroy)")),
+    ("allocation", re.compile(rf"{ALLOCATION_CALLS.pattern}|cu(Mipmapped)?Array(3D)?(Create|Destroy)")),
     ("module", re.compile(r"cu(Module|Library|Kernel|Link|Func|Occupancy|GetProcAddress)")),
     ("module", re.compile(r"cuda(Module|Library|Kernel|Func|Occupancy|GetFuncBySymbol|GetDriverEntryPoint|GetKernel)")),
 )
@@ -149,24 +156,24 @@ class _Asked:
 
 
 def _asked(context: Context, range_name: str | None) -> _Asked:
-    calls, inside = context.trace.calls, nested(context.recorded_calls)
+    calls, inside = context.trace.calls, find_nested_calls(context.recorded_calls)
     if range_name is not None:
-        which = context.calls_in(range_name)
+        which = context.mask_calls(range_name)
         if not which.any():
-            raise UnanswerableError(
+            raise MissingDataError(
                 "no_calls_in_range",
                 f"no CUDA API call lies inside a range {range_name!r}",
                 "`--view ranges` lists what each range did",
             )
         calls, inside = model.Calls(**calls.take(which)), inside[which]
-    function, first = numbered(calls.name)
-    texts = [call_name(context.trace.names[name]) if name >= 0 else "" for name in calls.name[first].tolist()]
-    kinds = np.array([KINDS.index(kind_of(text)) for text in texts], np.int64)
+    function, first = number_groups(calls.name)
+    texts = [strip_call_version(context.trace.names[name]) if name >= 0 else "" for name in calls.name[first].tolist()]
+    kinds = np.array([KINDS.index(classify_call(text)) for text in texts], np.int64)
     duration = calls.end_ns - calls.start_ns
     return _Asked(context.trace, calls, duration, function, first, texts, kinds, np.flatnonzero(inside))
 
 
-def nested(calls: model.Calls) -> Bool:
+def find_nested_calls(calls: model.Calls) -> Bool:
     """Return which calls lie inside another call of their thread; of two with equal times the second.
 
     Calls come by start, the longer first, so that one lies inside another if it ends no later than the latest end so
@@ -202,7 +209,7 @@ def _by_call(asked: _Asked) -> Table:
     returned = _returned(calls.return_value)
     code = np.full(groups, NULL, np.int64)
     if len(returned.failed):
-        code = commonest(asked.function[returned.failed], calls.return_value[returned.failed], groups)[1]
+        code = find_most_common(asked.function[returned.failed], calls.return_value[returned.failed], groups)[1]
     values = {
         "name": objects(text or None for text in asked.texts),
         "kind": objects(KINDS[kind] for kind in asked.kinds.tolist()),
@@ -210,7 +217,7 @@ def _by_call(asked: _Asked) -> Table:
         **_times(asked, asked.function, groups),
         "errors": _errors(returned, asked.function, groups),
         "error": objects(
-            None if one == NULL else error_name(one, of_driver)
+            None if one == NULL else get_error_name(one, of_driver)
             for one, of_driver in zip(code.tolist(), driver.tolist(), strict=True)
         ),
         "not_ready": _errors(returned, asked.function, groups, returned.waiting),
@@ -219,7 +226,7 @@ def _by_call(asked: _Asked) -> Table:
 
 
 def _by_kind(asked: _Asked) -> Table:
-    kind, first = numbered(asked.kinds)
+    kind, first = number_groups(asked.kinds)
     groups = len(first)
     group = kind[asked.function]
     values = {
@@ -238,30 +245,30 @@ BY = (*_VIEWS, "range")
 
 
 def _by_range(context: Context, range_name: str | None) -> Table:
-    found = context.found
+    found = context.instances
     if not len(found):
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_ranges_recorded", "the trace holds no ranges", "annotate the program, and have nvtx in --trace"
         )
     asked = _asked(context, None)
-    path, first_of_path = numbered(found.path, found.domain, found.style)
-    name, first_of_name = numbered(found.domain, found.name, found.style)
-    wanted = None if range_name is None else context.instances_of(range_name)[first_of_path]
-    pieces = of_ranges(context.call_pairs(), path, wanted)
-    by_path = credits_of(pieces, path, len(asked.calls), wanted is None).once()
+    path, first_of_path = number_groups(found.path, found.domain, found.style)
+    name, first_of_name = number_groups(found.domain, found.name, found.style)
+    wanted = None if range_name is None else context.mask_instances(range_name)[first_of_path]
+    pieces = filter_pairs_by_range(context.iter_call_pairs(), path, wanted)
+    by_path = join_range_items(pieces, path, len(asked.calls), wanted is None).deduplicate()
     if not len(by_path):
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_calls_in_range",
             f"no CUDA API call lies inside a range {range_name!r}",
             "`--view ranges` lists what each range did",
         )
-    by_name = by_path.moved(name[first_of_path] + 1).once()
+    by_name = by_path.remap_ranges(name[first_of_path] + 1).deduplicate()
     paths = _range_table(context, asked, by_path, path, first_of_path, paths=True)
     return Table(_range_table(context, asked, by_name, name, first_of_name).values, {"paths": paths}, _notes(asked))
 
 
 def _range_table(
-    context: Context, asked: _Asked, credited: Credits, of_instance: Int64, first: Int64, paths: bool = False
+    context: Context, asked: _Asked, credited: RangeItems, of_instance: Int64, first: Int64, paths: bool = False
 ) -> Table:
     """Return one row a range and kind.
 
@@ -273,19 +280,19 @@ def _range_table(
     inner = np.zeros(len(asked.calls), np.bool_)
     inner[asked.nested] = True
     parts = []
-    for number, call in credited.parts():
-        group, row = numbered(number, kind_of_call[call])
+    for number, call in credited.iter_chunks():
+        group, row = number_groups(number, kind_of_call[call])
         columns = _measured(group, asked.duration_ns[call], np.flatnonzero(inner[call]), len(row))
         parts.append({"range": number[row] - 1, "kind": kind_of_call[call[row]], **columns})
     measured = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     number, kind = measured.pop("range"), measured.pop("kind")
     # What a CUDA graph does again is no range that was entered, and makes no calls.
-    entered = np.bincount(of_instance[context.found.entered], minlength=len(first))
+    entered = np.bincount(of_instance[context.instances.entered], minlength=len(first))
     instances = np.where(number == OUTSIDE, 0, entered[number])
     count, total = measured.pop("count"), measured.pop("total_ns")
     values = {
         **(_path_column(context, first, number) if paths else {}),
-        **range_and_style(context.trace, context.found, first, number),
+        **make_range_style_columns(context.trace, context.instances, first, number),
         "kind": objects(KINDS[code] for code in kind.tolist()),
         "range_instances": integers(instances, number != OUTSIDE),
         "count": count,
@@ -294,11 +301,11 @@ def _range_table(
         "total_per_instance_ns": ratios(total, instances),
         **measured,
     }
-    return Table(values).take(in_order(number, total))
+    return Table(values).take(sort_by_range(number, total))
 
 
 def _path_column(context: Context, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:
-    found, names = context.found, context.trace.names
+    found, names = context.instances, context.trace.names
     paths = [found.paths[found.path[first[one]]] if one != OUTSIDE else None for one in number.tolist()]
     return {"path": objects(None if path is None else [names[name] for name in path] for path in paths)}
 
@@ -312,12 +319,12 @@ def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
 
 def _measured(group: Int64, duration_ns: Int64, inner: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure calls; `inner` says which lie inside another one."""
-    found = ranked(group, duration_ns, groups)
+    found = sort_groups(group, duration_ns, groups)
     return {
-        "count": found.number,
+        "count": found.counts,
         "total_ns": found.totals(),
         "nested_count": np.bincount(group[inner], minlength=groups),
-        "nested_total_ns": totals(group[inner], duration_ns[inner], groups),
+        "nested_total_ns": sum_groups(group[inner], duration_ns[inner], groups),
         **found.summary("call"),
     }
 
@@ -368,23 +375,25 @@ def _require_calls(trace: Trace) -> None:
         return
     tables = trace.source.tables
     if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables:
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_calls_selected",
             "no CUDA API call in the part of the trace that was asked about",
             "ask about more of it",
         )
     if len(trace.kernels) or any(table.startswith("CUPTI_ACTIVITY_KIND_") for table in tables):
-        raise UnanswerableError(
+        raise MissingDataError(
             "gpu_work_without_calls",
             "no CUDA API call in the trace, though GPU work was recorded",
             "record with nsys and --trace=cuda, which records calls and GPU work together",
         )
-    raise UnanswerableError(
-        "cuda_not_recorded", "no CUDA API call in the trace: no CUDA activity was recorded", record_gpu(trace)
+    raise MissingDataError(
+        "cuda_not_recorded",
+        "no CUDA API call in the trace: no CUDA activity was recorded",
+        suggest_gpu_recording(trace),
     )
 
 
-def kind_of(name: str) -> str:
+def classify_call(name: str) -> str:
     """Return what the API call of this name is for, one of KINDS.
 
     Examples:
@@ -396,7 +405,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _KINDS if pattern.match(name)), "other")
 
 
-def error_name(code: int, driver: bool) -> str:
+def get_error_name(code: int, driver: bool) -> str:
     """Return the name of a return code other than success, as the runtime or the driver API calls it.
 
     Examples:

@@ -36,16 +36,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traceable.analysis.instances import Instances, Stretches, paths_of, stretches_of
+from traceable.analysis.instances import Instances, Segments, build_paths, select_segments
 from traceable.analysis.interval_index import (
-    Events,
     Slices,
-    covered,
-    few_sorted,
-    innermost_around,
-    pairs,
-    slices,
-    sorted_events,
+    ThreadEvents,
+    argsort_index,
+    find_covered,
+    find_innermost,
+    find_slices,
+    iter_pairs,
+    sort_events,
 )
 from traceable.analysis.operations import KERNEL, GpuOperations, Launches
 from traceable.trace.model import NULL, Bool, Calls, GraphNodes, Int8, Int32, Int64, NDArray, Operations, Trace
@@ -65,7 +65,7 @@ REASONS = ("before_recording", "no_launch_call", "outside_ranges", "several_thre
 
 _LIMITS = np.iinfo(np.int64)
 
-DEEPEST = 128
+MAX_DEPTH = 128
 """How many ranges are followed from a node's capture outwards, and how many copies from a node to its first."""
 
 
@@ -74,27 +74,27 @@ class Attribution:
     """What belongs to which range.
 
     Attributes:
-        found: the range instances, and after them the replays of CUDA graphs.
+        instances: the range instances, and after them the replays of CUDA graphs.
         rule: of each operation the number of the rule that explains it, or of the reason that none does.
         links: the places on threads by which ranges have operations.
-        replayed: what the replays ran.
+        replays: what the replays ran.
         innermost: of each operation the instance that began last of those it belongs to; -1 for none.
     """
 
-    found: Instances
+    instances: Instances
     rule: Int8
     links: Links
-    replayed: Replayed
+    replays: Replays
     innermost: Int64
 
-    def pairs(self) -> Iterator[tuple[Int64, Int64]]:
+    def iter_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation), sorted by instance and start of the operation, no pair twice.
 
         All pairs of an instance come in one piece.
         """
-        yield from pairs(self.found.stretches, self.links.events)
-        if len(self.replayed.instance):
-            yield self.replayed.instance, self.replayed.operation
+        yield from iter_pairs(self.instances.segments, self.links.events)
+        if len(self.replays.instance):
+            yield self.replays.instance, self.replays.operation
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,16 @@ class Links:
     Attributes:
         events: the places, each with its operation as `item`.
         rule: by which rule the place is the operation's: THREAD, INHERITED or ORDER.
-        where: the slice of the places that each stretch of an instance holds.
+        slices: the slice of the places that each stretch of an instance holds.
     """
 
-    events: Events
+    events: ThreadEvents
     rule: Int8
-    where: Slices
+    slices: Slices
 
 
 @dataclass(frozen=True)
-class Replayed:
+class Replays:
     """Pairs of replay (as an index of the instances) and operation, sorted by both; no pair twice.
 
     Attributes:
@@ -170,10 +170,10 @@ def _sum(shares: Iterable[Share]) -> Share:
     return Share(operations, gpu_ns)
 
 
-def attribute(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> Attribution:
+def attribute_operations(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> Attribution:
     """Return what belongs to which range, and by which rule."""
-    rule, links, innermost = rules_of(trace, found, gpu, launched)
-    joined, replayed = with_replays(trace, found, gpu, launched, links, innermost)
+    rule, links, innermost = assign_rules(trace, found, gpu, launched)
+    joined, replayed = add_replays(trace, found, gpu, launched, links, innermost)
     if len(replayed.instance):
         rule[replayed.operation[rule[replayed.operation] > TASK]] = GRAPH_NODE
         innermost[replayed.operation] = -1
@@ -183,7 +183,7 @@ def attribute(trace: Trace, found: Instances, gpu: GpuOperations, launched: Laun
     return Attribution(joined, rule, links, replayed, innermost)
 
 
-def coverage_of(gpu: GpuOperations, rule: Int8) -> Coverage:
+def compute_coverage(gpu: GpuOperations, rule: Int8) -> Coverage:
     """Return how much of the GPU's work each rule explains, and for which reasons the rest is unexplained."""
     duration = gpu.end_ns - gpu.start_ns
 
@@ -201,44 +201,48 @@ def coverage_of(gpu: GpuOperations, rule: Int8) -> Coverage:
     )
 
 
-def rules_of(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> tuple[Int8, Links, Int64]:
+def assign_rules(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> tuple[Int8, Links, Int64]:
     """Return of each operation the rule, or the reason, the places by which ranges are found, and the innermost range.
 
-    GRAPH_NODE is not assigned here: it takes the place of INHERITED and all that follows (`with_replays`).
+    GRAPH_NODE is not assigned here: it takes the place of INHERITED and all that follows (`add_replays`).
     """
-    stretches, places = found.stretches, launch_events(gpu, launched)
-    innermost = innermost_around(found, places)
+    stretches, places = found.segments, build_launch_events(gpu, launched)
+    innermost = find_innermost(found, places)
     rule = np.full(len(gpu), NO_LAUNCH_CALL, np.int8)
     rule[launched.call_of >= 0] = OUTSIDE_RANGES
     rule[innermost >= 0] = THREAD
     if found.task.any():
         rule[innermost >= 0] = TASK
-        rule[covered(stretches_of(stretches, ~found.task), places)] = THREAD
+        rule[find_covered(select_segments(stretches, ~found.task), places)] = THREAD
 
     outside, missing = np.flatnonzero(rule == OUTSIDE_RANGES), np.flatnonzero(rule == NO_LAUNCH_CALL)
     if not len(outside) + len(missing):
-        return rule, Links(places, np.full(len(places.item), THREAD, np.int8), slices(stretches, places)), innermost
+        return (
+            rule,
+            Links(places, np.full(len(places.item), THREAD, np.int8), find_slices(stretches, places)),
+            innermost,
+        )
     cover = _Cover(stretches)
     inherited = _inherited(trace, cover, launched, outside, rule) if len(outside) else _NO_PLACE
     ordered = _ordered(trace, cover, gpu, missing, rule) if len(missing) else _NO_PLACE
     inferred = np.concatenate([inherited.operation, ordered.operation])
-    more = sorted_events(
+    more = sort_events(
         np.concatenate([inherited.thread, ordered.thread]),
         np.concatenate([inherited.start_ns, ordered.start_ns]),
         np.concatenate([inherited.end_ns, ordered.end_ns]),
         inferred,
         places.order,
     )
-    innermost[inferred] = innermost_around(found, more)[inferred]
+    innermost[inferred] = find_innermost(found, more)[inferred]
     events = _merged(places, more) if len(inferred) else places
     by_rule = np.full(len(rule), THREAD, np.int8)
     by_rule[inferred] = rule[inferred]
-    return rule, Links(events, by_rule[events.item], slices(stretches, events)), innermost
+    return rule, Links(events, by_rule[events.item], find_slices(stretches, events)), innermost
 
 
-def launch_events(gpu: GpuOperations, launched: Launches) -> Events:
+def build_launch_events(gpu: GpuOperations, launched: Launches) -> ThreadEvents:
     """Return the launch calls as places for their operations: nsys's rule, which knows nothing else."""
-    return Events(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), gpu.by_start)
+    return ThreadEvents(launched.thread, launched.start_ns, launched.end_ns, launched.operation, len(gpu), gpu.by_start)
 
 
 class _Places(NamedTuple):
@@ -380,7 +384,7 @@ def _process_of_thread(trace: Trace) -> Int32:
     return np.array([thread.process for thread in trace.threads], np.int32)
 
 
-def _merged(places: Events, more: Events) -> Events:
+def _merged(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
     """Return the launch calls as places, less those of operations that have further places, and these."""
     # An operation that was taken in has no range on the thread of its call: that place stands for nothing any more.
     homely = np.ones(places.items, np.bool_)
@@ -396,7 +400,7 @@ def _merged(places: Events, more: Events) -> Events:
         column[others], column[at] = ours[kept], theirs
         return column
 
-    return Events(
+    return ThreadEvents(
         thread=merged(places.thread, more.thread),
         start_ns=merged(places.start_ns, more.start_ns),
         end_ns=merged(places.end_ns, more.end_ns),
@@ -406,7 +410,7 @@ def _merged(places: Events, more: Events) -> Events:
     )
 
 
-def _between(places: Events, kept: Int64, more: Events) -> Int64:
+def _between(places: ThreadEvents, kept: Int64, more: ThreadEvents) -> Int64:
     """Return before how many of the kept places each further one comes, by thread and start."""
     at = np.zeros(len(more.item), np.int64)
     for thread in distinct(more.thread).tolist():
@@ -420,7 +424,7 @@ def _between(places: Events, kept: Int64, more: Events) -> Int64:
 class _Cover:
     """Where, on each thread, some stretch runs: starts in order, and the latest end so far."""
 
-    def __init__(self, stretches: Stretches) -> None:
+    def __init__(self, stretches: Segments) -> None:
         order = np.lexsort((stretches.start_ns, stretches.thread))
         thread = stretches.thread[order]
         self._on: dict[int, tuple[Int64, Int64]] = {}
@@ -452,7 +456,7 @@ class _Silence:
 
     def __init__(self, calls: Calls, threads: int) -> None:
         self._calls = calls
-        self._by_thread = few_sorted(calls.thread)
+        self._by_thread = argsort_index(calls.thread)
         self._bounds = np.append(0, np.cumsum(np.bincount(calls.thread, minlength=threads))).tolist()
         self._known: dict[int, tuple[Int64, Int64]] = {}
 
@@ -500,9 +504,9 @@ class _Silence:
         return self._known[thread]
 
 
-def with_replays(
+def add_replays(
     trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches, links: Links, innermost: Int64
-) -> tuple[Instances, Replayed]:
+) -> tuple[Instances, Replays]:
     """Return the instances with the replays after them, and what each replay ran.
 
     Args:
@@ -511,12 +515,12 @@ def with_replays(
     nothing = np.empty(0, np.int64)
     nodes = np.flatnonzero((gpu.graph_node != NULL) & (launched.call_of >= 0))
     if not len(nodes) or not len(trace.graph_nodes):
-        return found, Replayed(nothing, nothing, nothing)
+        return found, Replays(nothing, nothing, nothing)
     origin = _origins(trace, found, gpu, nodes)
     nodes, origin = nodes[origin >= 0], origin[origin >= 0]
     captured, operation, level = _levels(found, links.events, nodes, origin)
     if not len(operation):
-        return found, Replayed(nothing, nothing, nothing)
+        return found, Replays(nothing, nothing, nothing)
     call = launched.call_of[operation]
     stride = len(found)
     key, replay = np.unique(call * stride + captured, return_inverse=True)
@@ -525,26 +529,26 @@ def with_replays(
     joined = _joined(trace, found, key // stride, key % stride, launcher)
     replay = replay.reshape(-1) + len(found)
     order = np.lexsort((gpu.start_ns[operation], replay))
-    return joined, Replayed(replay[order], operation[order], -level[order])
+    return joined, Replays(replay[order], operation[order], -level[order])
 
 
-def _levels(found: Instances, events: Events, nodes: Int64, origin: Int64) -> tuple[Int64, Int64, Int64]:
+def _levels(found: Instances, events: ThreadEvents, nodes: Int64, origin: Int64) -> tuple[Int64, Int64, Int64]:
     """Return (captured range, operation, level): for each operation its origin, what that lies inside, and so on.
 
     What is still open around the launch is left out: that is no replay, it has the operation itself.
     """
     found_at = [(origin, nodes, np.zeros(len(nodes), np.int64))]
     captured, operation = origin, nodes
-    for level in range(1, DEEPEST):
+    for level in range(1, MAX_DEPTH):
         above = found.parent[captured]
         captured, operation = above[above >= 0], operation[above >= 0]
         if not len(operation):
             break
         found_at.append((captured, operation, np.full(len(operation), level)))
     ranges, operations, levels = (np.concatenate(column) for column in zip(*found_at, strict=True))
-    stretches = found.stretches
+    stretches = found.segments
     mine = np.isin(stretches.owner, distinct(ranges))
-    of_ranges = Stretches(*(getattr(stretches, f.name)[mine] for f in fields(Stretches)))
+    of_ranges = Segments(*(getattr(stretches, f.name)[mine] for f in fields(Segments)))
     which = np.isin(events.item, nodes)
     places = replace(
         events,
@@ -553,7 +557,7 @@ def _levels(found: Instances, events: Events, nodes: Int64, origin: Int64) -> tu
         end_ns=events.end_ns[which],
         item=events.item[which],
     )
-    own = [instance * events.items + item for instance, item in pairs(of_ranges, places)]
+    own = [instance * events.items + item for instance, item in iter_pairs(of_ranges, places)]
     replayed = ~np.isin(ranges * events.items + operations, np.concatenate([np.empty(0, np.int64), *own]))
     return ranges[replayed], operations[replayed], levels[replayed]
 
@@ -571,7 +575,7 @@ def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launch
         "start_ns": trace.calls.start_ns[call],
         "end_ns": trace.calls.end_ns[call],
         "name": found.name[captured],
-        "recorded": found.recorded[captured],
+        "recorded": found.recorded_name[captured],
         "domain": found.domain[captured],
         "style": found.style[captured],
         "clipped": np.zeros(len(key), np.bool_),
@@ -586,7 +590,7 @@ def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launch
         "thread": trace.calls.thread[call],
     }
     joined: dict[str, Any] = {name: np.concatenate([getattr(found, name), column]) for name, column in columns.items()}
-    path, paths = paths_of(joined["parent"], joined["name"], found.path, found.paths)
+    path, paths = build_paths(joined["parent"], joined["name"], found.path, found.paths)
     return replace(found, **joined, path=path, paths=paths)
 
 
@@ -604,7 +608,7 @@ def _origins(trace: Trace, found: Instances, gpu: GpuOperations, nodes: Int64) -
     known = capture >= 0
     thread, at_ns = created.thread[capture[known]], created.start_ns[capture[known]]
     every = np.arange(len(thread))
-    inner[known] = innermost_around(found, sorted_events(thread, at_ns, at_ns, every, every))
+    inner[known] = find_innermost(found, sort_events(thread, at_ns, at_ns, every, every))
     origin: Int64 = inner[inverse.reshape(-1)]
     return origin
 
@@ -626,7 +630,7 @@ def _capture_of(wanted: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:
         first_row.setdefault(node, row)
     capture = []
     for node in wanted.tolist():
-        for _ in range(DEEPEST):
+        for _ in range(MAX_DEPTH):
             if node not in copy_of:
                 break
             node = copy_of[node]

@@ -33,7 +33,7 @@ _COLUMNS = (
 NAME_COLUMNS = (*_COLUMNS, "nsys_cpu_share", "nsys_level_mean", "nsys_children_mean")
 """Columns of `Profile.names`, in order; each is explained in docs/report.md."""
 
-FIELD = "field:"
+FIELD_PREFIX = "field:"
 """What `by` begins with where rows of ranges are by the value of a field; the name of the field follows."""
 
 RANGE_COLUMNS = ("path", *_COLUMNS, "cpu_exceeds")

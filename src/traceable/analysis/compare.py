@@ -28,7 +28,7 @@ STEP_COLUMNS = ("steps", "steady", "wall_mean_ns", "wall_p50_ns", "wall_p99_ns",
 Key = tuple[tuple[str, ...], str | None, str]
 
 
-def column(letter: str, name: str) -> str:
+def format_column_name(letter: str, name: str) -> str:
     """Return what a column of `ranges` is called for a recording.
 
     Examples:
@@ -38,17 +38,17 @@ def column(letter: str, name: str) -> str:
     return f"{letter.lower()}_{name}"
 
 
-def ratio_column(letter: str, measure: str) -> str:
+def format_ratio_name(letter: str, measure: str) -> str:
     """Return what the ratio of a measure to that of A is called.
 
     Examples:
         >>> ratio_column("B", "cpu_p50_ns")
         'b_cpu_p50_ratio'
     """
-    return column(letter, measure.removesuffix("_ns") + "_ratio")
+    return format_column_name(letter, measure.removesuffix("_ns") + "_ratio")
 
 
-def beside(tables: Sequence[Table]) -> Table:
+def compare_ranges(tables: Sequence[Table]) -> Table:
     """Return one row a range of any of the tables: what it cost in each. Absent is absent, never 0.
 
     Ranges are the same where path (or, without paths, name), domain and style are. With paths, a range comes after the
@@ -67,13 +67,15 @@ def beside(tables: Sequence[Table]) -> Table:
     for letter, table, rows in zip(LETTERS, tables, found, strict=False):
         place = np.array([rows.get(key, -1) for key in keys], np.int64)
         for name in (*COUNTS, *MEASURES):
-            values[column(letter, name)] = _taken(table.values[name], place)
+            values[format_column_name(letter, name)] = _taken(table.values[name], place)
         for name in MEASURES if letter != LETTERS[0] else ():
-            values[ratio_column(letter, name)] = _ratios(values[column(letter, name)], values[column(LETTERS[0], name)])
+            values[format_ratio_name(letter, name)] = _ratios(
+                values[format_column_name(letter, name)], values[format_column_name(LETTERS[0], name)]
+            )
     return Table(values)
 
 
-def steps_beside(summaries: Sequence[Table | None]) -> Table:
+def compare_step_summaries(summaries: Sequence[Table | None]) -> Table:
     """Return one row a process (and device) of each recording: what its steady steps took.
 
     `wall_p50_ratio` is to that of A, where both have one process (and device).

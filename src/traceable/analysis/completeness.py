@@ -29,12 +29,12 @@ _AT_ONCE = 1 << 20
 _MOST_COMBINATIONS = 1 << 24
 _SENTENCES = 8
 
-Key = Callable[[str | None, str | None], bytes | None]
-Named = tuple[str | None, str | None]
+KeyFunction = Callable[[str | None, str | None], bytes | None]
+DomainAndName = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True)
-class Emitted:
+class EmittedCounts:
     """What one program of a process counted.
 
     Attributes:
@@ -51,7 +51,7 @@ class Emitted:
 
 
 @dataclass(frozen=True)
-class Lost:
+class CollectorLoss:
     """What the collector itself knows that it lost of a process.
 
     Attributes:
@@ -77,7 +77,7 @@ class ProcessCount:
         recorded: ranges of it in the recording.
         missing: how many of those that it emitted are not there, at least.
         losses: by code, how much.
-        reason: as of `Lost`.
+        reason: as of `CollectorLoss`.
     """
 
     pid: int
@@ -95,7 +95,7 @@ class Completeness:
 
     Attributes:
         processes: those that emitted, recorded or lost anything, by what is missing of them.
-        idle: pids of those that count and emitted nothing.
+        idle_pids: pids of those that count and emitted nothing.
         not_compared: why counts say nothing of this recording, as a code; None where they do.
         notes: a sentence for each process of which something is missing, the first ones.
     """
@@ -103,31 +103,35 @@ class Completeness:
     processes: tuple[ProcessCount, ...] = ()
     not_compared: str | None = None
     notes: tuple[Message, ...] = ()
-    idle: frozenset[int] = frozenset()
+    idle_pids: frozenset[int] = frozenset()
 
     @property
-    def incomplete(self) -> tuple[ProcessCount, ...]:
+    def incomplete_processes(self) -> tuple[ProcessCount, ...]:
         """The processes of which something is missing."""
         return tuple(one for one in self.processes if one.losses)
 
     @property
     def state(self) -> str:
         """COMPLETE, INCOMPLETE or UNKNOWN: no process counted, or what it counted can't be compared."""
-        if self.incomplete:
+        if self.incomplete_processes:
             return INCOMPLETE
-        counted = any(one.emitted is not None for one in self.processes) or bool(self.idle)
+        counted = any(one.emitted is not None for one in self.processes) or bool(self.idle_pids)
         return COMPLETE if counted and self.not_compared is None else UNKNOWN
 
-    def missing_of(self, pid: int) -> int | None:
+    def count_missing(self, pid: int) -> int | None:
         """Return how many ranges of a process are missing; None where it did not count, or counts are not compared."""
         if self.not_compared is not None:
             return None
         known = {one.pid: one.missing for one in self.processes if one.emitted is not None}
-        return 0 if pid in self.idle else known.get(pid)
+        return 0 if pid in self.idle_pids else known.get(pid)
 
 
-def completeness(
-    trace: Trace | None, emitted: Sequence[Emitted], lost: Sequence[Lost], key: Key, not_compared: str | None = None
+def check_completeness(
+    trace: Trace | None,
+    emitted: Sequence[EmittedCounts],
+    lost: Sequence[CollectorLoss],
+    key: KeyFunction,
+    not_compared: str | None = None,
 ) -> Completeness:
     """Return what became of what was emitted.
 
@@ -139,7 +143,7 @@ def completeness(
         not_compared: why `emitted` is not to be compared; None where it is.
     """
     names = {one.pid: one.name for one in trace.processes} if trace is not None else {}
-    by_process = {} if trace is None or not (emitted or lost) else recorded_ranges(trace)
+    by_process = {} if trace is None or not (emitted or lost) else count_recorded_ranges(trace)
     if not emitted and not lost:
         return Completeness(not_compared=not_compared)
     pids = dict.fromkeys((*(one.pid for one in emitted), *by_process, *(one.pid for one in lost)))
@@ -161,12 +165,12 @@ def completeness(
     return Completeness(tuple(shown), not_compared, _notes(shown, [one.text for one in lost]), idle)
 
 
-def all_of(parts: Sequence[Completeness]) -> Completeness:
+def merge_completeness(parts: Sequence[Completeness]) -> Completeness:
     """Return the completeness of a recording that consists of several, of one rank each say."""
     rows = sorted((row for one in parts for row in one.processes), key=_most_missing)
     reasons = [one.not_compared for one in parts]
     not_compared = reasons[0] if reasons and None not in reasons else None
-    idle = frozenset(pid for one in parts for pid in one.idle)
+    idle = frozenset(pid for one in parts for pid in one.idle_pids)
     return Completeness(tuple(rows), not_compared, tuple(note for one in parts for note in one.notes), idle)
 
 
@@ -177,10 +181,10 @@ def _most_missing(row: ProcessCount) -> tuple[int, bool, int]:
 def _row(
     pid: int,
     name: str,
-    emitted: Sequence[Emitted],
-    lost: Sequence[Lost],
-    recorded: Mapping[Named, int],
-    key: Key,
+    emitted: Sequence[EmittedCounts],
+    lost: Sequence[CollectorLoss],
+    recorded: Mapping[DomainAndName, int],
+    key: KeyFunction,
     compare: bool,
 ) -> ProcessCount:
     losses: dict[str, int] = {}
@@ -196,13 +200,15 @@ def _row(
     return ProcessCount(pid, name, counted if compare else None, total, missing, losses, reason)
 
 
-def _missing(emitted: Sequence[Emitted], recorded: Mapping[Named, int], key: Key, *, by_name: bool) -> int:
+def _missing(
+    emitted: Sequence[EmittedCounts], recorded: Mapping[DomainAndName, int], key: KeyFunction, *, by_name: bool
+) -> int:
     """Return how many of the emitted ranges are missing at least.
 
     Args:
         emitted: what a process counted.
         recorded: how many ranges of each name were recorded of it.
-        key: as of `completeness`.
+        key: as of `check_completeness`.
         by_name: False where the collector lost names, so that only the sums can be compared.
     """
     wanted: dict[bytes, int] = {}
@@ -223,9 +229,9 @@ def _missing(emitted: Sequence[Emitted], recorded: Mapping[Named, int], key: Key
     return sum(max(0, number - found[text]) for text, number in wanted.items()) + max(0, rest - others)
 
 
-def recorded_ranges(trace: Trace) -> dict[int, dict[Named, int]]:
+def count_recorded_ranges(trace: Trace) -> dict[int, dict[DomainAndName, int]]:
     """Return how many ranges were recorded of each process, by domain and name; those of windows are not among them."""
-    ranges, found = trace.ranges, dict[int, dict[Named, int]]()
+    ranges, found = trace.ranges, dict[int, dict[DomainAndName, int]]()
     if not len(ranges):
         return found
     process_of = np.array([one.process for one in trace.threads], np.int64)

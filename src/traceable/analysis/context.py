@@ -15,13 +15,19 @@ from functools import cached_property
 
 import numpy as np
 
-from traceable.analysis.attribution import Attribution, Coverage, Replayed, attribute, coverage_of
-from traceable.analysis.instances import Instances, instances, own_ranges, stretches_of
-from traceable.analysis.interval_index import Events, few_sorted, innermost_around, pairs, slices
-from traceable.analysis.operations import GpuOperations, Launches, launches, leading, operations
+from traceable.analysis.attribution import Attribution, Coverage, Replays, attribute_operations, compute_coverage
+from traceable.analysis.instances import Instances, find_instances, select_instance_ranges, select_segments
+from traceable.analysis.interval_index import ThreadEvents, argsort_index, find_innermost, find_slices, iter_pairs
+from traceable.analysis.operations import (
+    GpuOperations,
+    Launches,
+    collect_operations,
+    join_launches,
+    mark_first_of_launch,
+)
 from traceable.analysis.range_names import RangeNames
-from traceable.analysis.select import inside
-from traceable.errors import UnanswerableError
+from traceable.analysis.select import is_inside_cut
+from traceable.errors import MissingDataError
 from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace
 from traceable.trace.rows import distinct
 
@@ -46,12 +52,12 @@ class Context:
     @cached_property
     def gpu(self) -> GpuOperations:
         """All GPU operations: kernels, copies, memsets and graphs, in that order."""
-        return operations(self.trace)
+        return collect_operations(self.trace)
 
     @cached_property
-    def launched(self) -> Launches:
+    def launches(self) -> Launches:
         """Which API call put which operation on the GPU."""
-        return launches(self.trace, self.gpu) if self.whole is None else self._narrowed.launched
+        return join_launches(self.trace, self.gpu) if self.whole is None else self._narrowed.launched
 
     @cached_property
     def recorded_calls(self) -> Calls:
@@ -59,31 +65,31 @@ class Context:
         if self.whole is None or self.trace.cut is None:
             return self.trace.calls
         calls = self.whole.trace.calls
-        return Calls(**calls.take(inside(calls.start_ns, calls.end_ns, self.trace.cut)))
+        return Calls(**calls.take(is_inside_cut(calls.start_ns, calls.end_ns, self.trace.cut)))
 
     @cached_property
     def attribution(self) -> Attribution:
         """Which range each operation belongs to, and how that is known."""
         if self.whole is not None:
             return self._narrowed.attribution
-        attribution = attribute(self.trace, self._instances, self.gpu, self.launched)
-        if attribution.found is not self._instances:
+        attribution = attribute_operations(self.trace, self._instances, self.gpu, self.launches)
+        if attribution.instances is not self._instances:
             # They begin with the same instances, whose columns would be kept twice.
-            self.__dict__["_instances"] = attribution.found.first(len(self._instances))
+            self.__dict__["_instances"] = attribution.instances.head(len(self._instances))
         return attribution
 
     @property
-    def found(self) -> Instances:
+    def instances(self) -> Instances:
         """The range instances; where CUDA graphs were traced by node, followed by their replays."""
         if len(self.trace.graph_nodes):
-            return self.attribution.found
+            return self.attribution.instances
         return self._instances
 
     @cached_property
     def _instances(self) -> Instances:
         if self.whole is not None:
-            return self._narrowed.attribution.found
-        return instances(self.trace, None if self.names is None else self.names.of_name)
+            return self._narrowed.attribution.instances
+        return find_instances(self.trace, None if self.names is None else self.names.normalized)
 
     @cached_property
     def _narrowed(self) -> _Narrowed:
@@ -93,19 +99,19 @@ class Context:
     @cached_property
     def range_of_instance(self) -> Int64:
         """Of each instance its row among the ranges of the trace before it was cut; -1 for one without a row."""
-        rows = np.full(len(self.found), -1, np.int64)
+        rows = np.full(len(self.instances), -1, np.int64)
         if self.whole is not None:
             kept = self._narrowed.instances
             rows[:] = self.whole.range_of_instance[kept]
         else:
-            own = own_ranges(self.trace)
+            own = select_instance_ranges(self.trace)
             rows[: len(own)] = own
         return rows
 
     @cached_property
     def coverage(self) -> Coverage:
         """How much of the GPU's work the ranges explain."""
-        return coverage_of(self.gpu, self.attribution.rule)
+        return compute_coverage(self.gpu, self.attribution.rule)
 
     def prepare(self) -> None:
         """Compute what every question needs, in two threads, so that two of them can be asked at a time."""
@@ -116,34 +122,34 @@ class Context:
             _ = self._narrowed
         with ThreadPoolExecutor(1) as worker:
             ranges = worker.submit(lambda: self._instances)
-            _ = self.launched
+            _ = self.launches
             ranges.result()
 
-    def operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
+    def iter_operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation): every instance that an operation belongs to, by whichever rule.
 
         Sorted by instance and start of the operation, no pair twice, all pairs of an instance in one piece.
         """
-        return self.attribution.pairs()
+        return self.attribution.iter_pairs()
 
-    def call_pairs(self) -> Iterator[tuple[Int64, Int64]]:
+    def iter_call_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, call): every instance around an API call on its thread; order as `operation_pairs`."""
-        return pairs(self.found.stretches, self._call_events())
+        return iter_pairs(self.instances.segments, self._call_events())
 
-    def _call_events(self) -> Events:
+    def _call_events(self) -> ThreadEvents:
         """Return the API calls by thread and start; not kept, for they take 36 bytes a call."""
         calls = self.recorded_calls
         every = np.arange(len(calls))
         # Calls come by start: by thread is all that is left to sort.
-        order = few_sorted(calls.thread)
-        return Events(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
+        order = argsort_index(calls.thread)
+        return ThreadEvents(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
 
     @property
     def innermost(self) -> Int64:
         """Of each operation the instance that began last of those it belongs to; -1 for none."""
         return self.attribution.innermost
 
-    def innermost_around_calls(self, call: Int64) -> Int64:
+    def find_innermost_around_calls(self, call: Int64) -> Int64:
         """Return the instance that began last of those around each of these API calls; -1 for none.
 
         Args:
@@ -154,9 +160,9 @@ class Context:
         listed = np.zeros(len(calls), np.bool_)
         listed[call[call >= 0]] = True
         which = np.flatnonzero(listed)
-        order = few_sorted(calls.thread[which])
+        order = argsort_index(calls.thread[which])
         places = which[order]
-        events = Events(
+        events = ThreadEvents(
             calls.thread[places],
             calls.start_ns[places],
             calls.end_ns[places],
@@ -165,36 +171,36 @@ class Context:
             order=np.arange(len(which)),
         )
         # Replays have no place on a thread. One more, for no call.
-        around = np.append(innermost_around(self._instances, events), -1)
+        around = np.append(find_innermost(self._instances, events), -1)
         return around[np.where(call >= 0, np.searchsorted(which, call), -1)]
 
-    def operations_in(self, name: str) -> Bool:
+    def mask_operations(self, name: str) -> Bool:
         """Return which operations belong to a range of this name.
 
         Raises:
             UnanswerableError: no range of the trace has that name.
         """
-        return self._members(name, self.operation_pairs(), len(self.gpu))
+        return self._members(name, self.iter_operation_pairs(), len(self.gpu))
 
-    def calls_in(self, name: str) -> Bool:
+    def mask_calls(self, name: str) -> Bool:
         """Return which API calls lie inside a range of this name; raises as `operations_in`."""
-        return self._members(name, self.call_pairs(), len(self.trace.calls))
+        return self._members(name, self.iter_call_pairs(), len(self.trace.calls))
 
-    def instances_of(self, name: str) -> Bool:
+    def mask_instances(self, name: str) -> Bool:
         """Return which instances have this name, or `domain:name`; raises as `operations_in`."""
         names = self.trace.names
-        wanted: Bool = self.found.name == (names.index(name) if name in names else -2)
+        wanted: Bool = self.instances.name == (names.index(name) if name in names else -2)
         domain, colon, bare = name.partition(":")
         if colon and domain in names and bare in names:
-            wanted |= (self.found.domain == names.index(domain)) & (self.found.name == names.index(bare))
+            wanted |= (self.instances.domain == names.index(domain)) & (self.instances.name == names.index(bare))
         if not wanted.any():
-            raise UnanswerableError(
+            raise MissingDataError(
                 "range_not_found", f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are"
             )
         return wanted
 
     def _members(self, name: str, found: Iterator[tuple[Int64, Int64]], items: int) -> Bool:
-        wanted = self.instances_of(name)
+        wanted = self.mask_instances(name)
         inside = np.zeros(items, np.bool_)
         for instance, item in found:
             inside[item[wanted[instance]]] = True
@@ -215,16 +221,16 @@ class _Narrowed:
 
 
 def _narrowed(whole: Context, cut: Cut) -> _Narrowed:
-    operations = np.flatnonzero(inside(whole.gpu.start_ns, whole.gpu.end_ns, cut))
+    operations = np.flatnonzero(is_inside_cut(whole.gpu.start_ns, whole.gpu.end_ns, cut))
     attribution, kept = _narrowed_attribution(whole, cut, operations)
     return _Narrowed(_narrowed_launches(whole, cut, operations), attribution, kept)
 
 
 def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
-    launched, calls = whole.launched, whole.trace.calls
+    launched, calls = whole.launches, whole.trace.calls
     operation_to = _places(operations, len(whole.gpu))
     links = np.flatnonzero(operation_to[launched.operation] >= 0)
-    in_time = inside(calls.start_ns, calls.end_ns, cut)
+    in_time = is_inside_cut(calls.start_ns, calls.end_ns, cut)
     others = np.zeros(len(calls), np.bool_)
     others[launched.call[links]] = True
     order = np.concatenate([np.flatnonzero(in_time), np.flatnonzero(others & ~in_time)])
@@ -237,7 +243,7 @@ def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
         operation=operation_to[launched.operation[links]],
         call=call_to[launched.call[links]],
         call_of=call_of,
-        leads=leading(call_of, len(order)),
+        is_first_of_launch=mark_first_of_launch(call_of, len(order)),
         queue_ns=queue,
     )
 
@@ -245,7 +251,7 @@ def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
 def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[Attribution, Int64]:
     """Return the attribution of some operations, and which instances of the whole are in it."""
     of_whole = whole.attribution
-    found, links, replayed = of_whole.found, of_whole.links, of_whole.replayed
+    found, links, replayed = of_whole.instances, of_whole.links, of_whole.replays
     operation_to = _places(operations, len(whole.gpu))
     by_start = operation_to[links.events.order]
     here = np.flatnonzero(operation_to[links.events.item] >= 0)
@@ -268,14 +274,14 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
         above = found.parent[above]
     numbers = np.flatnonzero(kept)
     instance_to = _places(numbers, len(found))
-    stretches = stretches_of(found.stretches, kept)
+    stretches = select_segments(found.segments, kept)
     stretches = replace(stretches, owner=instance_to[stretches.owner])
     parent = instance_to[found.parent[numbers]]
     narrow = Attribution(
-        found=replace(_instances_of(whole, cut, numbers), parent=parent, stretches=stretches),
+        instances=replace(_instances_of(whole, cut, numbers), parent=parent, segments=stretches),
         rule=of_whole.rule[operations],
-        links=replace(links, events=events, rule=links.rule[here], where=slices(stretches, events)),
-        replayed=Replayed(
+        links=replace(links, events=events, rule=links.rule[here], slices=find_slices(stretches, events)),
+        replays=Replays(
             instance_to[replayed.instance[replays]],
             operation_to[replayed.operation[replays]],
             replayed.depth[replays],
@@ -285,29 +291,29 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
     return narrow, numbers
 
 
-def _instances_in(whole: Context, cut: Cut, events: Events) -> Bool:
+def _instances_in(whole: Context, cut: Cut, events: ThreadEvents) -> Bool:
     """Return which instances lie in the time of a cut, or are around one of the events or a call in that time."""
-    found, calls = whole.found, whole.trace.calls
-    kept = inside(found.start_ns, found.end_ns, cut) & ~found.replay
+    found, calls = whole.instances, whole.trace.calls
+    kept = is_inside_cut(found.start_ns, found.end_ns, cut) & ~found.replay
     if ((calls.start_ns == cut.first_ns) & (calls.end_ns == cut.first_ns)).any():
         # Ranges are closed: a call without length at the edge may be of one that ends there.
         kept |= (found.end_ns == cut.first_ns) & ~found.replay
-    for instance, _ in pairs(found.stretches, events):
+    for instance, _ in iter_pairs(found.segments, events):
         kept[instance] = True
     return kept
 
 
 def _instances_of(whole: Context, cut: Cut, numbers: Int64) -> Instances:
     """Return some instances of the whole, cut; `parent` and `stretches` are still those of the whole."""
-    found = whole.found
+    found = whole.instances
     columns = {
         column.name: getattr(found, column.name)[numbers]
         for column in fields(found)
         if column.name not in ("stretches", "paths")
     }
-    of_time = instances(whole.trace, within_ns=(cut.first_ns, cut.last_ns))
+    of_time = find_instances(whole.trace, within_ns=(cut.first_ns, cut.last_ns))
     start, end = columns["start_ns"], columns["end_ns"]
-    columns["outside"] = ~columns["replay"] & ~inside(start, end, cut)
+    columns["outside"] = ~columns["replay"] & ~is_inside_cut(start, end, cut)
     columns["clipped"] |= ~columns["replay"] & ((start < cut.first_ns) | (end > cut.last_ns))
     real = numbers[numbers < len(of_time)]
     for name in ("self_ns", "active_ns"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.analysis.profile import Profile
+from traceable.analysis.profile import RangeProfile
 
 SEEN = "seen"
 NEVER_ENTERED = "never_entered"
@@ -18,7 +18,7 @@ _CUTOFF = 0.6
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ExpectationResult:
     """What a trace says of one expected name.
 
     Attributes:
@@ -26,22 +26,22 @@ class Verdict:
         verdict: SEEN, NEVER_ENTERED or WITHOUT_GPU_WORK.
         count: instances, clipped ones included.
         gpu_count: instances that put something on the GPU; None where the trace can't tell.
-        near: names of the trace that may have been meant, best first; only where it was never entered.
+        suggestions: names of the trace that may have been meant, best first; only where it was never entered.
     """
 
     name: str
     verdict: str
     count: int
     gpu_count: int | None
-    near: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
 
     @property
-    def met(self) -> bool:
+    def ok(self) -> bool:
         """Whether the range was entered. GPU work is no condition: not every stage has any."""
         return self.verdict != NEVER_ENTERED
 
 
-def verdicts(expected: Sequence[str], profile: Profile | None) -> tuple[Verdict, ...]:
+def evaluate_expectations(expected: Sequence[str], profile: RangeProfile | None) -> tuple[ExpectationResult, ...]:
     """Return what a profile says of each expected name, in their order.
 
     Args:
@@ -67,22 +67,22 @@ def _names_of(row: dict[str, Any]) -> set[str]:
     return {row["name"], f"{row['domain']}:{row['name']}"} if row["domain"] else {row["name"]}
 
 
-def _tells_gpu(profile: Profile) -> bool:
+def _tells_gpu(profile: RangeProfile) -> bool:
     coverage = profile.coverage
     without_call = sum(coverage.unattributed[reason].operations for reason in ("before_recording", "no_launch_call"))
     return coverage.total.operations > without_call
 
 
-def _verdict(name: str, by_name: dict[str, list[dict[str, Any]]], tells_gpu: bool) -> Verdict:
+def _verdict(name: str, by_name: dict[str, list[dict[str, Any]]], tells_gpu: bool) -> ExpectationResult:
     rows = by_name.get(name, [])
     count = sum(row["count"] for row in rows)
     gpu_count = sum(row["gpu_count"] or 0 for row in rows) if tells_gpu else None
     if not count:
-        return Verdict(name, NEVER_ENTERED, 0, gpu_count, near(name, by_name))
-    return Verdict(name, WITHOUT_GPU_WORK if gpu_count == 0 else SEEN, count, gpu_count)
+        return ExpectationResult(name, NEVER_ENTERED, 0, gpu_count, suggest_names(name, by_name))
+    return ExpectationResult(name, WITHOUT_GPU_WORK if gpu_count == 0 else SEEN, count, gpu_count)
 
 
-def near(name: str, known: Iterable[str]) -> tuple[str, ...]:
+def suggest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
     """Return up to three of the known names that `name` may have meant, best first.
 
     Near is what reads alike, upper and lower case together, and what has the same last part: a decorated method is

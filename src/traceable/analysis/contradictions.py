@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import number_groups
 from traceable.analysis.naming import fold_numbers
-from traceable.analysis.shared import once
+from traceable.analysis.shared import cache_per_context
 from traceable.errors import Message
 from traceable.trace.model import PUSH_POP, Trace
 
@@ -18,18 +18,18 @@ _NAMES = 3
 """How many names of ranges that were never popped a note lists."""
 
 
-@once
-def contradictions(context: Context) -> tuple[Message, ...]:
+@cache_per_context
+def find_contradictions(context: Context) -> tuple[Message, ...]:
     """Return one note for each kind of contradiction in a recording; of a part those of the whole."""
     if context.whole is not None:
-        return contradictions(context.whole)
+        return find_contradictions(context.whole)
     return (*_early_operations(context), *_never_popped(context.trace))
 
 
 def _early_operations(context: Context) -> tuple[Message, ...]:
     """Report the operations that begin before their launch call does, as none can: host and GPU clocks disagree."""
-    launched = np.flatnonzero(context.launched.call_of >= 0)
-    lead = context.launched.calls.start_ns[context.launched.call_of[launched]] - context.gpu.start_ns[launched]
+    launched = np.flatnonzero(context.launches.call_of >= 0)
+    lead = context.launches.calls.start_ns[context.launches.call_of[launched]] - context.gpu.start_ns[launched]
     early = lead[lead > 0]
     if not len(early):
         return ()
@@ -58,7 +58,7 @@ def _never_popped(trace: Trace) -> tuple[Message, ...]:
     stems: dict[str, int] = {}
     index, place = np.unique(ranges.name[rows], return_inverse=True)
     stem = np.array([stems.setdefault(fold_numbers(trace.names[one]), len(stems)) for one in index.tolist()])
-    group, _ = numbered(ranges.thread[rows], ranges.domain[rows], stem[place.reshape(-1)])
+    group, _ = number_groups(ranges.thread[rows], ranges.domain[rows], stem[place.reshape(-1)])
     order = np.lexsort((ranges.start_ns[rows], group))
     group, rows = group[order], rows[order]
     open_at_once = (group[1:] == group[:-1]) & (ranges.end_ns[rows[:-1]] > ranges.start_ns[rows[1:]])

@@ -19,7 +19,7 @@ COLUMNS = ("domain", "name", "samples", "first", "last", "min", "max", "mean", "
 """The columns of the table; each is explained in docs/report.md."""
 
 
-def counters(trace: Trace) -> Table:
+def summarize_counters(trace: Trace) -> Table:
     """Return one row a counter, by domain and name; the default domain is None and comes first.
 
     `first` and `last` are the earliest and the latest sample of any process. `time_mean` is absent where no time passed

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import number_groups
 from traceable.analysis.table import objects
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace.model import NULL, Int32, Int64, NDArray
 
 FIELDS_MAX = 32
 VALUES_MAX = 10
-LONGEST_TEXT = 200
+TEXT_MAX = 200
 """What is kept of a row: so many fields, of each so many values, of each so many characters. Commonest first."""
 
 Fields = dict[str, dict[str, Any]]
 """By the name of a field its `count`, and `min`, `max`, `mean` of numbers or `distinct` and `values` of all else."""
 
 
-def summed_up(names: Sequence[str], fields: Int32, group: Int64, groups: int) -> list[Fields | None]:
+def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: int) -> list[Fields | None]:
     """Return for each group of instances what they carried; None where none carried fields.
 
     Args:
@@ -50,7 +50,7 @@ def summed_up(names: Sequence[str], fields: Int32, group: Int64, groups: int) ->
     return found
 
 
-def field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
+def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
     """Return the distinct values of a field of the range instances, sorted, and the index of each instance's.
 
     A field is what an instance carried as payload (docs/annotation.md) or, where it carried none of that name, what
@@ -65,7 +65,7 @@ def field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
     there = {name for fields in carried for name in fields}
     if all(value is None for value in of_pair):
         known = f"ranges have the fields {', '.join(sorted(there)[:20])}" if there else "no range has fields"
-        raise UnanswerableError("field_not_found", f"no range has a field {field!r}", known)
+        raise MissingDataError("field_not_found", f"no range has a field {field!r}", known)
     known_values = [value for value in of_pair if value is not None]
     if all(_is_number(value) for value in known_values):
         # The smallest integer is NULL.
@@ -86,8 +86,8 @@ def field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
     return values, code[pair]
 
 
-def instance_fields(context: Context) -> NDArray[Any]:
-    """Return the fields of each range instance, as of `field_values`, a dict; None where it has none."""
+def get_instance_fields(context: Context) -> NDArray[Any]:
+    """Return the fields of each range instance, as of `get_field_values`, a dict; None where it has none."""
     carried, pair = _carried(context)
     column: NDArray[Any] = objects(fields or None for fields in carried)[pair]
     return column
@@ -95,11 +95,11 @@ def instance_fields(context: Context) -> NDArray[Any]:
 
 def _carried(context: Context) -> tuple[list[dict[str, Any]], Int64]:
     """Return the distinct combinations of fields, and which of them each range instance has."""
-    found, names, naming = context.found, context.trace.names, context.names
-    pair, first = numbered(found.recorded, found.fields)
+    found, names, naming = context.instances, context.trace.names, context.names
+    pair, first = number_groups(found.recorded_name, found.fields)
     carried = []
-    for recorded, text in zip(found.recorded[first].tolist(), found.fields[first].tolist(), strict=True):
-        fields = naming.fields(recorded) if naming is not None and recorded >= 0 else {}
+    for recorded, text in zip(found.recorded_name[first].tolist(), found.fields[first].tolist(), strict=True):
+        fields = naming.extract_fields(recorded) if naming is not None and recorded >= 0 else {}
         carried.append({**fields, **(_parsed(names[text]) if text >= 0 else {})})
     return carried, pair
 
@@ -166,8 +166,8 @@ def _shown(text: str) -> Any:
     value = json.loads(text, parse_constant=lambda _: None)
     if isinstance(value, str):
         return _shortened(value)
-    return value if len(text) <= LONGEST_TEXT else _shortened(text)
+    return value if len(text) <= TEXT_MAX else _shortened(text)
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "..."
+    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "..."

@@ -25,7 +25,7 @@ from traceable.analysis.rules.launch_bound import LAUNCH_BOUND
 from traceable.analysis.rules.launch_queue_full import LAUNCH_QUEUE_FULL
 from traceable.analysis.rules.loader_wait import LOADER_WAIT
 from traceable.analysis.rules.lock_wait import LOCK_WAIT
-from traceable.analysis.rules.low_utilisation import LOW_UTILISATION
+from traceable.analysis.rules.low_utilisation import LOW_UTILIZATION
 from traceable.analysis.rules.module_loading import MODULE_LOADING
 from traceable.analysis.rules.pageable_copies import PAGEABLE_COPIES
 from traceable.analysis.rules.queued_gaps import QUEUED_GAPS
@@ -36,13 +36,13 @@ from traceable.analysis.rules.time_outside_ranges import TIME_OUTSIDE_RANGES
 from traceable.analysis.rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
 from traceable.analysis.rules.unified_memory_migration import UNIFIED_MEMORY_MIGRATION
 from traceable.analysis.table import Table, objects
-from traceable.analysis.units import time
-from traceable.errors import Message, UnanswerableError, UsageError
+from traceable.analysis.units import format_duration
+from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import NULL, NDArray
 
 RULES: tuple[Rule, ...] = (
     *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),
-    *(LAUNCH_BOUND, LOW_UTILISATION, DEVICE_IMBALANCE),
+    *(LAUNCH_BOUND, LOW_UTILIZATION, DEVICE_IMBALANCE),
     *(MODULE_LOADING, QUEUED_GAPS, SHARED_GPU, LAUNCH_QUEUE_FULL, UNIFIED_MEMORY_MIGRATION, UNEVEN_EQUAL_STEPS),
     *(BLOCKED_EVENT_LOOP, LOADER_WAIT, TIME_OUTSIDE_RANGES, BIMODAL_STEPS, GC_IN_HOT_RANGE, LOCK_WAIT),
 )
@@ -62,13 +62,13 @@ def findings(
     context: Context,
     *,
     thresholds: Mapping[str, float] | None = None,
-    ask: Callable[[str], Table] | None = None,
+    get_view: Callable[[str], Table] | None = None,
 ) -> Table:
     """Return what the rules find, the largest bound first; statements, which have none, come last.
 
     Args:
         thresholds: numbers that decide whether a rule speaks, by `rule.name`; for the rest the defaults hold.
-        ask: answers another question, by its name, as it is answered without options: for a caller that keeps answers.
+        get_view: answers another question, by its name, as it is answered without options: for a caller that keeps answers.
 
     Returns:
         One row a finding. `won_ns` is an upper bound on the wall time that can be saved, and `won_share` its share of
@@ -84,17 +84,17 @@ def findings(
         UsageError: a threshold that there is not, or a value that is no number from 0 on.
         UnanswerableError: the trace supports none of the rules.
     """
-    values = checked(thresholds or {})
-    evidence = Evidence(context, ask or (lambda question: _asked(context, question)))
+    values = resolve_thresholds(thresholds or {})
+    evidence = Evidence(context, get_view or (lambda question: _asked(context, question)))
     found: list[tuple[Rule, Finding]] = []
     early: dict[str, int] = {}
-    refused: dict[str, UnanswerableError] = {}
+    refused: dict[str, MissingDataError] = {}
     for rule in RULES:
         try:
             if rule.needs_gpu:
-                _ = evidence.used
+                _ = evidence.active_gpus
             candidates = rule.find(evidence, values[rule.name])
-        except UnanswerableError as error:
+        except MissingDataError as error:
             refused[rule.name] = error
             continue
         for one in candidates:
@@ -107,7 +107,7 @@ def findings(
     found.sort(key=lambda pair: -(_won_ns(evidence, pair[1]) or 0))
     notes = [NOT_ADDITIVE, _bound_of(evidence)] if found else [_nothing(len(RULES) - len(refused), len(refused))]
     if early:
-        listing = ", ".join(f"{time(ns)} of {name}" for name, ns in early.items())
+        listing = ", ".join(f"{format_duration(ns)} of {name}" for name, ns in early.items())
         notes.append(
             Message("time_before_steady", f"before the steady part (load, warm-up), and in no bound: {listing}")
         )
@@ -115,7 +115,7 @@ def findings(
     return Table(_columns(evidence, found), {"rules": rules}, tuple(notes))
 
 
-def checked(thresholds: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def resolve_thresholds(thresholds: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return the thresholds of each rule, the defaults where nothing else is said.
 
     Raises:
@@ -155,25 +155,25 @@ def _unit(full: str) -> str:
 
 def _won_ns(evidence: Evidence, finding: Finding) -> int | None:
     """Return the bound, None for a statement: nothing saves more than there is."""
-    return None if finding.won_ns is None else min(finding.won_ns, evidence.window_ns)
+    return None if finding.potential_saving_ns is None else min(finding.potential_saving_ns, evidence.scope_ns)
 
 
 def _is_significant(evidence: Evidence, values: Mapping[str, float], finding: Finding) -> bool:
     won = _won_ns(evidence, finding)
-    return won is None or (won > 0 and won >= values["share"] * evidence.window_ns)
+    return won is None or (won > 0 and won >= values["share"] * evidence.scope_ns)
 
 
 def _bound_of(evidence: Evidence) -> Message:
-    part = evidence.part
-    if part.unsteady:
+    part = evidence.scope
+    if part.unsteady_reason:
         return Message(
             "bounds_of_recording",
             "bounds are of the whole recording, load and warm-up included, for no steady part is known: "
-            f"{part.unsteady.found}",
+            f"{part.unsteady_reason.problem}",
         )
     return Message(
         "bounds_of_steady_part",
-        f"bounds are of the steady part: {time(evidence.window_ns)}, from {part.start_ns / 1e9:.6f} s to "
+        f"bounds are of the steady part: {format_duration(evidence.scope_ns)}, from {part.start_ns / 1e9:.6f} s to "
         f"{part.end_ns / 1e9:.6f} s of the recording",
     )
 
@@ -183,7 +183,7 @@ def _sentence(finding: Finding) -> str:
     total, before = finding.total_ns or 0, finding.before_steady_ns or 0
     if not before or 2 * before < total:
         return finding.sentence
-    return f"{finding.sentence}; {time(total)} in the whole recording, of it {time(before)} before the steady part"
+    return f"{finding.sentence}; {format_duration(total)} in the whole recording, of it {format_duration(before)} before the steady part"
 
 
 def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[str, NDArray[Any]]:
@@ -197,9 +197,9 @@ def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[
             columns["sentence"] = objects(_sentence(one) for _, one in found)
         elif field.name == "won_ns":
             columns["won_ns"] = won
-            share = won / max(1, evidence.window_ns) if found else np.empty(0)
+            share = won / max(1, evidence.scope_ns) if found else np.empty(0)
             columns["won_share"] = np.where(won == NULL, np.nan, share)
-            columns["bound_of"] = objects(evidence.part.kind for _ in found)
+            columns["bound_of"] = objects(evidence.scope.kind for _ in found)
         elif field.name in words:
             columns[field.name] = objects(values)
         else:
@@ -208,14 +208,14 @@ def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[
 
 
 def _rules(
-    values: Mapping[str, Mapping[str, float]], refused: Mapping[str, UnanswerableError], found: Sequence[str]
+    values: Mapping[str, Mapping[str, float]], refused: Mapping[str, MissingDataError], found: Sequence[str]
 ) -> Table:
     states = [UNSUPPORTED if rule.name in refused else FOUND if rule.name in found else NOTHING for rule in RULES]
     errors = [refused.get(rule.name) for rule in RULES]
     return Table(
         {
             "rule": objects(rule.name for rule in RULES),
-            "question": objects(rule.question for rule in RULES),
+            "question": objects(rule.description for rule in RULES),
             "state": objects(states),
             "findings": np.array(
                 [NULL if rule.name in refused else found.count(rule.name) for rule in RULES], np.int64

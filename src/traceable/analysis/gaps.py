@@ -41,16 +41,31 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import Gpus, Timelines, gpus, timelines, unseen_graphs
-from traceable.analysis.grouping import ranked, totals
-from traceable.analysis.intervals import Between, Blocks, covered_ns, lanes_of, merged, touched, union
-from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns
-from traceable.analysis.naming import ALLOCATING, COPYING, LOADING, LOADING_OVERHEAD, PROFILING_OVERHEAD, SYNCHRONISING
-from traceable.analysis.recording_gaps import unrecorded
-from traceable.analysis.shared import calls_like, nccl_kernels, overheads_like
+from traceable.analysis.gpus import Gpus, Timelines, check_graphs_recorded, compute_timelines, find_gpus
+from traceable.analysis.grouping import sort_groups, sum_groups
+from traceable.analysis.intervals import (
+    BlockIndex,
+    Gaps,
+    build_lanes,
+    measure_covered_ns,
+    merge_intervals,
+    overlaps_any,
+    union_by_lane,
+)
+from traceable.analysis.named import get_operation_name, label_operations, make_range_columns, strip_call_version
+from traceable.analysis.naming import (
+    ALLOCATION_CALLS,
+    COPY_CALLS,
+    MODULE_LOAD_CALLS,
+    MODULE_LOAD_OVERHEAD,
+    PROFILING_OVERHEAD,
+    SYNCHRONIZATION_CALLS,
+)
+from traceable.analysis.recording_gaps import find_unrecorded_spans
+from traceable.analysis.shared import find_nccl_kernels, select_calls, select_overheads
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.units import time
-from traceable.errors import Message, UnanswerableError
+from traceable.analysis.units import format_duration
+from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray
 from traceable.trace.rows import distinct
 
@@ -72,14 +87,14 @@ CAUSES = (
 """The causes, in the order in which they are tried. A gap holds the index of its own."""
 
 CALLS_OF_CAUSE = {
-    "module_loading": LOADING,
-    "allocation": ALLOCATING,
-    "synchronisation": SYNCHRONISING,
-    "waiting_copy": COPYING,
+    "module_loading": MODULE_LOAD_CALLS,
+    "allocation": ALLOCATION_CALLS,
+    "synchronisation": SYNCHRONIZATION_CALLS,
+    "waiting_copy": COPY_CALLS,
 }
 """The causes that lie in calls of the launching thread, and which calls these are."""
 
-OVERHEADS_OF_CAUSE = {"profiler_flush": PROFILING_OVERHEAD, "module_loading": LOADING_OVERHEAD}
+OVERHEADS_OF_CAUSE = {"profiler_flush": PROFILING_OVERHEAD, "module_loading": MODULE_LOAD_OVERHEAD}
 """The causes that lie in overheads of the launching process, and which these are."""
 
 _OTHER = "waiting_other_device"
@@ -107,18 +122,18 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     Raises:
         UnanswerableError: the trace holds no GPU operations, or none of the range.
     """
-    used = gpus(context)
-    worked = timelines(context)
-    across = touched(worked.gaps, *unrecorded(context.trace))
+    used = find_gpus(context)
+    worked = compute_timelines(context)
+    across = overlaps_any(worked.gaps, *find_unrecorded_spans(context.trace))
     found = worked.gaps.take(~across) if across.any() else worked.gaps
     idle = _idle(found, len(used))
     out = _idle(worked.gaps.take(across), len(used))
-    unseen = unseen_graphs(context)
+    unseen = check_graphs_recorded(context)
     notes = [*used.notes, *([unseen.message] if unseen else [])]
     if range_name is not None:
-        inside = context.operations_in(range_name)
+        inside = context.mask_operations(range_name)
         if not inside.any():
-            raise UnanswerableError(
+            raise MissingDataError(
                 "no_gpu_work_in_range",
                 f"range {range_name!r} put nothing on the GPU",
                 "`--view ranges` shows which ranges did",
@@ -131,14 +146,14 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
                 "the whole device",
             )
         )
-    cause = causes_of(context, found, used.of_operation, launch_latency_ns)
+    cause = classify_gaps(context, found, used.gpu_of_operation, launch_latency_ns)
     others = {
         "buckets": _buckets(used, found),
         "largest": _largest(context, used, found, cause, top),
         "causes": _causes(used, found, cause),
     }
     if context.whole is not None:
-        others_used = set(gpus(context.whole).number) - {*used.number, -1}
+        others_used = set(find_gpus(context.whole).number) - {*used.number, -1}
         if others_used:
             listed = ", ".join(map(str, sorted(others_used)))
             notes.append(
@@ -149,7 +164,7 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         notes.append(
             Message(
                 "idle_at_edges",
-                f"{time(at_edges)} between the edges of the selected time and the nearest operations count as idle, "
+                f"{format_duration(at_edges)} between the edges of the selected time and the nearest operations count as idle, "
                 "but not as gaps: a part of a gap has no length and no cause of its own",
             )
         )
@@ -157,7 +172,7 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
 
 
 def _devices(
-    context: Context, used: Gpus, worked: Timelines, found: Between, idle: Int64, out: Int64
+    context: Context, used: Gpus, worked: Timelines, found: Gaps, idle: Int64, out: Int64
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of each GPU; `idle` is the length of its gaps, `out` how long nothing was recorded."""
     first, last = worked.first_ns - worked.before_ns, worked.last_ns + worked.after_ns
@@ -176,26 +191,26 @@ def _devices(
         "utilisation_share": ratios(last - first - out - edges - idle, last - first - out),
         "gaps": np.diff(_bounds(found, len(used))),
         "gap_total_ns": idle if found is worked.gaps else _idle(found, len(used)),
-        **ranked(found.lane, length, len(used)).spread("gap"),
+        **sort_groups(found.lane, length, len(used)).spread("gap"),
     }
 
 
-def _bounds(found: Between, lanes: int) -> Int64:
+def _bounds(found: Gaps, lanes: int) -> Int64:
     """Return where the gaps of each lane begin and, at last, end."""
     return np.searchsorted(found.lane, np.arange(lanes + 1))
 
 
-def _idle(found: Between, lanes: int) -> Int64:
+def _idle(found: Gaps, lanes: int) -> Int64:
     """Return the summed length of the gaps of each lane."""
     bounds = _bounds(found, lanes).tolist()
     return np.array([int((found.end_ns[a:b] - found.start_ns[a:b]).sum()) for a, b in pairwise(bounds)], np.int64)
 
 
-def _grouped(used: Gpus, found: Between, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
+def _grouped(used: Gpus, found: Gaps, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
     """Return the columns of count and time by GPU and kind, each in order."""
     group = found.lane * kinds
     group += kind
-    total = totals(group, found.end_ns - found.start_ns, len(used) * kinds)
+    total = sum_groups(group, found.end_ns - found.start_ns, len(used) * kinds)
     whole = np.repeat(total.reshape(len(used), kinds).sum(axis=1), kinds)
     return {
         "count": np.bincount(group, minlength=len(used) * kinds).astype(np.int64),
@@ -204,7 +219,7 @@ def _grouped(used: Gpus, found: Between, kind: Int64 | Int8, kinds: int) -> dict
     }
 
 
-def _buckets(used: Gpus, found: Between) -> Table:
+def _buckets(used: Gpus, found: Gaps) -> Table:
     lower = np.array([low for _, low, _ in BUCKETS], np.int64)
     bucket = np.searchsorted(lower, found.end_ns - found.start_ns, "right") - 1
     return Table(
@@ -218,7 +233,7 @@ def _buckets(used: Gpus, found: Between) -> Table:
     )
 
 
-def _causes(used: Gpus, found: Between, cause: Int8) -> Table:
+def _causes(used: Gpus, found: Gaps, cause: Int8) -> Table:
     table = Table(
         {
             "device": np.repeat(used.numbers(), len(CAUSES)),
@@ -229,7 +244,7 @@ def _causes(used: Gpus, found: Between, cause: Int8) -> Table:
     return table.take(table.values["count"] > 0)
 
 
-def _largest(context: Context, used: Gpus, found: Between, cause: Int8, top: int) -> Table:
+def _largest(context: Context, used: Gpus, found: Gaps, cause: Int8, top: int) -> Table:
     """Return the largest gaps, the earlier first of two equals."""
     length = found.end_ns - found.start_ns
     # Few are as long as the longest: so many are sorted that there are enough of them.
@@ -245,19 +260,19 @@ def _largest(context: Context, used: Gpus, found: Between, cause: Int8, top: int
         "start_ns": listed.start_ns,
         "duration_ns": length[which],
         "cause": objects(CAUSES[i] for i in cause[which].tolist()),
-        "detail": objects(details(context, used, listed, cause[which])),
+        "detail": objects(describe_gaps(context, used, listed, cause[which])),
     }
     for word, operation in (("before", listed.before), ("after", listed.after)):
-        label = operation_labels(context, operation)
-        columns[word] = objects(operation_name(trace, i) for i in label.tolist())
-        columns |= range_columns(trace, context.found, context.innermost[operation], f"{word}_")
+        label = label_operations(context, operation)
+        columns[word] = objects(get_operation_name(trace, i) for i in label.tolist())
+        columns |= make_range_columns(trace, context.instances, context.innermost[operation], f"{word}_")
         stream = gpu.stream[operation]
         columns[f"{word}_stream"] = integers(stream, stream >= 0)
         columns[f"{word}_pid"] = pids[gpu.process[operation]]
     return Table(columns)
 
 
-def causes_of(context: Context, gaps: Between, gpu_of_operation: Int64, launch_latency_ns: int) -> Int8:
+def classify_gaps(context: Context, gaps: Gaps, gpu_of_operation: Int64, launch_latency_ns: int) -> Int8:
     """Return the cause of each gap, an index into CAUSES.
 
     Args:
@@ -279,7 +294,7 @@ def causes_of(context: Context, gaps: Between, gpu_of_operation: Int64, launch_l
     _set(cause, waiting[context.gpu.stream[gaps.before[waiting]] != context.gpu.stream[operation]], "waiting_stream")
     _set(cause, waiting[_another_ended(context, gaps, waiting, gpu_of_operation, launch_latency_ns)], _OTHER)
     is_nccl = np.zeros(len(context.gpu), np.bool_)
-    is_nccl[nccl_kernels(context)] = True
+    is_nccl[find_nccl_kernels(context)] = True
     _set(cause, waiting[is_nccl[operation]], "waiting_nccl")
     began_before = host.launched & ~host.late
     _set(cause, (began_before & ~waited) | (2 * host.in_launch_ns >= length), "launch_latency")
@@ -301,10 +316,10 @@ class _Host:
         since_launch_ns: how much of the gap lies after the launch returned; 0 where not `launched`.
     """
 
-    def __init__(self, context: Context, gaps: Between) -> None:
+    def __init__(self, context: Context, gaps: Gaps) -> None:
         self.context, self.gaps = context, gaps
-        calls = context.launched.calls
-        self.call = context.launched.call_of[gaps.after]
+        calls = context.launches.calls
+        self.call = context.launches.call_of[gaps.after]
         self.launched = self.call >= 0
         if self.launched.any():
             self.begun_ns, self.ended_ns = calls.start_ns[self.call], calls.end_ns[self.call]
@@ -324,7 +339,7 @@ class _Host:
     def mostly_in(self, name: str) -> Int64:
         """Return the gaps that calls of a kind cover most of, made by the launching thread before the launch."""
         trace, gaps = self.context.trace, self.gaps
-        which = calls_like(self.context, CALLS_OF_CAUSE[name])
+        which = select_calls(self.context, CALLS_OF_CAUSE[name])
         own = np.zeros(len(gaps), np.bool_)
         if name == "waiting_copy":
             # Kernels, which nearly all are, stand first among the operations and copy nothing.
@@ -334,28 +349,28 @@ class _Host:
             return which
         start, end, thread = trace.calls.start_ns[which], trace.calls.end_ns[which], trace.calls.thread[which]
         # No call lies between the begin of the gap and that of a launch before it.
-        rows = np.flatnonzero((touched(gaps, start, end) & self.late) | own)
-        inside = union(start, end, lanes_of(thread, len(trace.threads), np.arange(len(which))))
+        rows = np.flatnonzero((overlaps_any(gaps, start, end) & self.late) | own)
+        inside = union_by_lane(start, end, build_lanes(thread, len(trace.threads), np.arange(len(which))))
         until = np.minimum(self.begun_ns[rows], gaps.end_ns[rows])
-        threads = self.context.launched.calls.thread[self.call[rows]]
-        covered = covered_ns(inside, threads, gaps.start_ns[rows], until)
+        threads = self.context.launches.calls.thread[self.call[rows]]
+        covered = measure_covered_ns(inside, threads, gaps.start_ns[rows], until)
         covered += np.where(own[rows], self.in_launch_ns[rows], 0)
         return rows[2 * covered >= gaps.end_ns[rows] - gaps.start_ns[rows]]
 
     def mostly_overhead(self, name: str) -> Int64:
         """Return the gaps that overheads of a kind cover most of, and before which nothing had been launched."""
         gaps, overheads = self.gaps, self.context.trace.overheads
-        which = overheads_like(self.context, OVERHEADS_OF_CAUSE[name])
+        which = select_overheads(self.context, OVERHEADS_OF_CAUSE[name])
         start, end = overheads.start_ns[which], overheads.end_ns[which]
-        rows = np.flatnonzero(touched(gaps, start, end))
+        rows = np.flatnonzero(overlaps_any(gaps, start, end))
         rows = rows[~self.launched[rows] | (self.ended_ns[rows] > gaps.start_ns[rows])]
-        lanes = lanes_of(overheads.process[which], len(self.context.trace.processes), np.arange(len(which)))
+        lanes = build_lanes(overheads.process[which], len(self.context.trace.processes), np.arange(len(which)))
         process = self.context.gpu.process[gaps.after[rows]]
         begin, until = gaps.start_ns[rows], gaps.end_ns[rows]
-        return rows[2 * covered_ns(union(start, end, lanes), process, begin, until) >= until - begin]
+        return rows[2 * measure_covered_ns(union_by_lane(start, end, lanes), process, begin, until) >= until - begin]
 
 
-def _another_ended(context: Context, gaps: Between, which: Int64, gpu: Int64, within_ns: int) -> Bool:
+def _another_ended(context: Context, gaps: Gaps, which: Int64, gpu: Int64, within_ns: int) -> Bool:
     """Return where an operation of another GPU ended at most `within_ns` before the gap's end, and in the gap."""
     found = np.zeros(len(which), np.bool_)
     lanes = distinct(gaps.lane[which])
@@ -364,7 +379,7 @@ def _another_ended(context: Context, gaps: Between, which: Int64, gpu: Int64, wi
     ends, until = context.gpu.end_ns, gaps.end_ns[which]
     # Exclusive of the gap's begin: what ended then, or before, was no reason to wait.
     since = np.maximum(gaps.start_ns[which], until - within_ns - 1)
-    near = Blocks(context.gpu.start_ns, ends).near(since, until)
+    near = BlockIndex(context.gpu.start_ns, ends).find_near(since, until)
     near = near[np.argsort(ends[near], kind="stable")]
     ends, gpu = ends[near], gpu[near]
     for lane in lanes.tolist():
@@ -378,7 +393,7 @@ def _set(cause: Int8, which: Bool | Int64, name: str) -> None:
     cause[which] = CAUSES.index(name)
 
 
-def details(context: Context, used: Gpus, gaps: Between, cause: Int8) -> list[str]:
+def describe_gaps(context: Context, used: Gpus, gaps: Gaps, cause: Int8) -> list[str]:
     """Return a sentence for each gap, given its cause as an index into CAUSES."""
     writer = _Writer(context, used)
     return [writer.sentence(gaps, i, CAUSES[cause[i]]) for i in range(len(gaps))]
@@ -387,21 +402,21 @@ def details(context: Context, used: Gpus, gaps: Between, cause: Int8) -> list[st
 class _Writer:
     def __init__(self, context: Context, used: Gpus) -> None:
         self.context, self.used = context, used
-        self.calls = Blocks(context.trace.calls.start_ns, context.trace.calls.end_ns)
-        self.operations = Blocks(context.gpu.start_ns, context.gpu.end_ns)
+        self.calls = BlockIndex(context.trace.calls.start_ns, context.trace.calls.end_ns)
+        self.operations = BlockIndex(context.gpu.start_ns, context.gpu.end_ns)
 
-    def sentence(self, gaps: Between, i: int, cause: str) -> str:
+    def sentence(self, gaps: Gaps, i: int, cause: str) -> str:
         begin, end, after = int(gaps.start_ns[i]), int(gaps.end_ns[i]), int(gaps.after[i])
-        launch = int(self.context.launched.call_of[after])
+        launch = int(self.context.launches.call_of[after])
         process = int(self.context.gpu.process[after])
         if cause in OVERHEADS_OF_CAUSE:
-            rows = overheads_like(self.context, OVERHEADS_OF_CAUSE[cause])
+            rows = select_overheads(self.context, OVERHEADS_OF_CAUSE[cause])
             evidence, covered = self._overheads(rows, process, begin, end)
             if 2 * covered >= end - begin:
                 return evidence
         if launch < 0:
             return "no launch call is recorded for what followed"
-        calls = self.context.launched.calls
+        calls = self.context.launches.calls
         thread, begun, ended = int(calls.thread[launch]), int(calls.start_ns[launch]), int(calls.end_ns[launch])
         if cause in CALLS_OF_CAUSE:
             own = f"the launch itself copies pageable memory, until {_said(max(0, end - ended))} before the gap's end"
@@ -434,7 +449,7 @@ class _Writer:
         inside = np.flatnonzero(until > start)
         if not len(inside):
             return "", 0
-        covered = int(merged(start[inside], until[inside]).total_ns()[0])
+        covered = int(merge_intervals(start[inside], until[inside]).total_ns()[0])
         name = int(overheads.name[rows[inside[int(np.argmax((until - start)[inside]))]]])
         longest = trace.names[name] if name >= 0 else "overhead without a name"
         return f"{_and_others(longest, len(inside))} {_percent(covered, end - begin)}", covered
@@ -442,7 +457,7 @@ class _Writer:
     def _during(self, thread: int, begin: int, end: int, gap: int, pattern: re.Pattern[str] | None) -> str:
         """Say which calls the thread was in from `begin` to `end`: those like `pattern`, or all; empty for none."""
         trace = self.context.trace
-        rows = self.calls.overlapping(begin, end)
+        rows = self.calls.find_overlapping(begin, end)
         rows = rows[trace.calls.thread[rows] == thread]
         if pattern is not None:
             rows = rows[[pattern.match(trace.names[name]) is not None for name in trace.calls.name[rows].tolist()]]
@@ -450,20 +465,20 @@ class _Writer:
             return ""
         start = np.maximum(trace.calls.start_ns[rows], begin)
         until = np.minimum(trace.calls.end_ns[rows], end)
-        covered = int(merged(start, until).total_ns()[0])
+        covered = int(merge_intervals(start, until).total_ns()[0])
         if pattern is None and _SLIGHT * covered < gap:
             return ""
-        longest = call_name(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
+        longest = strip_call_version(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
         return f"{_and_others(longest, len(rows))} {_percent(covered, gap)}"
 
     def _elsewhere(self, lane: int, begin: int, end: int) -> str:
         """Name the operation of another device that ended last before the gap's end."""
         gpu = self.context.gpu
-        rows = self.operations.overlapping(begin, end + 1)
-        rows = rows[(self.used.of(rows) != lane) & (gpu.end_ns[rows] <= end)]
+        rows = self.operations.find_overlapping(begin, end + 1)
+        rows = rows[(self.used.index_of(rows) != lane) & (gpu.end_ns[rows] <= end)]
         last = rows[[np.argmax(gpu.end_ns[rows])]]
-        name = operation_name(self.context.trace, int(operation_labels(self.context, last)[0]))
-        device = self.used.number[int(self.used.of(last)[0])]
+        name = get_operation_name(self.context.trace, int(label_operations(self.context, last)[0]))
+        device = self.used.number[int(self.used.index_of(last)[0])]
         return f"{name} on device {device} ended {_said(end - int(gpu.end_ns[last[0]]))} before the gap's end"
 
 

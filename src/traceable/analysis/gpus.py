@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import numbered
-from traceable.analysis.hints import record_gpu
-from traceable.analysis.intervals import Between, Lanes, between, lanes_of, narrowed
-from traceable.analysis.naming import GRAPH_LAUNCHING, names_like
-from traceable.analysis.recording_gaps import unrecorded
-from traceable.analysis.select import gpu_number
-from traceable.analysis.shared import calls_like, once
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.hints import suggest_gpu_recording
+from traceable.analysis.intervals import Gaps, Lanes, build_lanes, find_gaps, narrow_dtype
+from traceable.analysis.naming import GRAPH_LAUNCH_CALLS, match_names
+from traceable.analysis.recording_gaps import find_unrecorded_spans
+from traceable.analysis.select import map_gpu_numbers
+from traceable.analysis.shared import cache_per_context, select_calls
 from traceable.analysis.table import objects
-from traceable.errors import Message, UnanswerableError
+from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 from traceable.trace.rows import distinct
 
@@ -37,7 +37,7 @@ class Streams:
         gpu: index into `Gpus.number`; number: see there.
         process: index into `Trace.processes`.
         device, context, stream: CUDA's numbers, -1 where not recorded.
-        of_operation: index into these columns of each operation of the trace, in as few bytes as do.
+        stream_of_operation: index into these columns of each operation of the trace, in as few bytes as do.
     """
 
     gpu: Int64
@@ -46,7 +46,7 @@ class Streams:
     device: Int64
     context: Int64
     stream: Int64
-    of_operation: NDArray[np.integer]
+    stream_of_operation: NDArray[np.integer]
 
     def __len__(self) -> int:
         return len(self.gpu)
@@ -72,14 +72,14 @@ class Gpus:
         return len(self.number)
 
     @property
-    def of_operation(self) -> Int64:
+    def gpu_of_operation(self) -> Int64:
         """Index into `number` of each operation of the trace; a new array of 8 bytes an operation each time."""
-        found: Int64 = self.streams.gpu[self.streams.of_operation]
+        found: Int64 = self.streams.gpu[self.streams.stream_of_operation]
         return found
 
-    def of(self, operation: Int64) -> Int64:
+    def index_of(self, operation: Int64) -> Int64:
         """Return index into `number` of some operations of the trace."""
-        found: Int64 = self.streams.gpu[self.streams.of_operation[operation]]
+        found: Int64 = self.streams.gpu[self.streams.stream_of_operation[operation]]
         return found
 
     def numbers(self) -> Int64:
@@ -92,8 +92,8 @@ class Gpus:
         return objects(known.get(number) or None for number in self.number)
 
 
-@once
-def gpus(context: Context) -> Gpus:
+@cache_per_context
+def find_gpus(context: Context) -> Gpus:
     """Return the GPUs of a trace and where its operations ran.
 
     Raises:
@@ -102,15 +102,15 @@ def gpus(context: Context) -> Gpus:
     trace = context.trace
     if not len(context.gpu):
         if context.whole is not None and len(context.whole.gpu):
-            raise UnanswerableError(
+            raise MissingDataError(
                 "no_gpu_operations_selected",
                 "no GPU operation lies in the selected time",
                 "select more of the recording",
             )
         raise _no_operations(trace)
-    streams = streams_of(context)
+    streams = find_streams(context)
     used = distinct(streams.number).tolist()
-    pair = numbered(streams.process, streams.device)[1]
+    pair = number_groups(streams.process, streams.device)[1]
     return Gpus(
         number=tuple(used),
         streams=streams,
@@ -121,25 +121,25 @@ def gpus(context: Context) -> Gpus:
     )
 
 
-@once
-def streams_of(context: Context) -> Streams:
+@cache_per_context
+def find_streams(context: Context) -> Streams:
     """Return the streams of a trace; none where there are no GPU operations."""
     trace, gpu = context.trace, context.gpu
     kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     of_context = np.concatenate([events.context for events in kinds])
     code, codes, (process, device, own_context, stream) = _coded(gpu.process, gpu.device, of_context, gpu.stream)
-    number = np.maximum(gpu_number(trace, process.astype(np.int32), device.astype(np.int32)), -1)
+    number = np.maximum(map_gpu_numbers(trace, process.astype(np.int32), device.astype(np.int32)), -1)
     order = np.lexsort((device, stream, own_context, process, number))
     rank = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     rank[codes[order]] = np.arange(len(order))
     return Streams(
-        gpu=numbered(number[order])[0],
+        gpu=number_groups(number[order])[0],
         number=number[order],
         process=process[order],
         device=device[order],
         context=own_context[order],
         stream=stream[order],
-        of_operation=narrowed(rank, len(order))[code],
+        stream_of_operation=narrow_dtype(rank, len(order))[code],
     )
 
 
@@ -152,7 +152,7 @@ def _coded(*columns: NDArray[np.int32]) -> tuple[NDArray[np.integer], Int64, lis
     lowest = [int(column.min()) if rows else 0 for column in columns]
     widths = [int(column.max()) - low + 1 if rows else 1 for column, low in zip(columns, lowest, strict=True)]
     if not rows or math.prod(widths) > _MOST_CODES:
-        numbers, first = numbered(*columns)
+        numbers, first = number_groups(*columns)
         return numbers, np.arange(len(first)), [column[first].astype(np.int64) for column in columns]
     # Few numbers far below 2**31, as nearly always: in half the bytes, and without looking for each one's first row.
     code = np.zeros(rows, np.int32)
@@ -181,20 +181,20 @@ class Timelines:
 
     first_ns: Int64
     last_ns: Int64
-    gaps: Between
+    gaps: Gaps
     before_ns: Int64
     after_ns: Int64
 
 
-@once
-def timelines(context: Context) -> Timelines:
-    """Return when each GPU worked; raises as `gpus`."""
-    gpu, used = context.gpu, gpus(context)
-    lanes = lanes_by(context, used.streams.gpu, len(used))
+@cache_per_context
+def compute_timelines(context: Context) -> Timelines:
+    """Return when each GPU worked; raises as `find_gpus`."""
+    gpu, used = context.gpu, find_gpus(context)
+    lanes = group_by_lane(context, used.streams.gpu, len(used))
     first = gpu.start_ns[lanes.order[lanes.bounds[:-1]]]
     last = np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64)
     before, after = _idle_at_the_edges(context, used, first, last)
-    return Timelines(first, last, between(gpu.start_ns, gpu.end_ns, lanes), before, after)
+    return Timelines(first, last, find_gaps(gpu.start_ns, gpu.end_ns, lanes), before, after)
 
 
 def _idle_at_the_edges(context: Context, used: Gpus, first: Int64, last: Int64) -> tuple[Int64, Int64]:
@@ -204,9 +204,9 @@ def _idle_at_the_edges(context: Context, used: Gpus, first: Int64, last: Int64) 
     if cut is None or whole is None:
         return before, after
     start, end = whole.gpu.start_ns, whole.gpu.end_ns
-    of_whole = gpus(whole)
-    lane = of_whole.of_operation
-    begins, ends = unrecorded(whole.trace)
+    of_whole = find_gpus(whole)
+    lane = of_whole.gpu_of_operation
+    begins, ends = find_unrecorded_spans(whole.trace)
     for i, number in enumerate(used.number):
         mine = lane == of_whole.number.index(number)
         # What decides is the gap as it was before it was cut: it may span two windows.
@@ -218,30 +218,32 @@ def _idle_at_the_edges(context: Context, used: Gpus, first: Int64, last: Int64) 
     return before, after
 
 
-def lanes_by(context: Context, lane_of_stream: Int64, count: int) -> Lanes:
+def group_by_lane(context: Context, lane_of_stream: Int64, count: int) -> Lanes:
     """Return the operations by lane and start, given the lane of each stream; -1 leaves a stream out."""
-    return lanes_of(narrowed(lane_of_stream, count)[streams_of(context).of_operation], count, context.gpu.by_start)
+    return build_lanes(
+        narrow_dtype(lane_of_stream, count)[find_streams(context).stream_of_operation], count, context.gpu.by_start
+    )
 
 
-def unseen_graphs(context: Context) -> UnanswerableError | None:
+def check_graphs_recorded(context: Context) -> MissingDataError | None:
     """Return what is to be said if CUDA graphs were launched and no operation of any was recorded: their time looks
     idle. None if that is not so.
     """
     launches = _unseen_launches(context)
     if not launches:
         return None
-    return UnanswerableError(
+    return MissingDataError(
         "graphs_not_recorded",
         f"CUDA graphs were launched ({launches} times) but left no operation in the trace: their time looks idle",
         "record with --cuda-graph-trace=node",
     )
 
 
-@once
+@cache_per_context
 def _unseen_launches(context: Context) -> int:
     """Return how many times CUDA graphs were launched; 0 where an operation of any was recorded."""
-    launching = calls_like(context, GRAPH_LAUNCHING)
-    return 0 if np.isin(context.launched.call_of, launching).any() else len(launching)
+    launching = select_calls(context, GRAPH_LAUNCH_CALLS)
+    return 0 if np.isin(context.launches.call_of, launching).any() else len(launching)
 
 
 def _notes(trace: Trace, process: list[int], device: list[int], number: list[int]) -> tuple[Message, ...]:
@@ -269,17 +271,17 @@ def _notes(trace: Trace, process: list[int], device: list[int], number: list[int
     return tuple(notes)
 
 
-def _no_operations(trace: Trace) -> UnanswerableError:
-    if names_like(trace, GRAPH_LAUNCHING, trace.calls.name).any():
-        return UnanswerableError(
+def _no_operations(trace: Trace) -> MissingDataError:
+    if match_names(trace, GRAPH_LAUNCH_CALLS, trace.calls.name).any():
+        return MissingDataError(
             "graphs_not_recorded",
             "CUDA graphs were launched, but no GPU operation was recorded",
             "record with --cuda-graph-trace=node: exporters before Nsight Systems 2024 leave whole graphs out",
         )
     if len(trace.calls):
-        return UnanswerableError(
+        return MissingDataError(
             "calls_without_gpu_work",
             "CUDA calls were recorded, but no GPU operation",
             "record a window in which the GPU works, without another user of CUPTI (torch.profiler, ncu) beside nsys",
         )
-    return UnanswerableError("no_gpu_operations", "no GPU operation in the trace", record_gpu(trace))
+    return MissingDataError("no_gpu_operations", "no GPU operation in the trace", suggest_gpu_recording(trace))

@@ -27,18 +27,18 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(frozen=True)
-class Ranked:
+class SortedGroups:
     """Integers sorted within their groups, the groups one after another.
 
     Attributes:
         above: by how much each exceeds `lowest`: 32 bits where that suffices, else 64.
-        number: how many of them each group has.
+        counts: how many of them each group has.
         first: where those of each group begin.
     """
 
     above: NDArray[Any]
     lowest: int
-    number: Int64
+    counts: Int64
     first: Int64
 
     @property
@@ -59,7 +59,7 @@ class Ranked:
         columns[f"{prefix}_min_ns"] = self._at(self.first)
         for word, quantile in QUANTILES.items():
             columns[f"{prefix}_{word}_ns"] = self._quantile(quantile)
-        columns[f"{prefix}_max_ns"] = self._at(self.first + self.number - 1)
+        columns[f"{prefix}_max_ns"] = self._at(self.first + self.counts - 1)
         return columns
 
     def totals(self) -> Int64:
@@ -68,21 +68,21 @@ class Ranked:
 
     @cached_property
     def _totals(self) -> Int64:
-        sums = self.number * self.lowest
-        some = np.flatnonzero(self.number)
+        sums = self.counts * self.lowest
+        some = np.flatnonzero(self.counts)
         if len(some):
             sums[some] += np.add.reduceat(self.above, self.first[some], dtype=np.int64)
         return sums
 
     def means(self) -> Float64:
         """Return the mean of each group, NaN where it has no values."""
-        mean = np.full(len(self.number), np.nan)
-        np.divide(self._totals, self.number, out=mean, where=self.number > 0)
+        mean = np.full(len(self.counts), np.nan)
+        np.divide(self._totals, self.counts, out=mean, where=self.counts > 0)
         return mean
 
     def deviations(self) -> Float64:
         """Return the sample standard deviation (n - 1) of each group, 0 for one value and NaN for none."""
-        mean, last = self.means(), self.first + self.number
+        mean, last = self.means(), self.first + self.counts
         squares = np.zeros(len(mean))
         for part in _blocks(len(self.above)):
             low = int(np.searchsorted(last, part.start, "right"))
@@ -93,8 +93,8 @@ class Ranked:
             # The first group goes on from the block before.
             square[0] += squares[low]
             squares[low:high] = np.bincount(np.repeat(np.arange(high - low), number), square, high - low)
-        deviation = np.sqrt(squares / np.maximum(1, self.number - 1))
-        return np.where(self.number > 0, deviation, np.nan)
+        deviation = np.sqrt(squares / np.maximum(1, self.counts - 1))
+        return np.where(self.counts > 0, deviation, np.nan)
 
     def _decoded(self, above: NDArray[Any]) -> Int64:
         values = above.astype(np.int64)
@@ -102,15 +102,15 @@ class Ranked:
         return values
 
     def _at(self, index: Int64) -> Int64:
-        some = self.number > 0
+        some = self.counts > 0
         found = np.full(len(index), NULL, np.int64)
         found[some] = self._decoded(self.above[index[some]])
         return found
 
     def _quantile(self, quantile: float) -> Float64:
         """Interpolate at rank quantile * (n - 1), in the order of operations that numpy uses."""
-        some = self.number > 0
-        number, first = self.number[some], self.first[some]
+        some = self.counts > 0
+        number, first = self.counts[some], self.first[some]
         rank = quantile * (number - 1)
         below = np.floor(rank).astype(np.int64)
         above = np.minimum(below + 1, number - 1)
@@ -122,7 +122,7 @@ class Ranked:
         return found
 
 
-def numbered(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
+def number_groups(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
     """Number the distinct combinations of equally long integer columns.
 
     Returns:
@@ -171,7 +171,7 @@ def _first_rows(code: Int64, groups: int) -> Int64:
     return first
 
 
-def distinct_counts(group: Int64, item: NDArray[Any], groups: int) -> Int64:
+def count_distinct(group: Int64, item: NDArray[Any], groups: int) -> Int64:
     """Return how many different items each of the groups 0..groups-1 holds."""
     lowest, width = _extent(item)
     if groups * width <= _dense(len(item)):
@@ -183,10 +183,10 @@ def distinct_counts(group: Int64, item: NDArray[Any], groups: int) -> Int64:
     code, width = _from_zero(item)
     if groups * 2 * width >= _WIDEST:
         code, width = _ranks(code)
-    return np.bincount(distinct_pairs(group, code, width)[0], minlength=groups)
+    return np.bincount(find_distinct_pairs(group, code, width)[0], minlength=groups)
 
 
-def distinct_pairs(group: Int64, item: Int64, items: int) -> tuple[Int64, Int64]:
+def find_distinct_pairs(group: Int64, item: Int64, items: int) -> tuple[Int64, Int64]:
     """Return each pair of group and item (one of 0..items-1) once, sorted by both."""
     # Bits, because dividing a million numbers takes longer than sorting them.
     bits = items.bit_length()
@@ -198,7 +198,7 @@ def distinct_pairs(group: Int64, item: Int64, items: int) -> tuple[Int64, Int64]
     return key >> bits, key & ((1 << bits) - 1)
 
 
-def only_value(group: Int64, value: NDArray[Any], groups: int) -> tuple[Int64, Int64]:
+def find_single_value(group: Int64, value: NDArray[Any], groups: int) -> tuple[Int64, Int64]:
     """Return how many different values that are not negative each group holds, and the value where it is one.
 
     The value is NULL where a group has none or several.
@@ -206,7 +206,7 @@ def only_value(group: Int64, value: NDArray[Any], groups: int) -> tuple[Int64, I
     known = value >= 0
     if not known.all():
         group, value = group[known], value[known]
-    first = numbered(group, value)[1]
+    first = number_groups(group, value)[1]
     of_pair = group[first]
     number = np.bincount(of_pair, minlength=groups)
     single = np.full(groups, NULL, np.int64)
@@ -215,7 +215,9 @@ def only_value(group: Int64, value: NDArray[Any], groups: int) -> tuple[Int64, I
     return number, single
 
 
-def commonest(group: Int64, value: NDArray[Any], groups: int, times: Int64 | None = None) -> tuple[Int64, Int64, Int64]:
+def find_most_common(
+    group: Int64, value: NDArray[Any], groups: int, times: Int64 | None = None
+) -> tuple[Int64, Int64, Int64]:
     """Return of each group how many different values it holds, the commonest, and how often that occurs.
 
     Args:
@@ -226,9 +228,9 @@ def commonest(group: Int64, value: NDArray[Any], groups: int, times: Int64 | Non
     known = value >= 0
     if not known.all():
         group, value, times = group[known], value[known], None if times is None else times[known]
-    pair, first = numbered(group, value)
+    pair, first = number_groups(group, value)
     of_pair, value_of_pair = group[first], value[first]
-    count = np.bincount(pair, minlength=len(first)) if times is None else totals(pair, times, len(first))
+    count = np.bincount(pair, minlength=len(first)) if times is None else sum_groups(pair, times, len(first))
     found = np.full(groups, NULL, np.int64)
     often = np.zeros(groups, np.int64)
     # Written from the rarest to the commonest, so that the commonest stays.
@@ -238,7 +240,7 @@ def commonest(group: Int64, value: NDArray[Any], groups: int, times: Int64 | Non
     return np.bincount(of_pair, minlength=groups), found, often
 
 
-def ranked(group: Int64, values: Int64, groups: int, use: Bool | None = None) -> Ranked:
+def sort_groups(group: Int64, values: Int64, groups: int, use: Bool | None = None) -> SortedGroups:
     """Sort values within the groups 0..groups-1; `use` says which of them count, None that all do."""
     which = None if use is None or use.all() else np.flatnonzero(use)
     if which is not None:
@@ -246,12 +248,12 @@ def ranked(group: Int64, values: Int64, groups: int, use: Bool | None = None) ->
     number = np.bincount(group, minlength=groups)
     first = np.cumsum(number) - number
     if not len(values):
-        return Ranked(np.zeros(0, np.int64), 0, number, first)
+        return SortedGroups(np.zeros(0, np.int64), 0, number, first)
     lowest = int(values.min())
     bits = (int(values.max()) - lowest).bit_length()
     wanted = bits + (groups - 1).bit_length()
     if wanted > 62:
-        return Ranked(values[np.lexsort((values, group))], 0, number, first)
+        return SortedGroups(values[np.lexsort((values, group))], 0, number, first)
     # Half the bits are sorted in half the time.
     key = np.empty(len(values), np.uint32 if wanted <= 32 else np.int64)
     for part in _blocks(len(values)):
@@ -260,7 +262,7 @@ def ranked(group: Int64, values: Int64, groups: int, use: Bool | None = None) ->
         key[part] = packed
     key.sort()
     np.bitwise_and(key, key.dtype.type((1 << bits) - 1), out=key)
-    return Ranked(key, lowest, number, first)
+    return SortedGroups(key, lowest, number, first)
 
 
 def _blocks(rows: int) -> Iterator[slice]:
@@ -312,21 +314,21 @@ def _dense(rows: int) -> int:
     return max(1 << 16, 4 * rows)
 
 
-def totals(group: Int64, values: Int64, groups: int) -> Int64:
+def sum_groups(group: Int64, values: Int64, groups: int) -> Int64:
     """Return the sum of the int64 `values` of each of the groups 0..groups-1, exact."""
     sums = np.zeros(groups, np.int64)
     np.add.at(sums, group, values)
     return sums
 
 
-def maxima(group: Int64, values: Int64, groups: int) -> Int64:
+def max_groups(group: Int64, values: Int64, groups: int) -> Int64:
     """Return the maximum of `values` in each group; NULL for an empty group or one that holds only NULL."""
     found = np.full(groups, NULL, np.int64)
     np.maximum.at(found, group, values)
     return found
 
 
-def first_match(process: NDArray[np.integer], ids: Int64, of_process: NDArray[np.integer], of_ids: Int64) -> Int64:
+def find_first_match(process: NDArray[np.integer], ids: Int64, of_process: NDArray[np.integer], of_ids: Int64) -> Int64:
     """Return, for each (process, id), the first of the rows (of_process, of_ids) equal to it; -1 for none.
 
     CUDA ties rows together by number: equal correlationId in the same process; the id alone does not do. An id of NULL
@@ -337,7 +339,7 @@ def first_match(process: NDArray[np.integer], ids: Int64, of_process: NDArray[np
     if not len(wanted) or not len(there):
         return found
     processes = np.concatenate([of_process[there], process[wanted]])
-    code, first = numbered(processes, np.concatenate([of_ids[there], ids[wanted]]))
+    code, first = number_groups(processes, np.concatenate([of_ids[there], ids[wanted]]))
     # Those to be found stand before those that ask, so that a group's first row is one of them if it holds any.
     match = first[code[len(there) :]]
     known = match < len(there)

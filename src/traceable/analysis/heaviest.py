@@ -14,14 +14,14 @@ import numpy as np
 from traceable.analysis.attribution import INHERITED
 from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances
-from traceable.analysis.naming import NCCL
-from traceable.errors import UnanswerableError
+from traceable.analysis.naming import NCCL_KERNEL
+from traceable.errors import MissingDataError
 from traceable.trace.model import START_END, Bool, Int64
 from traceable.trace.rows import distinct
 
 
 @dataclass(frozen=True)
-class Heavy:
+class TopKernel:
     """One kernel of the range.
 
     Attributes:
@@ -36,26 +36,26 @@ class Heavy:
 
 
 @dataclass(frozen=True)
-class Heaviest:
+class TopKernels:
     """The kernels chosen.
 
     Attributes:
         kernels: the heaviest first.
         total_ns: what all kernels of the range took, these and the others.
-        seen: whether each has launches that were made where ncu sees the range open: a push/pop range stands on its own
+        all_visible: whether each has launches that were made where ncu sees the range open: a push/pop range stands on its own
             thread alone, and autograd launches from another.
-        needed: how many matching launches must be profiled, in order, until each kernel has had those asked for.
-        left_out: how many kernels of NCCL were not considered.
+        launches_needed: how many matching launches must be profiled, in order, until each kernel has had those asked for.
+        excluded: how many kernels of NCCL were not considered.
     """
 
-    kernels: tuple[Heavy, ...]
+    kernels: tuple[TopKernel, ...]
     total_ns: int
-    seen: bool
-    needed: int
-    left_out: int
+    all_visible: bool
+    launches_needed: int
+    excluded: int
 
 
-def instances_at(found: Instances, names: Sequence[str], path: Sequence[str], domain: str | None) -> Bool:
+def match_instances(found: Instances, names: Sequence[str], path: Sequence[str], domain: str | None) -> Bool:
     """Return which instances are of the last name of `path`, inside of the others in that order, however deep.
 
     Args:
@@ -70,16 +70,16 @@ def instances_at(found: Instances, names: Sequence[str], path: Sequence[str], do
     return inside
 
 
-def heaviest(
-    context: Context, instances: Bool | None, *, matching: str | None, top: int | None, launches: int, skip: int
-) -> Heaviest:
+def find_top_kernels(
+    context: Context, instances: Bool | None, *, pattern: str | None, top: int | None, launches: int, skip: int
+) -> TopKernels:
     """Return the kernels of these instances on which the GPU spent the most time.
 
     Those of NCCL are left out: they wait for their peers on other GPUs, and would for ever when run one at a time.
 
     Args:
         instances: which of `context.found`; None for all kernels of the trace.
-        matching: regular expression that the function, or the demangled name, wholly matches; None for every kernel.
+        pattern: regular expression that the function, or the demangled name, wholly matches; None for every kernel.
         top: how many kernels; None for all that match.
         launches: how many launches of each are wanted.
         skip: how many matching launches are passed over first.
@@ -91,8 +91,8 @@ def heaviest(
     if not inside.any():
         remedy = "`--view ranges` shows what each range put on the GPU"
         if instances is not None:
-            raise UnanswerableError("no_kernels_in_range", "no kernel was recorded in the range", remedy)
-        raise UnanswerableError("no_kernels_recorded", "no kernel was recorded in the trace", remedy)
+            raise MissingDataError("no_kernels_in_range", "no kernel was recorded in the range", remedy)
+        raise MissingDataError("no_kernels_recorded", "no kernel was recorded in the trace", remedy)
     kernels, names = context.trace.kernels, context.trace.names
     duration = np.where(inside, kernels.end_ns - kernels.start_ns, 0)
     named, of_kernel = np.unique(kernels.name, return_inverse=True)
@@ -101,10 +101,10 @@ def heaviest(
     count = np.bincount(of_kernel[inside], minlength=len(named))
     short = _functions(context, of_kernel, len(named))
     there = [(place, names[code]) for place, code in enumerate(named.tolist()) if code >= 0 and count[place]]
-    known = [(place, name) for place, name in there if not NCCL.match(name)]
-    wanted = [place for place, name in known if _matches(matching, name, short[place])]
+    known = [(place, name) for place, name in there if not NCCL_KERNEL.match(name)]
+    wanted = [place for place, name in known if _matches(pattern, name, short[place])]
     if not wanted:
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_kernel_matches",
             f"none of the {len(known)} kernels there that ncu could replay is named so",
             "`--view kernels` lists them; * and ? are wildcards",
@@ -114,8 +114,10 @@ def heaviest(
     visible = inside & ours & _visible(context, instances)
     seen = len(distinct(of_kernel[visible])) == len(chosen)
     eligible = visible if seen else ours
-    return Heaviest(
-        tuple(Heavy(names[int(named[place])], short[place], int(count[place]), int(total[place])) for place in chosen),
+    return TopKernels(
+        tuple(
+            TopKernel(names[int(named[place])], short[place], int(count[place]), int(total[place])) for place in chosen
+        ),
         int(total.sum()),
         seen,
         _needed(of_kernel[eligible], kernels.start_ns[eligible], launches, skip),
@@ -135,7 +137,7 @@ def _kernels_in(context: Context, instances: Bool | None) -> Bool:
     if instances is None:
         return np.ones(kernels, np.bool_)
     inside = np.zeros(len(context.gpu), np.bool_)
-    for instance, operation in context.operation_pairs():
+    for instance, operation in context.iter_operation_pairs():
         inside[operation[instances[instance]]] = True
     # Kernels stand first among the operations.
     return inside[:kernels]
@@ -143,7 +145,7 @@ def _kernels_in(context: Context, instances: Bool | None) -> Bool:
 
 def _visible(context: Context, instances: Bool | None) -> Bool:
     """Return which kernels were launched where ncu sees the range: a start/end range is seen by every thread."""
-    if instances is None or bool((context.found.style[instances] == START_END).all()):
+    if instances is None or bool((context.instances.style[instances] == START_END).all()):
         return np.ones(len(context.trace.kernels), np.bool_)
     launched: Bool = context.attribution.rule[: len(context.trace.kernels)] != INHERITED
     return launched
@@ -151,7 +153,7 @@ def _visible(context: Context, instances: Bool | None) -> Bool:
 
 def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
     """Return the bare function of each name: as recorded, else out of the demangled name."""
-    from traceable.analysis.kernels import base_name
+    from traceable.analysis.kernels import extract_base_name
 
     kernels, names = context.trace.kernels, context.trace.names
     first = np.zeros(groups, np.int64)
@@ -160,7 +162,7 @@ def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
     for at in first.tolist():
         short, name = int(kernels.short_name[at]), int(kernels.name[at])
         functions.append(
-            names[short] if short >= 0 else base_name(names[name]).rpartition("::")[2] if name >= 0 else ""
+            names[short] if short >= 0 else extract_base_name(names[name]).rpartition("::")[2] if name >= 0 else ""
         )
     return functions
 

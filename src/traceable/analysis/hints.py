@@ -8,7 +8,7 @@ _TORCH = "torch.profiler"
 _RECORDER = "traceable embedded recorder"
 
 
-def record_gpu(trace: Trace) -> str:
+def suggest_gpu_recording(trace: Trace) -> str:
     """Return how GPU work gets into a recording.
 
     Args:

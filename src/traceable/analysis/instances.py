@@ -20,11 +20,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from traceable.trace.emitted import in_stretch_domain, number_of, parent_number_of
+from traceable.trace.emitted import decode_number, decode_parent_number, is_segment_domain
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
 from traceable.trace.rows import distinct
 
-DEEPEST = 128
+MAX_DEPTH = 128
 """How many identities are followed from an instance to its outermost; there the path begins anew.
 
 A task that starts its successor, which starts its own, and so on for as long as a server lives, would otherwise make
@@ -33,7 +33,7 @@ paths of millions of names.
 
 
 @dataclass(frozen=True)
-class Stretches:
+class Segments:
     """Times on a thread whose launches and waits are an instance's: `owner` is its index."""
 
     owner: Int64
@@ -49,7 +49,7 @@ class Instances:
     Attributes:
         start_ns, end_ns, domain, style, clipped: as in `Ranges`.
         name: index of the name: as in `Ranges`, or of the normalized one (`analysis.range_names`).
-        recorded: index of the name as it was recorded.
+        recorded_name: index of the name as it was recorded.
         thread: as in `Ranges`: where it began.
         task: whether it is a coroutine, known by its stretches.
         replay: whether it is what a CUDA graph did again (`analysis.attribution`): it has no CPU time of its own, and
@@ -63,7 +63,7 @@ class Instances:
         self_ns: duration (of a coroutine the time running) less what lies directly inside on the thread; NULL for a
             start/end range without stretches.
         active_ns: time a coroutine was running; NULL for all else.
-        stretches: where on which thread each instance ran, as recorded even where the trace was cut. None for a range
+        segments: where on which thread each instance ran, as recorded even where the trace was cut. None for a range
             that ended on another thread.
         paths: for each path, the indices into `Trace.names` from the outermost.
     """
@@ -71,7 +71,7 @@ class Instances:
     start_ns: Int64
     end_ns: Int64
     name: Int32
-    recorded: Int32
+    recorded_name: Int32
     domain: Int32
     style: Int8
     clipped: Bool
@@ -85,13 +85,13 @@ class Instances:
     path: Int64
     self_ns: Int64
     active_ns: Int64
-    stretches: Stretches
+    segments: Segments
     paths: tuple[tuple[int, ...], ...]
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def first(self, count: int) -> Instances:
+    def head(self, count: int) -> Instances:
         """Return the first instances, as views of these columns; their parents, paths and stretches must be theirs."""
         columns = (column.name for column in fields(self) if column.name not in ("stretches", "paths"))
         return replace(self, **{name: getattr(self, name)[:count] for name in columns})
@@ -120,28 +120,30 @@ class Children:
     child: Int64
     first: Int64
 
-    def of(self, instance: int) -> Int64:
+    def direct(self, instance: int) -> Int64:
         """Return the instances directly inside one."""
         return self.child[self.first[instance] : self.first[instance + 1]]
 
-    def tree(self, instance: int) -> list[tuple[int, int]]:
+    def subtree(self, instance: int) -> list[tuple[int, int]]:
         """Return an instance and all inside it, parents first, each with how many lie between (0 for itself)."""
         tree, waiting = [], [(0, instance)]
         while waiting:
             depth, one = waiting.pop()
             tree.append((depth, one))
-            waiting += [(depth + 1, child) for child in self.of(one)[::-1].tolist()]
+            waiting += [(depth + 1, child) for child in self.direct(one)[::-1].tolist()]
         return tree
 
 
-def children_of(found: Instances) -> Children:
+def build_children(found: Instances) -> Children:
     """Return what lies directly in each instance."""
     inside = np.flatnonzero((found.parent >= 0) & found.entered)
     child = inside[np.lexsort((found.start_ns[inside], found.parent[inside]))]
     return Children(child, np.searchsorted(found.parent[child], np.arange(len(found) + 1)))
 
 
-def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[int, int] | None = None) -> Instances:
+def find_instances(
+    trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[int, int] | None = None
+) -> Instances:
     """Return the range instances of `trace`: those of `trace.ranges` in order, less the stretches.
 
     Args:
@@ -190,20 +192,20 @@ def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[in
     leader[: len(own)] = np.where(ranges.style[own] == PUSH_POP, own, -1)
     leader[instance_of_group] = stretch[first]
     above = np.where(leader >= 0, node_parent[leader], -1)
-    parent = parents_of(
-        nested=np.where(above >= 0, owner[above], -1),
+    parent = resolve_parents(
+        enclosing=np.where(above >= 0, owner[above], -1),
         start_ns=columns["start_ns"],
         end_ns=end,
         process=_process(trace, columns["thread"]),
         identity=columns["identity"],
     )
     name = columns["name"] if of_name is None else of_name[columns["name"]]
-    path, paths = paths_of(parent, name)
+    path, paths = build_paths(parent, name)
     return Instances(
         start_ns=columns["start_ns"],
         end_ns=end,
         name=name,
-        recorded=columns["name"],
+        recorded_name=columns["name"],
         domain=columns["domain"],
         style=columns["style"],
         clipped=columns["clipped"],
@@ -217,19 +219,19 @@ def instances(trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[in
         path=path,
         self_ns=self_ns,
         active_ns=active_ns,
-        stretches=_where_it_ran(ranges, owner, is_stretch, task),
+        segments=_where_it_ran(ranges, owner, is_stretch, task),
         paths=paths,
     )
 
 
-def own_ranges(trace: Trace) -> Int64:
-    """Return which ranges are instances by themselves, in the order in which `instances` has them first."""
+def select_instance_ranges(trace: Trace) -> Int64:
+    """Return which ranges are instances by themselves, in the order in which `find_instances` has them first."""
     return np.flatnonzero(~_is_stretch(trace))
 
 
 def _is_stretch(trace: Trace) -> Bool:
     ranges = trace.ranges
-    stretch: Bool = in_stretch_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP)
+    stretch: Bool = is_segment_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP)
     return stretch & ranges.has_payload
 
 
@@ -294,7 +296,7 @@ def _times(
 ) -> tuple[Int64, Int64, Int64]:
     """Return the parent of each push/pop range (as an index of ranges), and of each instance self and active time."""
     nodes = np.flatnonzero(ranges.style == PUSH_POP)
-    found = parents(ranges.thread[nodes], ranges.start_ns[nodes], ranges.end_ns[nodes])
+    found = find_parents(ranges.thread[nodes], ranges.start_ns[nodes], ranges.end_ns[nodes])
     node_parent = np.full(len(ranges), -1, np.int64)
     inner = found >= 0
     node_parent[nodes[inner]] = nodes[found[inner]]
@@ -313,21 +315,21 @@ def _times(
     return node_parent, self_ns, active_ns
 
 
-def _where_it_ran(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) -> Stretches:
+def _where_it_ran(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) -> Segments:
     """Return the stretches of coroutines and, of all else that began and ended on one thread, the whole range."""
     whole = ~is_stretch & (ranges.end_thread < 0)
     whole[whole] = ~task[owner[whole]]
     which = np.flatnonzero(is_stretch | whole)
-    return Stretches(owner[which], ranges.thread[which], ranges.start_ns[which], ranges.end_ns[which])
+    return Segments(owner[which], ranges.thread[which], ranges.start_ns[which], ranges.end_ns[which])
 
 
-def stretches_of(stretches: Stretches, instances: Bool) -> Stretches:
+def select_segments(stretches: Segments, instances: Bool) -> Segments:
     """Return the stretches of some instances."""
     here = np.flatnonzero(instances[stretches.owner])
-    return Stretches(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
+    return Segments(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
 
 
-def paths_of(
+def build_paths(
     parent: Int64, name: Int32, path: Int64 | None = None, paths: tuple[tuple[int, ...], ...] = ()
 ) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
     """Return the path of each instance, and the paths: names from the outermost.
@@ -364,11 +366,11 @@ def paths_of(
     return found[:-1], tuple(all_paths)
 
 
-def parents_of(*, nested: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64) -> Int64:
+def resolve_parents(*, enclosing: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64) -> Int64:
     """Return the parent of each instance, -1 for none. A parent always begins first or, at the same time, ends later.
 
     Args:
-        nested: the instance that encloses it on the thread where it began, -1 for none.
+        enclosing: the instance that encloses it on the thread where it began, -1 for none.
         process: any number of the process.
         identity: see `Instances`.
 
@@ -377,16 +379,16 @@ def parents_of(*, nested: Int64, start_ns: Int64, end_ns: Int64, process: Int64,
     `request` the block.
     """
     order = np.lexsort((-end_ns, start_ns))
-    rank = np.empty(len(nested), np.int64)
-    rank[order] = np.arange(len(nested))
-    nested_rank = np.where(nested >= 0, rank[nested], -1)
+    rank = np.empty(len(enclosing), np.int64)
+    rank[order] = np.arange(len(enclosing))
+    nested_rank = np.where(enclosing >= 0, rank[enclosing], -1)
     nested_rank[nested_rank >= rank] = -1
     named_rank = _named_parents(rank, order, start_ns, end_ns, process, identity)
     by_name = named_rank > nested_rank
     chosen = np.where(by_name, named_rank, nested_rank)
     parent: Int64 = np.where(chosen >= 0, order[chosen], -1)
     if by_name.any():
-        parent[by_name & (_above(parent, by_name) % DEEPEST == 0)] = -1
+        parent[by_name & (_above(parent, by_name) % MAX_DEPTH == 0)] = -1
     return parent
 
 
@@ -398,12 +400,12 @@ def _named_parents(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, pr
     """
     found = np.full(len(rank), -1, np.int64)
     known = np.flatnonzero(identity != NULL)
-    children = known[parent_number_of(identity[known]) > 0]
+    children = known[decode_parent_number(identity[known]) > 0]
     if not len(children):
         return found
     processes = int(process.max()) + 1
-    who = number_of(identity[known]) * processes + process[known]
-    whose = parent_number_of(identity[children]) * processes + process[children]
+    who = decode_number(identity[known]) * processes + process[known]
+    whose = decode_parent_number(identity[children]) * processes + process[children]
     kinds = distinct(who)
     keys = np.sort(np.searchsorted(kinds, who) * len(rank) + rank[known])
     kind = np.minimum(np.searchsorted(kinds, whose), len(kinds) - 1)
@@ -428,7 +430,7 @@ def _above(parent: Int64, counts: Bool) -> Int64:
         ancestor[deeper] = ancestor[at]
 
 
-def parents(thread: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
+def find_parents(thread: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return the index of each range's parent, -1 for an outermost one.
 
     Intervals are closed: a range may share an edge with its parent. Of two equal ranges the one that stands first

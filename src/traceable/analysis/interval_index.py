@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.analysis.instances import Instances, Stretches
+from traceable.analysis.instances import Instances, Segments
 from traceable.trace.model import Bool, Int32, Int64
 
 _PAIRS_AT_ONCE = 1 << 21
@@ -16,7 +16,7 @@ _PAIRS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
-class Events:
+class ThreadEvents:
     """Where things happened on the threads, as equally long columns, sorted by thread and start.
 
     Attributes:
@@ -34,10 +34,10 @@ class Events:
     order: Int64
 
 
-def sorted_events(thread: Int32, start_ns: Int64, end_ns: Int64, item: Int64, order: Int64) -> Events:
-    """Return the events sorted as `Events` asks; `order` holds every item once."""
+def sort_events(thread: Int32, start_ns: Int64, end_ns: Int64, item: Int64, order: Int64) -> ThreadEvents:
+    """Return the events sorted as `ThreadEvents` asks; `order` holds every item once."""
     by_place = np.lexsort((item, start_ns, thread))
-    return Events(thread[by_place], start_ns[by_place], end_ns[by_place], item[by_place], len(order), order)
+    return ThreadEvents(thread[by_place], start_ns[by_place], end_ns[by_place], item[by_place], len(order), order)
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Slices:
     """For each stretch the slice of the events that start inside it, as equally long columns.
 
     Attributes:
-        first, number: index of the first event and how many follow it, itself included.
-        whole: whether all of them end inside as well. Else they must be compared one by one: events may lie inside
+        first, count: index of the first event and how many follow it, itself included.
+        contained: whether all of them end inside as well. Else they must be compared one by one: events may lie inside
             one another (a runtime call that makes a driver call) and cross the end of a range.
     """
 
     first: Int64
-    number: Int64
-    whole: Bool
+    count: Int64
+    contained: Bool
 
 
-def slices(stretches: Stretches, events: Events) -> Slices:
+def find_slices(stretches: Segments, events: ThreadEvents) -> Slices:
     """Return where the events of each stretch are."""
     first = np.zeros(len(stretches.owner), np.int64)
     number = np.zeros(len(stretches.owner), np.int64)
@@ -67,9 +67,9 @@ def slices(stretches: Stretches, events: Events) -> Slices:
     return Slices(first, number, latest <= stretches.end_ns)
 
 
-def _by_thread(stretches: Stretches, events: Events) -> Iterator[tuple[Int64, int, int]]:
+def _by_thread(stretches: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, int, int]]:
     """Yield, for each thread that has both, its stretches and its slice of the events."""
-    by_thread = few_sorted(stretches.thread)
+    by_thread = argsort_index(stretches.thread)
     bounds = np.flatnonzero(np.diff(stretches.thread[by_thread], prepend=-1, append=-1))
     for begin, end in itertools.pairwise(bounds.tolist()):
         here = by_thread[begin:end]
@@ -78,7 +78,7 @@ def _by_thread(stretches: Stretches, events: Events) -> Iterator[tuple[Int64, in
             yield here, int(low), int(high)
 
 
-def few_sorted(index: Int32) -> Int64:
+def argsort_index(index: Int32) -> Int64:
     """Return the stable order of an index column, which numpy finds several times faster in 16 bits where they do."""
     narrow = len(index) > 0 and index.min() >= 0 and index.max() < 1 << 15
     return np.argsort(index.astype(np.int16) if narrow else index, kind="stable")
@@ -111,17 +111,17 @@ class Reduction:
         return found
 
 
-def pairs(stretches: Stretches, events: Events) -> Iterator[tuple[Int64, Int64]]:
+def iter_pairs(stretches: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, Int64]]:
     """Yield pairs (instance, item), sorted by instance and the order of the items, no pair twice.
 
     All pairs of an instance come in one piece.
     """
-    return pairs_of(stretches, events, slices(stretches, events))
+    return iter_pairs_in_slices(stretches, events, find_slices(stretches, events))
 
 
-def pairs_of(stretches: Stretches, events: Events, where: Slices) -> Iterator[tuple[Int64, Int64]]:
-    """Yield what `pairs` yields, given the slices; a number of 0 leaves a stretch out."""
-    first, number = where.first, where.number
+def iter_pairs_in_slices(stretches: Segments, events: ThreadEvents, where: Slices) -> Iterator[tuple[Int64, Int64]]:
+    """Yield what `iter_pairs` yields, given the slices; a number of 0 leaves a stretch out."""
+    first, number = where.first, where.count
     useful = np.flatnonzero(number > 0)
     useful = useful[np.argsort(stretches.owner[useful], kind="stable")]
     owner = stretches.owner[useful]
@@ -135,9 +135,9 @@ def pairs_of(stretches: Stretches, events: Events, where: Slices) -> Iterator[tu
         until = max(at + 1, int(np.searchsorted(sizes, sizes[at] + _PAIRS_AT_ONCE, "right")) - 1)
         here = useful[bounds[at] : bounds[until]]
         at = until
-        event = spread(first[here], number[here])
+        event = expand_slices(first[here], number[here])
         instance = np.repeat(stretches.owner[here], number[here])
-        if not where.whole[here].all():
+        if not where.contained[here].all():
             inside = events.end_ns[event] <= np.repeat(stretches.end_ns[here], number[here])
             event, instance = event[inside], instance[inside]
         key = instance * stride + rank[events.item[event]]
@@ -148,13 +148,13 @@ def pairs_of(stretches: Stretches, events: Events, where: Slices) -> Iterator[tu
         yield key // stride, events.order[key % stride]
 
 
-def innermost_around(found: Instances, events: Events) -> Int64:
+def find_innermost(found: Instances, events: ThreadEvents) -> Int64:
     """Return, for each item of the events, the innermost instance around it; -1 for none.
 
     That is the one whose stretch began last, of those that began together the shortest, and of equal ones the last. An
     item of several events has the instance that began last of those around each.
     """
-    around = np.append(found.stretches.owner, -1)[_last_around(found.stretches, events)]
+    around = np.append(found.segments.owner, -1)[_last_around(found.segments, events)]
     once = np.full(events.items, -1, np.int64)
     once[events.item] = around
     if len(events.item) > events.items or (once[events.item] != around).any():
@@ -165,14 +165,14 @@ def innermost_around(found: Instances, events: Events) -> Int64:
     return once
 
 
-def covered(stretches: Stretches, events: Events) -> Bool:
+def find_covered(stretches: Segments, events: ThreadEvents) -> Bool:
     """Return which items have an event that some stretch is all around."""
     inside = np.zeros(events.items, np.bool_)
     inside[events.item[_last_around(stretches, events) >= 0]] = True
     return inside
 
 
-def _last_around(stretches: Stretches, events: Events) -> Int64:
+def _last_around(stretches: Segments, events: ThreadEvents) -> Int64:
     """Return the stretch around each event that began last; -1 for none."""
     around = np.full(len(events.item), -1, np.int64)
     for here, low, high in _by_thread(stretches, events):
@@ -238,7 +238,7 @@ def _wider_before(end: Int64) -> Int64:
     return wider
 
 
-def spread(first: Int64, number: Int64) -> Int64:
+def expand_slices(first: Int64, number: Int64) -> Int64:
     """Return first[0], first[0]+1, ... (number[0] of them), first[1], ...: the indices of many slices in a row."""
     ends = np.cumsum(number)
     total = int(ends[-1]) if len(ends) else 0

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from traceable.analysis.interval_index import spread
+from traceable.analysis.interval_index import expand_slices
 from traceable.trace.model import NULL, Bool, Int64, NDArray
 
 
@@ -31,14 +31,14 @@ class Lanes:
 
     def __iter__(self) -> Iterator[Int64]:
         """Yield the rows of each lane, by start."""
-        for here in self.places():
+        for here in self.lane_slices():
             yield self.order[here]
 
     def lane(self, i: int) -> Int64:
         """Return the rows of a lane, by start."""
         return self.order[int(self.bounds[i]) : int(self.bounds[i + 1])]
 
-    def places(self) -> Iterator[slice]:
+    def lane_slices(self) -> Iterator[slice]:
         """Yield where in `order` the rows of each lane are."""
         for first, last in pairwise(self.bounds.tolist()):
             yield slice(first, last)
@@ -48,12 +48,12 @@ _FEW_LANES = 16
 """Up to so many lanes, picking the rows of one after another is faster than sorting them by counting."""
 
 
-def narrowed(lane: NDArray[np.integer], count: int) -> NDArray[np.integer]:
+def narrow_dtype(lane: NDArray[np.integer], count: int) -> NDArray[np.integer]:
     """Return lanes 0..count-1, or -1, in as few bytes as hold them: that is faster to move, compare and sort."""
     return lane.astype(np.int8 if count < 1 << 7 else np.int16 if count < 1 << 15 else np.int64)
 
 
-def lanes_of(lane: NDArray[np.integer], count: int, order: Int64) -> Lanes:
+def build_lanes(lane: NDArray[np.integer], count: int, order: Int64) -> Lanes:
     """Return the rows by lane and, within it, in the order given.
 
     Args:
@@ -63,7 +63,7 @@ def lanes_of(lane: NDArray[np.integer], count: int, order: Int64) -> Lanes:
     """
     if count == 1 and lane.min(initial=0) >= 0:
         return Lanes(order, np.array([0, len(order)]))
-    narrow = narrowed(lane, count)[order]
+    narrow = narrow_dtype(lane, count)[order]
     if count <= _FEW_LANES:
         parts = [order[np.flatnonzero(narrow == i)] for i in range(count)]
         return Lanes(np.concatenate([order[:0], *parts]), np.cumsum([0, *map(len, parts)]))
@@ -94,7 +94,7 @@ class Union:
         here = slice(int(self.bounds[i]), int(self.bounds[i + 1]))
         return self.start_ns[here], self.end_ns[here]
 
-    def lane_of(self) -> Int64:
+    def lane_indices(self) -> Int64:
         """Return the lane of each interval."""
         return np.repeat(np.arange(len(self)), np.diff(self.bounds))
 
@@ -104,7 +104,7 @@ class Union:
         return np.array([int((end - start).sum()) for start, end in lanes], np.int64)
 
 
-def union(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
+def union_by_lane(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
     """Return the union of the intervals of each lane."""
     starts, ends, sizes, last = [start_ns[:0]], [end_ns[:0]], [0], [0]
     for rows in lanes:
@@ -162,7 +162,7 @@ class Extents:
     sum_ns: Int64
 
 
-def extents(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Extents:
+def measure_extents(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Extents:
     """Return what the union of the intervals of each lane amounts to, without making it."""
     columns = []
     for rows in lanes:
@@ -178,7 +178,7 @@ def extents(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Extents:
 
 
 @dataclass(frozen=True)
-class Between:
+class Gaps:
     """What lies between the intervals of a union: in each lane from first to last, by lane and time.
 
     Attributes:
@@ -197,14 +197,12 @@ class Between:
     def __len__(self) -> int:
         return len(self.lane)
 
-    def take(self, which: Bool | Int64) -> Between:
+    def take(self, which: Bool | Int64) -> Gaps:
         """Return some of the gaps."""
-        return Between(
-            self.lane[which], self.before[which], self.after[which], self.start_ns[which], self.end_ns[which]
-        )
+        return Gaps(self.lane[which], self.before[which], self.after[which], self.start_ns[which], self.end_ns[which])
 
 
-def between(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Between:
+def find_gaps(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Gaps:
     """Return the gaps between the intervals of each lane."""
     nothing = np.empty(0, np.int64)
     found: list[tuple[Int64, ...]] = [(nothing,) * 5]
@@ -224,40 +222,40 @@ def between(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Between:
             found.append((np.full(len(after), lane), row, some[after], begin, start[after]))
             if latest[-1] > before[0]:
                 longest = int(some[np.searchsorted(latest, latest[-1], "left")])
-    return Between(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return Gaps(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def touched(gaps: Between, start_ns: Int64, end_ns: Int64) -> Bool:
+def overlaps_any(gaps: Gaps, start_ns: Int64, end_ns: Int64) -> Bool:
     """Return which gaps, of whatever lane, overlap any of the intervals.
 
     To pass over what needs no closer look: its cost grows with the number of intervals more than with that of gaps.
     """
     found = np.zeros(len(gaps), np.bool_)
-    whole = merged(start_ns, end_ns)
+    whole = merge_intervals(start_ns, end_ns)
     bounds = np.searchsorted(gaps.lane, np.arange(int(gaps.lane.max(initial=-1)) + 2)).tolist()
     for low, high in pairwise(bounds):
         first = np.searchsorted(gaps.end_ns[low:high], whole.start_ns, "right")
         last = np.searchsorted(gaps.start_ns[low:high], whole.end_ns, "left")
         # Both are disjoint, so that there are hardly more pairs than gaps and intervals.
-        found[low + spread(first, np.maximum(last - first, 0))] = True
+        found[low + expand_slices(first, np.maximum(last - first, 0))] = True
     return found
 
 
-def covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> Int64:
+def measure_covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> Int64:
     """Return how much of each interval from `start_ns` to `end_ns` its lane of `within` covers, in ns.
 
     An interval of lane -1, and one whose end is not after its start, has 0.
     """
     covered = np.zeros(len(lane), np.int64)
     asked = np.flatnonzero((end_ns > start_ns) & (lane >= 0))
-    for i, rows in enumerate(lanes_of(lane, len(within), asked)):
+    for i, rows in enumerate(build_lanes(lane, len(within), asked)):
         starts, ends = within.lane(i)
         if len(starts) and len(rows):
             covered[rows] = _covered(starts, ends, start_ns[rows], end_ns[rows])
     return covered
 
 
-def beneath(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> tuple[Int64, Int64, Lanes]:
+def subtract_union(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> tuple[Int64, Int64, Lanes]:
     """Return the time in which intervals of a lane overlap: what is left when their union is taken away once.
 
     Where n of the intervals are open at a time, n - 1 of the returned ones are. So the union of the result is the time
@@ -280,17 +278,17 @@ def beneath(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> tuple[Int64, Int64,
     return np.concatenate(starts), np.concatenate(ends), Lanes(np.arange(sum(sizes)), np.cumsum(sizes))
 
 
-def merged(start_ns: Int64, end_ns: Int64) -> Union:
+def merge_intervals(start_ns: Int64, end_ns: Int64) -> Union:
     """Return the union of intervals in any order, as a single lane."""
     order = np.argsort(start_ns, kind="stable")
-    return union(start_ns, end_ns, Lanes(order, np.array([0, len(order)])))
+    return union_by_lane(start_ns, end_ns, Lanes(order, np.array([0, len(order)])))
 
 
 _BLOCK = 64
 """How many rows are passed over at once if none of them lies near."""
 
 
-class Blocks:
+class BlockIndex:
     """Finds the rows of a long, nearly sorted table that lie near some times, without looking at each."""
 
     def __init__(self, start_ns: Int64, end_ns: Int64) -> None:
@@ -299,15 +297,15 @@ class Blocks:
         self.earliest = np.minimum.reduceat(start_ns, self.first) if len(start_ns) else start_ns
         self.latest = np.maximum.reduceat(end_ns, self.first) if len(start_ns) else end_ns
 
-    def overlapping(self, begin: int, end: int) -> Int64:
+    def find_overlapping(self, begin: int, end: int) -> Int64:
         """Return the rows that start before `end` and end after `begin`, in order."""
         rows = self._rows((self.earliest < end) & (self.latest > begin))
         found: Int64 = rows[(self.start_ns[rows] < end) & (self.end_ns[rows] > begin)]
         return found
 
-    def near(self, begin_ns: Int64, end_ns: Int64) -> Int64:
+    def find_near(self, begin_ns: Int64, end_ns: Int64) -> Int64:
         """Return all rows that overlap or touch any of the closed intervals, and some more, in order."""
-        whole = merged(begin_ns, end_ns)
+        whole = merge_intervals(begin_ns, end_ns)
         next_one = np.searchsorted(whole.end_ns, self.earliest, "left")
         begins = np.append(whole.start_ns, np.iinfo(np.int64).max)
         return self._rows(begins[next_one] <= self.latest)

@@ -47,7 +47,7 @@ def load_families(path: Path | None = None) -> tuple[Family, ...]:
     return (*(_from_file(path) if path else ()), *_own())
 
 
-def family_of(name: str, families: Iterable[Family]) -> str:
+def classify_kernel(name: str, families: Iterable[Family]) -> str:
     """Return the family of the kernel of that demangled name: the first that finds it, else `other`.
 
     Examples:

@@ -16,22 +16,37 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import commonest, distinct_counts, distinct_pairs, numbered, only_value, ranked, totals
-from traceable.analysis.hints import record_gpu
-from traceable.analysis.interval_index import Events, pairs
-from traceable.analysis.kernel_families import OTHER, Family, family_of, load_families
-from traceable.analysis.named import call_name
-from traceable.analysis.range_rows import OUTSIDE, Credits, credits_of, in_order, of_ranges, range_and_style
-from traceable.analysis.select import gpu_number
+from traceable.analysis.grouping import (
+    count_distinct,
+    find_distinct_pairs,
+    find_most_common,
+    find_single_value,
+    number_groups,
+    sort_groups,
+    sum_groups,
+)
+from traceable.analysis.hints import suggest_gpu_recording
+from traceable.analysis.interval_index import ThreadEvents, iter_pairs
+from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
+from traceable.analysis.named import strip_call_version
+from traceable.analysis.range_rows import (
+    OUTSIDE,
+    RangeItems,
+    filter_pairs_by_range,
+    join_range_items,
+    make_range_style_columns,
+    sort_by_range,
+)
+from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.errors import Message, UnanswerableError
+from traceable.errors import Message, MissingDataError
 from traceable.trace import model
 from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, NDArray, Trace
 
 _GRAPH_REMEDY = "record with --cuda-graph-trace=node"
 
 NAMES = ("demangled", "short", "base")
-"""Which name of a kernel counts; see `kernel_names`."""
+"""Which name of a kernel counts; see `name_kernels`."""
 
 _TOKEN = re.compile(r"<unnamed>|\(anonymous namespace\)|operator ?\(\)|[<>()\s]")
 
@@ -86,7 +101,7 @@ def kernels(
         by: `kernel`: one row a name. `family`: one row a family. `geometry`: one row a name, grid, block, registers
             and shared memory. `launch`: one row a thread, device, API call and name. `range`: one row a range, style,
             thread and name.
-        names: which name: `demangled`, `short` or `base` (`kernel_names`).
+        names: which name: `demangled`, `short` or `base` (`name_kernels`).
         range_name: only kernels that belong to a range of this name, or `domain:name`; by range, only its rows.
         families: what a kernel is for, told from its name; None for `load_families()`.
 
@@ -98,10 +113,10 @@ def kernels(
     if by not in BY or names not in NAMES:
         raise ValueError(f"by={by!r}, names={names!r}: one of {', '.join(BY)} and one of {', '.join(NAMES)}")
     _require_kernels(context)
-    kinds = kinds_of(context.trace.kernels)
-    named = kernel_names(context.trace, kinds, names, load_families() if families is None else families)
+    kinds = group_by_kind(context.trace.kernels)
+    named = name_kernels(context.trace, kinds, names, load_families() if families is None else families)
     if by == "range":
-        table = by_range(context, kinds, named, range_name)
+        table = group_by_range(context, kinds, named, range_name)
     else:
         table = _VIEWS[by](_asked(context, kinds, named, range_name))
     return replace(table, notes=(*table.notes, *_graph_notes(context.trace)))
@@ -144,14 +159,14 @@ def _asked(context: Context, kinds: Kinds, named: KernelNames, range_name: str |
     if range_name is None:
         times = np.bincount(kind, minlength=len(kinds))
         return _Asked(context, None, kinds, named, kind, times, kinds.columns, named.label, named.family)
-    inside = context.operations_in(range_name)[: len(kind)]
+    inside = context.mask_operations(range_name)[: len(kind)]
     if not inside.any():
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_kernels_in_range",
             f"no kernel belongs to a range {range_name!r}",
             "`--view ranges` shows what each range put on the GPU",
         )
-    kind, first = numbered(kind[inside])
+    kind, first = number_groups(kind[inside])
     some = kinds.of_kernel[np.flatnonzero(inside)[first]]
     columns = model.Kernels(**kinds.columns.take(some))
     times = np.bincount(kind, minlength=len(some))
@@ -159,16 +174,16 @@ def _asked(context: Context, kinds: Kinds, named: KernelNames, range_name: str |
 
 
 def _by_kernel(asked: _Asked) -> Table:
-    group, first = numbered(asked.label)
+    group, first = number_groups(asked.label)
     groups = len(first)
     kernels = asked.columns
-    devices, device = only_value(group, gpu_number(asked.trace, kernels.process, kernels.device), groups)
+    devices, device = find_single_value(group, map_gpu_numbers(asked.trace, kernels.process, kernels.device), groups)
     # A stream's number is its context's own.
-    place, one = numbered(kernels.process, kernels.device, kernels.context, kernels.stream)
+    place, one = number_groups(kernels.process, kernels.device, kernels.context, kernels.stream)
     place[kernels.stream < 0] = -1
-    streams, only = only_value(group, place, groups)
+    streams, only = find_single_value(group, place, groups)
     shapes, shape_of = _shapes(asked.trace)
-    geometries, shape, often = commonest(group, shape_of[kernels.geometry], groups, asked.times)
+    geometries, shape, often = find_most_common(group, shape_of[kernels.geometry], groups, asked.times)
     values = {
         **_name_columns(asked, group, first),
         **_times(asked, group, groups),
@@ -184,18 +199,18 @@ def _by_kernel(asked: _Asked) -> Table:
 
 
 def _by_family(asked: _Asked) -> Table:
-    group, first = numbered(asked.family)
+    group, first = number_groups(asked.family)
     groups = len(first)
     values = {
         "family": objects(asked.named.families[code] for code in asked.family[first].tolist()),
-        "kernels": distinct_counts(group, asked.label, groups),
+        "kernels": count_distinct(group, asked.label, groups),
         **_times(asked, group, groups),
     }
     return _largest_first(values)
 
 
 def _by_geometry(asked: _Asked) -> Table:
-    group, first = numbered(asked.label, asked.columns.geometry)
+    group, first = number_groups(asked.label, asked.columns.geometry)
     row = asked.columns.geometry[first]
     # One row more, for kernels whose geometry was not recorded: they have -1.
     table = np.concatenate([asked.trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
@@ -214,8 +229,8 @@ def _by_geometry(asked: _Asked) -> Table:
 
 
 def _by_launch(asked: _Asked) -> Table:
-    context, calls, kernels = asked.context, asked.context.launched.calls, asked.trace.kernels
-    at, call = context.launched.operation, context.launched.call
+    context, calls, kernels = asked.context, asked.context.launches.calls, asked.trace.kernels
+    at, call = context.launches.operation, context.launches.call
     if asked.inside is not None or len(context.gpu) > len(kernels):
         wanted = at < len(kernels)
         if asked.inside is not None:
@@ -223,7 +238,7 @@ def _by_launch(asked: _Asked) -> Table:
         chosen = np.flatnonzero(wanted)
         at, call = at[chosen], call[chosen]
     if not len(at):
-        raise UnanswerableError(
+        raise MissingDataError(
             "launches_not_recorded",
             f"none of {len(asked.kind)} kernels has its launch call in the trace",
             "record the calls: --trace=cuda",
@@ -231,12 +246,12 @@ def _by_launch(asked: _Asked) -> Table:
     group, rows = _launched(asked, at, call)
     groups = len(rows["label"])
     called_ns, start_ns, end_ns = calls.end_ns[call], kernels.start_ns[at], kernels.end_ns[at]
-    measured = {"kernel": ranked(group, end_ns - start_ns, groups)}
+    measured = {"kernel": sort_groups(group, end_ns - start_ns, groups)}
     start_ns -= called_ns
-    measured["queue"] = ranked(group, start_ns, groups, start_ns >= 0)
+    measured["queue"] = sort_groups(group, start_ns, groups, start_ns >= 0)
     start_ns = calls.start_ns[call]
-    measured["end_to_end"] = ranked(group, np.maximum(end_ns, called_ns, out=end_ns) - start_ns, groups)
-    measured["api"] = ranked(group, np.subtract(called_ns, start_ns, out=called_ns), groups)
+    measured["end_to_end"] = sort_groups(group, np.maximum(end_ns, called_ns, out=end_ns) - start_ns, groups)
+    measured["api"] = sort_groups(group, np.subtract(called_ns, start_ns, out=called_ns), groups)
     threads = [asked.trace.threads[one] for one in rows["thread"].tolist()]
     values = {
         "pid": np.array([asked.trace.processes[one.process].pid for one in threads], np.int64),
@@ -245,9 +260,9 @@ def _by_launch(asked: _Asked) -> Table:
         "api_name": rows["api"],
         "name": objects(asked.named.texts[code] for code in rows["label"].tolist()),
         "family": objects(asked.named.families[code] for code in rows["family"].tolist()),
-        "count": measured["kernel"].number,
+        "count": measured["kernel"].counts,
         "total_ns": measured["kernel"].totals(),
-        "queue_count": measured["queue"].number,
+        "queue_count": measured["queue"].counts,
     }
     for prefix in ("end_to_end", "api", "queue", "kernel"):
         values.update(measured[prefix].summary(prefix))
@@ -263,19 +278,19 @@ def _by_launch(asked: _Asked) -> Table:
 
 def _launched(asked: _Asked, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
     """Return the row of each pair of a kernel and its launch call, and by column what each row is of."""
-    calls, trace, kinds = asked.context.launched.calls, asked.trace, asked.kinds
-    combination, first = numbered(calls.thread[call], calls.name[call], kinds.of_kernel[kernel])
+    calls, trace, kinds = asked.context.launches.calls, asked.trace, asked.kinds
+    combination, first = number_groups(calls.thread[call], calls.name[call], kinds.of_kernel[kernel])
     # The family of a row is that of its first kernel.
     in_order = np.argsort(first)
     first = first[in_order]
     kind, thread = kinds.of_kernel[kernel[first]], calls.thread[call[first]]
     device, label, family = kinds.columns.device[kind], asked.named.label[kind], asked.named.family[kind]
     # Without the version two functions may become one.
-    name, one = numbered(calls.name[call[first]])
-    texts = [call_name(trace.names[i]) if i >= 0 else "" for i in calls.name[call[first[one]]].tolist()]
+    name, one = number_groups(calls.name[call[first]])
+    texts = [strip_call_version(trace.names[i]) if i >= 0 else "" for i in calls.name[call[first[one]]].tolist()]
     index = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     api = np.array([index[text] for text in texts], np.int64)[name]
-    group, row = numbered(thread, device, api, label)
+    group, row = number_groups(thread, device, api, label)
     columns: dict[str, NDArray[Any]] = {"thread": thread, "device": device, "label": label, "family": family}
     of_combination = np.empty_like(group)
     of_combination[in_order] = group
@@ -298,7 +313,7 @@ BY = (*_VIEWS, "range")
 
 def _name_columns(asked: _Asked, group: Int64, first: Int64) -> dict[str, NDArray[Any]]:
     """Return `name` and `family`, which is absent where kernels of one short name are of several families."""
-    code = only_value(group, asked.family, len(first))[1]
+    code = find_single_value(group, asked.family, len(first))[1]
     families = [asked.named.families[one] if one != NULL else None for one in code.tolist()]
     return {
         "name": objects(asked.named.texts[code] for code in asked.label[first].tolist()),
@@ -310,20 +325,20 @@ def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, given the group of each kind."""
     of_kernel = group[asked.kind]
     kernels = asked.trace.kernels
-    found = ranked(of_kernel, asked.column(kernels.end_ns - kernels.start_ns), groups)
-    queue_ns = asked.column(asked.context.launched.queue_ns[: len(kernels)])
-    waited = ranked(of_kernel, queue_ns, groups, queue_ns != NULL)
+    found = sort_groups(of_kernel, asked.column(kernels.end_ns - kernels.start_ns), groups)
+    queue_ns = asked.column(asked.context.launches.queue_ns[: len(kernels)])
+    waited = sort_groups(of_kernel, queue_ns, groups, queue_ns != NULL)
     total = found.totals()
     extent = asked.trace.extent_ns()
     wall = extent[1] - extent[0] if extent else 0
     queue = waited.spread("queue")
     return {
-        "count": found.number,
+        "count": found.counts,
         "total_ns": total,
         "gpu_share": ratios(total, np.full(groups, total.sum())),
         "wall_share": ratios(total, np.full(groups, wall)),
         **found.summary("kernel"),
-        "queue_count": waited.number,
+        "queue_count": waited.counts,
         **{f"queue_{word}_ns": queue[f"queue_{word}_ns"] for word in ("mean", "p50", "p99", "max")},
     }
 
@@ -331,7 +346,7 @@ def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
 def _shapes(trace: Trace) -> tuple[Int64, Int64]:
     """Return the distinct grids and blocks, and the one of each row of `Trace.geometries`; the last is -1, for none."""
     grid_and_block = trace.geometries[:, :6]
-    shape, first = numbered(*grid_and_block.T)
+    shape, first = number_groups(*grid_and_block.T)
     return grid_and_block[first], np.append(shape, -1)
 
 
@@ -361,19 +376,19 @@ def _require_kernels(context: Context) -> None:
     tables = trace.source.tables
     if len(trace.graph_launches):
         found = f"no kernel in the trace: its {len(trace.graph_launches)} graph launches were traced as wholes"
-        raise UnanswerableError("only_whole_graphs", found, _GRAPH_REMEDY)
+        raise MissingDataError("only_whole_graphs", found, _GRAPH_REMEDY)
     if "CUPTI_ACTIVITY_KIND_KERNEL" in tables:
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_kernels_selected", "no kernel in the part of the trace that was asked about", "ask about more of it"
         )
     if len(trace.calls) or any(table.startswith("CUPTI_ACTIVITY_KIND_") for table in tables):
-        raise UnanswerableError(
+        raise MissingDataError(
             "cuda_without_kernels",
             "no kernel in the trace, though CUDA was traced",
             f"record while the program launches kernels; where it launches CUDA graphs, {_GRAPH_REMEDY}",
         )
-    raise UnanswerableError(
-        "cuda_not_recorded", "no kernel in the trace: no CUDA activity was recorded", record_gpu(trace)
+    raise MissingDataError(
+        "cuda_not_recorded", "no kernel in the trace: no CUDA activity was recorded", suggest_gpu_recording(trace)
     )
 
 
@@ -391,42 +406,42 @@ def _graph_notes(trace: Trace) -> tuple[Message, ...]:
     )
 
 
-def kinds_of(kernels: model.Kernels) -> Kinds:
+def group_by_kind(kernels: model.Kernels) -> Kinds:
     """Return the kinds of kernels, ordered by name."""
-    of_kernel, first = numbered(
+    of_kernel, first = number_groups(
         *(kernels.name, kernels.short_name, kernels.geometry),
         *(kernels.process, kernels.device, kernels.context, kernels.stream),
     )
     return Kinds(of_kernel, model.Kernels(**kernels.take(first)))
 
 
-def kernel_names(trace: Trace, kinds: Kinds, names: str, families: Iterable[Family]) -> KernelNames:
+def name_kernels(trace: Trace, kinds: Kinds, names: str, families: Iterable[Family]) -> KernelNames:
     """Return name and family of each kind of kernel.
 
     Args:
         names: `demangled`, the whole name with template arguments and parameters; `short`, what the file holds as the
-            bare function (nsys's `:base`); `base`, the function with its namespaces (see `base_name`).
+            bare function (nsys's `:base`); `base`, the function with its namespaces (see `extract_base_name`).
         families: tried in order on the demangled name.
 
     Two kernels of one demangled name share their family; of one short name they need not.
     """
     kernels = kinds.columns
-    of_name, first = numbered(kernels.name)
+    of_name, first = number_groups(kernels.name)
     demangled = [trace.names[name] if name >= 0 else None for name in kernels.name[first].tolist()]
-    words, family = _coded([OTHER if name is None else family_of(name, families) for name in demangled])
+    words, family = _coded([OTHER if name is None else classify_kernel(name, families) for name in demangled])
     if names == "short":
         short = np.where(kernels.short_name >= 0, kernels.short_name, kernels.name)
-        label, first = numbered(short)
+        label, first = number_groups(short)
         texts = [trace.names[name] if name >= 0 else None for name in short[first].tolist()]
     elif names == "base":
-        texts, codes = _coded([None if name is None else base_name(name) for name in demangled])
+        texts, codes = _coded([None if name is None else extract_base_name(name) for name in demangled])
         label = codes[of_name]
     else:
         texts, label = demangled, of_name
     return KernelNames(label, texts, family[of_name], [word or OTHER for word in words])
 
 
-def base_name(name: str) -> str:
+def extract_base_name(name: str) -> str:
     """Return the function of a demangled name with its namespaces, without result, template arguments and parameters.
 
     Examples:
@@ -486,7 +501,7 @@ class _Items:
     label: Int64
 
 
-def by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str | None) -> Table:
+def group_by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str | None) -> Table:
     """Return one row a range (domain, name, style), launching thread and kernel; what lies outside ranges last.
 
     Args:
@@ -495,20 +510,20 @@ def by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str
     Raises:
         UnanswerableError: the trace has no ranges, or none of that name, or none of that name ran a kernel.
     """
-    found = context.found
+    found = context.instances
     if not len(found):
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_ranges_recorded", "the trace holds no ranges", "annotate the program, and have nvtx in --trace"
         )
-    of_instance, first = numbered(found.domain, found.name, found.style)
+    of_instance, first = number_groups(found.domain, found.name, found.style)
     wanted = None
     if range_name is not None:
         wanted = np.zeros(len(first), np.bool_)
-        wanted[of_instance[context.instances_of(range_name)]] = True
+        wanted[of_instance[context.mask_instances(range_name)]] = True
     label = named.label[kinds.of_kernel]
     key, ours = _ours(context, label, of_instance, wanted)
     if not len(key):
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_kernels_in_range",
             f"no kernel belongs to a range {range_name!r}",
             "`--view ranges` shows what each range put on the GPU",
@@ -516,55 +531,55 @@ def by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str
     their_key, theirs = _theirs(context, label, of_instance, wanted)
     split = len(key)
     keys = np.concatenate([key, their_key]).T
-    row, one = numbered(*keys)
+    row, one = number_groups(*keys)
     number, thread, of_label = keys[:, one]
     values = {
-        **range_and_style(context.trace, found, first, number),
+        **make_range_style_columns(context.trace, found, first, number),
         **_thread_columns(context, thread),
         "name": objects(named.texts[code] for code in of_label.tolist()),
         "family": _families(named, of_label),
         **_spread_out(ours, row[:split], len(one)),
         **_spread_out(theirs, row[split:], len(one)),
     }
-    return Table(values).take(in_order(number, np.maximum(values["total_ns"], 0)))
+    return Table(values).take(sort_by_range(number, np.maximum(values["total_ns"], 0)))
 
 
 def _ours(context: Context, label: Int64, of_instance: Int64, wanted: Bool | None) -> _Measured:
     """Measure each kernel once for each range that it belongs to, and those that belong to none."""
     kernels = len(label)
-    call, calls = context.launched.call_of[:kernels], context.launched.calls
+    call, calls = context.launches.call_of[:kernels], context.launches.calls
     thread = np.where(call >= 0, calls.thread[call], OUTSIDE) if len(calls) else call
-    cell, first = numbered(thread, label)
+    cell, first = number_groups(thread, label)
     items = _Items(np.arange(kernels), cell, thread[first], label[first])
     seen = _Instances(of_instance, items)
-    found = credits_of(seen.passing(_kernels_of(context), wanted), of_instance, kernels, wanted is None)
+    found = join_range_items(seen.passing(_kernels_of(context), wanted), of_instance, kernels, wanted is None)
     # Each kernel once, in however many instances of the range it is.
-    return _measured(context, "", found.once(), items, seen)
+    return _measured(context, "", found.deduplicate(), items, seen)
 
 
 def _kernels_of(context: Context) -> Iterator[tuple[Int64, Int64]]:
     kernels = len(context.trace.kernels)
-    for instance, operation in context.operation_pairs():
+    for instance, operation in context.iter_operation_pairs():
         here = np.flatnonzero(operation < kernels)
         yield instance[here], operation[here]
 
 
 def _theirs(context: Context, label: Int64, of_instance: Int64, wanted: Bool | None) -> _Measured:
     """Measure what nsys joins: each kernel with each of its launch calls, and each range around that on its thread."""
-    launched = context.launched
+    launched = context.launches
     of_kernel = np.flatnonzero(launched.operation < len(label))
     kernel, links = launched.operation[of_kernel], np.arange(len(of_kernel))
     thread, start, end = launched.thread[of_kernel], launched.start_ns[of_kernel], launched.end_ns[of_kernel]
-    found = pairs(context.found.stretches, Events(thread, start, end, links, len(links), links))
+    found = iter_pairs(context.instances.segments, ThreadEvents(thread, start, end, links, len(links), links))
     alone = np.ones(len(label), np.bool_)
     alone[kernel] = False
     # What has no launch call lies outside every range, on no thread.
     kernel = np.concatenate([kernel, np.flatnonzero(alone)])
     thread = np.concatenate([thread, np.full(len(kernel) - len(links), OUTSIDE, thread.dtype)])
-    cell, first = numbered(thread, label[kernel])
+    cell, first = number_groups(thread, label[kernel])
     items = _Items(kernel, cell, thread[first].astype(np.int64), label[kernel[first]])
     seen = _Instances(of_instance, items)
-    credited = credits_of(seen.passing(found, wanted), of_instance, len(kernel), wanted is None)
+    credited = join_range_items(seen.passing(found, wanted), of_instance, len(kernel), wanted is None)
     return _measured(context, "nsys_", credited, items, seen)
 
 
@@ -577,8 +592,8 @@ class _Instances:
 
     def passing(self, pieces: Iterable[tuple[Int64, Int64]], wanted: Bool | None) -> Iterator[tuple[Int64, Int64]]:
         """Yield the pairs (instance, item) of `wanted` ranges, None for all; an instance's in one piece."""
-        for instance, item in of_ranges(pieces, self._of_instance, wanted):
-            each, cell = distinct_pairs(instance, self._cell[item], self._cells)
+        for instance, item in filter_pairs_by_range(pieces, self._of_instance, wanted):
+            each, cell = find_distinct_pairs(instance, self._cell[item], self._cells)
             code = (self._of_instance[each] + 1) * self._cells + cell
             self._counts.append(np.stack(np.unique(code, return_counts=True)))
             yield instance, item
@@ -586,16 +601,16 @@ class _Instances:
     def counted(self, code: Int64) -> Int64:
         """Return the number for each range (from 1, 0 for none) and cell, given as range * cells + cell."""
         every, times = np.concatenate(self._counts, axis=1)
-        place, first = numbered(every)
-        sums = np.append(totals(place, times, len(first)), 0)
+        place, first = number_groups(every)
+        sums = np.append(sum_groups(place, times, len(first)), 0)
         at = np.searchsorted(every[first], code)
         found = np.append(every[first], -1)[at] == code
         return np.where(found, sums[at], 0)
 
 
-def _measured(context: Context, prefix: str, credited: Credits, items: _Items, seen: _Instances) -> _Measured:
+def _measured(context: Context, prefix: str, credited: RangeItems, items: _Items, seen: _Instances) -> _Measured:
     """Return the numbers of each row, one range after another."""
-    parts = [_part(context, prefix, number, item, items, seen) for number, item in credited.parts()]
+    parts = [_part(context, prefix, number, item, items, seen) for number, item in credited.iter_chunks()]
     rows = np.concatenate([part[0] for part in parts])
     return rows, {name: np.concatenate([part[1][name] for part in parts]) for name in parts[0][1]}
 
@@ -603,10 +618,10 @@ def _measured(context: Context, prefix: str, credited: Credits, items: _Items, s
 def _part(context: Context, prefix: str, number: Int64, item: Int64, items: _Items, seen: _Instances) -> _Measured:
     kernels, cells = context.trace.kernels, max(1, len(items.thread))
     kernel = items.kernel[item]
-    group, first = numbered(number, items.cell[item])
+    group, first = number_groups(number, items.cell[item])
     groups = len(first)
     number, cell = number[first], items.cell[item[first]]
-    found = ranked(group, kernels.end_ns[kernel] - kernels.start_ns[kernel], groups)
+    found = sort_groups(group, kernels.end_ns[kernel] - kernels.start_ns[kernel], groups)
     columns = {
         f"{prefix}range_instances": seen.counted(number * cells + cell),
         f"{prefix}count": _different(group, item, kernel, groups, len(items.kernel) == len(kernels)),
@@ -619,7 +634,7 @@ def _part(context: Context, prefix: str, number: Int64, item: Int64, items: _Ite
 def _different(group: Int64, item: Int64, kernel: Int64, groups: int, single: bool) -> Int64:
     """Return how many kernels each group has; `single` says that no kernel has several items."""
     if not single:
-        return distinct_counts(group, kernel, groups)
+        return count_distinct(group, kernel, groups)
     # Items come in ascending order within a range, so that equal ones are neighbours.
     again = np.flatnonzero((item[1:] == item[:-1]) & (group[1:] == group[:-1])) + 1
     return np.bincount(group, minlength=groups) - np.bincount(group[again], minlength=groups)
@@ -645,5 +660,5 @@ def _thread_columns(context: Context, thread: Int64) -> dict[str, NDArray[Any]]:
 
 def _families(named: KernelNames, label: Int64) -> NDArray[np.object_]:
     """Return the family of each row; absent where kernels of the row's name are of several families."""
-    code = only_value(named.label, named.family, len(named.texts))[1][label]
+    code = find_single_value(named.label, named.family, len(named.texts))[1][label]
     return objects(named.families[one] if one != NULL else None for one in code.tolist())

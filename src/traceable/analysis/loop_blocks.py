@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.instances import parents
-from traceable.analysis.interval_index import spread
+from traceable.analysis.instances import find_parents
+from traceable.analysis.interval_index import expand_slices
 from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.analysis.shared import once
+from traceable.analysis.shared import cache_per_context
 from traceable.trace.emitted import ACTIVE_DOMAIN
 from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64
 from traceable.trace.rows import distinct
@@ -44,7 +44,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Segments:
+class LoopSegments:
     """Times in which instances ran, by thread and start: push/pop ranges, and the active segments of coroutines.
 
     Attributes:
@@ -60,8 +60,8 @@ class Segments:
     self_ns: Int64
 
 
-@once
-def blocks(context: Context) -> Blocks:
+@cache_per_context
+def find_blocks(context: Context) -> Blocks:
     """Return all blocks of all loops, however short; those of a part of a trace are those of the whole."""
     trace = context.trace if context.trace.cut is None else context.trace.cut.whole
     ranges = trace.ranges
@@ -80,32 +80,32 @@ def blocks(context: Context) -> Blocks:
     return Blocks(ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows], name)
 
 
-@once
-def segments(context: Context) -> Segments:
+@cache_per_context
+def find_loop_segments(context: Context) -> LoopSegments:
     """Return what ran on the threads that have a loop."""
-    found = context.found
-    ran = found.stretches
+    found = context.instances
+    ran = found.segments
     loops = np.zeros(len(context.trace.threads), np.bool_)
-    loops[blocks(context).thread] = True
+    loops[find_blocks(context).thread] = True
     nested = (found.style[ran.owner] == PUSH_POP) | found.task[ran.owner]
     rows = np.flatnonzero(nested & loops[ran.thread])
     rows = rows[np.lexsort((-ran.end_ns[rows], ran.start_ns[rows], ran.thread[rows]))]
     thread, start, end = ran.thread[rows], ran.start_ns[rows], ran.end_ns[rows]
-    above = parents(thread, start, end)
+    above = find_parents(thread, start, end)
     alone = end - start
     inner = above >= 0
     np.subtract.at(alone, above[inner], (end - start)[inner])
-    return Segments(ran.owner[rows], thread, start, end, alone)
+    return LoopSegments(ran.owner[rows], thread, start, end, alone)
 
 
-def culprits(context: Context, some: Blocks) -> Int64:
+def find_longest_instances(context: Context, some: Blocks) -> Int64:
     """Return for each of these blocks the instance that took most of it, itself alone; -1 for code outside all ranges.
 
     Of a block what counts is the summed time of each range path; the instance is the last of that path in it.
     """
-    ran, found = segments(context), context.found
+    ran, found = find_loop_segments(context), context.instances
     first, number = _inside(some, ran)
-    row = spread(first, number)
+    row = expand_slices(first, number)
     block = np.repeat(np.arange(len(some)), number)
     known = ran.end_ns[row] <= some.end_ns[block]
     row, block = row[known], block[known]
@@ -127,18 +127,18 @@ def culprits(context: Context, some: Blocks) -> Int64:
     return found_in
 
 
-def callback_culprits(context: Context) -> Int64:
+def find_longest_in_callbacks(context: Context) -> Int64:
     """Return for each instance that is a callback of a loop the one that took most of it; -1 for none and all else."""
-    found = context.found
+    found = context.instances
     held_by = np.full(len(found), -1, np.int64)
     rows = np.flatnonzero((found.domain == context.trace.name_index(LOOP_DOMAIN)) & found.entered)
     if len(rows):
-        some = Blocks(found.thread[rows], found.start_ns[rows], found.end_ns[rows], found.recorded[rows])
-        held_by[rows] = culprits(context, some)
+        some = Blocks(found.thread[rows], found.start_ns[rows], found.end_ns[rows], found.recorded_name[rows])
+        held_by[rows] = find_longest_instances(context, some)
     return held_by
 
 
-def _inside(some: Blocks, ran: Segments) -> tuple[Int64, Int64]:
+def _inside(some: Blocks, ran: LoopSegments) -> tuple[Int64, Int64]:
     """Return for each block the first segment that begins in it, and how many do."""
     first, number = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
     for thread in distinct(some.thread).tolist():
@@ -150,28 +150,28 @@ def _inside(some: Blocks, ran: Segments) -> tuple[Int64, Int64]:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """Coroutines that could not go on during a block, as equally long columns. Inferred: see `waiting`.
+class BlockedCoroutines:
+    """Coroutines that could not go on during a block, as equally long columns. Inferred: see `find_blocked_coroutines`.
 
     Attributes:
         block: index of the block.
         instance: the coroutine.
-        ns: for how long of the block it was suspended: it waited for no longer than that.
+        blocked_ns: for how long of the block it was suspended: it waited for no longer than that.
     """
 
     block: Int64
     instance: Int64
-    ns: Int64
+    blocked_ns: Int64
 
 
-def waiting(context: Context, some: Blocks) -> Waiting:
+def find_blocked_coroutines(context: Context, some: Blocks) -> BlockedCoroutines:
     """Return which coroutines waited for a block to end.
 
     They were suspended in it, and ran in what the loop did right after it, without a pause of TURN_NS or more. When
     they became ready is in no trace, so that this is an inference. Of coroutines that await one another only the
     innermost counts.
     """
-    ran, every = segments(context), blocks(context)
+    ran, every = find_loop_segments(context), find_blocks(context)
     suspended_at, awaited = _suspensions(context)
     nothing = np.empty(0, np.int64)
     pairs = [(nothing, nothing, nothing)]
@@ -188,16 +188,16 @@ def waiting(context: Context, some: Blocks) -> Waiting:
             rows = rows[(suspended_at[rows] >= 0) & (suspended_at[rows] < end) & ~awaited[rows]]
             slept = end - np.maximum(suspended_at[rows], begin)
             pairs.append((np.full(len(rows), block), ran.owner[rows], slept))
-    return Waiting(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
+    return BlockedCoroutines(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
 
 
-@once
+@cache_per_context
 def _suspensions(context: Context) -> tuple[Int64, Bool]:
     """Return of each segment when its coroutine was suspended before, -1 for never; and which only went on to await.
 
     These begin with the segment of a coroutine inside their own, which was suspended as well.
     """
-    ran, found = segments(context), context.found
+    ran, found = find_loop_segments(context), context.instances
     resumed = np.flatnonzero(found.task[ran.owner])
     by_owner = resumed[np.lexsort((ran.start_ns[resumed], ran.owner[resumed]))]
     suspended_at = np.full(len(ran.owner), -1, np.int64)

@@ -32,22 +32,22 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import gpus
-from traceable.analysis.grouping import first_match, numbered, ranked, totals
-from traceable.analysis.interval_index import Reduction, pairs, sorted_events
+from traceable.analysis.gpus import find_gpus
+from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
+from traceable.analysis.interval_index import Reduction, iter_pairs, sort_events
 from traceable.analysis.named import (
     COPY_KINDS,
     MEMSET_KIND,
     OPERATION_NAMES,
-    call_name,
-    memory_kinds,
-    range_columns,
-    range_labels,
+    classify_memory_operations,
+    make_range_columns,
+    number_ranges,
+    strip_call_version,
 )
-from traceable.analysis.naming import names_like
-from traceable.analysis.select import gpu_number
+from traceable.analysis.naming import match_names
+from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.errors import Message, UnanswerableError
+from traceable.errors import Message, MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Device, Float64, Int8, Int32, Int64, NDArray, Trace
 
@@ -118,7 +118,7 @@ _BY_NAME = tuple(
     for pattern, generation, lanes in _HOST_LINKS
 )
 
-HOST, OWN_MEMORY, OWN_MEMORY_TWICE, UNKNOWN = range(4)
+HOST, DEVICE_MEMORY, DEVICE_MEMORY_TWICE, UNKNOWN = range(4)
 """What a memory operation goes over: the link to the host, the GPU's memory once (a set writes), or twice (a copy
 within the GPU reads and writes every byte), or what has no known peak."""
 
@@ -129,28 +129,28 @@ _ALLOCATION, _RELEASE = 0, 1
 
 
 @dataclass(frozen=True)
-class Moves:
+class MemoryOperations:
     """Copies and memsets as equally long columns: the trace's copies, then its memsets.
 
     Attributes:
-        first: the index of the first of them among the GPU operations.
+        first_operation: the index of the first of them among the GPU operations.
         kind: index into OPERATION_NAMES.
         duration_ns, size_bytes: of each.
         gpu: nsys's number of the GPU that it ran on; negative where unknown.
         peak_gb_per_s: of the link it went over; NaN where unknown.
-        told: whether it copied from or to host memory of a known kind; pageable, pinned: which one.
+        host_memory_known: whether it copied from or to host memory of a known kind; pageable, pinned: which one.
         call: its launch call, an index into `Launches.calls`, -1 for none.
         call_kind: NO_CALL, SYNCHRONOUS, ASYNCHRONOUS or OTHER_CALL.
     """
 
-    first: int
+    first_operation: int
     kind: Int64
     process: Int64
     duration_ns: Int64
     size_bytes: Int64
     gpu: Int64
     peak_gb_per_s: Float64
-    told: Bool
+    host_memory_known: Bool
     pageable: Bool
     pinned: Bool
     call: Int64
@@ -169,7 +169,7 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         range_name: only what belongs to a range of this name.
 
     `others` holds `processes`, `sizes` (a histogram), `calls` (by launch call) and, where allocations were recorded,
-    `usage`, `usage_by_range` and `usage_over_time`. Where nothing but allocations was recorded, `usage` is the
+    `summarize_usage`, `summarize_usage_by_range` and `list_usage_changes`. Where nothing but allocations was recorded, `summarize_usage` is the
     answer itself.
 
     Raises:
@@ -180,10 +180,10 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
     if by not in BY:
         raise ValueError(f"by={by!r}: one of {', '.join(BY)}")
     allocated = _allocated(context, range_name)
-    moves = moves_of(context)
+    moves = find_memory_operations(context)
     which = np.arange(len(moves))
     if range_name is not None:
-        which = which[context.operations_in(range_name)[moves.first + which]]
+        which = which[context.mask_operations(range_name)[moves.first_operation + which]]
     if not len(which):
         if range_name is not None or not allocated:
             raise _nothing_moved(context, range_name)
@@ -205,24 +205,24 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
 
 def _allocated(context: Context, range_name: str | None) -> dict[str, Table]:
     """Return the tables on allocated memory, none where it was not recorded."""
-    found = usage(context)
+    found = summarize_usage(context)
     if found is None:
         return {}
     further = {
-        "usage_by_range": usage_by_range(context, range_name=range_name),
-        "usage_over_time": usage_over_time(context),
+        "usage_by_range": summarize_usage_by_range(context, range_name=range_name),
+        "usage_over_time": list_usage_changes(context),
     }
     return {"usage": found, **{name: table for name, table in further.items() if len(table)}}
 
 
-def _by_operation(moves: Moves, which: Int64) -> Table:
-    group, first = numbered(moves.kind[which])
+def _by_operation(moves: MemoryOperations, which: Int64) -> Table:
+    group, first = number_groups(moves.kind[which])
     names = objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist())
     return _by_time({"operation": names}, _columns(moves, which, group, len(first)))
 
 
-def _by_process(trace: Trace, moves: Moves, which: Int64) -> Table:
-    group, first = numbered(moves.process[which], moves.gpu[which], moves.kind[which])
+def _by_process(trace: Trace, moves: MemoryOperations, which: Int64) -> Table:
+    group, first = number_groups(moves.process[which], moves.gpu[which], moves.kind[which])
     processes = [trace.processes[p] if p >= 0 else None for p in moves.process[which[first]].tolist()]
     gpu = moves.gpu[which[first]]
     names = {device.number: device.name for device in trace.devices}
@@ -236,30 +236,30 @@ def _by_process(trace: Trace, moves: Moves, which: Int64) -> Table:
     return _by_time(key, _columns(moves, which, group, len(first)))
 
 
-def _by_range(context: Context, moves: Moves, which: Int64) -> Table:
+def _by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     """Return one row a range and operation; what belongs to no range is one more, without a name."""
-    found = context.found
+    found = context.instances
     if not len(found):
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_ranges_recorded", "no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx"
         )
-    label, first_of_label = range_labels(found)
+    label, first_of_label = number_ranges(found)
     wanted = np.zeros(len(context.gpu), np.bool_)
-    wanted[moves.first + which] = True
+    wanted[moves.first_operation + which] = True
     pairs = [(label[instance], operation) for instance, operation in _pairs_of(context, wanted)]
     labels = np.concatenate([pair[0] for pair in pairs]) if pairs else np.empty(0, np.int64)
-    move = np.concatenate([pair[1] for pair in pairs]) - moves.first if pairs else np.empty(0, np.int64)
+    move = np.concatenate([pair[1] for pair in pairs]) - moves.first_operation if pairs else np.empty(0, np.int64)
     # Ranges of one name may lie inside one another: what both have counts once.
-    once = numbered(labels, move)[1]
+    once = number_groups(labels, move)[1]
     labels, move = labels[once], move[once]
     outside = which[~np.isin(which, move)]
     labels = np.concatenate([labels, np.full(len(outside), -1, np.int64)])
     move = np.concatenate([move, outside])
-    group, first = numbered(labels, moves.kind[move])
+    group, first = number_groups(labels, moves.kind[move])
     of_row = labels[first]
     instance = np.where(of_row >= 0, np.append(first_of_label, -1)[of_row], -1)
     key = {
-        **range_columns(context.trace, found, instance),
+        **make_range_columns(context.trace, found, instance),
         "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[move[first]].tolist()),
     }
     whole = int(moves.duration_ns[which].sum())
@@ -268,20 +268,20 @@ def _by_range(context: Context, moves: Moves, which: Int64) -> Table:
 
 def _pairs_of(context: Context, wanted: Bool) -> Iterator[tuple[Int64, Int64]]:
     """Yield the pairs of instance and operation whose operation is wanted."""
-    for instance, operation in context.operation_pairs():
+    for instance, operation in context.iter_operation_pairs():
         here = wanted[operation]
         if here.any():
             yield instance[here], operation[here]
 
 
-def _by_call(context: Context, moves: Moves, which: Int64) -> Table:
+def _by_call(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     """Return one row a launch call's name, operation and kind of host memory."""
-    trace, calls = context.trace, context.launched.calls
+    trace, calls = context.trace, context.launches.calls
     which = which[moves.call[which] >= 0]
     memory_of = np.where(moves.pageable, 0, np.where(moves.pinned, 1, -1))[which]
     call = moves.call[which]
-    group, first = numbered(calls.name[call], moves.kind[which], memory_of)
-    first_of_call = numbered(group, call)[1]
+    group, first = number_groups(calls.name[call], moves.kind[which], memory_of)
+    first_of_call = number_groups(group, call)[1]
     group_of_call, each = group[first_of_call], call[first_of_call]
     duration = calls.end_ns[each] - calls.start_ns[each]
     kind = moves.call_kind[which[first]]
@@ -291,10 +291,10 @@ def _by_call(context: Context, moves: Moves, which: Int64) -> Table:
         for of, memory in zip(kind.tolist(), memory_of[first].tolist(), strict=True)
     ]
     groups = len(first)
-    size, time = totals(group, moves.size_bytes[which], groups), totals(group, moves.duration_ns[which], groups)
+    size, time = sum_groups(group, moves.size_bytes[which], groups), sum_groups(group, moves.duration_ns[which], groups)
     table = Table(
         {
-            "call": objects(call_name(trace.names[name]) for name in calls.name[call[first]].tolist()),
+            "call": objects(strip_call_version(trace.names[name]) for name in calls.name[call[first]].tolist()),
             "manner": objects(words),
             "operation": objects(OPERATION_NAMES[of] for of in moves.kind[which[first]].tolist()),
             "host_memory": objects((("pageable", "pinned", None)[of]) for of in memory_of[first].tolist()),
@@ -303,19 +303,19 @@ def _by_call(context: Context, moves: Moves, which: Int64) -> Table:
             "gpu_total_ns": time,
             "gb_per_s": ratios(size, time),
             "calls": np.bincount(group_of_call, minlength=groups),
-            "call_total_ns": totals(group_of_call, duration, groups),
-            **ranked(group_of_call, duration, groups).spread("call"),
+            "call_total_ns": sum_groups(group_of_call, duration, groups),
+            **sort_groups(group_of_call, duration, groups).spread("call"),
         }
     )
     return table.take(np.argsort(-table.values["call_total_ns"], kind="stable"))
 
 
-def _sizes(moves: Moves, which: Int64) -> Table:
+def _sizes(moves: MemoryOperations, which: Int64) -> Table:
     edges = np.array([edge for edge, _ in SIZE_BUCKETS])
     bucket = np.searchsorted(edges, moves.size_bytes[which], "right") - 1
-    group, first = numbered(moves.kind[which], bucket)
+    group, first = number_groups(moves.kind[which], bucket)
     groups = len(first)
-    size, time = totals(group, moves.size_bytes[which], groups), totals(group, moves.duration_ns[which], groups)
+    size, time = sum_groups(group, moves.size_bytes[which], groups), sum_groups(group, moves.duration_ns[which], groups)
     return Table(
         {
             "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist()),
@@ -330,7 +330,7 @@ def _sizes(moves: Moves, which: Int64) -> Table:
 
 
 def _columns(
-    moves: Moves, which: Int64, group: Int64, groups: int, whole: int | None = None
+    moves: MemoryOperations, which: Int64, group: Int64, groups: int, whole: int | None = None
 ) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, one value a group.
 
@@ -339,10 +339,10 @@ def _columns(
         whole: ns that the shares are of; the sum of all rows if not given.
     """
     duration, size = moves.duration_ns[which], moves.size_bytes[which]
-    total, total_size = totals(group, duration, groups), totals(group, size, groups)
+    total, total_size = sum_groups(group, duration, groups), sum_groups(group, size, groups)
     peak = _common(group, moves.peak_gb_per_s[which], groups)
     rate = ratios(total_size, total)
-    times, sizes = ranked(group, duration, groups), ranked(group, size, groups)
+    times, sizes = sort_groups(group, duration, groups), sort_groups(group, size, groups)
     return {
         "time_share": ratios(total, np.full(groups, int(duration.sum()) if whole is None else whole)),
         "count": np.bincount(group, minlength=groups),
@@ -361,9 +361,9 @@ def _columns(
     }
 
 
-def _named_causes(moves: Moves, which: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _named_causes(moves: MemoryOperations, which: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns on pageable and pinned memory and on what held up the thread that asked for it."""
-    told, called = moves.told[which], moves.call_kind[which] != NO_CALL
+    told, called = moves.host_memory_known[which], moves.call_kind[which] != NO_CALL
     pageable = moves.pageable[which]
     kind = moves.call_kind[which]
     rows = {
@@ -378,7 +378,7 @@ def _named_causes(moves: Moves, which: Int64, group: Int64, groups: int) -> dict
         inside = np.flatnonzero(member)
         columns[f"{name}_count"] = integers(np.bincount(group[inside], minlength=groups), tells)
         for unit, values in (("bytes", moves.size_bytes), ("ns", moves.duration_ns)):
-            columns[f"{name}_{unit}"] = integers(totals(group[inside], values[which[inside]], groups), tells)
+            columns[f"{name}_{unit}"] = integers(sum_groups(group[inside], values[which[inside]], groups), tells)
     return columns
 
 
@@ -387,7 +387,7 @@ def _rates(group: Int64, duration: Int64, size: Int64, groups: int) -> dict[str,
     lasting = duration > 0
     rate = np.zeros(len(group), np.int64)
     rate[lasting] = np.rint(np.minimum(size[lasting] / duration[lasting] * 1e9, 2.0**62))
-    found = ranked(group, rate, groups, lasting).spread("rate")
+    found = sort_groups(group, rate, groups, lasting).spread("rate")
     absent = {name: values == NULL if values.dtype.kind == "i" else np.isnan(values) for name, values in found.items()}
     return _renamed(
         {name: np.where(absent[name], np.nan, values / 1e9) for name, values in found.items()}, "_ns", "_gb_per_s"
@@ -411,53 +411,53 @@ def _by_time(key: dict[str, NDArray[Any]], columns: dict[str, NDArray[Any]]) -> 
     return Table({**key, **columns}).take(np.argsort(-columns["gpu_total_ns"], kind="stable"))
 
 
-def _nothing_moved(context: Context, range_name: str | None) -> UnanswerableError:
+def _nothing_moved(context: Context, range_name: str | None) -> MissingDataError:
     if range_name is not None and len(context.trace.copies) + len(context.trace.memsets):
-        return UnanswerableError(
+        return MissingDataError(
             "no_copies_in_range",
             f"no copy and no memset belongs to a range {range_name!r}",
             "`--view memory` without --range lists them all",
         )
     # Without any operation this raises and tells the reason.
-    number = len(gpus(context).of_operation)
-    return UnanswerableError(
+    number = len(find_gpus(context).gpu_of_operation)
+    return MissingDataError(
         "no_copies_recorded",
         f"{number} GPU operations were recorded, and no copy, memset or allocation among them",
         "record a window in which data moves, and with --cuda-memory-usage=true what is allocated",
     )
 
 
-def moves_of(context: Context) -> Moves:
+def find_memory_operations(context: Context) -> MemoryOperations:
     """Return the copies and memsets of a trace."""
     trace = context.trace
     first = len(trace.kernels)
     here = slice(first, first + len(trace.copies) + len(trace.memsets))
     whole = context.gpu
-    kind = memory_kinds(trace)
+    kind = classify_memory_operations(trace)
     process = whole.process[here].astype(np.int64)
-    gpu = gpu_number(trace, whole.process[here], whole.device[here])
+    gpu = map_gpu_numbers(trace, whole.process[here], whole.device[here])
     told, pageable, pinned = _host_memory(trace)
-    call = context.launched.call_of[here]
-    return Moves(
-        first=first,
+    call = context.launches.call_of[here]
+    return MemoryOperations(
+        first_operation=first,
         kind=kind,
         process=process,
         duration_ns=whole.end_ns[here] - whole.start_ns[here],
         size_bytes=np.maximum(np.append(trace.copies.size_bytes, trace.memsets.size_bytes), 0),
         gpu=gpu,
-        peak_gb_per_s=peaks_gb_per_s(trace, gpu, _link(trace.copies, kind)),
-        told=told,
+        peak_gb_per_s=get_peaks_gb_per_s(trace, gpu, _link(trace.copies, kind)),
+        host_memory_known=told,
         pageable=pageable,
         pinned=pinned,
         call=call,
-        call_kind=_call_kinds(trace, context.launched.calls.name, call),
+        call_kind=_call_kinds(trace, context.launches.calls.name, call),
     )
 
 
 def _copying_calls(trace: Trace, used: Int32) -> Int8:
     """Return for each of the `used` names SYNCHRONOUS or ASYNCHRONOUS if calls of it copy or set, else OTHER_CALL."""
-    copying = names_like(trace, _COPYING, used)[:-1]
-    asynchronous = names_like(trace, _ASYNCHRONOUS, used)[:-1]
+    copying = match_names(trace, _COPYING, used)[:-1]
+    asynchronous = match_names(trace, _ASYNCHRONOUS, used)[:-1]
     kinds: Int8 = np.where(copying, np.where(asynchronous, ASYNCHRONOUS, SYNCHRONOUS), OTHER_CALL).astype(np.int8)
     return kinds
 
@@ -487,8 +487,8 @@ def _host_memory(trace: Trace) -> tuple[Bool, Bool, Bool]:
 def _link(copies: model.Copies, kind: Int64) -> Int64:
     table = np.full(MEMSET_KIND + 1, UNKNOWN)
     table[list(_HOST_AND_GPU)] = HOST
-    table[list(_WITHIN_GPU)] = OWN_MEMORY_TWICE
-    table[MEMSET_KIND] = OWN_MEMORY
+    table[list(_WITHIN_GPU)] = DEVICE_MEMORY_TWICE
+    table[MEMSET_KIND] = DEVICE_MEMORY
     link: Int64 = table[kind]
     # Between two GPUs whatever the kind says.
     source, target = copies.source_device, copies.target_device
@@ -497,7 +497,7 @@ def _link(copies: model.Copies, kind: Int64) -> Int64:
     return link
 
 
-def host_link_gb_per_s(name: str) -> float | None:
+def get_host_link_gb_per_s(name: str) -> float | None:
     """Return the peak of one direction of a GPU's link to the host, in 10**9 bytes a second; None where unknown.
 
     Examples:
@@ -511,7 +511,7 @@ def host_link_gb_per_s(name: str) -> float | None:
     return None
 
 
-def peaks_gb_per_s(trace: Trace, gpu: Int64, link: Int64) -> Float64:
+def get_peaks_gb_per_s(trace: Trace, gpu: Int64, link: Int64) -> Float64:
     """Return the peak that each operation could reach, in 10**9 bytes a second; NaN where it is not known.
 
     Args:
@@ -526,7 +526,7 @@ def peaks_gb_per_s(trace: Trace, gpu: Int64, link: Int64) -> Float64:
 
 
 def _peaks_of_device(device: Device) -> list[float]:
-    host = host_link_gb_per_s(device.name)
+    host = get_host_link_gb_per_s(device.name)
     # Adapters without CUDA come with a bandwidth of 0.
     own = device.memory_bytes_per_s / 1e9 if device.memory_bytes_per_s else np.nan
     return [np.nan if host is None else host, own, own / 2, np.nan]
@@ -557,7 +557,7 @@ class _Steps:
         return len(self.first_of_group)
 
 
-def usage_over_time(context: Context) -> Table:
+def list_usage_changes(context: Context) -> Table:
     """Return the memory that CUDA had allocated over time: one row a change.
 
     Raises:
@@ -565,25 +565,25 @@ def usage_over_time(context: Context) -> Table:
     """
     trace = context.trace
     if not len(trace.allocations):
-        raise UnanswerableError(
+        raise MissingDataError(
             "memory_usage_not_recorded", "no device memory data in the trace", "record with --cuda-memory-usage=true"
         )
     steps = _steps(trace)
     call = _calls(trace)[steps.event]
-    innermost = context.innermost_around_calls(call)
+    innermost = context.find_innermost_around_calls(call)
     return Table(
         {
             "time_ns": trace.allocations.start_ns[steps.event],
             **_identity(trace, steps, steps.group),
             "change_bytes": steps.change,
             "usage_bytes": steps.usage,
-            **range_columns(trace, context.found, innermost),
+            **make_range_columns(trace, context.instances, innermost),
         },
         notes=_notes(trace, steps),
     )
 
 
-def usage(context: Context) -> Table | None:
+def summarize_usage(context: Context) -> Table | None:
     """Return the memory allocated by process, GPU and kind of memory, the highest peak first; None if not recorded."""
     trace = context.trace
     if not len(trace.allocations):
@@ -606,16 +606,16 @@ def usage(context: Context) -> Table | None:
         "peak_at_ns": peak_at,
         "end_bytes": end,
         "allocations": number,
-        "allocated_bytes": totals(steps.group, np.maximum(steps.change, 0), groups),
+        "allocated_bytes": sum_groups(steps.group, np.maximum(steps.change, 0), groups),
         "releases": np.bincount(steps.group, minlength=groups) - number,
-        "released_bytes": totals(steps.group, np.maximum(-steps.change, 0), groups),
+        "released_bytes": sum_groups(steps.group, np.maximum(-steps.change, 0), groups),
         "unmatched_releases": np.bincount(steps.group_of_event[unmatched], minlength=groups),
     }
     order = np.argsort(-np.where(some, peak, -1), kind="stable")
     return Table(columns, notes=_notes(trace, steps)).take(order)
 
 
-def usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
+def summarize_usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
     """Return the peak while a range was open, and what calls inside it allocated and released.
 
     One row a range (by domain and name), process, GPU and kind of memory, the highest peak first; only where memory
@@ -625,13 +625,13 @@ def usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
     Raises:
         UnanswerableError: no range of that name.
     """
-    trace, found = context.trace, context.found
+    trace, found = context.trace, context.instances
     steps = _steps(trace)
-    label, first_of_label = range_labels(found)
+    label, first_of_label = number_ranges(found)
     labels, groups = len(first_of_label), steps.groups
     real = found.entered
     if range_name is not None:
-        real &= context.instances_of(range_name)
+        real &= context.mask_instances(range_name)
     peak = np.zeros(labels * groups, np.int64)
     count = np.zeros(labels * groups, np.int64)
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
@@ -644,11 +644,11 @@ def usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
     step, of_label = _steps_inside(context, steps, label, real)
     row = of_label * groups + steps.group[step]
     change = steps.change[step]
-    allocated = totals(row, np.maximum(change, 0), labels * groups)
-    released = totals(row, np.maximum(-change, 0), labels * groups)
+    allocated = sum_groups(row, np.maximum(change, 0), labels * groups)
+    released = sum_groups(row, np.maximum(-change, 0), labels * groups)
     rows = np.flatnonzero((peak > 0) | (np.bincount(row, minlength=labels * groups) > 0))
     columns = {
-        **range_columns(trace, found, first_of_label[rows // groups] if groups else rows),
+        **make_range_columns(trace, found, first_of_label[rows // groups] if groups else rows),
         **_identity(trace, steps, rows % max(1, groups)),
         "count": count[rows],
         "peak_bytes": peak[rows],
@@ -661,8 +661,8 @@ def usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
 
 def _steps(trace: Trace) -> _Steps:
     events = trace.allocations
-    gpu = gpu_number(trace, events.process, events.device)
-    group, first_of_group = numbered(events.process, gpu, events.memory_kind)
+    gpu = map_gpu_numbers(trace, events.process, events.device)
+    group, first_of_group = number_groups(events.process, gpu, events.memory_kind)
     begins = np.flatnonzero(events.release == _ALLOCATION)
     ended, by = _ends(trace)
     event = np.concatenate([begins, by])
@@ -684,7 +684,7 @@ def _ends(trace: Trace) -> tuple[Int64, Int64]:
     """Return the allocations that ended, and the record that ended each: the next at the address in its process."""
     events = trace.allocations
     told = np.flatnonzero((events.address != NULL) & (events.release >= 0))
-    place = numbered(events.process[told], events.address[told])[0]
+    place = number_groups(events.process[told], events.address[told])[0]
     order = np.argsort(place, kind="stable")
     by_place = told[order]
     follows = np.flatnonzero((np.diff(place[order]) == 0) & (events.release[by_place[:-1]] == _ALLOCATION))
@@ -705,7 +705,7 @@ def _calls(trace: Trace) -> Int64:
     ids = events.correlation[events.correlation != NULL]
     some = np.flatnonzero(np.isin(calls.correlation, ids))
     process, correlation = process_of_thread[calls.thread[some]], calls.correlation[some]
-    return np.append(some, -1)[first_match(events.process, events.correlation, process, correlation)]
+    return np.append(some, -1)[find_first_match(events.process, events.correlation, process, correlation)]
 
 
 def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[np.bool_]) -> tuple[Int64, Int64]:
@@ -713,18 +713,19 @@ def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[n
     trace = context.trace
     call = _calls(trace)[steps.event]
     made = np.flatnonzero(call >= 0)
-    calls, at = context.launched.calls, call[made]
+    calls, at = context.launches.calls, call[made]
     every = np.arange(len(made))
     found = list(
-        pairs(
-            context.found.stretches, sorted_events(calls.thread[at], calls.start_ns[at], calls.end_ns[at], every, every)
+        iter_pairs(
+            context.instances.segments,
+            sort_events(calls.thread[at], calls.start_ns[at], calls.end_ns[at], every, every),
         )
     )
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     instance, item = (np.concatenate(part) for part in zip(*found, strict=True))
     instance, item = instance[real[instance]], item[real[instance]]
-    once = numbered(label[instance], item)[1]
+    once = number_groups(label[instance], item)[1]
     return made[item[once]], label[instance[once]]
 
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import number_groups
 from traceable.analysis.instances import Instances
 from traceable.analysis.table import objects
 from traceable.trace.model import Int64, NDArray, Trace
@@ -31,19 +31,19 @@ OPERATION_NAMES = (
 _VERSION = re.compile(r"_v\d{4,}$")
 
 
-def memory_kinds(trace: Trace) -> Int64:
+def classify_memory_operations(trace: Trace) -> Int64:
     """Return the index into OPERATION_NAMES of each copy and then each memset."""
     kind = trace.copies.kind.astype(np.int64)
     kind[(kind < 0) | (kind >= len(COPY_KINDS))] = 0
     return np.concatenate([kind, np.full(len(trace.memsets), MEMSET_KIND, np.int64)])
 
 
-def operation_labels(context: Context, operation: Int64) -> Int64:
-    """Return a number for the name of each of these GPU operations, for `operation_name`."""
+def label_operations(context: Context, operation: Int64) -> Int64:
+    """Return a number for the name of each of these GPU operations, for `get_operation_name`."""
     trace, own = context.trace, len(context.trace.names)
     label = context.gpu.name[operation].astype(np.int64)
     memory = operation - len(trace.kernels)
-    kinds = memory_kinds(trace)
+    kinds = classify_memory_operations(trace)
     moves = np.flatnonzero((memory >= 0) & (memory < len(kinds)))
     label[moves] = own + kinds[memory[moves]]
     label[memory >= len(kinds)] = own + MEMSET_KIND + 1
@@ -51,13 +51,13 @@ def operation_labels(context: Context, operation: Int64) -> Int64:
     return label
 
 
-def operation_name(trace: Trace, label: int) -> str:
-    """Return what an operation with this number of `operation_labels` is called: a kernel by its demangled name."""
+def get_operation_name(trace: Trace, label: int) -> str:
+    """Return what an operation with this number of `label_operations` is called: a kernel by its demangled name."""
     own = len(trace.names)
     return trace.names[label] if label < own else OPERATION_NAMES[label - own]
 
 
-def call_name(name: str) -> str:
+def strip_call_version(name: str) -> str:
     """Return the name of an API call without the version that CUPTI appends to those of the runtime.
 
     Examples:
@@ -67,12 +67,14 @@ def call_name(name: str) -> str:
     return _VERSION.sub("", name)
 
 
-def range_labels(found: Instances) -> tuple[Int64, Int64]:
+def number_ranges(found: Instances) -> tuple[Int64, Int64]:
     """Number the ranges by domain and name: the number of each instance, and of each number its first instance."""
-    return numbered(found.domain, found.name)
+    return number_groups(found.domain, found.name)
 
 
-def range_columns(trace: Trace, found: Instances, first: Int64, prefix: str = "") -> dict[str, NDArray[np.object_]]:
+def make_range_columns(
+    trace: Trace, found: Instances, first: Int64, prefix: str = ""
+) -> dict[str, NDArray[np.object_]]:
     """Return the columns `<prefix>range` and `<prefix>domain`.
 
     Args:

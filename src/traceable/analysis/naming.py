@@ -9,22 +9,22 @@ import numpy as np
 
 from traceable.trace.model import Bool, Int8, Int32, Trace
 
-ALLOCATING = re.compile(
+ALLOCATION_CALLS = re.compile(
     r"cuda(Malloc|Free|HostAlloc|HostRegister|HostUnregister|MemPool)"
     r"|cuMem(Alloc|Free|HostAlloc|HostRegister|HostUnregister|Create|Release|Map|Unmap|SetAccess|Address|Pool)"
 )
 """Calls that allocate or release memory, of the device or pinned, or map it."""
 
-SYNCHRONISING = re.compile(r"cu(da)?(Thread|Device|Ctx|Context|Stream|Event)Synchronize")
+SYNCHRONIZATION_CALLS = re.compile(r"cu(da)?(Thread|Device|Ctx|Context|Stream|Event)Synchronize")
 """Calls that return when the GPU has done something."""
 
-COPYING = re.compile(r"cu(da)?Memcpy")
+COPY_CALLS = re.compile(r"cu(da)?Memcpy")
 """Calls that copy memory."""
 
-GRAPH_LAUNCHING = re.compile(r"cu(da)?GraphLaunch")
+GRAPH_LAUNCH_CALLS = re.compile(r"cu(da)?GraphLaunch")
 """Calls that launch a CUDA graph."""
 
-LOADING = re.compile(r"cu(da)?(Module|Library)Load")
+MODULE_LOAD_CALLS = re.compile(r"cu(da)?(Module|Library)Load")
 """Calls that load a module."""
 
 PROFILING_OVERHEAD = re.compile(
@@ -34,7 +34,7 @@ PROFILING_OVERHEAD = re.compile(
 )
 """Overhead that is the profiler's own work. `dlopen(...)` is not: it includes the program's own part of that."""
 
-LOADING_OVERHEAD = re.compile(
+MODULE_LOAD_OVERHEAD = re.compile(
     r"(CUPTI )?((runtime |runtime triggered )?module loading|lazy function loading|driver .*compiler)", re.IGNORECASE
 )
 """Overhead of the driver that loads, or compiles, the code of kernels."""
@@ -48,21 +48,21 @@ UNNAMED_OVERHEAD = re.compile(r"unknown|<unknown>|unrecognized|undefined", re.IG
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?![A-Za-z\d])")
 """A number in a name, but for one that is followed by a letter: `h2d` and `conv1d` are words."""
 
-NCCL = re.compile(r"(void )?nccl")
+NCCL_KERNEL = re.compile(r"(void )?nccl")
 """NCCL's kernels: ncclDevKernel_..., ncclKernel_..., in old versions with a return type before it."""
 
 
-def names_like(trace: Trace, pattern: re.Pattern[str], *used: Int32) -> Bool:
+def match_names(trace: Trace, pattern: re.Pattern[str], *used: Int32) -> Bool:
     """Return which names match `pattern`, of those that occur in the columns `used`.
 
     The result has one value for each of `trace.names` and one more, False, so that -1, no name, may index it too.
     """
-    matching: Bool = which_like(trace, (pattern,), *used) == 0
+    matching: Bool = classify_names(trace, (pattern,), *used) == 0
     return matching
 
 
-def which_like(trace: Trace, patterns: Sequence[re.Pattern[str]], *used: Int32) -> Int8:
-    """Return the index of the first pattern that each name matches, -1 for none; names and length as `names_like`."""
+def classify_names(trace: Trace, patterns: Sequence[re.Pattern[str]], *used: Int32) -> Int8:
+    """Return the index of the first pattern that each name matches, -1 for none; names and length as `match_names`."""
     occurs = np.zeros(len(trace.names) + 1, np.bool_)
     for indices in used:
         occurs[indices] = True

@@ -1,6 +1,6 @@
 """The question of what holds a kernel back, from what Nsight Compute measured of its launches.
 
-`bound` follows the rule SOLBottleneck of Nsight Compute itself (sections/SpeedOfLight.py, 2022.3) with its thresholds.
+`classify_bound` follows the rule SOLBottleneck of Nsight Compute itself (sections/SpeedOfLight.py, 2022.3) with its thresholds.
 It sets the throughput of the SMs against that of the memory system, each in percent of its own peak. It is no roofline
 of floating-point operations over bytes, which needs other metrics for each kind of arithmetic.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from traceable.analysis.table import Table, objects
-from traceable.analysis.units import share
+from traceable.analysis.units import format_percent
 from traceable.trace.model import Float64
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
 
@@ -35,11 +35,11 @@ _SAME = 0.001
 _SHARES = {"compute_share": COMPUTE, "memory_share": MEMORY, "dram_share": DRAM, "occupancy_share": OCCUPANCY}
 
 
-def profiled(launches: Sequence[Launch]) -> Table:
+def summarize_launches(launches: Sequence[Launch]) -> Table:
     """Return one row for the launches of a kernel with equal grid and block, the largest total first.
 
     `duration_*_ns` are over its launches. The shares of peak, the occupancy and the waves are means weighted by
-    duration, so that they are those of the whole time. `bound` is `compute`, `memory`, `balanced`, `latency`, or None
+    duration, so that they are those of the whole time. `classify_bound` is `compute`, `memory`, `balanced`, `latency`, or None
     where it can't be told; `reason` says by which numbers. `others["launches"]` has the launches one by one.
     """
     groups: dict[tuple[str, str, str, str], list[Launch]] = {}
@@ -65,7 +65,7 @@ def profiled(launches: Sequence[Launch]) -> Table:
     return Table(table.take(heaviest).values, {"launches": _one_by_one(launches)})
 
 
-def bound(compute: float, memory: float, waves: float, dram: float) -> tuple[str | None, str | None]:
+def classify_bound(compute: float, memory: float, waves: float, dram: float) -> tuple[str | None, str | None]:
     """Return what limits a kernel, and by which numbers that is known; None for both where a throughput is unknown.
 
     Args:
@@ -76,18 +76,18 @@ def bound(compute: float, memory: float, waves: float, dram: float) -> tuple[str
     if math.isnan(compute) or math.isnan(memory):
         return None, None
     system = "DRAM" if abs(dram - memory) <= _SAME else "the memory system"
-    numbers = f"SMs at {share(compute)}, {system} at {share(memory)} of peak"
+    numbers = f"SMs at {format_percent(compute)}, {system} at {format_percent(memory)} of peak"
     high = max(compute, memory)
     if high < LOW:
         small = f", the grid is {waves:.2g} of a wave" if waves < SMALL_WAVES else ""
-        return "latency", f"{numbers}: both below {share(LOW)}{small}"
+        return "latency", f"{numbers}: both below {format_percent(LOW)}{small}"
     side = "compute" if compute >= memory else "memory"
     if high >= BUSY:
-        return side, f"{numbers}: {share(BUSY)} or more"
+        return side, f"{numbers}: {format_percent(BUSY)} or more"
     # 60 % and 50 % are 10 points apart, 0.6 and 0.5 a little less than 0.1.
     if round(abs(compute - memory), 9) < BALANCED:
-        return "balanced", f"{numbers}: less than {share(BALANCED)} apart"
-    return side, f"{numbers}: {share(BALANCED)} or more apart"
+        return "balanced", f"{numbers}: less than {format_percent(BALANCED)} apart"
+    return side, f"{numbers}: {format_percent(BALANCED)} or more apart"
 
 
 _MEASURED = (*_SHARES.values(), WAVES)
@@ -96,7 +96,7 @@ _MEASURED = (*_SHARES.values(), WAVES)
 def _judged(rows: Sequence[Sequence[float]]) -> dict[str, np.ndarray]:
     """Return the columns of what was measured, and the verdict on it; each row is in the order of `_MEASURED`."""
     compute, memory, dram, occupancy, waves = np.array(rows, np.float64).reshape(-1, len(_MEASURED)).T
-    verdicts = [bound(*four) for four in zip(compute, memory, waves, dram, strict=True)]
+    verdicts = [classify_bound(*four) for four in zip(compute, memory, waves, dram, strict=True)]
     return {
         "bound": objects(verdict for verdict, _ in verdicts),
         "compute_share": compute,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.interval_index import spread
+from traceable.analysis.interval_index import expand_slices
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int8, Int32, Int64, NDArray, Trace
-from traceable.trace.rows import distinct, end_to_end
+from traceable.trace.rows import concatenate_columns, distinct
 
 KERNEL, COPY, MEMSET, GRAPH = range(4)
 """Kinds of operation: a kernel, a memory copy, a memory set, a CUDA graph that was traced as a whole."""
@@ -85,7 +85,7 @@ class Launches:
         operation: index into `GpuOperations`. Absent where the trace holds no call for it, twice where it holds two.
         call: index into `calls`.
         call_of: one value an operation (not a link): its launch call, of several the earliest to start; -1 for none.
-        leads: one value an operation (not a link): whether it counts for its launch, which may have put many on the
+        is_first_of_launch: one value an operation (not a link): whether it counts for its launch, which may have put many on the
             GPU. True for exactly one operation of each launch; for none without a call.
         queue_ns: one value an operation: its start less the end of its launch call. NULL without a call, and where
             it began before the call returned, which is no waiting (nsys leaves these out as well).
@@ -95,7 +95,7 @@ class Launches:
     operation: Int64
     call: Int64
     call_of: Int64
-    leads: Bool
+    is_first_of_launch: Bool
     queue_ns: Int64
 
     @property
@@ -114,7 +114,7 @@ class Launches:
         return self.calls.end_ns[self.call]
 
 
-def operations(trace: Trace) -> GpuOperations:
+def collect_operations(trace: Trace) -> GpuOperations:
     """Return all GPU operations of `trace`."""
     kinds: tuple[model.Operations, ...] = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     number = [len(events) for events in kinds]
@@ -141,10 +141,10 @@ def operations(trace: Trace) -> GpuOperations:
 
 
 def _of_all(kinds: tuple[model.Operations, ...], column: str) -> NDArray[Any]:
-    return end_to_end([getattr(events, column) for events in kinds])
+    return concatenate_columns([getattr(events, column) for events in kinds])
 
 
-def launches(trace: Trace, gpu: GpuOperations) -> Launches:
+def join_launches(trace: Trace, gpu: GpuOperations) -> Launches:
     """Join each operation to its launch call: equal correlationId in the same process.
 
     The id alone does not do: every process counts from 1. Where a process has two calls of one id, both count, as in
@@ -159,10 +159,10 @@ def launches(trace: Trace, gpu: GpuOperations) -> Launches:
     queue = np.full(len(gpu), NULL, np.int64)
     queue[launched] = gpu.start_ns[launched] - calls.end_ns[call_of[launched]]
     queue[queue < 0] = NULL
-    return Launches(calls, operation, call, call_of, leading(call_of, len(calls)), queue)
+    return Launches(calls, operation, call, call_of, mark_first_of_launch(call_of, len(calls)), queue)
 
 
-def leading(call_of: Int64, calls: int) -> Bool:
+def mark_first_of_launch(call_of: Int64, calls: int) -> Bool:
     """Return which operations count for their launch, given the call of each: of each call the first."""
     launched = np.flatnonzero(call_of >= 0)
     leads = np.zeros(len(call_of), np.bool_)
@@ -228,7 +228,7 @@ def _by_sorting(
     wanted = operation_key[known]
     first = np.searchsorted(keys, wanted, "left")
     number = np.searchsorted(keys, wanted, "right") - first
-    call = by_key[spread(first, number)]
+    call = by_key[expand_slices(first, number)]
     operation = np.repeat(known, number)
     order = np.lexsort((operation, call, calls.thread[call]))
     call, operation = call[order], operation[order]

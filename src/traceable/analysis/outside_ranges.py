@@ -7,24 +7,24 @@ from itertools import pairwise
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.intervals import merged
+from traceable.analysis.intervals import merge_intervals
 from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.analysis.recording_gaps import unrecorded
-from traceable.analysis.shared import once
+from traceable.analysis.recording_gaps import find_unrecorded_spans
+from traceable.analysis.shared import cache_per_context
 from traceable.analysis.table import Table, objects, ratios
 from traceable.trace.model import Int64
 
 
-@once
-def outside_ranges(context: Context) -> Table:
+@cache_per_context
+def measure_outside_ranges(context: Context) -> Table:
     """Return one row a thread that opened ranges, the most time in no range first.
 
     `wall_ns` is the time from its first range to the end of its last, without that between windows; `outside_ns` the
     part of it in which no range that began on the thread was open, and `outside_share` its share. A suspended coroutine
     is open. Callbacks of an event loop are no ranges here: they are recorded without the program naming anything.
     """
-    trace, found = context.trace, context.found
-    apart = unrecorded(trace)
+    trace, found = context.trace, context.instances
+    apart = find_unrecorded_spans(trace)
     rows = np.flatnonzero(found.entered & (found.domain != trace.name_index(LOOP_DOMAIN)))
     rows = rows[np.argsort(found.thread[rows], kind="stable")]
     bounds = np.flatnonzero(np.diff(found.thread[rows], prepend=-1, append=-1)).tolist()
@@ -62,6 +62,6 @@ def outside_ns(start_ns: Int64, end_ns: Int64, apart: tuple[Int64, Int64]) -> tu
     """
     first, last = int(start_ns.min()), int(end_ns.max())
     gone = np.clip(apart[0], first, last), np.clip(apart[1], first, last)
-    unseen = int(merged(*gone).total_ns()[0])
-    covered = int(merged(np.append(start_ns, gone[0]), np.append(end_ns, gone[1])).total_ns()[0])
+    unseen = int(merge_intervals(*gone).total_ns()[0])
+    covered = int(merge_intervals(np.append(start_ns, gone[0]), np.append(end_ns, gone[1])).total_ns()[0])
     return first, last, last - first - unseen, last - first - covered

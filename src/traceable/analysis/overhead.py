@@ -20,42 +20,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.analysis.steps import FEWEST_FOR_WARM_UP, WARM_UP_FACTOR
+from traceable.analysis.steps import MIN_STEPS_FOR_WARM_UP, WARM_UP_FACTOR
 from traceable.trace.model import Bool, Int64
 
-STRETCHES = 6
+SEGMENTS = 6
 """Into how many stretches the steps are parted; with fewer steps there is no interval."""
 
 _MOST_WAITED = 0.99
 """Nothing is divided by less than what this leaves."""
 
-SHORTEST_NS = 1_000_000_000
+MIN_TOTAL_NS = 1_000_000_000
 """What the steps must take together for a difference to be more than chance: two runs of a training loop without any
 collector differed by 51 % in the median of 300 steps that took 0.3 s in all, on two busy cores of a virtual machine."""
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessTimes:
     """One process that took steps.
 
     Attributes:
         pid: its number.
-        times: three numbers a step, by index: begin and end in ns, 0 and 0 where they are not known; and how long its
+        step_times: three numbers a step, by index: begin and end in ns, 0 and 0 where they are not known; and how long its
             thread had waited for a CPU by its end, in ns and 1 more, 0 where nobody looked.
-        own: whether it is the program itself and none of its children.
-        recorded: the steps that were recorded, each pair from the first until before the second; None for all.
+        is_program: whether it is the program itself and none of its children.
+        recorded_steps: the steps that were recorded, each pair from the first until before the second; None for all.
         stall_ns: how long opening and closing windows took.
     """
 
     pid: int
-    times: Sequence[int]
-    own: bool = False
-    recorded: tuple[tuple[int, int], ...] | None = None
+    step_times: Sequence[int]
+    is_program: bool = False
+    recorded_steps: tuple[tuple[int, int], ...] | None = None
     stall_ns: int = 0
 
 
 @dataclass(frozen=True)
-class Run:
+class RunTimes:
     """One of the two runs.
 
     Attributes:
@@ -64,17 +64,17 @@ class Run:
     """
 
     ns: int | None
-    processes: tuple[Process, ...] = ()
+    processes: tuple[ProcessTimes, ...] = ()
 
 
 @dataclass(frozen=True)
-class Compared:
+class StepComparison:
     """The same steps with a collector and without.
 
     Attributes:
         steps: how many.
         plain_p50_ns, profiled_p50_ns: the median step.
-        more_share: the median of the ratios, less 1: how much longer a step takes.
+        overhead_share: the median of the ratios, less 1: how much longer a step takes.
         low_share, high_share: the smallest and largest such median of six stretches, widened by what waiting for a CPU
             could explain; None for fewer than six steps.
         plain_total_ns, profiled_total_ns: all of them together.
@@ -83,16 +83,16 @@ class Compared:
     steps: int
     plain_p50_ns: float
     profiled_p50_ns: float
-    more_share: float
+    overhead_share: float
     low_share: float | None
     high_share: float | None
     plain_total_ns: int
     profiled_total_ns: int
 
     @property
-    def beyond_chance(self) -> bool:
+    def significant(self) -> bool:
         """Whether it is surely more than nothing, or less."""
-        if self.low_share is None or self.high_share is None or self.plain_total_ns < SHORTEST_NS:
+        if self.low_share is None or self.high_share is None or self.plain_total_ns < MIN_TOTAL_NS:
             return False
         return self.low_share * self.high_share > 0
 
@@ -102,85 +102,87 @@ class Overhead:
     """What recording cost.
 
     Attributes:
-        recorded: the steps that were recorded; None where none can be compared.
-        outside: those that were not; None where there are none.
+        recorded_steps: the steps that were recorded; None where none can be compared.
+        other_steps: those that were not; None where there are none.
         warm_up_steps: how many first steps were left out.
         plain_steps, profiled_steps: how many the compared process took.
-        processes: how many processes took steps under the collector; one of them is compared.
+        stepping_processes: how many processes took steps under the collector; one of them is compared.
         pid: which, under the collector; None where none is.
         stall_ns: how long opening and closing windows held it up.
-        plain_waited_share, profiled_waited_share: for which part of the time its thread waited for a CPU; None where
+        plain_cpu_wait_share, profiled_cpu_wait_share: for which part of the time its thread waited for a CPU; None where
             that is not known.
         plain_run_ns, profiled_run_ns: from the program's start to its end; None where that can't be compared.
     """
 
-    recorded: Compared | None
-    outside: Compared | None
+    recorded_steps: StepComparison | None
+    other_steps: StepComparison | None
     warm_up_steps: int
     plain_steps: int
     profiled_steps: int
-    processes: int
+    stepping_processes: int
     pid: int | None
     stall_ns: int
-    plain_waited_share: float | None
-    profiled_waited_share: float | None
+    plain_cpu_wait_share: float | None
+    profiled_cpu_wait_share: float | None
     plain_run_ns: int | None
     profiled_run_ns: int | None
 
 
-def overhead(plain: Run, profiled: Run) -> Overhead:
+def compute_overhead(plain: RunTimes, profiled: RunTimes) -> Overhead:
     """Return what `profiled` cost more than `plain`."""
-    found = counterparts(plain.processes, profiled.processes)
+    found = match_processes(plain.processes, profiled.processes)
     runs = (plain.ns, profiled.ns) if plain.ns is not None and profiled.ns is not None else (None, None)
     if found is None:
         return Overhead(None, None, 0, 0, 0, len(profiled.processes), None, 0, None, None, *runs)
-    before, after = durations(found[0].times), durations(found[1].times)
-    warm_up = warm_up_steps(before)
+    before, after = compute_step_durations(found[0].step_times), compute_step_durations(found[1].step_times)
+    warm_up = count_warm_up_steps(before)
     both = min(len(before), len(after))
     known = (before[:both] > 0) & (after[:both] > 0)
     known[:warm_up] = False
-    inside = _inside(found[1].recorded, both)
-    waited = tuple(waited_share(one.times, warm_up) for one in found)
+    inside = _inside(found[1].recorded_steps, both)
+    waited = tuple(compute_cpu_wait_share(one.step_times, warm_up) for one in found)
     return Overhead(
-        recorded=compared(before[:both][known & inside], after[:both][known & inside], *waited),
-        outside=compared(before[:both][known & ~inside], after[:both][known & ~inside], *waited),
+        recorded_steps=compare_steps(before[:both][known & inside], after[:both][known & inside], *waited),
+        other_steps=compare_steps(before[:both][known & ~inside], after[:both][known & ~inside], *waited),
         warm_up_steps=warm_up,
         plain_steps=int((before > 0).sum()),
         profiled_steps=int((after > 0).sum()),
-        processes=len(profiled.processes),
+        stepping_processes=len(profiled.processes),
         pid=found[1].pid,
         stall_ns=found[1].stall_ns,
-        plain_waited_share=waited[0],
-        profiled_waited_share=waited[1],
+        plain_cpu_wait_share=waited[0],
+        profiled_cpu_wait_share=waited[1],
         plain_run_ns=runs[0],
         profiled_run_ns=runs[1],
     )
 
 
-def counterparts(plain: Sequence[Process], profiled: Sequence[Process]) -> tuple[Process, Process] | None:
+def match_processes(
+    plain: Sequence[ProcessTimes], profiled: Sequence[ProcessTimes]
+) -> tuple[ProcessTimes, ProcessTimes] | None:
     """Return the process to compare, without a collector and with one; None where it can't be told which is which.
 
     The program itself where it stepped, and recorded what was recorded. Else that one of its children that recorded and
     stepped first, and its counterpart is the child that came to its first step as the same one of as many.
     """
-    recorded = [one for one in profiled if one.recorded is None or one.recorded]
-    own = [one for one in (recorded or profiled) if one.own]
-    counterpart = [one for one in plain if one.own]
+    recorded = [one for one in profiled if one.recorded_steps is None or one.recorded_steps]
+    own = [one for one in (recorded or profiled) if one.is_program]
+    counterpart = [one for one in plain if one.is_program]
     if own and counterpart:
         return counterpart[0], own[0]
-    before = sorted((one for one in plain if not one.own), key=_first_ns)
-    after = sorted((one for one in profiled if not one.own), key=_first_ns)
+    before = sorted((one for one in plain if not one.is_program), key=_first_ns)
+    after = sorted((one for one in profiled if not one.is_program), key=_first_ns)
     chosen = [one for one in after if one in recorded] or after
     if not chosen or len(before) != len(after):
         return None
     return before[after.index(chosen[0])], chosen[0]
 
 
-def durations(times: Sequence[int]) -> Int64:
+def compute_step_durations(times: Sequence[int]) -> Int64:
     """Return how long each step took, in ns and at least 1, by index; 0 where it is not known.
 
     Args:
-        times: as of `Process`.
+        times: as of `ProcessTimes`.
     """
     begin, end, _ = np.asarray(times, np.int64).reshape(-1, 3).T
     whole = (begin > 0) & (end >= begin)
@@ -188,7 +190,7 @@ def durations(times: Sequence[int]) -> Int64:
     return np.asarray(np.trim_zeros(out, "b"), np.int64)
 
 
-def warm_up_steps(duration_ns: Int64) -> int:
+def count_warm_up_steps(duration_ns: Int64) -> int:
     """Return how many first steps are warm-up, by their indices: the rule of the steps of a trace, without memory.
 
     Args:
@@ -196,18 +198,18 @@ def warm_up_steps(duration_ns: Int64) -> int:
     """
     known = np.flatnonzero(duration_ns > 0)
     half = len(known) // 2
-    if len(known) < FEWEST_FOR_WARM_UP:
+    if len(known) < MIN_STEPS_FOR_WARM_UP:
         return 0
     slow = duration_ns[known[:half]] > WARM_UP_FACTOR * np.median(duration_ns[known[half:]])
     leading = int(np.logical_and.accumulate(slow).sum())
     return int(known[leading - 1]) + 1 if leading else 0
 
 
-def waited_share(times: Sequence[int], first: int) -> float | None:
+def compute_cpu_wait_share(times: Sequence[int], first: int) -> float | None:
     """Return for which part of the time the thread waited for a CPU, from step `first` on; None where nobody looked.
 
     Args:
-        times: as of `Process`.
+        times: as of `ProcessTimes`.
         first: the index of a step.
     """
     rows = np.asarray(times, np.int64).reshape(-1, 3)[first:]
@@ -217,12 +219,12 @@ def waited_share(times: Sequence[int], first: int) -> float | None:
     return float(np.clip((seen[-1, 2] - seen[0, 2]) / (seen[-1, 1] - seen[0, 1]), 0, 1))
 
 
-def compared(
+def compare_steps(
     plain_ns: Int64,
     profiled_ns: Int64,
     plain_waited_share: float | None = None,
     profiled_waited_share: float | None = None,
-) -> Compared | None:
+) -> StepComparison | None:
     """Compare the times of the same steps, in their order; None where there are none.
 
     Args:
@@ -232,12 +234,12 @@ def compared(
     if not len(plain_ns):
         return None
     ratio = profiled_ns / plain_ns
-    medians = [float(np.median(part)) for part in np.array_split(ratio, STRETCHES)] if len(ratio) >= STRETCHES else []
-    return Compared(
+    medians = [float(np.median(part)) for part in np.array_split(ratio, SEGMENTS)] if len(ratio) >= SEGMENTS else []
+    return StepComparison(
         steps=len(ratio),
         plain_p50_ns=float(np.median(plain_ns)),
         profiled_p50_ns=float(np.median(profiled_ns)),
-        more_share=float(np.median(ratio)) - 1,
+        overhead_share=float(np.median(ratio)) - 1,
         low_share=min(medians) * (1 - (profiled_waited_share or 0)) - 1 if medians else None,
         high_share=max(medians) / (1 - min(plain_waited_share or 0, _MOST_WAITED)) - 1 if medians else None,
         plain_total_ns=int(plain_ns.sum()),
@@ -245,8 +247,8 @@ def compared(
     )
 
 
-def _first_ns(process: Process) -> int:
-    return next((time for time in process.times if time > 0), 0)
+def _first_ns(process: ProcessTimes) -> int:
+    return next((time for time in process.step_times if time > 0), 0)
 
 
 def _inside(recorded: tuple[tuple[int, int], ...] | None, steps: int) -> Bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from traceable.analysis.select import selected
+from traceable.analysis.select import select_part
 from traceable.trace.model import START_END, Ranges, Trace
 
 LOOP_DOMAIN = "traceable.loop"
 """The domain of the callbacks: what `annotation.pauses` writes."""
 
 
-def without_short_callbacks(trace: Trace) -> tuple[Trace, int]:
+def drop_short_callbacks(trace: Trace) -> tuple[Trace, int]:
     """Return `trace` without the event loop's callbacks that ended before their threshold, and how many those were.
 
     One that was cut by the end of the capture is kept: how long it was to last is not known, and in a program that was
@@ -25,8 +25,8 @@ def without_short_callbacks(trace: Trace) -> tuple[Trace, int]:
         return trace, 0
     if trace.cut is not None:
         # How long one lasted is known of the whole.
-        whole, _ = without_short_callbacks(trace.cut.whole)
-        part = selected(whole, time_ns=(trace.cut.first_ns, trace.cut.last_ns))
+        whole, _ = drop_short_callbacks(trace.cut.whole)
+        part = select_part(whole, time_ns=(trace.cut.first_ns, trace.cut.last_ns))
         return part, len(trace.ranges) - len(part.ranges)
     ranges = trace.ranges
     is_callback = (ranges.domain == trace.names.index(LOOP_DOMAIN)) & (ranges.style == START_END) & ranges.has_payload

@@ -17,15 +17,31 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.attribution import GRAPH_NODE, RULES, TASK, THREAD, Coverage, Links, Replayed, launch_events
+from traceable.analysis.attribution import (
+    GRAPH_NODE,
+    RULES,
+    TASK,
+    THREAD,
+    Coverage,
+    Links,
+    Replays,
+    build_launch_events,
+)
 from traceable.analysis.context import Context
-from traceable.analysis.fields import Fields, summed_up
-from traceable.analysis.grouping import maxima, ranked, totals
-from traceable.analysis.instances import Instances, Stretches, stretches_of
-from traceable.analysis.interval_index import Events, Reduction, Slices, pairs_of, slices, spread
-from traceable.analysis.loop_blocks import callback_culprits
+from traceable.analysis.fields import Fields, summarize_fields
+from traceable.analysis.grouping import max_groups, sort_groups, sum_groups
+from traceable.analysis.instances import Instances, Segments, select_segments
+from traceable.analysis.interval_index import (
+    Reduction,
+    Slices,
+    ThreadEvents,
+    expand_slices,
+    find_slices,
+    iter_pairs_in_slices,
+)
+from traceable.analysis.loop_blocks import find_longest_in_callbacks
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
-from traceable.analysis.shared import once, sync_waits
+from traceable.analysis.shared import cache_per_context, measure_sync_waits
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace
 
@@ -39,7 +55,7 @@ _AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Profile:
+class RangeProfile:
     """What the ranges of a trace cost.
 
     Attributes:
@@ -56,19 +72,19 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Measured:
+class InstanceCosts:
     """What each instance took.
 
     Attributes:
-        work, nsys: its GPU work, and the part of it that nsys's projection knows.
-        waits: its waits in ns.
-        held_by: of a callback of an event loop the instance that took most of it; -1 for all else.
+        work, nsys_projection: its GPU work, and the part of it that nsys's projection knows.
+        sync_wait_ns: its waits in ns.
+        blocking_instance: of a callback of an event loop the instance that took most of it; -1 for all else.
     """
 
     work: GpuWork
-    nsys: Projection
-    waits: Int64
-    held_by: Int64
+    nsys_projection: Projection
+    sync_wait_ns: Int64
+    blocking_instance: Int64
 
 
 @dataclass(frozen=True)
@@ -148,8 +164,8 @@ class GpuWork:
         time, operations = (np.zeros((len(RULES), groups), np.int64) for _ in range(2))
         for rule, of_rule in ((THREAD, ~task), (TASK, task)):
             here = np.flatnonzero(of_rule)
-            time[rule] = totals(group[here], self.sum_ns[here], groups)
-            operations[rule] = totals(group[here], self.operations[here], groups)
+            time[rule] = sum_groups(group[here], self.sum_ns[here], groups)
+            operations[rule] = sum_groups(group[here], self.operations[here], groups)
         for other in self.by_other_rules:
             of_group, common = group[other.instance], np.where(task[other.instance], TASK, THREAD)
             for sums, values in ((time, other.gpu_ns), (operations, other.operations)):
@@ -168,63 +184,63 @@ class Projection:
     span_ns: Int64
 
 
-def profile(trace: Trace) -> Profile:
+def profile_trace(trace: Trace) -> RangeProfile:
     """Return what each range of `trace` cost, by path and by name, largest CPU total first among siblings."""
-    return profile_of(Context(trace))
+    return profile_ranges(Context(trace))
 
 
-@once
-def profile_of(context: Context) -> Profile:
-    """Return what `profile` returns, given what the questions share."""
-    trace, found = context.trace, context.found
-    took = measured(context)
+@cache_per_context
+def profile_ranges(context: Context) -> RangeProfile:
+    """Return what `profile_trace` returns, given what the questions share."""
+    trace, found = context.trace, context.instances
+    took = measure_instances(context)
     ranges, fields = _by_path(trace, found, took)
-    return Profile(ranges=ranges, fields=fields, names=_by_name(trace, found, took), coverage=context.coverage)
+    return RangeProfile(ranges=ranges, fields=fields, names=_by_name(trace, found, took), coverage=context.coverage)
 
 
-def measured(context: Context) -> Measured:
+def measure_instances(context: Context) -> InstanceCosts:
     """Return what each instance took."""
-    found, gpu, launched, attribution = context.found, context.gpu, context.launched, context.attribution
-    work = work_of(found, gpu, launched, attribution.links, attribution.replayed)
-    nsys = projected(found, gpu, launched, launch_events(gpu, launched), work)
-    return Measured(work, nsys, sync_waits(context), callback_culprits(context))
+    found, gpu, launched, attribution = context.instances, context.gpu, context.launches, context.attribution
+    work = work_of(found, gpu, launched, attribution.links, attribution.replays)
+    nsys = projected(found, gpu, launched, build_launch_events(gpu, launched), work)
+    return InstanceCosts(work, nsys, measure_sync_waits(context), find_longest_in_callbacks(context))
 
 
-def _by_path(trace: Trace, found: Instances, took: Measured) -> tuple[Table, tuple[Fields | None, ...]]:
+def _by_path(trace: Trace, found: Instances, took: InstanceCosts) -> tuple[Table, tuple[Fields | None, ...]]:
     group, first = grouped(found.path, found.domain, found.style)
     identity = _identity(trace, found, first)
     paths = [[trace.names[name] for name in found.paths[path]] for path in found.path[first].tolist()]
     table = Table({"path": objects(paths), **identity, **_columns(trace, found, took, group, len(first))})
     table = Table({**table.values, "cpu_exceeds": _exceeding(found, group, first, table)})
     order = _tree_order(found, first, table.values["cpu_total_ns"])
-    fields = summed_up(trace.names, found.fields, group, len(first))
+    fields = summarize_fields(trace.names, found.fields, group, len(first))
     return table.take(order), tuple(fields[row] for row in order.tolist())
 
 
-def _by_name(trace: Trace, found: Instances, took: Measured) -> Table:
+def _by_name(trace: Trace, found: Instances, took: InstanceCosts) -> Table:
     group, first = grouped(found.domain, found.name, found.style)
     rows = _of_names(trace, found, took, group, first)
     return rows.take(np.argsort(-rows.values["cpu_total_ns"], kind="stable"))
 
 
-def by_place(context: Context, place: Int64) -> tuple[Table, Int64]:
+def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
     """Return the rows of `Profile.names` for the instances of each place apart, and the place of each row.
 
     Args:
         place: a number from 0 of each instance: of its thread, say. Rows come by it, the largest CPU total first.
     """
-    found = context.found
+    found = context.instances
     group, first = grouped(place, found.domain, found.name, found.style)
-    rows = _of_names(context.trace, found, measured(context), group, first)
+    rows = _of_names(context.trace, found, measure_instances(context), group, first)
     order = np.lexsort((-rows.values["cpu_total_ns"], place[first]))
     return rows.take(order), place[first][order]
 
 
-def _of_names(trace: Trace, found: Instances, took: Measured, group: Int64, first: Int64) -> Table:
+def _of_names(trace: Trace, found: Instances, took: InstanceCosts, group: Int64, first: Int64) -> Table:
     columns = _columns(trace, found, took, group, len(first))
-    tree = _tree_columns(found, took.nsys, group, len(first))
+    tree = _tree_columns(found, took.nsys_projection, group, len(first))
     style = found.style[first]
-    of_style = totals(style.astype(np.int64), np.maximum(columns["cpu_total_ns"], 0), int(style.max(initial=0)) + 1)
+    of_style = sum_groups(style.astype(np.int64), np.maximum(columns["cpu_total_ns"], 0), int(style.max(initial=0)) + 1)
     share = {"nsys_cpu_share": ratios(columns["cpu_total_ns"], of_style[style])}
     return Table({**_identity(trace, found, first), **columns, **share, **tree})
 
@@ -236,8 +252,8 @@ def _tree_columns(found: Instances, nsys: Projection, group: Int64, groups: int)
     inside = np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))
     level = found.depth
     return {
-        "nsys_level_mean": ratios(totals(group[listed], level[listed], groups), number),
-        "nsys_children_mean": ratios(totals(group[listed], inside[listed], groups), number),
+        "nsys_level_mean": ratios(sum_groups(group[listed], level[listed], groups), number),
+        "nsys_children_mean": ratios(sum_groups(group[listed], inside[listed], groups), number),
     }
 
 
@@ -270,27 +286,27 @@ def _identity(trace: Trace, found: Instances, first: Int64) -> dict[str, NDArray
     }
 
 
-def _columns(trace: Trace, found: Instances, took: Measured, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _columns(trace: Trace, found: Instances, took: InstanceCosts, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, one value a group. What was not entered has no CPU time."""
     real = found.entered
     whole = real & ~found.clipped
     duration = np.where(real, found.end_ns - found.start_ns, 0)
     outermost = int(duration[found.parent < 0].sum())
     count = np.bincount(group[real], minlength=groups)
-    total = integers(totals(group, duration, groups), count > 0)
+    total = integers(sum_groups(group, duration, groups), count > 0)
     return {
         "count": count,
         "clipped": np.bincount(group[real & found.clipped], minlength=groups),
         "cpu_total_ns": total,
         "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
-        **ranked(group, duration, groups, whole).summary("cpu"),
+        **sort_groups(group, duration, groups, whole).summary("cpu"),
         "cpu_self_total_ns": _known_total(group, found.self_ns, groups),
         "active_total_ns": _known_total(group, found.active_ns, groups),
-        **ranked(group, found.active_ns, groups, whole & found.task).summary("active"),
-        "pause_in": objects(_pause_paths(trace, found, took.held_by, group, groups)),
-        "sync_wait_total_ns": _known_total(group, took.waits, groups),
+        **sort_groups(group, found.active_ns, groups, whole & found.task).summary("active"),
+        "pause_in": objects(_pause_paths(trace, found, took.blocking_instance, group, groups)),
+        "sync_wait_total_ns": _known_total(group, took.sync_wait_ns, groups),
         **_gpu_columns(found, took.work, duration, group, groups),
-        **_nsys_columns(took.nsys, duration, group, groups),
+        **_nsys_columns(took.nsys_projection, duration, group, groups),
     }
 
 
@@ -317,9 +333,9 @@ def _gpu_columns(
     some = count > 0
 
     def total(values: Int64) -> Int64:
-        return integers(totals(group, values, groups), some)
+        return integers(sum_groups(group, values, groups), some)
 
-    queued = totals(group, work.queued, groups)
+    queued = sum_groups(group, work.queued, groups)
     return {
         "gpu_count": integers(count, some),
         "cpu_total_with_gpu_ns": total(np.where(worked, duration, 0)),
@@ -329,13 +345,13 @@ def _gpu_columns(
         "launches": total(work.launches),
         "gpu_sum_total_ns": total(work.sum_ns),
         "gpu_busy_total_ns": total(work.busy_ns),
-        **ranked(group, work.busy_ns, groups, whole).summary("gpu_busy"),
+        **sort_groups(group, work.busy_ns, groups, whole).summary("gpu_busy"),
         "gpu_span_total_ns": total(work.span_ns),
-        **ranked(group, work.span_ns, groups, whole).summary("gpu_span"),
+        **sort_groups(group, work.span_ns, groups, whole).summary("gpu_span"),
         "gpu_idle_total_ns": total(work.span_ns - work.busy_ns),
         "queue_count": integers(queued, some),
-        "queue_mean_ns": ratios(totals(group, work.queue_ns, groups), queued),
-        "queue_max_ns": maxima(group, work.queue_max_ns, groups),
+        "queue_mean_ns": ratios(sum_groups(group, work.queue_ns, groups), queued),
+        "queue_max_ns": max_groups(group, work.queue_max_ns, groups),
         **_copy_columns(work, group, groups),
         **_rule_columns(*work.by_rule(found.task, group, groups)),
     }
@@ -347,10 +363,10 @@ def _nsys_columns(nsys: Projection, duration: Int64, group: Int64, groups: int) 
     count = np.bincount(group[listed], minlength=groups)
     return {
         "nsys_gpu_count": integers(count, count > 0),
-        "nsys_cpu_total_ns": integers(totals(group, np.where(listed, duration, 0), groups), count > 0),
-        "nsys_launches": integers(totals(group, nsys.launches, groups), count > 0),
-        "nsys_gpu_span_total_ns": integers(totals(group, nsys.span_ns, groups), count > 0),
-        **ranked(group, nsys.span_ns, groups, listed).summary("nsys_gpu_span"),
+        "nsys_cpu_total_ns": integers(sum_groups(group, np.where(listed, duration, 0), groups), count > 0),
+        "nsys_launches": integers(sum_groups(group, nsys.launches, groups), count > 0),
+        "nsys_gpu_span_total_ns": integers(sum_groups(group, nsys.span_ns, groups), count > 0),
+        **sort_groups(group, nsys.span_ns, groups, listed).summary("nsys_gpu_span"),
     }
 
 
@@ -360,7 +376,7 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
         copied = work.copied_in(i)
         of_copies = group[copied.instance]
         count, size, time = (
-            totals(of_copies, values, groups) for values in (copied.copies, copied.size_bytes, copied.copy_ns)
+            sum_groups(of_copies, values, groups) for values in (copied.copies, copied.size_bytes, copied.copy_ns)
         )
         columns[f"{direction}_count"] = integers(count, count > 0)
         columns[f"{direction}_bytes"] = integers(size, count > 0)
@@ -393,7 +409,7 @@ def _rule_columns(time: Int64, operations: Int64) -> dict[str, NDArray[Any]]:
 def _known_total(group: Int64, values: Int64, groups: int) -> Int64:
     """Return the sum of the values by group that are not NULL; NULL where all are."""
     known = values != NULL
-    sums = totals(group[known], values[known], groups)
+    sums = sum_groups(group[known], values[known], groups)
     return integers(sums, np.bincount(group[known], minlength=groups) > 0)
 
 
@@ -407,14 +423,14 @@ def _exceeding(found: Instances, group: Int64, first: Int64, table: Table) -> ND
     number = {one: i for i, one in enumerate(found.paths)}
     above = np.array([number.get(one[:-1], -1) for one in found.paths], np.int64)[path]
     total = table.values["cpu_total_ns"]
-    of_path = totals(path, total, len(found.paths))
+    of_path = sum_groups(path, total, len(found.paths))
     around = np.where(above >= 0, np.append(of_path, 0)[above], total)
 
     inside = np.minimum(found.end_ns, found.end_ns[found.parent]) - np.maximum(
         found.start_ns, found.start_ns[found.parent]
     )
     counted = found.entered & (found.parent >= 0)
-    within = totals(group, np.where(counted, np.maximum(inside, 0), 0), len(first))
+    within = sum_groups(group, np.where(counted, np.maximum(inside, 0), 0), len(first))
     why = np.full(len(first), None, object)
     why[total > around] = PARALLEL
     why[(total > around) & (within <= around)] = OUTLIVES
@@ -449,19 +465,19 @@ def _tree_order(found: Instances, first: Int64, total: Int64) -> Int64:
     return np.array(order, np.int64)
 
 
-def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replayed) -> GpuWork:
+def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replays) -> GpuWork:
     """Return the GPU work of each instance."""
     work = _nothing(len(found))
-    stretches, events, where = found.stretches, links.events, links.where
+    stretches, events, where = found.segments, links.events, links.slices
     simple = _simple(stretches, where, events, len(found), len(gpu))
-    rows = np.flatnonzero(simple & (where.number > 0))
+    rows = np.flatnonzero(simple & (where.count > 0))
     if len(rows):
-        _add_slices(work, gpu, launched, links, stretches.owner[rows], where.first[rows], where.number[rows])
-    rest = replace(where, number=np.where(simple, 0, where.number))
-    if rest.number.any():
+        _add_slices(work, gpu, launched, links, stretches.owner[rows], where.first[rows], where.count[rows])
+    rest = replace(where, count=np.where(simple, 0, where.count))
+    if rest.count.any():
         place = np.full(len(gpu), THREAD, np.int8)
         place[events.item] = links.rule
-        for instance, operation in pairs_of(stretches, events, rest):
+        for instance, operation in iter_pairs_in_slices(stretches, events, rest):
             _add_pairs(work, gpu, launched, instance, operation, place[operation])
     if len(replayed.instance):
         by_node = np.full(len(replayed.operation), GRAPH_NODE, np.int8)
@@ -471,7 +487,9 @@ def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Lin
     return work
 
 
-def projected(found: Instances, gpu: GpuOperations, launched: Launches, events: Events, work: GpuWork) -> Projection:
+def projected(
+    found: Instances, gpu: GpuOperations, launched: Launches, events: ThreadEvents, work: GpuWork
+) -> Projection:
     """Return what nsys's projection shows, which knows of launch calls on the range's own thread alone.
 
     That is `work` but for instances with operations by another rule, which are looked at again.
@@ -489,14 +507,14 @@ def projected(found: Instances, gpu: GpuOperations, launched: Launches, events: 
     for values in (nsys.operations, nsys.launches, nsys.span_ns):
         values[other] = 0
     nsys.start_ns[other] = NULL
-    stretches = stretches_of(found.stretches, other)
-    where = slices(stretches, events)
+    stretches = select_segments(found.segments, other)
+    where = find_slices(stretches, events)
     simple = _simple(stretches, where, events, len(found), len(gpu))
-    rows = np.flatnonzero(simple & (where.number > 0))
+    rows = np.flatnonzero(simple & (where.count > 0))
     columns = _Columns(gpu, launched, events.item)
-    _span_of_slices(nsys, columns, stretches.owner[rows], where.first[rows], where.number[rows])
-    rest = replace(where, number=np.where(simple, 0, where.number))
-    for instance, operation in pairs_of(stretches, events, rest):
+    _span_of_slices(nsys, columns, stretches.owner[rows], where.first[rows], where.count[rows])
+    rest = replace(where, count=np.where(simple, 0, where.count))
+    for instance, operation in iter_pairs_in_slices(stretches, events, rest):
         _span_of_pairs(nsys, gpu, launched, instance, operation)
     return nsys
 
@@ -511,14 +529,14 @@ def _nothing(count: int) -> GpuWork:
     return work
 
 
-def _simple(stretches: Stretches, where: Slices, events: Events, instances: int, operations: int) -> Bool:
+def _simple(stretches: Segments, where: Slices, events: ThreadEvents, instances: int, operations: int) -> Bool:
     """Return which stretches are their instance's only one and have a slice that is wholly theirs, nothing twice."""
     alone = np.bincount(stretches.owner, minlength=instances)[stretches.owner] == 1
     number = np.bincount(events.item, minlength=operations)
-    simple: Bool = where.whole & alone
+    simple: Bool = where.contained & alone
     if number.max(initial=0) > 1:
         before = _running(number[events.item] > 1)
-        simple &= before[where.first + where.number] == before[where.first]
+        simple &= before[where.first + where.count] == before[where.first]
     return simple
 
 
@@ -529,7 +547,7 @@ class _Columns:
         self.item = item
         self.start = gpu.start_ns[item]
         self.end = gpu.end_ns[item]
-        self.leads = launched.leads[item]
+        self.is_first_of_launch = launched.is_first_of_launch[item]
 
 
 def _running(values: Int64 | Bool) -> Int64:
@@ -544,7 +562,7 @@ def _span_of_slices(
 ) -> Reduction:
     """Put operations, launches, start and span into `work`; return what reduces the slices."""
     work.operations[who] = number
-    work.launches[who] = _SlicesOf(first, first + number).total(columns.leads)
+    work.launches[who] = _SlicesOf(first, first + number).total(columns.is_first_of_launch)
     reduced = Reduction(first, number)
     start = reduced(np.minimum, columns.start, 0)
     work.start_ns[who] = start
@@ -577,7 +595,7 @@ class _GroupsOf:
 
     def total(self, values: Int64 | Bool) -> Int64:
         """Return the sum of the values, one a place, over each group."""
-        return totals(self._group, values.astype(np.int64), self._groups)
+        return sum_groups(self._group, values.astype(np.int64), self._groups)
 
     def among(self, places: Int64) -> _GroupsOf:
         """Return the same groups of some places alone."""
@@ -689,7 +707,7 @@ def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64
     for begin, length in ((first, head), (last - tail, tail)):
         rows = np.flatnonzero(length)
         for some in _batches(rows, length[rows]):
-            place = spread(begin[some], length[some])
+            place = expand_slices(begin[some], length[some])
             group = np.repeat(np.arange(len(some)), length[some])
             busy[some] += _union_of_groups(group, start[place], end[place], len(some))
     return busy
@@ -702,7 +720,7 @@ def _unions_of_blocks(bounds: Int64, start: Int64, end: Int64) -> Int64:
     number = np.diff(bounds)
     several = np.flatnonzero(number > 1)
     for some in _batches(several, number[several]):
-        place = spread(bounds[some], number[some])
+        place = expand_slices(bounds[some], number[some])
         group = np.repeat(np.arange(len(some)), number[some])
         unions[some] = _union_of_groups(group, start[place], end[place], len(some))
     return unions
@@ -753,7 +771,7 @@ def _span_of_pairs(
     first = np.flatnonzero(np.diff(instance, prepend=-1))
     who = instance[first]
     work.operations[who] = np.diff(first, append=len(instance))
-    work.launches[who] = np.add.reduceat(launched.leads[operation].astype(np.int64), first)
+    work.launches[who] = np.add.reduceat(launched.is_first_of_launch[operation].astype(np.int64), first)
     start = np.minimum.reduceat(gpu.start_ns[operation], first)
     work.start_ns[who] = start
     work.span_ns[who] = np.maximum.reduceat(gpu.end_ns[operation], first) - start

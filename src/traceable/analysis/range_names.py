@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traceable.errors import TraceableError, UnanswerableError
+from traceable.errors import MissingDataError, TraceableError
 from traceable.trace.model import Int32, Int64, Trace
 from traceable.trace.rows import distinct
 
@@ -44,7 +44,7 @@ Value = int | str
 
 
 @dataclass(frozen=True)
-class Rule:
+class NameRule:
     """One `[[rule]]` of a file of rules.
 
     Attributes:
@@ -61,19 +61,19 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Rules:
+class NameRules:
     """The rules in the order in which they apply, and from how many names on a pattern is folded.
 
     Attributes:
         fold_above: numbers are folded where more than so many names differ by them alone; at least 1.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[NameRule, ...]
     fold_above: int
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedName:
     """Names that were folded into one.
 
     Attributes:
@@ -92,7 +92,7 @@ class RangeNames:
     Attributes:
         names: the names of the trace and, after them, those that the rules made.
         used: which names of the trace ranges have.
-        of_name: index into `names` of the normalized name of each name of the trace; a last -1 is for no name.
+        normalized: index into `names` of the normalized name of each name of the trace; a last -1 is for no name.
         stripped: the same before numbers are folded.
         folded: by normalized name, what was folded into it.
         rules: the rules.
@@ -100,44 +100,44 @@ class RangeNames:
 
     names: tuple[str, ...]
     used: Int64
-    of_name: Int32
+    normalized: Int32
     stripped: Int32
-    folded: Mapping[str, Folded]
-    rules: Rules
+    folded: Mapping[str, FoldedName]
+    rules: NameRules
 
-    def apart(self, wanted: Iterable[str]) -> RangeNames:
+    def unfold_names(self, wanted: Iterable[str]) -> RangeNames:
         """Return the same but for ranges with one of these names, recorded or stripped, which keep that name.
 
         Where one of them is a normalized name nothing changes for it.
         """
         here = set(wanted)
         index_of = {name: index for index, name in enumerate(self.names) if name in here}
-        recorded, normalized = set(self.used.tolist()), set(self.of_name[self.used].tolist())
-        of_name = self.of_name.copy()
+        recorded, normalized = set(self.used.tolist()), set(self.normalized[self.used].tolist())
+        of_name = self.normalized.copy()
         for index in index_of.values():
             if index in normalized:
                 continue
             of_name[self.used[self.stripped[self.used] == index]] = index
             if index in recorded:
                 of_name[index] = index
-        return self if np.array_equal(of_name, self.of_name) else replace(self, of_name=of_name)
+        return self if np.array_equal(of_name, self.normalized) else replace(self, normalized=of_name)
 
-    def matching(self, glob: str) -> list[str]:
+    def match_glob(self, glob: str) -> list[str]:
         """Return the normalized names that match a glob; where none does, those that do before numbers are folded."""
-        for column in (self.of_name, self.stripped):
+        for column in (self.normalized, self.stripped):
             names = [self.names[index] for index in distinct(column[self.used]).tolist()]
             matches = [name for name in names if name == glob or fnmatchcase(name, glob)]
             if matches:
                 return matches
         return []
 
-    def fields(self, index: int) -> dict[str, Value]:
+    def extract_fields(self, index: int) -> dict[str, Value]:
         """Return the fields that were taken out of a name of the trace, in their order in the name.
 
         Of two fields of one name the first keeps it, the other becomes `<name>_2`.
         """
         found = _taken_out(self.names[index], self.rules.rules)
-        stripped, whole = self.names[self.stripped[index]], self.names[self.of_name[index]]
+        stripped, whole = self.names[self.stripped[index]], self.names[self.normalized[index]]
         if whole != stripped and _NUMBER.sub(FOLDED, whole) == _NUMBER.sub(FOLDED, stripped):
             for name, text, kept in _numbers(stripped, whole):
                 if text != FOLDED and kept == FOLDED:
@@ -145,11 +145,11 @@ class RangeNames:
         return found
 
 
-def range_names(traces: Sequence[Trace], rules: Rules, expand: Sequence[str] = ()) -> list[RangeNames]:
+def build_range_names(traces: Sequence[Trace], rules: NameRules, expand: Sequence[str] = ()) -> list[RangeNames]:
     """Return what the ranges of each trace are called. Numbers are folded as if the traces were one.
 
     Args:
-        rules: what `load_rules` returns.
+        rules: what `load_name_rules` returns.
         expand: folded names (`layers.*`), or globs over them, that stay apart.
 
     Raises:
@@ -182,7 +182,7 @@ def _indices(names: int, used: Int64, index: Sequence[int]) -> Int32:
     return column
 
 
-def _stripper(rules: Sequence[Rule]) -> Callable[[str], str]:
+def _stripper(rules: Sequence[NameRule]) -> Callable[[str], str]:
     """Return a function that returns a name without what the rules take out.
 
     The rules apply again as long as that makes the name shorter: what stood around a match may be one.
@@ -202,7 +202,7 @@ def _stripper(rules: Sequence[Rule]) -> Callable[[str], str]:
     return strip
 
 
-def _taken_out(name: str, rules: Sequence[Rule]) -> dict[str, Value]:
+def _taken_out(name: str, rules: Sequence[NameRule]) -> dict[str, Value]:
     """Return the fields that the rules take out of a name, as `_stripper` applies them."""
     fields: dict[str, Value] = {}
     while True:
@@ -281,15 +281,15 @@ def _expanded(folds: dict[str, str], expand: Sequence[str]) -> dict[str, str]:
         matches = [name for name in there if name == glob or fnmatchcase(name, glob)]
         if not matches:
             some = f"folded are {', '.join(there[:10])}" if there else "no names are folded"
-            raise UnanswerableError("no_folded_name_matches", f"no folded range name matches --expand {glob!r}", some)
+            raise MissingDataError("no_folded_name_matches", f"no folded range name matches --expand {glob!r}", some)
         opened.update(matches)
     return {name: whole for name, whole in folds.items() if whole not in opened} if opened else folds
 
 
-def _summaries(folds: Mapping[str, str]) -> dict[str, Folded]:
+def _summaries(folds: Mapping[str, str]) -> dict[str, FoldedName]:
     number = Counter(folds.values())
     one_of = {whole: name for name, whole in folds.items()}
-    return {whole: Folded(number[whole], _field_names(name, whole)) for whole, name in one_of.items()}
+    return {whole: FoldedName(number[whole], _field_names(name, whole)) for whole, name in one_of.items()}
 
 
 def _field_names(name: str, whole: str) -> tuple[str, ...]:
@@ -331,7 +331,7 @@ def _singular(word: str) -> str:
     return word[:-3] + "y" if word.endswith("ies") else _PLURAL.sub("", word)
 
 
-def load_rules(path: Path | None = None) -> Rules:
+def load_name_rules(path: Path | None = None) -> NameRules:
     """Return the rules in the order in which they apply: those of `path`, then traceable's own.
 
     Args:
@@ -344,17 +344,17 @@ def load_rules(path: Path | None = None) -> Rules:
     if path is None:
         return own
     rules, fold_above = _from_file(path)
-    return Rules((*rules, *own.rules), own.fold_above if fold_above is None else fold_above)
+    return NameRules((*rules, *own.rules), own.fold_above if fold_above is None else fold_above)
 
 
 @cache
-def _own() -> Rules:
+def _own() -> NameRules:
     rules, fold_above = _from_file(Path(__file__).with_suffix(".toml"))
     assert fold_above is not None
-    return Rules(rules, fold_above)
+    return NameRules(rules, fold_above)
 
 
-def _from_file(path: Path) -> tuple[tuple[Rule, ...], int | None]:
+def _from_file(path: Path) -> tuple[tuple[NameRule, ...], int | None]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -381,7 +381,7 @@ def _from_file(path: Path) -> tuple[tuple[Rule, ...], int | None]:
     return tuple(_rule(entry, f"{path}, rule {number}") for number, entry in enumerate(entries, 1)), fold_above
 
 
-def _rule(entry: object, place: str) -> Rule:
+def _rule(entry: object, place: str) -> NameRule:
     if not isinstance(entry, dict) or not {"name", "pattern"} <= set(entry) <= {
         *("name", "pattern", "replacement", "contains"),
     }:
@@ -397,4 +397,4 @@ def _rule(entry: object, place: str) -> Rule:
         ) from None
     # The replacement is text as it stands: nothing in it refers to a group.
     template = entry.get("replacement", "").replace("\\", r"\\")
-    return Rule(entry["name"], pattern, template, entry.get("contains", ""))
+    return NameRule(entry["name"], pattern, template, entry.get("contains", ""))

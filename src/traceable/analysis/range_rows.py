@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.instances import Instances
-from traceable.analysis.named import range_columns
+from traceable.analysis.named import make_range_columns
 from traceable.analysis.table import objects
 from traceable.trace.model import PUSH_POP, Bool, Int64, NDArray, Trace
 
@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Credits:
+class RangeItems:
     """Which items (kernels, calls) belong to which ranges: one number a pair and nothing else, for there may be ten
     times as many pairs as items.
 
@@ -39,10 +39,10 @@ class Credits:
     def __len__(self) -> int:
         return len(self.key)
 
-    def once(self) -> Credits:
+    def deduplicate(self) -> RangeItems:
         """Return each pair once."""
         kept = self.changes()
-        return self if len(kept) == len(self) else Credits(self.key[kept], self.bits)
+        return self if len(kept) == len(self) else RangeItems(self.key[kept], self.bits)
 
     def changes(self) -> Int64:
         """Return where a pair differs from the one before."""
@@ -50,15 +50,15 @@ class Credits:
         np.not_equal(self.key[1:], self.key[:-1], out=differs[1:])
         return np.flatnonzero(differs)
 
-    def moved(self, to: Int64) -> Credits:
+    def remap_ranges(self, to: Int64) -> RangeItems:
         """Return the pairs with other ranges: `to` gives that of each range, itself counted from 1 too."""
         key = np.append(0, to)[self.key >> self.bits].astype(self.key.dtype)
         key <<= self.key.dtype.type(self.bits)
         key |= self.key & self.key.dtype.type((1 << self.bits) - 1)
         key.sort()
-        return Credits(key, self.bits)
+        return RangeItems(key, self.bits)
 
-    def parts(self) -> Iterator[tuple[Int64, Int64]]:
+    def iter_chunks(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield the ranges and items of the pairs, whole ranges together; at least once, be it without pairs."""
         key, first = self.key, 0
         while not first or first < len(key):
@@ -76,7 +76,9 @@ class Credits:
         return int(np.searchsorted(self.key, self.key.dtype.type(number << self.bits)))
 
 
-def credits_of(pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, items: int, outside: bool) -> Credits:
+def join_range_items(
+    pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, items: int, outside: bool
+) -> RangeItems:
     """Join pairs (instance, item).
 
     Args:
@@ -101,10 +103,10 @@ def credits_of(pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, items:
         keys.append(np.flatnonzero(alone).astype(kind))
     joined = np.concatenate(keys)
     joined.sort()
-    return Credits(joined, bits)
+    return RangeItems(joined, bits)
 
 
-def of_ranges(
+def filter_pairs_by_range(
     pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, wanted: Bool | None
 ) -> Iterator[tuple[Int64, Int64]]:
     """Yield those pairs (instance, item) whose range is wanted; None for all."""
@@ -116,7 +118,7 @@ def of_ranges(
             yield instance[here], item[here]
 
 
-def range_and_style(trace: Trace, found: Instances, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:
+def make_range_style_columns(trace: Trace, found: Instances, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:
     """Return the columns `range`, `range_domain` and `style`, absent for OUTSIDE.
 
     Args:
@@ -125,10 +127,10 @@ def range_and_style(trace: Trace, found: Instances, first: Int64, number: Int64)
     """
     instance = np.append(first, OUTSIDE)[number]
     styles = [_STYLES[int(found.style[one] != PUSH_POP)] if one != OUTSIDE else None for one in instance.tolist()]
-    return {**range_columns(trace, found, instance), "style": objects(styles)}
+    return {**make_range_columns(trace, found, instance), "style": objects(styles)}
 
 
-def in_order(number: Int64, total: Int64) -> Int64:
+def sort_by_range(number: Int64, total: Int64) -> Int64:
     """Return the rows by range, that of the largest total first, and by total within; OUTSIDE comes last."""
     of_range = np.zeros(int(number.max(initial=0)) + 2, np.int64)
     np.add.at(of_range, number, total)

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.attribution import RULES
-from traceable.analysis.columns import FIELD
+from traceable.analysis.columns import FIELD_PREFIX
 from traceable.analysis.context import Context
-from traceable.analysis.fields import field_values, instance_fields
-from traceable.analysis.gpus import gpus
-from traceable.analysis.instances import children_of
-from traceable.analysis.profile import STYLES, by_place, measured, profile_of
-from traceable.analysis.select import gpu_number, selected
+from traceable.analysis.fields import get_field_values, get_instance_fields
+from traceable.analysis.gpus import find_gpus
+from traceable.analysis.instances import build_children
+from traceable.analysis.profile import STYLES, measure_instances, profile_by_group, profile_ranges
+from traceable.analysis.select import map_gpu_numbers, select_part
 from traceable.analysis.table import Table, integers, objects
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 BY = ("path", "name", "instance", "process", "thread", "device")
@@ -37,18 +37,18 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
     Raises:
         UnanswerableError: the trace holds no ranges, or none of that name, or none with that field.
     """
-    if context.whole is not None and len(context.whole.found) and not len(context.found):
-        raise UnanswerableError(
+    if context.whole is not None and len(context.whole.instances) and not len(context.instances):
+        raise MissingDataError(
             "no_ranges_selected", "no range lies in the selected time", "select more of the recording"
         )
-    if not len(context.found):
-        raise UnanswerableError(
+    if not len(context.instances):
+        raise MissingDataError(
             "no_ranges_recorded",
             "no ranges were recorded",
             "annotate the program (traceable help annotation), and with nsys have nvtx in --trace",
         )
     if range_name is not None:
-        context.instances_of(range_name)
+        context.mask_instances(range_name)
     if slowest is not None:
         if by != "instance":
             raise UsageError(
@@ -58,13 +58,13 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
     if by == "instance":
         return range_instances(context, range_name=range_name)
     rows = {
-        "path": lambda: profile_of(context).ranges,
-        "name": lambda: profile_of(context).names,
+        "path": lambda: profile_ranges(context).ranges,
+        "name": lambda: profile_ranges(context).names,
         "process": lambda: _by_process(context),
         "thread": lambda: _by_thread(context),
         "device": lambda: _by_device(context),
     }
-    table = _by_field(context, by.removeprefix(FIELD)) if by.startswith(FIELD) else rows[by]()
+    table = _by_field(context, by.removeprefix(FIELD_PREFIX)) if by.startswith(FIELD_PREFIX) else rows[by]()
     return table if range_name is None else table.take(_rows_of_name(table, range_name))
 
 
@@ -75,15 +75,15 @@ def _rows_of_name(table: Table, range_name: str) -> list[int]:
 
 
 def _by_process(context: Context) -> Table:
-    place = _process_of_thread(context)[context.found.thread]
-    rows, process = by_place(context, place)
+    place = _process_of_thread(context)[context.instances.thread]
+    rows, process = profile_by_group(context, place)
     pids = np.array([one.pid for one in context.trace.processes], np.int64)[process]
     names = objects(context.trace.processes[one].name or None for one in process.tolist())
     return Table({"pid": pids, "process": names, **rows.values})
 
 
 def _by_thread(context: Context) -> Table:
-    rows, thread = by_place(context, context.found.thread.astype(np.int64))
+    rows, thread = profile_by_group(context, context.instances.thread.astype(np.int64))
     threads = context.trace.threads
     pids = np.array([one.pid for one in context.trace.processes], np.int64)
     tids = np.array([one.tid for one in threads], np.int64)
@@ -93,11 +93,11 @@ def _by_thread(context: Context) -> Table:
 
 
 def _by_device(context: Context) -> Table:
-    where = gpus(context)
+    where = find_gpus(context)
     tables = []
     for number, device in zip(where.number, where.numbers().tolist(), strict=True):
         part = Context(_only(context.trace, number), context.names)
-        rows = profile_of(part).names
+        rows = profile_ranges(part).names
         rows = rows.take(rows.values["gpu_count"] > 0)
         tables.append({"device": np.full(len(rows), device), **rows.values})
     columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
@@ -106,21 +106,21 @@ def _by_device(context: Context) -> Table:
 
 def _by_field(context: Context, field: str) -> Table:
     """Return the rows by value of a field; numbers from the smallest, then texts, then ranges without the field."""
-    values, value = field_values(context, field)
-    rows, number = by_place(context, value)
+    values, value = get_field_values(context, field)
+    rows, number = profile_by_group(context, value)
     return Table({"value": values[number], **rows.values})
 
 
 def _only(trace: Trace, gpu: int) -> Trace:
     """Return the trace with the operations of one GPU alone, given by its number; -1 for those that carry none."""
     if trace.cut is not None:
-        return selected(_only(trace.cut.whole, gpu), time_ns=(trace.cut.first_ns, trace.cut.last_ns))
+        return select_part(_only(trace.cut.whole, gpu), time_ns=(trace.cut.first_ns, trace.cut.last_ns))
     kept: dict[str, Any] = {}
     for kind in ("kernels", "copies", "memsets", "graph_launches"):
         events = getattr(trace, kind)
-        number = np.maximum(gpu_number(trace, events.process, events.device), -1)
+        number = np.maximum(map_gpu_numbers(trace, events.process, events.device), -1)
         kept[kind] = replace(events, **events.take(number == gpu))
-    return trace.part(**kept)
+    return trace.with_tables(**kept)
 
 
 def _process_of_thread(context: Context) -> Int64:
@@ -139,9 +139,9 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
     The `nsys_` columns hold what nsys's projection trace has, which knows of launch calls on the range's own thread
     alone, and lists only instances that so put something on the GPU: the others are NULL there.
     """
-    trace, found = context.trace, context.found
-    took = measured(context)
-    worked, listed = took.work.operations > 0, took.nsys.operations > 0
+    trace, found = context.trace, context.instances
+    took = measure_instances(context)
+    worked, listed = took.work.operations > 0, took.nsys_projection.operations > 0
     real = found.entered
     number = np.arange(1, len(found) + 1)
     inside = np.bincount(found.parent[(found.parent >= 0) & real], minlength=len(found))
@@ -162,10 +162,12 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "level": found.depth,
             "children": inside,
             "name": _names_at(trace.names, found.name),
-            "recorded_name": _names_at(trace.names, np.where(found.recorded == found.name, -1, found.recorded)),
+            "recorded_name": _names_at(
+                trace.names, np.where(found.recorded_name == found.name, -1, found.recorded_name)
+            ),
             "domain": _names_at(trace.names, found.domain),
             "payload": _payload(context),
-            "fields": instance_fields(context),
+            "fields": get_instance_fields(context),
             "style": objects([STYLES[style] for style in found.style.tolist()]),
             "pid": pids[of_thread[found.thread]],
             "tid": tids[found.thread],
@@ -175,7 +177,7 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "replay": found.replay,
             "cpu_self_ns": found.self_ns,
             "active_ns": found.active_ns,
-            "sync_wait_ns": took.waits,
+            "sync_wait_ns": took.sync_wait_ns,
             "gpu_start_ns": work(took.work.start_ns),
             "gpu_busy_ns": work(took.work.busy_ns),
             "gpu_span_ns": work(took.work.span_ns),
@@ -183,13 +185,13 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "kernels": work(took.work.kernels),
             "launches": work(took.work.launches),
             "attribution": _rules(*took.work.by_rule(found.task, np.arange(len(found)), len(found)), worked),
-            "nsys_gpu_start_ns": nsys(took.nsys.start_ns),
-            "nsys_gpu_span_ns": nsys(took.nsys.span_ns),
-            "nsys_launches": nsys(took.nsys.launches),
+            "nsys_gpu_start_ns": nsys(took.nsys_projection.start_ns),
+            "nsys_gpu_span_ns": nsys(took.nsys_projection.span_ns),
+            "nsys_launches": nsys(took.nsys_projection.launches),
             "nsys_children": nsys(np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))),
         }
     )
-    return table if range_name is None else table.take(context.instances_of(range_name))
+    return table if range_name is None else table.take(context.mask_instances(range_name))
 
 
 def slowest_instances(context: Context, most: int, *, range_name: str | None = None) -> Table:
@@ -207,12 +209,12 @@ def slowest_instances(context: Context, most: int, *, range_name: str | None = N
     Raises:
         UnanswerableError: no range has that name.
     """
-    found = context.found
-    wanted = found.entered & (found.parent < 0 if range_name is None else context.instances_of(range_name))
+    found = context.instances
+    wanted = found.entered & (found.parent < 0 if range_name is None else context.mask_instances(range_name))
     rows = np.flatnonzero(wanted)
     rows = rows[np.argsort(found.start_ns[rows] - found.end_ns[rows], kind="stable")][:most]
-    children = children_of(found)
-    trees = [(number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.tree(root)]
+    children = build_children(found)
+    trees = [(number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.subtree(root)]
     columns = np.array(trees, np.int64).reshape(-1, 3).T
     table = range_instances(context).take(columns[2])
     return Table({"slowest": columns[0], "depth": columns[1], **table.values})

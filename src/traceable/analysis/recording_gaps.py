@@ -7,7 +7,7 @@ import numpy as np
 from traceable.trace.model import Int64, Trace
 
 
-def unrecorded(trace: Trace) -> tuple[Int64, Int64]:
+def find_unrecorded_spans(trace: Trace) -> tuple[Int64, Int64]:
     """Return the starts and ends of the stretches between the windows, in ns; empty with fewer than two.
 
     Windows of several processes may overlap: what one of them recorded is not unrecorded.
@@ -22,9 +22,9 @@ def unrecorded(trace: Trace) -> tuple[Int64, Int64]:
     return until[:-1][apart], start[1:][apart]
 
 
-def unrecorded_ns(trace: Trace, start_ns: Int64, end_ns: Int64) -> Int64:
+def measure_unrecorded_ns(trace: Trace, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return how much of each time from `start_ns` to `end_ns` lies between windows."""
-    begins, ends = unrecorded(trace)
+    begins, ends = find_unrecorded_spans(trace)
     inside = np.minimum(end_ns[:, None], ends[None, :]) - np.maximum(start_ns[:, None], begins[None, :])
     found: Int64 = np.maximum(inside, 0).sum(axis=1)
     return found

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from traceable.errors import UnanswerableError, UsageError
+from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import Bool, Copies, Cut, Events, Int32, Int64, Intervals, Memsets, Ranges, Trace
 from traceable.trace.rows import distinct
 
@@ -62,7 +62,7 @@ def parse_time_span(text: str) -> tuple[int | None, int | None]:
     return span[0], span[1]
 
 
-def selected(
+def select_part(
     trace: Trace,
     *,
     processes: Sequence[str] | None = None,
@@ -99,7 +99,7 @@ def selected(
     return _cut(trace, Cut(trace, first, last))
 
 
-def inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Bool:
+def is_inside_cut(start_ns: Int64, end_ns: Int64, cut: Cut) -> Bool:
     """Return which intervals lie in the time of a cut, if only in part.
 
     One that only touches an edge does not; one without length is an instant, of which the first edge is part.
@@ -108,7 +108,7 @@ def inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Bool:
     return found
 
 
-def gpu_number(trace: Trace, process: Int32, device: Int32) -> Int64:
+def map_gpu_numbers(trace: Trace, process: Int32, device: Int32) -> Int64:
     """Return nsys's number of the GPU of each event, given its process and CUDA's number; -1 where that is unknown."""
     number = device.astype(np.int64)
     for (pid, cuda), gpu in trace.cuda_devices.items():
@@ -130,7 +130,7 @@ def _matching(trace: Trace, patterns: Sequence[str]) -> Bool:
         ]
         if not matches:
             there = ", ".join(f"{process.pid} ({process.name or 'no name'})" for process in trace.processes[:20])
-            raise UnanswerableError(
+            raise MissingDataError(
                 "process_not_in_trace",
                 f"no process {pattern!r} in the trace",
                 f"there {'are ' + there if there else 'is none at all'}",
@@ -144,30 +144,30 @@ def _of_processes(trace: Trace, chosen: Bool) -> Trace:
     of_thread = np.array([chosen[thread.process] for thread in trace.threads] + [False], np.bool_)
     tables = {name: _taken(getattr(trace, name), chosen[getattr(trace, name).process]) for name in _WITH_PROCESS}
     tables |= {name: _taken(getattr(trace, name), of_thread[getattr(trace, name).thread]) for name in _WITH_THREAD}
-    return trace.part(**tables)
+    return trace.with_tables(**tables)
 
 
 def _of_devices(trace: Trace, devices: Sequence[int]) -> Trace:
     tables, seen = {}, {device.number for device in trace.devices}
     for name in _WITH_DEVICE:
         events = getattr(trace, name)
-        number = gpu_number(trace, events.process, events.device)
+        number = map_gpu_numbers(trace, events.process, events.device)
         seen.update(distinct(number[number >= 0]).tolist())
         kept = np.isin(number, np.array(devices, np.int64))
         tables[name] = _taken(events, kept | (number < 0) if name == "synchronisations" else kept)
     for device in devices:
         if device not in seen:
             there = ", ".join(map(str, sorted(seen)))
-            raise UnanswerableError(
+            raise MissingDataError(
                 "gpu_not_in_trace", f"no GPU {device} in the trace", f"there {'are ' + there if there else 'is none'}"
             )
-    return trace.part(**tables)
+    return trace.with_tables(**tables)
 
 
 def _cut(trace: Trace, cut: Cut) -> Trace:
     extent = trace.extent_ns()
     if extent is not None and (cut.first_ns > extent[1] or cut.last_ns <= max(extent[0], cut.first_ns)):
-        raise UnanswerableError(
+        raise MissingDataError(
             "nothing_selected",
             "nothing was recorded in the selected time",
             f"the recording extends from {extent[0] / 1e9:.3f}s to {extent[1] / 1e9:.3f}s: select a part of that",
@@ -175,13 +175,13 @@ def _cut(trace: Trace, cut: Cut) -> Trace:
     tables: dict[str, Any] = {name: _clip(getattr(trace, name), cut) for name in _LASTING}
     for name in _INSTANTS:
         events: Events = getattr(trace, name)
-        tables[name] = _taken(events, inside(events.start_ns, events.start_ns, cut))
+        tables[name] = _taken(events, is_inside_cut(events.start_ns, events.start_ns, cut))
     return replace(trace, **tables, cut=cut)
 
 
 def _clip(events: _Lasting, cut: Cut) -> _Lasting:
     """Return the events that lie in the time of a cut, without the parts of them that do not."""
-    events = _taken(events, inside(events.start_ns, events.end_ns, cut))
+    events = _taken(events, is_inside_cut(events.start_ns, events.end_ns, cut))
     crossing = np.flatnonzero((events.start_ns < cut.first_ns) | (events.end_ns > cut.last_ns))
     if not len(crossing):
         return events

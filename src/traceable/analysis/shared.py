@@ -13,20 +13,20 @@ from typing import TypeVar
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.intervals import Union, covered_ns, lanes_of, union
+from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, union_by_lane
 from traceable.analysis.naming import (
-    ALLOCATING,
-    COPYING,
-    GRAPH_LAUNCHING,
-    LOADING,
-    LOADING_OVERHEAD,
-    NCCL,
+    ALLOCATION_CALLS,
+    COPY_CALLS,
+    GRAPH_LAUNCH_CALLS,
+    MODULE_LOAD_CALLS,
+    MODULE_LOAD_OVERHEAD,
+    NCCL_KERNEL,
     PROFILING_OVERHEAD,
     QUEUE_FULL_OVERHEAD,
-    SYNCHRONISING,
+    SYNCHRONIZATION_CALLS,
     UNNAMED_OVERHEAD,
-    names_like,
-    which_like,
+    classify_names,
+    match_names,
 )
 from traceable.trace.model import NULL, Bool, Int64
 from traceable.trace.rows import distinct
@@ -34,7 +34,7 @@ from traceable.trace.rows import distinct
 T = TypeVar("T")
 
 
-def once(part: Callable[[Context], T]) -> Callable[[Context], T]:
+def cache_per_context(part: Callable[[Context], T]) -> Callable[[Context], T]:
     """Make a function of a context return what it returned before for the same context; who gets it changes nothing.
 
     What it raises is not kept.
@@ -52,21 +52,21 @@ def once(part: Callable[[Context], T]) -> Callable[[Context], T]:
     return kept
 
 
-def calls_like(context: Context, pattern: re.Pattern[str]) -> Int64:
+def select_calls(context: Context, pattern: re.Pattern[str]) -> Int64:
     """Return the API calls of a kind, in order: ALLOCATING, SYNCHRONISING, COPYING, LOADING or GRAPH_LAUNCHING."""
     return _calls_by_kind(context)[pattern]
 
 
-@once
+@cache_per_context
 def _calls_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
     # No name is of two of these kinds, so that one pass over the calls tells all of them.
-    kinds = (ALLOCATING, SYNCHRONISING, COPYING, LOADING, GRAPH_LAUNCHING)
+    kinds = (ALLOCATION_CALLS, SYNCHRONIZATION_CALLS, COPY_CALLS, MODULE_LOAD_CALLS, GRAPH_LAUNCH_CALLS)
     name = context.trace.calls.name
-    kind = which_like(context.trace, kinds, name)[name]
+    kind = classify_names(context.trace, kinds, name)[name]
     return {pattern: np.flatnonzero(kind == number) for number, pattern in enumerate(kinds)}
 
 
-def overheads_like(context: Context, pattern: re.Pattern[str]) -> Int64:
+def select_overheads(context: Context, pattern: re.Pattern[str]) -> Int64:
     """Return the overheads of a kind, in order: PROFILING_OVERHEAD, LOADING_OVERHEAD or QUEUE_FULL_OVERHEAD.
 
     An overhead without a known name is LOADING_OVERHEAD where it lies inside the first launch of a kernel (by name, of
@@ -75,20 +75,22 @@ def overheads_like(context: Context, pattern: re.Pattern[str]) -> Int64:
     return _overheads_by_kind(context)[pattern]
 
 
-@once
+@cache_per_context
 def _overheads_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
     overheads = context.trace.overheads
     # A name is of the first kind that it matches: some carry CUPTI's name before that of the driver's work.
-    kinds = (LOADING_OVERHEAD, QUEUE_FULL_OVERHEAD, PROFILING_OVERHEAD, UNNAMED_OVERHEAD)
-    kind = which_like(context.trace, kinds, overheads.name)[overheads.name]
+    kinds = (MODULE_LOAD_OVERHEAD, QUEUE_FULL_OVERHEAD, PROFILING_OVERHEAD, UNNAMED_OVERHEAD)
+    kind = classify_names(context.trace, kinds, overheads.name)[overheads.name]
     kind[overheads.name < 0] = kinds.index(UNNAMED_OVERHEAD)
     found = {pattern: np.flatnonzero(kind == number) for number, pattern in enumerate(kinds)}
     unnamed = found.pop(UNNAMED_OVERHEAD)
     # Of the whole recording, of which the time that the trace was cut to may hold none.
     every = (context.whole or context).trace.overheads
-    named = names_like(context.trace, LOADING_OVERHEAD, every.name)[every.name]
+    named = match_names(context.trace, MODULE_LOAD_OVERHEAD, every.name)[every.name]
     unnamed = unnamed[~np.isin(overheads.process[unnamed], every.process[named])]
-    found[LOADING_OVERHEAD] = np.sort(np.append(found[LOADING_OVERHEAD], unnamed[_in_first_launch(context, unnamed)]))
+    found[MODULE_LOAD_OVERHEAD] = np.sort(
+        np.append(found[MODULE_LOAD_OVERHEAD], unnamed[_in_first_launch(context, unnamed)])
+    )
     return found
 
 
@@ -100,7 +102,7 @@ def _in_first_launch(context: Context, overhead: Int64) -> Bool:
     calls, kernels = whole.trace.calls, whole.trace.kernels
     inside = np.zeros(len(overhead), np.bool_)
     for process in distinct(overheads.process[overhead]).tolist():
-        call_of = whole.launched.call_of[: len(kernels)]
+        call_of = whole.launches.call_of[: len(kernels)]
         launched = np.flatnonzero((kernels.process == process) & (call_of >= 0))
         earliest = np.full(len(context.trace.names) + 1, len(calls), np.int64)
         # Calls come by start, so that the earliest has the least index.
@@ -114,38 +116,38 @@ def _in_first_launch(context: Context, overhead: Int64) -> Bool:
     return inside
 
 
-@once
-def nccl_kernels(context: Context) -> Int64:
+@cache_per_context
+def find_nccl_kernels(context: Context) -> Int64:
     """Return the operations that are kernels of NCCL, by their short or demangled name, in order."""
     kernels = context.trace.kernels
-    matching = names_like(context.trace, NCCL, kernels.name, kernels.short_name)
+    matching = match_names(context.trace, NCCL_KERNEL, kernels.name, kernels.short_name)
     if not matching.any():
         return np.empty(0, np.int64)
     return np.flatnonzero(matching[kernels.name] | matching[kernels.short_name])
 
 
-@once
-def waits_by_thread(context: Context) -> Union:
+@cache_per_context
+def group_waits_by_thread(context: Context) -> Union:
     """Return when each thread was in a synchronising call; the lanes are the threads."""
     calls = context.trace.calls
-    waiting = calls_like(context, SYNCHRONISING)
-    lanes = lanes_of(calls.thread[waiting], len(context.trace.threads), np.arange(len(waiting)))
-    return union(calls.start_ns[waiting], calls.end_ns[waiting], lanes)
+    waiting = select_calls(context, SYNCHRONIZATION_CALLS)
+    lanes = build_lanes(calls.thread[waiting], len(context.trace.threads), np.arange(len(waiting)))
+    return union_by_lane(calls.start_ns[waiting], calls.end_ns[waiting], lanes)
 
 
-def sync_waits(context: Context) -> Int64:
+def measure_sync_waits(context: Context) -> Int64:
     """Return the ns that each instance's thread spent in synchronising calls while it ran, one value an instance.
 
     Calls inside one another count once, and a call that the range's edge cuts counts with what lies inside. NULL where
     the trace holds no API calls, the range ended on another thread than it began, or it lies outside the time that the
     trace was cut to.
     """
-    waits = np.full(len(context.found), NULL, np.int64)
+    waits = np.full(len(context.instances), NULL, np.int64)
     if not len(context.trace.calls):
         return waits
-    stretches = context.found.stretches
-    blocked = covered_ns(waits_by_thread(context), stretches.thread, stretches.start_ns, stretches.end_ns)
+    stretches = context.instances.segments
+    blocked = measure_covered_ns(group_waits_by_thread(context), stretches.thread, stretches.start_ns, stretches.end_ns)
     waits[stretches.owner] = 0
     np.add.at(waits, stretches.owner, blocked)
-    waits[context.found.outside] = NULL
+    waits[context.instances.outside] = NULL
     return waits

@@ -14,16 +14,16 @@ Where the user names nothing, these are tried in order, and the first that holds
    in numbers are one. A range in which less than SMALLEST of the GPU's time was launched is no step, and neither is one
    that is called as parts of a model are, or that repeats within what repeats exactly.
 2. `repetition`, or `graph` where a CUDA graph ends it: the smallest lag after which the operations of a stream repeat
-   exactly (`exact_period`).
+   exactly (`find_exact_period`).
 3. `graph`: each launch of the one CUDA graph that takes most of the GPU's time.
 4. `cycle`: an approximate repetition, which is not known to be a step.
 
 Whether a sequence of operations repeats, and after how many of them, has two answers, which are never mixed:
 
-- `exact_period`: the smallest lag at which at least EXACT of all operations have the label of the operation one lag
+- `find_exact_period`: the smallest lag at which at least EXACT of all operations have the label of the operation one lag
   later. A layer that comes 32 times in a pass does not meet that: what lies around the layers of each pass does not
   repeat after one layer. The pass does.
-- `approximate_period`: the lag that explains most of what recurs, where none explains all.
+- `find_approximate_period`: the lag that explains most of what recurs, where none explains all.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from typing import Literal
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import streams_of
-from traceable.analysis.grouping import numbered, ranked, totals
+from traceable.analysis.gpus import find_streams
+from traceable.analysis.grouping import number_groups, sort_groups, sum_groups
 from traceable.analysis.instances import Instances
-from traceable.analysis.named import OPERATION_NAMES, operation_labels, operation_name
+from traceable.analysis.named import OPERATION_NAMES, get_operation_name, label_operations
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
-from traceable.errors import Message, UnanswerableError, UsageError
+from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace
 from traceable.trace.rows import distinct
 
@@ -58,7 +58,7 @@ _REGULAR = 0.9
 _COVER = 0.5
 """Share of the time that ranges, or of the GPU's time that what repeats, must take to be steps."""
 
-SMALLEST = 0.1
+MIN_GPU_TIME_SHARE = 0.1
 """Share of the GPU's time that a range must hold to be a step."""
 
 _PART = 1.5
@@ -84,22 +84,22 @@ _OF_A_LIBRARY = re.compile(r"(aten|torch|torchvision|prim|c10d|nccl|cudnn|cublas
 _KINDS_OF_MEMORY = 6
 """The labels between kernels and graphs: copies without a direction, those of the four, and memory sets."""
 
-EXACT = 0.995
+MIN_EXACT_SHARE = 0.995
 """Share of the operations that must be the same one lag later for the lag to be that of an exact repetition."""
 
-FEWEST = 3
+MIN_REPETITIONS = 3
 """How often a kernel must come to be taken for one that comes again and again."""
 
-EXPLAINED = 0.5
+MIN_EXPLAINED_SHARE = 0.5
 """Share of the operations, of those that are not the same by chance, that the best approximate period must explain."""
 
-AS_GOOD = 1 - EXACT
+PERIOD_TOLERANCE = 1 - MIN_EXACT_SHARE
 """By how much a shorter period may explain less than the best one and still be taken."""
 
 _MOST_PERIODS = 256
 """How many approximate periods are tried, those of most kernels first: each costs one comparison of the sequence."""
 
-_FEW = 2048
+_ALL_LAGS_MAX = 2048
 """Up to so many operations, every lag is compared."""
 
 _GRAM = 16
@@ -135,7 +135,7 @@ class Steps:
         lane: a process, or for BOUNDARY a process and device; numbered from 0.
         process, device: of each lane: index into `Trace.processes`, and CUDA's number, -1 for all devices.
         instance: of RANGE the range instance, else -1.
-        edge: whether the capture may have cut it, so that it may have been longer.
+        clipped: whether the capture may have cut it, so that it may have been longer.
         label: index into `labels`: the range, the first range of the sequence, or the boundary.
         rules: what a step is.
     """
@@ -148,7 +148,7 @@ class Steps:
     process: Int64
     device: Int64
     instance: Int64
-    edge: Bool
+    clipped: Bool
     label: Int64
     labels: tuple[str, ...]
     rules: tuple[Message, ...]
@@ -157,7 +157,7 @@ class Steps:
         return len(self.start_ns)
 
 
-def steps_of(context: Context, range_name: str | None, step_kernel: str | None) -> Steps:
+def detect_steps(context: Context, range_name: str | None, step_kernel: str | None) -> Steps:
     """Return the steps that the user names, or that repetition shows.
 
     Args:
@@ -188,7 +188,7 @@ def steps_of(context: Context, range_name: str | None, step_kernel: str | None) 
     return _inferred(context)
 
 
-def launched_within(context: Context, process: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+def is_launched_in_spans(context: Context, process: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
     """Return which GPU operations were launched, by any thread of a process, in one of its spans of time.
 
     The start of the launch call counts, or that of an operation whose call was not recorded.
@@ -196,18 +196,18 @@ def launched_within(context: Context, process: Int64, start_ns: Int64, end_ns: I
     Args:
         process, start_ns, end_ns: the spans: index into `Trace.processes`, begin, and end, which is not included.
     """
-    gpu, launched = context.gpu, context.launched
+    gpu, launched = context.gpu, context.launches
     at = gpu.start_ns.copy()
     called = np.flatnonzero(launched.call_of >= 0)
     at[called] = launched.calls.start_ns[launched.call_of[called]]
     inside = np.zeros(len(gpu), np.bool_)
     for one in distinct(process).tolist():
         rows = np.flatnonzero(gpu.process == one)
-        inside[rows] = begins_within(at[rows], start_ns[process == one], end_ns[process == one])
+        inside[rows] = is_in_spans(at[rows], start_ns[process == one], end_ns[process == one])
     return inside
 
 
-def begins_within(at_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+def is_in_spans(at_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
     """Return which times lie in one of the spans, which may overlap; the end of a span is not in it."""
     if not len(start_ns):
         return np.zeros(len(at_ns), np.bool_)
@@ -219,15 +219,15 @@ def begins_within(at_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
 
 
 def _named_instances(context: Context, name: str) -> Bool:
-    trace, found = context.trace, context.found
+    trace, found = context.trace, context.instances
     if name not in trace.names and re.search(r"[*?\[]", name):
         matches = np.array([fnmatchcase(one, name) for one in trace.names], np.bool_)
         which: Bool = matches[found.name]
     else:
-        which = context.instances_of(name)
+        which = context.mask_instances(name)
     which = which & found.entered
     if not which.any():
-        raise UnanswerableError(
+        raise MissingDataError(
             "range_not_found", f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are"
         )
     return which
@@ -236,7 +236,7 @@ def _named_instances(context: Context, name: str) -> Bool:
 def _matching_kernels(trace: Trace, pattern: str) -> Bool:
     kernels = trace.kernels
     if not len(kernels):
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_kernels_recorded",
             "no kernel in the trace",
             "record with --trace=cuda, and CUDA graphs with --cuda-graph-trace=node",
@@ -247,7 +247,7 @@ def _matching_kernels(trace: Trace, pattern: str) -> Bool:
         matches[index] = trace.names[index] == pattern or fnmatchcase(trace.names[index], pattern)
     which: Bool = matches[kernels.name] | matches[kernels.short_name]
     if not which.any():
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_kernel_matches", f"no kernel matches {pattern!r}", "`--view kernels` lists the kernels that there are"
         )
     return which
@@ -255,12 +255,12 @@ def _matching_kernels(trace: Trace, pattern: str) -> Bool:
 
 def _of_instances(context: Context, which: Bool, source: Source, rules: tuple[Message, ...]) -> Steps:
     """Return the instances `which` as steps."""
-    trace, found = context.trace, context.found
+    trace, found = context.trace, context.instances
     process = _process_of_thread(trace)[found.thread]
     rows = np.flatnonzero(which)
     rows = rows[np.lexsort((found.start_ns[rows], process[rows]))]
-    lane, first = numbered(process[rows])
-    label, first_of_label = numbered(found.name[rows])
+    lane, first = number_groups(process[rows])
+    label, first_of_label = number_groups(found.name[rows])
     return Steps(
         kind=RANGE,
         source=source,
@@ -270,7 +270,7 @@ def _of_instances(context: Context, which: Bool, source: Source, rules: tuple[Me
         process=process[rows][first],
         device=np.full(len(first), -1, np.int64),
         instance=rows,
-        edge=found.clipped[rows],
+        clipped=found.clipped[rows],
         label=label,
         labels=tuple(trace.names[name] for name in found.name[rows][first_of_label].tolist()),
         rules=rules,
@@ -287,10 +287,10 @@ def _of_boundaries(
             first operation there.
     """
     gpu = context.gpu
-    code, first_of_pair = numbered(gpu.process, gpu.device)
+    code, first_of_pair = number_groups(gpu.process, gpu.device)
     order = np.lexsort((gpu.start_ns[boundary], gpu.end_ns[boundary], code[boundary]))
     rows = boundary[order]
-    lane, first = numbered(code[rows])
+    lane, first = number_groups(code[rows])
     ends = gpu.end_ns[rows]
     starts = np.concatenate([ends[:1], ends[:-1]])
     if begin_ns is None:
@@ -301,10 +301,10 @@ def _of_boundaries(
         starts[first] = begin_ns[order][first]
     edge = np.zeros(len(rows), np.bool_)
     edge[first] = True
-    of_operation = operation_labels(context, rows)
+    of_operation = label_operations(context, rows)
     if source == "graph":
         of_operation[:] = len(context.trace.names) + OPERATION_NAMES.index("[CUDA graph]")
-    label, first_of_label = numbered(of_operation)
+    label, first_of_label = number_groups(of_operation)
     return Steps(
         kind=BOUNDARY,
         source=source,
@@ -314,9 +314,9 @@ def _of_boundaries(
         process=gpu.process[rows][first].astype(np.int64),
         device=gpu.device[rows][first].astype(np.int64),
         instance=np.full(len(rows), -1, np.int64),
-        edge=edge,
+        clipped=edge,
         label=label,
-        labels=tuple(operation_name(context.trace, one) for one in of_operation[first_of_label].tolist()),
+        labels=tuple(get_operation_name(context.trace, one) for one in of_operation[first_of_label].tolist()),
         rules=rules,
     )
 
@@ -326,13 +326,13 @@ def _inferred(context: Context) -> Steps:
     steps = _by_word(context)
     if steps is not None:
         return steps
-    lanes = [_Lane(sequence, exact_period(sequence.work_label())) for sequence in _sequences(context)]
+    lanes = [_Lane(sequence, find_exact_period(sequence.work_label())) for sequence in _sequences(context)]
     exact, by_range = _by_repetition(context, lanes), _by_ranges(context)
     if by_range is not None and (exact is None or not _is_part_of(by_range, exact)):
         return by_range
     steps = exact or _by_graph(context, lanes) or _by_cycle(context, lanes)
     if steps is None:
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_steps_found",
             "no step is known: no range is called step or iteration, and neither ranges nor the operations of a "
             "stream repeat as steps do",
@@ -346,7 +346,7 @@ def _by_word(context: Context) -> Steps | None:
 
     A process without the name has no steps.
     """
-    trace, found = context.trace, context.found
+    trace, found = context.trace, context.instances
     stems: dict[str, list[int]] = {}
     for index in np.flatnonzero(np.bincount(found.name, minlength=len(trace.names))).tolist():
         # Names may be thousands and long: what can't be a word for a step is left out at once.
@@ -360,7 +360,7 @@ def _by_word(context: Context) -> Steps | None:
     candidates = []
     for stem, indices in stems.items():
         which = np.isin(found.name, indices) & found.entered
-        if which.sum() >= FEWEST:
+        if which.sum() >= MIN_REPETITIONS:
             candidates.append((-int((found.end_ns - found.start_ns)[which].sum()), stem, which))
     for _, stem, which in sorted(candidates, key=lambda one: one[:2]):
         if _holds_gpu_time(context, which):
@@ -374,12 +374,12 @@ def _holds_gpu_time(context: Context, which: Bool) -> bool:
 
     The time is that of the processes which have such instances, where those use the GPU.
     """
-    gpu, found = context.gpu, context.found
+    gpu, found = context.gpu, context.instances
     process = _process_of_thread(context.trace)[found.thread[which]]
-    inside = launched_within(context, process, found.start_ns[which], found.end_ns[which])
+    inside = is_launched_in_spans(context, process, found.start_ns[which], found.end_ns[which])
     duration = gpu.end_ns - gpu.start_ns
     theirs = np.isin(gpu.process, process)
-    return bool(duration[inside].sum() >= SMALLEST * duration[theirs if theirs.any() else slice(None)].sum())
+    return bool(duration[inside].sum() >= MIN_GPU_TIME_SHARE * duration[theirs if theirs.any() else slice(None)].sum())
 
 
 @dataclass(frozen=True)
@@ -420,7 +420,7 @@ def _folded_paths(trace: Trace, found: Instances) -> _Paths:
     codes = len(texts)
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = by_depth[low:high]
-        pair, first = numbered(code[found.parent[rows]], name[rows])
+        pair, first = number_groups(code[found.parent[rows]], name[rows])
         code[rows] = codes + pair
         codes += len(first)
     return _Paths(code, part[found.name], name, tuple(texts))
@@ -428,12 +428,12 @@ def _folded_paths(trace: Trace, found: Instances) -> _Paths:
 
 def _by_ranges(context: Context) -> Steps | None:
     """Return the outermost ranges that come again and again, in each process on the thread where they take longest."""
-    trace, found = context.trace, context.found
+    trace, found = context.trace, context.instances
     paths = _folded_paths(trace, found)
     top = _outermost_repeated(found, paths)
     process_of_thread = _process_of_thread(trace)
     duration = np.where(top, found.end_ns - found.start_ns, 0)
-    busy = totals(found.thread.astype(np.int64), duration, len(trace.threads))
+    busy = sum_groups(found.thread.astype(np.int64), duration, len(trace.threads))
     sequences = []
     for process in distinct(process_of_thread[found.thread[top]]).tolist():
         thread = int(np.argmax(np.where(process_of_thread == process, busy, -1)))
@@ -460,9 +460,9 @@ def _outermost_repeated(found: Instances, paths: _Paths) -> Bool:
     """Return which instances are of a path that comes often enough on its thread, and inside no other such."""
     if not len(found):
         return np.zeros(0, np.bool_)
-    code, _ = numbered(paths.code, found.thread)
+    code, _ = number_groups(paths.code, found.thread)
     nested = (found.style == PUSH_POP) | found.task
-    repeated = (np.bincount(code)[code] >= FEWEST) & nested & found.entered & ~paths.part
+    repeated = (np.bincount(code)[code] >= MIN_REPETITIONS) & nested & found.entered & ~paths.part
     inside = np.zeros(len(found), np.bool_)
     above = found.parent.copy()
     while (above >= 0).any():
@@ -483,13 +483,13 @@ def _sequence(found: Instances, paths: _Paths, rows: Int64) -> list[Int64] | Non
     if not len(rows):
         return None
     start, length = found.start_ns[rows], found.end_ns[rows] - found.start_ns[rows]
-    path, first = numbered(paths.code[rows])
+    path, first = number_groups(paths.code[rows])
     total = np.zeros(len(first), np.int64)
     np.add.at(total, path, length)
     count = np.bincount(path)
     longest = int(np.argmax(total))
     # Those inside another that repeats are not among them, so that few may be left of a path that comes often.
-    if count[longest] < FEWEST:
+    if count[longest] < MIN_REPETITIONS:
         return None
     often = np.flatnonzero(np.abs(count - count[longest]) <= 1)
     anchors = start[path == longest]
@@ -512,7 +512,7 @@ def _sequence(found: Instances, paths: _Paths, rows: Int64) -> list[Int64] | Non
 
 def _of_sequences(context: Context, sequences: list[list[Int64]], names: list[tuple[str, ...]]) -> Steps:
     """Return the steps of sequences of ranges, one a process."""
-    found, process = context.found, _process_of_thread(context.trace)
+    found, process = context.instances, _process_of_thread(context.trace)
     starts, ends, edges = [], [], []
     for sequence in sequences:
         start = found.start_ns[sequence[0]]
@@ -537,7 +537,7 @@ def _of_sequences(context: Context, sequences: list[list[Int64]], names: list[tu
         process=np.array([process[found.thread[sequence[0][0]]] for sequence in sequences], np.int64),
         device=np.full(len(sequences), -1, np.int64),
         instance=np.full(sum(size), -1, np.int64),
-        edge=np.concatenate(edges),
+        clipped=np.concatenate(edges),
         label=np.repeat([labels.index(name) for name in firsts], size),
         labels=labels,
         rules=tuple(dict.fromkeys(rules)),
@@ -597,7 +597,7 @@ class _Sequence:
 
 def _sequences(context: Context) -> list[_Sequence]:
     """Return what each process ran on each device."""
-    gpu, trace, streams = context.gpu, context.trace, streams_of(context)
+    gpu, trace, streams = context.gpu, context.trace, find_streams(context)
     names = len(trace.names)
     graphs = names + _KINDS_OF_MEMORY
     label = gpu.name.astype(np.int64)
@@ -615,11 +615,11 @@ def _sequences(context: Context) -> list[_Sequence]:
     label[whole] = of_graph[: len(whole)]
     alone = np.ones(len(gpu), np.bool_)
     alone[nodes] = False
-    stream, of_launch = streams.of_operation, streams.of_operation[lowest]
+    stream, of_launch = streams.stream_of_operation, streams.stream_of_operation[lowest]
     work = np.bincount(stream[alone & ((gpu.kind == KERNEL) | (gpu.kind == GRAPH))], minlength=len(streams))
     work += np.bincount(of_launch, minlength=len(streams))
-    lane, lanes = numbered(streams.process, streams.device)
-    device_ns = totals(lane[stream], gpu.end_ns - gpu.start_ns, len(lanes))
+    lane, lanes = number_groups(streams.process, streams.device)
+    device_ns = sum_groups(lane[stream], gpu.end_ns - gpu.start_ns, len(lanes))
     found = []
     for i in range(len(lanes)):
         main = int(np.argmax(np.where(lane == i, work, -1)))
@@ -651,7 +651,7 @@ def _launches_by_node(context: Context) -> tuple[Int64, Int64, Int64, Int64]:
     kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     correlation = np.concatenate([events.correlation for events in kinds])[nodes] if len(nodes) else nodes
     nodes, correlation = nodes[correlation != NULL], correlation[correlation != NULL]
-    launch, first = numbered(gpu.process[nodes], gpu.device[nodes], correlation)
+    launch, first = number_groups(gpu.process[nodes], gpu.device[nodes], correlation)
     by_node = np.lexsort((gpu.graph_node[nodes], launch))
     by_end = np.lexsort((gpu.start_ns[nodes], gpu.end_ns[nodes], launch))
     bounds = np.searchsorted(launch[by_node], np.arange(len(first) + 1))
@@ -660,7 +660,7 @@ def _launches_by_node(context: Context) -> tuple[Int64, Int64, Int64, Int64]:
 
 def _graph_numbers(process: NDArray[np.integer], graph: Int64, start_ns: Int64) -> Int64:
     """Number the graphs of each process by their first launch, so that the ranks of one program number them alike."""
-    code, first = numbered(process, graph)
+    code, first = number_groups(process, graph)
     begin = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(begin, code, start_ns)
     order = np.lexsort((begin, process[first]))
@@ -671,7 +671,7 @@ def _graph_numbers(process: NDArray[np.integer], graph: Int64, start_ns: Int64) 
 
 @dataclass(frozen=True)
 class _Lane:
-    """A sequence, and what `exact_period` says of it."""
+    """A sequence, and what `find_exact_period` says of it."""
 
     sequence: _Sequence
     exact: tuple[int, float] | None
@@ -687,7 +687,9 @@ class _Lane:
             return False
         sequence, period = self.sequence, self.exact[0]
         begin, end = _extent(sequence, period)
-        return end - begin >= FEWEST * period and (period > 1 or bool(sequence.label[begin] >= sequence.graphs))
+        return end - begin >= MIN_REPETITIONS * period and (
+            period > 1 or bool(sequence.label[begin] >= sequence.graphs)
+        )
 
     def may_cycle(self) -> bool:
         """Return whether an approximate repetition is worth looking for.
@@ -728,12 +730,12 @@ def _ends(lane: _Lane) -> _Ends:
     idle = sequence.idle_ns()[begin:end]
     code = np.searchsorted(single, label[begin:end])
     of_single = np.flatnonzero(np.append(single, -2)[code] == label[begin:end])
-    time = totals(code[of_single], idle[of_single], len(single))
+    time = sum_groups(code[of_single], idle[of_single], len(single))
     whole = (end - begin) % period == 0
     natural = int(label[begin + period - 1])
     place = period - 1
     if not whole:
-        place = int(np.argmax(totals(np.arange(end - begin) % period, idle, period)))
+        place = int(np.argmax(sum_groups(np.arange(end - begin) % period, idle, period)))
     return _Ends(
         begin=begin,
         end=end,
@@ -795,7 +797,7 @@ def _by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
 def _what_ends(word: str, context: Context, lane: _Lane, at: Int64, period: tuple[int, float], how: str) -> str:
     """Return what ends a step or cycle, and why."""
     sequence = lane.sequence
-    name = operation_name(context.trace, int(operation_labels(context, sequence.operation[at[:1]])[0]))
+    name = get_operation_name(context.trace, int(label_operations(context, sequence.operation[at[:1]])[0]))
     what = f"the kernel {name[:80]!r}" if sequence.label[at[0]] < sequence.names else name
     what = "the launch of a CUDA graph" if sequence.label[at[0]] >= sequence.graphs else what
     number = f"every {period[0]} operations" if period[0] > 1 else "all operations"
@@ -822,8 +824,8 @@ def _by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
         sequence = lane.sequence
         at = np.flatnonzero(sequence.label >= sequence.graphs)
         kinds, of_kind, number = np.unique(sequence.label[at], return_inverse=True, return_counts=True)
-        time = totals(of_kind.reshape(-1), (sequence.end_ns - sequence.start_ns)[at], len(kinds))
-        often = np.flatnonzero((number >= FEWEST) & (time >= _COVER * sequence.device_ns))
+        time = sum_groups(of_kind.reshape(-1), (sequence.end_ns - sequence.start_ns)[at], len(kinds))
+        often = np.flatnonzero((number >= MIN_REPETITIONS) & (time >= _COVER * sequence.device_ns))
         if len(often):
             items.append(sequence.operation[at[of_kind.reshape(-1) == often[0]]])
             some.append(lane)
@@ -843,7 +845,7 @@ def _by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
     for lane in lanes:
         labels = lane.sequence.work_label()
         middle = max(0, (len(labels) - _LONGEST_STRETCH) // 2)
-        period = approximate_period(labels[middle : middle + _LONGEST_STRETCH]) if lane.may_cycle() else None
+        period = find_approximate_period(labels[middle : middle + _LONGEST_STRETCH]) if lane.may_cycle() else None
         if period is not None:
             some.append(lane)
             periods.append(period)
@@ -873,7 +875,7 @@ def _process_of_thread(trace: Trace) -> Int64:
     return np.array([thread.process for thread in trace.threads], np.int64)
 
 
-def exact_period(label: NDArray[np.integer]) -> tuple[int, float] | None:
+def find_exact_period(label: NDArray[np.integer]) -> tuple[int, float] | None:
     """Return the smallest lag after which a sequence repeats exactly, and the share of it that does; None for none.
 
     At a lag L the share is that of the places i, of all with a place i + L, where both have the same label. Lags up to
@@ -884,15 +886,15 @@ def exact_period(label: NDArray[np.integer]) -> tuple[int, float] | None:
         label: what each operation is, any numbers.
     """
     longest = min(len(label) // 2, _LONGEST_LAG)
-    label = numbered(label)[0].astype(np.int32)
-    lags = range(1, longest + 1) if len(label) <= _FEW else _promising_lags(label, longest)
+    label = number_groups(label)[0].astype(np.int32)
+    lags = range(1, longest + 1) if len(label) <= _ALL_LAGS_MAX else _promising_lags(label, longest)
     for lag in lags:
         number = len(label) - lag
         alike = number
         for at in range(0, number, _AT_ONCE):
             until = min(number, at + _AT_ONCE)
             alike -= int(np.count_nonzero(label[at:until] != label[at + lag : until + lag]))
-            if alike / number < EXACT:
+            if alike / number < MIN_EXACT_SHARE:
                 break
         else:
             return lag, alike / number
@@ -926,7 +928,7 @@ def _promising_lags(label: NDArray[np.integer], longest: int) -> Iterable[int]:
     return lags
 
 
-def approximate_period(label: NDArray[np.integer]) -> tuple[int, float, list[int]] | None:
+def find_approximate_period(label: NDArray[np.integer]) -> tuple[int, float, list[int]] | None:
     """Return after how many operations a sequence nearly repeats, how well, and what comes once a period.
 
     A period is the median distance between two of one kind. It explains the share of the operations that are the same
@@ -942,20 +944,20 @@ def approximate_period(label: NDArray[np.integer]) -> tuple[int, float, list[int
     """
     if not len(label):
         return None
-    kind, _ = numbered(label)
+    kind, _ = number_groups(label)
     order = np.argsort(kind, kind="stable")
     distance = np.diff(order)[np.diff(kind[order]) == 0]
     of_kind = kind[order][1:][np.diff(kind[order]) == 0]
-    gaps = ranked(of_kind, distance, int(kind.max()) + 1)
-    often = np.flatnonzero(gaps.number >= FEWEST - 1)
-    median = gaps.values[(np.cumsum(gaps.number) - gaps.number)[often] + (gaps.number[often] - 1) // 2]
+    gaps = sort_groups(of_kind, distance, int(kind.max()) + 1)
+    often = np.flatnonzero(gaps.counts >= MIN_REPETITIONS - 1)
+    median = gaps.values[(np.cumsum(gaps.counts) - gaps.counts)[often] + (gaps.counts[often] - 1) // 2]
     periods, support = np.unique(median[(median >= 2) & (median * 2 <= len(label))], return_counts=True)
     periods = np.sort(periods[np.argsort(-support, kind="stable")][:_MOST_PERIODS])
     alike = [alike_share(label, period) for period in periods.tolist()]
     chance = float(((np.bincount(kind) / len(kind)) ** 2).sum())
-    if not alike or max(alike) - chance < EXPLAINED * (1 - chance) or chance == 1:
+    if not alike or max(alike) - chance < MIN_EXPLAINED_SHARE * (1 - chance) or chance == 1:
         return None
-    best = next(i for i, share in enumerate(alike) if share >= max(alike) - AS_GOOD)
+    best = next(i for i, share in enumerate(alike) if share >= max(alike) - PERIOD_TOLERANCE)
     once = often[median == periods[best]]
     places = sorted(int(order[np.searchsorted(kind[order], one)]) for one in once.tolist())
     return int(periods[best]), alike[best], [int(label[place]) for place in places]

@@ -16,36 +16,45 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import gpus, lanes_by, streams_of
-from traceable.analysis.grouping import distinct_pairs, only_value, ranked, totals
-from traceable.analysis.instances import Children, Instances, Stretches, children_of
-from traceable.analysis.interval_index import slices, spread
-from traceable.analysis.intervals import Blocks, Lanes, Union, covered_ns, lanes_of, merged, narrowed, union
-from traceable.analysis.naming import ALLOCATING, SYNCHRONISING
+from traceable.analysis.gpus import find_gpus, find_streams, group_by_lane
+from traceable.analysis.grouping import find_distinct_pairs, find_single_value, sort_groups, sum_groups
+from traceable.analysis.instances import Children, Instances, Segments, build_children
+from traceable.analysis.interval_index import expand_slices, find_slices
+from traceable.analysis.intervals import (
+    BlockIndex,
+    Lanes,
+    Union,
+    build_lanes,
+    measure_covered_ns,
+    merge_intervals,
+    narrow_dtype,
+    union_by_lane,
+)
+from traceable.analysis.naming import ALLOCATION_CALLS, SYNCHRONIZATION_CALLS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
-from traceable.analysis.recording_gaps import unrecorded_ns
-from traceable.analysis.select import gpu_number
-from traceable.analysis.shared import calls_like, nccl_kernels, once, waits_by_thread
+from traceable.analysis.recording_gaps import measure_unrecorded_ns
+from traceable.analysis.select import map_gpu_numbers
+from traceable.analysis.shared import cache_per_context, find_nccl_kernels, group_waits_by_thread, select_calls
 from traceable.analysis.step_detection import (
     BOUNDARY,
     RANGE,
     SEQUENCE,
     Steps,
-    begins_within,
-    launched_within,
-    steps_of,
+    detect_steps,
+    is_in_spans,
+    is_launched_in_spans,
 )
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.units import time as time_text
+from traceable.analysis.units import format_duration as time_text
 from traceable.analysis.windows import STEP
-from traceable.errors import Message, UnanswerableError
+from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray
 from traceable.trace.rows import distinct
 
 WARM_UP_FACTOR = 1.5
 """A leading step is warm-up if it lasts longer than so many times the median of the later half."""
 
-FEWEST_FOR_WARM_UP = 4
+MIN_STEPS_FOR_WARM_UP = 4
 """With fewer whole steps than these none is called warm-up: two against one prove nothing."""
 
 _WARM_UP = re.compile(r"(?<![a-z])warm(ing)?[\s_.\-]*ups?(?![a-z])")
@@ -96,7 +105,7 @@ WAIT = "step.wait"
 
 
 @dataclass(frozen=True)
-class Work:
+class StepOperations:
     """The operations of the steps, as pairs by step and start.
 
     Attributes:
@@ -163,15 +172,15 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         UnanswerableError: nothing has that name, or no steps are found.
     """
     if range_name is None and step_kernel is None:
-        found, work = inferred(context)
+        found, work = infer_steps(context)
     else:
-        found = steps_of(context, range_name, step_kernel)
-        work = work_of(context, found)
-    columns = columns_of(context, found, work)
+        found = detect_steps(context, range_name, step_kernel)
+        work = collect_step_operations(context, found)
+    columns = measure_steps(context, found, work)
     phases = _phases(context, found, work, columns["allocations"])
-    steady = ~phases.warm_up & ~phases.other & ~found.edge
+    steady = ~phases.warm_up & ~phases.other & ~found.clipped
     reasons = np.array([None, "warm-up", "other phase", "edge of the capture"], object)
-    left_out = reasons[np.select([found.edge, phases.warm_up, phases.other], [3, 1, 2], 0)]
+    left_out = reasons[np.select([found.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
     first = np.flatnonzero(np.diff(found.lane, prepend=-1))
     table = {
         "step": np.arange(len(found)) - np.repeat(first, np.diff(np.append(first, len(found)))),
@@ -187,12 +196,12 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
     }
     others = {"summary": _summary(context, found, columns, steady, phases.warm_up)}
     if steady.any():
-        others["breakdown"] = breakdown(context, found, work, median_step(columns["wall_ns"], steady))
-        others["slowest"] = slowest(context, found, work, table, median_step(columns["wall_ns"], steady))
+        others["breakdown"] = breakdown(context, found, work, find_median_step(columns["wall_ns"], steady))
+        others["slowest"] = slowest(context, found, work, table, find_median_step(columns["wall_ns"], steady))
     return Table(table, others, _notes(context, found, work, phases))
 
 
-def steady_window(table: Table) -> tuple[int, int]:
+def find_steady_interval(table: Table) -> tuple[int, int]:
     """Return the ns from which until which the steps of all processes and devices are steady.
 
     Where there is no such time, because they ran one after another, from the first steady step to the last.
@@ -206,7 +215,7 @@ def steady_window(table: Table) -> tuple[int, int]:
     summary = table.others["summary"].values
     some = summary["steady"] > 0
     if not some.any():
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_steady_step", "no step is in the steady state", "record more steps, or leave --steady out"
         )
     starts, ends = summary["steady_start_ns"][some], summary["steady_end_ns"][some]
@@ -215,7 +224,7 @@ def steady_window(table: Table) -> tuple[int, int]:
     return int(starts.min()), int(ends.max())
 
 
-def median_step(wall_ns: Int64, steady: Bool) -> int:
+def find_median_step(wall_ns: Int64, steady: Bool) -> int:
     """Return the steady step of the lower median wall time, of equal ones the first."""
     rows = np.flatnonzero(steady)
     return int(rows[np.argsort(wall_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
@@ -237,7 +246,7 @@ class _Phases:
     other: Bool
 
 
-def _phases(context: Context, found: Steps, work: Work, allocations: Int64) -> _Phases:
+def _phases(context: Context, found: Steps, work: StepOperations, allocations: Int64) -> _Phases:
     """Return which steps are warm-up, and which of the others are of another phase than the most."""
     process, start, end = warm_up_spans(context)
     in_range = _in_warm_up(context, found, work, process, start, end)
@@ -248,16 +257,18 @@ def _phases(context: Context, found: Steps, work: Work, allocations: Int64) -> _
         if found.kind == RANGE:
             begins = np.sort(start[process == found.process[lane]])
             # A warm-up within a step is a part of that, and parts no phases.
-            begins = begins[~begins_within(begins, found.start_ns[rows], found.end_ns[rows])]
+            begins = begins[~is_in_spans(begins, found.start_ns[rows], found.end_ns[rows])]
             phase = phase + np.searchsorted(begins, found.start_ns[rows], "right")
         rows, phase = rows[~in_range[rows]], phase[~in_range[rows]]
         if len(rows):
             other[rows] = phase != np.argmax(np.bincount(phase))
-    slow = warm_up_steps(found, found.end_ns - found.start_ns, allocations, in_range | other)
+    slow = find_warm_up_steps(found, found.end_ns - found.start_ns, allocations, in_range | other)
     return _Phases(in_range | slow, in_range, other)
 
 
-def _in_warm_up(context: Context, found: Steps, work: Work, process: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+def _in_warm_up(
+    context: Context, found: Steps, work: StepOperations, process: Int64, start_ns: Int64, end_ns: Int64
+) -> Bool:
     """Return which steps ranges called warm-up say are warm-up.
 
     RANGE: that begin within one of their process. SEQUENCE: also those within which one begins. BOUNDARY, steps of the
@@ -265,11 +276,11 @@ def _in_warm_up(context: Context, found: Steps, work: Work, process: Int64, star
     """
     inside = np.zeros(len(found), np.bool_)
     if len(process) and found.kind == BOUNDARY:
-        inside[work.step[launched_within(context, process, start_ns, end_ns)[work.operation]]] = True
+        inside[work.step[is_launched_in_spans(context, process, start_ns, end_ns)[work.operation]]] = True
         return inside
     for one in distinct(process).tolist():
         rows, here = np.flatnonzero(found.process[found.lane] == one), process == one
-        inside[rows] = begins_within(found.start_ns[rows], start_ns[here], end_ns[here])
+        inside[rows] = is_in_spans(found.start_ns[rows], start_ns[here], end_ns[here])
         if found.kind == SEQUENCE:
             begins = np.sort(start_ns[here])
             before = np.searchsorted(begins, found.start_ns[rows], "left")
@@ -282,7 +293,7 @@ def warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
 
     Whatever their case, domain and nesting, and what stands between the two words: `warm up`, `warmup`, `Warm-Up`.
     """
-    trace, found = context.trace, context.found
+    trace, found = context.trace, context.instances
     named = np.zeros(len(trace.names), np.bool_)
     for index in distinct(found.name).tolist():
         if "arm" in trace.names[index] or "ARM" in trace.names[index]:
@@ -304,7 +315,7 @@ def is_warm_up(name: str) -> bool:
     return _WARM_UP.search(words) is not None and _NO_WARM_UP.search(words) is None
 
 
-def warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64, left_out: Bool) -> Bool:
+def find_warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64, left_out: Bool) -> Bool:
     """Return which steps are warm-up by what they took.
 
     In each lane, of the steps that neither the edge of the capture cut nor are left out: those from the first on, up
@@ -314,9 +325,9 @@ def warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64, left_out: Bo
     warm_up = np.zeros(len(found), np.bool_)
     for lane in range(len(found.process)):
         low, high = np.searchsorted(found.lane, [lane, lane + 1])
-        rows = low + np.flatnonzero(~found.edge[low:high] & ~left_out[low:high])
+        rows = low + np.flatnonzero(~found.clipped[low:high] & ~left_out[low:high])
         half = len(rows) // 2
-        if len(rows) >= FEWEST_FOR_WARM_UP:
+        if len(rows) >= MIN_STEPS_FOR_WARM_UP:
             slow = wall_ns[rows[:half]] > WARM_UP_FACTOR * np.median(wall_ns[rows[half:]])
             allocates = (allocations[rows[:half]] > 0) & (np.median(np.maximum(allocations[rows[half:]], 0)) == 0)
             warm_up[rows[:half]] = np.logical_and.accumulate(slow | allocates)
@@ -332,24 +343,24 @@ def _whose(context: Context, found: Steps, lane: Int64) -> dict[str, NDArray[Any
     }
 
 
-def _devices(context: Context, found: Steps, work: Work) -> dict[str, NDArray[Any]]:
+def _devices(context: Context, found: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
     """Return how many GPUs each step ran on, and the number of the GPU where it is one."""
     if found.kind == BOUNDARY:
         device = _lane_devices(context, found)[found.lane]
         return {"devices": np.ones(len(found), np.int64), "device": integers(device, device >= 0)}
     if not len(context.gpu):
         return {"devices": np.zeros(len(found), np.int64), "device": np.full(len(found), NULL)}
-    used = gpus(context)
-    on = narrowed(used.streams.gpu, len(used))[used.streams.of_operation][work.operation]
+    used = find_gpus(context)
+    on = narrow_dtype(used.streams.gpu, len(used))[used.streams.stream_of_operation][work.operation]
     # Of neighbours in one step and on one GPU the first will do.
     other = (work.step[1:] != work.step[:-1]) | (on[1:] != on[:-1])
     rows = np.flatnonzero(np.append(np.ones(min(1, len(on)), np.bool_), other))
-    devices, device = only_value(work.step[rows], np.array(used.number)[on[rows]], len(found))
+    devices, device = find_single_value(work.step[rows], np.array(used.number)[on[rows]], len(found))
     return {"devices": devices, "device": device}
 
 
 def _lane_devices(context: Context, found: Steps) -> Int64:
-    return gpu_number(context.trace, found.process.astype(np.int32), found.device.astype(np.int32))
+    return map_gpu_numbers(context.trace, found.process.astype(np.int32), found.device.astype(np.int32))
 
 
 def _index(context: Context, found: Steps) -> Int64:
@@ -385,7 +396,7 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
         means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(found.lane[known], minlength=lanes))
     # What steps that overlap (requests) do in a time is what counts, not the sum of their times.
     start_or_0, end_or_0 = np.where(count > 0, start, 0), np.where(count > 0, end, 0)
-    elapsed = end_or_0 - start_or_0 - unrecorded_ns(context.trace, start_or_0, end_or_0)
+    elapsed = end_or_0 - start_or_0 - measure_unrecorded_ns(context.trace, start_or_0, end_or_0)
     wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=lanes)
     idle = np.where(columns["idle_ns"] == NULL, np.nan, columns["idle_ns"])
     busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)
@@ -397,10 +408,10 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
             "steps": np.bincount(found.lane, minlength=lanes),
             "steady": count,
             "warm_up": np.bincount(found.lane[warm_up], minlength=lanes),
-            "cut": np.bincount(found.lane[found.edge], minlength=lanes),
+            "cut": np.bincount(found.lane[found.clipped], minlength=lanes),
             "steady_start_ns": integers(start, count > 0),
             "steady_end_ns": integers(end, count > 0),
-            **ranked(found.lane, columns["wall_ns"], lanes, steady).summary("wall"),
+            **sort_groups(found.lane, columns["wall_ns"], lanes, steady).summary("wall"),
             "steps_per_s": ratios(count * 1e9, elapsed),
             **rhythm(context, found, steady, elapsed),
             "utilisation_share": ratios(busy, wall),
@@ -409,7 +420,7 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
     )
 
 
-def _notes(context: Context, found: Steps, work: Work, phases: _Phases) -> tuple[Message, ...]:
+def _notes(context: Context, found: Steps, work: StepOperations, phases: _Phases) -> tuple[Message, ...]:
     """Say what a step is, which are left out of the steady state and why, and what is in no step."""
     gpu = context.gpu
     notes = [*found.rules, _MEMBERS[found.kind]]
@@ -438,13 +449,13 @@ def _notes(context: Context, found: Steps, work: Work, phases: _Phases) -> tuple
                 "not",
             )
         )
-    if found.edge.any():
+    if found.clipped.any():
         why = "the first of its process and device, whose begin is not known" if found.kind == BOUNDARY else "cut"
         why = "the last, whose end is not known" if found.kind == SEQUENCE else why
         notes.append(
             Message(
                 "steps_at_capture_edge",
-                f"left out of the steady state at the edge of the capture: {_counted(found.edge)}, {why}",
+                f"left out of the steady state at the edge of the capture: {_counted(found.clipped)}, {why}",
             )
         )
     inside = np.zeros(len(gpu), np.bool_)
@@ -461,7 +472,7 @@ def _notes(context: Context, found: Steps, work: Work, phases: _Phases) -> tuple
     without = [
         str(process.pid)
         for index, process in enumerate(context.trace.processes)
-        if index not in found.process and (streams_of(context).process == index).any()
+        if index not in found.process and (find_streams(context).process == index).any()
     ]
     if without:
         notes.append(
@@ -475,31 +486,31 @@ def _counted(which: Bool) -> str:
     return f"{number} step" if number == 1 else f"{number} steps"
 
 
-def work_of(context: Context, found: Steps) -> Work:
+def collect_step_operations(context: Context, found: Steps) -> StepOperations:
     """Return the operations of each step."""
-    lanes = lanes_by(context, _lane_of_stream(context, found), len(found.process))
+    lanes = group_by_lane(context, _lane_of_stream(context, found), len(found.process))
     step, operation = _of_ranges(context, found, lanes) if found.kind == RANGE else _between(context, found, lanes)
     bounds = np.searchsorted(step, np.arange(len(found) + 1, dtype=step.dtype))
     added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
-    return Work(step, operation, bounds, added, waits_by_thread(context), lanes)
+    return StepOperations(step, operation, bounds, added, group_waits_by_thread(context), lanes)
 
 
-@once
-def inferred(context: Context) -> tuple[Steps, Work]:
-    """Return the steps that repetition shows, and the operations of each; raises as `steps_of`."""
-    found = steps_of(context, None, None)
-    return found, work_of(context, found)
+@cache_per_context
+def infer_steps(context: Context) -> tuple[Steps, StepOperations]:
+    """Return the steps that repetition shows, and the operations of each; raises as `detect_steps`."""
+    found = detect_steps(context, None, None)
+    return found, collect_step_operations(context, found)
 
 
 def _between(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
     """Return pairs (step, operation) of what starts, or of SEQUENCE whose launch call starts, in each step."""
-    gpu, calls = context.gpu, context.launched.calls
+    gpu, calls = context.gpu, context.launches.calls
     step_of = np.full(len(gpu), -1, np.int64)
     bounds = np.searchsorted(found.lane, np.arange(len(found.process) + 1)).tolist()
     for rows, (low, high) in zip(lanes, pairwise(bounds), strict=True):
         time = gpu.start_ns[rows]
         if found.kind == SEQUENCE:
-            call = context.launched.call_of[rows]
+            call = context.launches.call_of[rows]
             called = np.flatnonzero(call >= 0)
             time[called] = calls.start_ns[call[called]]
         at = low + np.searchsorted(found.start_ns[low:high], time, "right") - 1
@@ -512,11 +523,11 @@ def _of_ranges(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int
     """Return what `Context.operation_pairs` has of the steps' ranges, without making the pairs of all others."""
     step, stretches = _stretches(context, found)
     events = context.attribution.links.events
-    where = slices(stretches, events)
-    event = spread(where.first, where.number)
-    step = np.repeat(step, where.number)
-    if not where.whole.all():
-        inside = np.flatnonzero(events.end_ns[event] <= np.repeat(stretches.end_ns, where.number))
+    where = find_slices(stretches, events)
+    event = expand_slices(where.first, where.count)
+    step = np.repeat(step, where.count)
+    if not where.contained.all():
+        inside = np.flatnonzero(events.end_ns[event] <= np.repeat(stretches.end_ns, where.count))
         event, step = event[inside], step[inside]
     operation = events.item[event]
     step_of = np.full(events.items, -1, np.int64)
@@ -526,7 +537,7 @@ def _of_ranges(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int
     # Steps lie inside one another, so that an operation may be of several.
     rank = np.empty(events.items, np.int64)
     rank[events.order] = np.arange(events.items)
-    step, place = distinct_pairs(step, rank[operation], events.items)
+    step, place = find_distinct_pairs(step, rank[operation], events.items)
     return step, events.order[place]
 
 
@@ -540,13 +551,13 @@ def _by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64, Int6
         if (step[1:] >= step[:-1]).all():
             return step, operation
     # Sorting one number for both is several times faster than sorting an order.
-    step, place = distinct_pairs(step, np.arange(len(step)), len(step))
+    step, place = find_distinct_pairs(step, np.arange(len(step)), len(step))
     return step, operation[place]
 
 
 def _lane_of_stream(context: Context, found: Steps) -> Int64:
     """Return the lane of the steps that the operations of each stream are in; -1 for none."""
-    streams = streams_of(context)
+    streams = find_streams(context)
     lane = np.full(len(streams), -1, np.int64)
     for i in range(len(found.process)):
         here = streams.process == found.process[i]
@@ -554,14 +565,14 @@ def _lane_of_stream(context: Context, found: Steps) -> Int64:
     return lane
 
 
-def _stretches(context: Context, found: Steps) -> tuple[Int64, Stretches]:
+def _stretches(context: Context, found: Steps) -> tuple[Int64, Segments]:
     """Return where on which thread the ranges that are steps ran, and the step of each such stretch."""
-    stretches = context.found.stretches
-    step_of = np.full(len(context.found), -1, np.int64)
+    stretches = context.instances.segments
+    step_of = np.full(len(context.instances), -1, np.int64)
     step_of[found.instance] = np.arange(len(found))
     step = step_of[stretches.owner]
     here = step >= 0
-    ours = Stretches(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
+    ours = Segments(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
     return step[here], ours
 
 
@@ -591,7 +602,7 @@ def _added_in_order(start: Int64, end: Int64) -> Int64:
     return np.maximum(added, 0, out=added)
 
 
-def columns_of(context: Context, found: Steps, work: Work) -> dict[str, NDArray[Any]]:
+def measure_steps(context: Context, found: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
     """Return what each step took; what the trace can't tell is absent."""
     trace, gpu = context.trace, context.gpu
     wall = found.end_ns - found.start_ns
@@ -626,15 +637,15 @@ def columns_of(context: Context, found: Steps, work: Work) -> dict[str, NDArray[
     }
 
 
-def _occupied(context: Context, found: Steps, work: Work) -> Int64:
+def _occupied(context: Context, found: Steps, work: StepOperations) -> Int64:
     """Return for how long of each step any operation of its process (and device) ran, whichever step it is of."""
-    busy = union(context.gpu.start_ns, context.gpu.end_ns, work.lanes)
-    return covered_ns(busy, found.lane, found.start_ns, found.end_ns)
+    busy = union_by_lane(context.gpu.start_ns, context.gpu.end_ns, work.lanes)
+    return measure_covered_ns(busy, found.lane, found.start_ns, found.end_ns)
 
 
-def _nccl(context: Context, work: Work) -> Int64:
+def _nccl(context: Context, work: StepOperations) -> Int64:
     """Return the pairs whose operation is a kernel of NCCL."""
-    kernels = nccl_kernels(context)
+    kernels = find_nccl_kernels(context)
     if not len(kernels):
         return kernels
     is_nccl = np.zeros(len(context.gpu), np.bool_)
@@ -642,35 +653,35 @@ def _nccl(context: Context, work: Work) -> Int64:
     return np.flatnonzero(is_nccl[work.operation])
 
 
-def _union_of(context: Context, work: Work, pairs: Int64) -> Int64:
+def _union_of(context: Context, work: StepOperations, pairs: Int64) -> Int64:
     """Return the union of those of the steps' operations that count, by step."""
     step, operation = work.step[pairs], work.operation[pairs]
     added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
-    return totals(step, added, len(work.bounds) - 1)
+    return sum_groups(step, added, len(work.bounds) - 1)
 
 
 def _launching(context: Context, found: Steps) -> Int64:
     """Return for how long of each step a thread of its process was in a launch call for its process (and device)."""
-    calls, launched = context.launched.calls, context.launched
-    leading = np.flatnonzero(launched.leads)
-    lane = _lane_of_stream(context, found)[streams_of(context).of_operation[leading]]
+    calls, launched = context.launches.calls, context.launches
+    leading = np.flatnonzero(launched.is_first_of_launch)
+    lane = _lane_of_stream(context, found)[find_streams(context).stream_of_operation[leading]]
     call = launched.call_of[leading]
     start, end = calls.start_ns[call], calls.end_ns[call]
-    busy = union(start, end, lanes_of(lane, len(found.process), np.argsort(start, kind="stable")))
-    return covered_ns(busy, found.lane, found.start_ns, found.end_ns)
+    busy = union_by_lane(start, end, build_lanes(lane, len(found.process), np.argsort(start, kind="stable")))
+    return measure_covered_ns(busy, found.lane, found.start_ns, found.end_ns)
 
 
 def _waiting(context: Context, found: Steps) -> Int64:
     """Return for how long of each step a thread of its process was in a call that waits for the GPU."""
     calls = context.trace.calls
-    waiting = calls_like(context, SYNCHRONISING)
+    waiting = select_calls(context, SYNCHRONIZATION_CALLS)
     process = _process_of_call(context, waiting)
     waits = np.zeros(len(found), np.int64)
     for one in distinct(process).tolist():
         call = waiting[process == one]
-        busy = merged(calls.start_ns[call], calls.end_ns[call])
+        busy = merge_intervals(calls.start_ns[call], calls.end_ns[call])
         rows = np.flatnonzero(found.process[found.lane] == one)
-        waits[rows] = covered_ns(busy, np.zeros(len(rows), np.int64), found.start_ns[rows], found.end_ns[rows])
+        waits[rows] = measure_covered_ns(busy, np.zeros(len(rows), np.int64), found.start_ns[rows], found.end_ns[rows])
     return waits
 
 
@@ -680,7 +691,7 @@ def _allocating(context: Context, found: Steps) -> Int64:
     NULL where the trace holds no API calls.
     """
     calls = context.trace.calls
-    allocating = calls_like(context, ALLOCATING)
+    allocating = select_calls(context, ALLOCATION_CALLS)
     process = _process_of_call(context, allocating)
     number = np.full(len(found), NULL if not len(calls) else 0, np.int64)
     for one in distinct(process).tolist():
@@ -696,9 +707,9 @@ def _process_of_call(context: Context, calls: Int64) -> Int64:
     return np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[calls]]
 
 
-def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
+def parts_of(context: Context, found: Steps, work: StepOperations, step: int) -> Parts:
     """Return one step by the path of the innermost range of its operations, and of the ranges in it."""
-    gpu, ranges = context.gpu, context.found
+    gpu, ranges = context.gpu, context.instances
     pairs = slice(int(work.bounds[step]), int(work.bounds[step + 1]))
     operation = work.operation[pairs]
     innermost = context.innermost[operation]
@@ -711,10 +722,10 @@ def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
     return Parts(
         path=paths,
         instances=integers(has_range, np.full(count, found.kind != BOUNDARY)),
-        self_ns=integers(totals(of_range, alone, count), has_range > 0),
-        sync_ns=integers(totals(of_range, waited, count), has_range > 0),
-        busy_ns=totals(of_operation, work.added_ns[pairs], count),
-        sum_ns=totals(of_operation, gpu.end_ns[operation] - gpu.start_ns[operation], count),
+        self_ns=integers(sum_groups(of_range, alone, count), has_range > 0),
+        sync_ns=integers(sum_groups(of_range, waited, count), has_range > 0),
+        busy_ns=sum_groups(of_operation, work.added_ns[pairs], count),
+        sum_ns=sum_groups(of_operation, gpu.end_ns[operation] - gpu.start_ns[operation], count),
         operations=np.bincount(of_operation, minlength=count),
         kernels=np.bincount(of_operation[gpu.kind[operation] == KERNEL], minlength=count),
         copies=np.bincount(of_operation[gpu.kind[operation] == COPY], minlength=count),
@@ -723,7 +734,7 @@ def parts_of(context: Context, found: Steps, work: Work, step: int) -> Parts:
 
 def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] | None]]:
     """Number the paths that occur: the number of each, and its names."""
-    names, paths = context.trace.names, context.found.paths
+    names, paths = context.trace.names, context.instances.paths
     distinct, place = np.unique(path, return_inverse=True)
     return place.reshape(-1), [
         tuple(names[name] for name in paths[one]) if one >= 0 else None for one in distinct.tolist()
@@ -738,16 +749,16 @@ def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tupl
 
     None for a step between two boundaries: it is a stretch of the GPU's time, and the host is ahead of that.
     """
-    ranges = context.found
+    ranges = context.instances
     rows = np.empty(0, np.int64)
     if found.kind != BOUNDARY:
         start, end = int(found.start_ns[step]), int(found.end_ns[step])
-        rows = _ranges_by_time(context).overlapping(start - 1, end + 1)
+        rows = _ranges_by_time(context).find_overlapping(start - 1, end + 1)
         process = np.array([thread.process for thread in context.trace.threads], np.int64)[ranges.thread[rows]]
         inside = (ranges.style[rows] == PUSH_POP) & ranges.entered[rows] & (process == found.process[found.lane[step]])
         rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
         rows = rows[~_in_another_step(ranges, found, rows, step)]
-    waited = covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
+    waited = measure_covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
     above = ranges.parent[rows]
     place = np.minimum(np.searchsorted(rows, above), max(0, len(rows) - 1))
     among = np.flatnonzero(rows[place] == above)
@@ -771,12 +782,12 @@ def _in_another_step(ranges: Instances, found: Steps, rows: Int64, step: int) ->
     return inside
 
 
-@once
-def _ranges_by_time(context: Context) -> Blocks:
-    return Blocks(context.found.start_ns, context.found.end_ns)
+@cache_per_context
+def _ranges_by_time(context: Context) -> BlockIndex:
+    return BlockIndex(context.instances.start_ns, context.instances.end_ns)
 
 
-def breakdown(context: Context, found: Steps, work: Work, step: int) -> Table:
+def breakdown(context: Context, found: Steps, work: StepOperations, step: int) -> Table:
     """Return one step by range, the longest GPU time first; what ran outside ranges has no path."""
     parts = parts_of(context, found, work, step)
     order = np.lexsort((-parts.self_ns, -parts.busy_ns))
@@ -798,7 +809,9 @@ def breakdown(context: Context, found: Steps, work: Work, step: int) -> Table:
     ).take(order)
 
 
-def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, NDArray[Any]], median: int) -> Table:
+def slowest(
+    context: Context, found: Steps, work: StepOperations, columns: Mapping[str, NDArray[Any]], median: int
+) -> Table:
     """Return the slowest steady steps that took longer than the median one, and how each differs from it.
 
     Args:
@@ -810,7 +823,7 @@ def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, ND
     rows = rows[np.argsort(-wall[rows], kind="stable")][:SLOWEST]
     usual = parts_of(context, found, work, median)
     on_cpu = not len(context.gpu)
-    usual_wall = wall_parts(context, found, work, median) if on_cpu else {}
+    usual_wall = split_wall_time(context, found, work, median) if on_cpu else {}
     more = {f"{_word(name)}_more{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
     causes: list[str] = []
     ranges: list[Path] = []
@@ -818,7 +831,7 @@ def slowest(context: Context, found: Steps, work: Work, columns: Mapping[str, ND
     for i, row in enumerate(rows.tolist()):
         cause, by_cpu = _cause({name: _known(values[i]) for name, values in more.items()})
         if on_cpu:
-            differences = _differences(wall_parts(context, found, work, row), usual_wall)
+            differences = _differences(split_wall_time(context, found, work, row), usual_wall)
             cause = _cause_in_ranges(context, found, row, differences, usual_wall, int(wall[row] - wall[median]))
         else:
             parts = parts_of(context, found, work, row)
@@ -850,13 +863,13 @@ def _differences(ours: Mapping[Path, int], usual: Mapping[Path, int]) -> list[tu
     return sorted(more, key=lambda one: -one[1])
 
 
-def wall_parts(context: Context, found: Steps, work: Work, step: int) -> dict[Path, int]:
+def split_wall_time(context: Context, found: Steps, work: StepOperations, step: int) -> dict[Path, int]:
     """Return the wall time of a step by range path: that of each range less what its own ranges cover.
 
     Of a step that is a range: what lies inside it, coroutines with the time in which they waited. Of any other: the
     push/pop ranges on the threads of its process, and without a path the time that none of them covers.
     """
-    ranges = context.found
+    ranges = context.instances
     own = int(found.instance[step])
     times: dict[Path, int] = {}
 
@@ -865,9 +878,9 @@ def wall_parts(context: Context, found: Steps, work: Work, step: int) -> dict[Pa
 
     if own >= 0:
         children = _children(context)
-        for _, one in children.tree(own):
+        for _, one in children.subtree(own):
             start, end = int(ranges.start_ns[one]), int(ranges.end_ns[one])
-            add(_path(context, one), end - start - _covered(ranges, children.of(one), start, end))
+            add(_path(context, one), end - start - _covered(ranges, children.direct(one), start, end))
         return times
     rows, alone, _ = _on_the_cpu(context, found, work.waits, step)
     for one, ns in zip(rows.tolist(), alone.tolist(), strict=True):
@@ -888,13 +901,13 @@ def _covered(ranges: Instances, which: Int64, start_ns: int, end_ns: int) -> int
 
 
 def _path(context: Context, instance: int) -> Path:
-    ranges = context.found
+    ranges = context.instances
     return tuple(context.trace.names[name] for name in ranges.paths[int(ranges.path[instance])])
 
 
-@once
+@cache_per_context
 def _children(context: Context) -> Children:
-    return children_of(context.found)
+    return build_children(context.instances)
 
 
 def _cause_in_ranges(
@@ -976,12 +989,12 @@ def _ms(ns: int) -> str:
     return f"{ns / 1e6:+.3f} ms"
 
 
-def loader_waits(context: Context) -> Int64:
+def find_loader_wait_instances(context: Context) -> Int64:
     """Return the instances that wait for the next batch: of `traceable.steps`, or of torch's own DataLoader.
 
     torch names a range `enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__`. One inside another is left out.
     """
-    found, names = context.found, context.trace.names
+    found, names = context.instances, context.trace.names
     named = np.zeros(len(names), np.bool_)
     for index in distinct(found.name).tolist():
         name = names[index]
@@ -1002,19 +1015,21 @@ def rhythm(context: Context, found: Steps, steady: Bool, elapsed_ns: Int64) -> d
     pair = np.flatnonzero((found.lane[1:] == found.lane[:-1]) & steady[1:] & steady[:-1])
     begin, following = found.start_ns[pair], found.start_ns[pair + 1]
     # Between two windows lie steps that nobody saw.
-    seen = unrecorded_ns(context.trace, begin, following) == 0
-    spread = ranked(found.lane[pair], following - begin, lanes, seen).summary("interval")
-    waits = loader_waits(context)
+    seen = measure_unrecorded_ns(context.trace, begin, following) == 0
+    spread = sort_groups(found.lane[pair], following - begin, lanes, seen).summary("interval")
+    waits = find_loader_wait_instances(context)
     processes = np.array([thread.process for thread in context.trace.threads], np.int64)
-    process = processes[context.found.thread[waits]]
+    process = processes[context.instances.thread[waits]]
     waited = np.zeros(lanes, np.int64)
     if len(waits):
-        start, end = context.found.start_ns[waits], context.found.end_ns[waits]
-        when = union(start, end, lanes_of(process, len(context.trace.processes), np.argsort(start, kind="stable")))
+        start, end = context.instances.start_ns[waits], context.instances.end_ns[waits]
+        when = union_by_lane(
+            start, end, build_lanes(process, len(context.trace.processes), np.argsort(start, kind="stable"))
+        )
         first, last = np.full(lanes, np.iinfo(np.int64).max), np.zeros(lanes, np.int64)
         np.minimum.at(first, found.lane[steady], found.start_ns[steady])
         np.maximum.at(last, found.lane[steady], found.end_ns[steady])
-        waited = covered_ns(when, found.process, first, last)
+        waited = measure_covered_ns(when, found.process, first, last)
     known = np.isin(found.process, process) & (elapsed_ns > 0)
     return {
         **{name: spread[name] for name in ("interval_p50_ns", "interval_p99_ns", "interval_max_ns")},

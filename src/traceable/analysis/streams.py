@@ -14,25 +14,25 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import Gpus, gpus, timelines
-from traceable.analysis.grouping import numbered, totals
+from traceable.analysis.gpus import Gpus, compute_timelines, find_gpus
+from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import (
     Extents,
     Lanes,
     Union,
-    beneath,
-    covered_ns,
-    extents,
-    lanes_of,
-    narrowed,
-    touched,
-    union,
+    build_lanes,
+    measure_covered_ns,
+    measure_extents,
+    narrow_dtype,
+    overlaps_any,
+    subtract_union,
+    union_by_lane,
 )
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
-from traceable.analysis.recording_gaps import unrecorded
-from traceable.analysis.shared import nccl_kernels
+from traceable.analysis.recording_gaps import find_unrecorded_spans
+from traceable.analysis.shared import find_nccl_kernels
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.errors import Message, UnanswerableError
+from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Bool, Int64, NDArray
 
 _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
@@ -54,13 +54,13 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
     Raises:
         UnanswerableError: the trace holds no GPU operations, or none of the range.
     """
-    used, gpu = gpus(context), context.gpu
+    used, gpu = find_gpus(context), context.gpu
     inside, order, notes = None, gpu.by_start, used.notes
     if range_name is not None:
-        inside = context.operations_in(range_name)
+        inside = context.mask_operations(range_name)
         order = order[inside[order]]
         if not len(order):
-            raise UnanswerableError(
+            raise MissingDataError(
                 "no_gpu_work_in_range",
                 f"range {range_name!r} put nothing on the GPU",
                 "`--view ranges` shows which ranges did",
@@ -68,12 +68,12 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         only = Message("numbers_of_range_only", f"all numbers are of operations of range {range_name!r} only")
         notes = (*notes, only)
     place = _Places.of(used)
-    by_stream = lanes_of(place.row_of_operation(used), len(place), order)
-    of_stream = extents(gpu.start_ns, gpu.end_ns, by_stream)
+    by_stream = build_lanes(place.row_of_operation(used), len(place), order)
+    of_stream = measure_extents(gpu.start_ns, gpu.end_ns, by_stream)
     some = np.diff(by_stream.bounds) > 0
     first = _by_gpu(np.minimum, of_stream.first_ns[some], place.gpu[some], len(used))
     last = _by_gpu(np.maximum, of_stream.last_ns[some], place.gpu[some], len(used))
-    when = timelines(context)
+    when = compute_timelines(context)
     if range_name is None:
         first, last = first - when.before_ns, last + when.after_ns
     total = last - first - _between_windows(context, first, last)
@@ -102,7 +102,7 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         "one_stream_ns": one,
         "two_streams_ns": two,
         "three_or_more_streams_ns": three,
-        "mean_streams": ratios(totals(place.gpu, of_stream.busy_ns, len(used)), busy),
+        "mean_streams": ratios(sum_groups(place.gpu, of_stream.busy_ns, len(used)), busy),
     }
     here = np.bincount(place.gpu[some], minlength=len(used)) > 0
     return Table(table.take(some).values, {"overlap": Table(overlap).take(here)}, notes)
@@ -125,14 +125,14 @@ class _Places:
     @classmethod
     def of(cls, used: Gpus) -> _Places:
         of = used.streams
-        row, first = numbered(of.gpu, of.process, of.context, of.stream)
+        row, first = number_groups(of.gpu, of.process, of.context, of.stream)
         return cls(of.gpu[first], of.process[first], of.context[first], of.stream[first], row)
 
     def __len__(self) -> int:
         return len(self.gpu)
 
     def row_of_operation(self, used: Gpus) -> NDArray[np.integer]:
-        row: NDArray[np.integer] = narrowed(self.row, len(self))[used.streams.of_operation]
+        row: NDArray[np.integer] = narrow_dtype(self.row, len(self))[used.streams.stream_of_operation]
         return row
 
     def columns(self, context: Context, used: Gpus) -> dict[str, NDArray[Any]]:
@@ -148,13 +148,13 @@ class _Places:
 
 def _between_windows(context: Context, first: Int64, last: Int64) -> Int64:
     """Return how long each GPU, from `first` to `last`, was idle because nothing was recorded."""
-    begins, ends = unrecorded(context.trace)
+    begins, ends = find_unrecorded_spans(context.trace)
     if not len(begins):
         return np.zeros(len(first), np.int64)
-    idle = timelines(context).gaps
-    idle = idle.take(touched(idle, begins, ends))
+    idle = compute_timelines(context).gaps
+    idle = idle.take(overlaps_any(idle, begins, ends))
     idle = idle.take((idle.start_ns >= first[idle.lane]) & (idle.end_ns <= last[idle.lane]))
-    return totals(idle.lane, idle.end_ns - idle.start_ns, len(first))
+    return sum_groups(idle.lane, idle.end_ns - idle.start_ns, len(first))
 
 
 def _by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:
@@ -174,7 +174,7 @@ def _kinds(
     other = np.arange(len(context.trace.kernels), len(gpu))
     if inside is not None:
         other = other[inside[other]]
-    row = place.row[used.streams.of_operation[other]]
+    row = place.row[used.streams.stream_of_operation[other]]
     count = np.bincount(row * kinds + gpu.kind[other], minlength=streams * kinds).reshape(streams, kinds)
     operations = np.diff(by_stream.bounds)
     count[:, KERNEL] = operations - count.sum(axis=1)
@@ -188,20 +188,20 @@ def _concurrency(
     start, end = context.gpu.start_ns, context.gpu.end_ns
     if (of_stream.sum_ns == of_stream.busy_ns).all():
         # Operations of one stream overlap in graphs only: where none do there is nothing to unite.
-        order, lane = context.gpu.by_start, narrowed(used.streams.gpu, len(used))[used.streams.of_operation]
+        order, lane = context.gpu.by_start, narrow_dtype(used.streams.gpu, len(used))[used.streams.stream_of_operation]
         if len(by_stream.order) < len(order):
             of_any = np.zeros(len(order), np.bool_)
             of_any[by_stream.order] = True
             order = order[of_any[order]]
     else:
-        busy = union(start, end, by_stream)
-        start, end, lane = busy.start_ns, busy.end_ns, place.gpu[busy.lane_of()]
+        busy = union_by_lane(start, end, by_stream)
+        start, end, lane = busy.start_ns, busy.end_ns, place.gpu[busy.lane_indices()]
         order = np.argsort(start, kind="stable")
-    lanes = lanes_of(lane, len(used), order)
-    left = [totals(place.gpu, of_stream.busy_ns, len(used))]
+    lanes = build_lanes(lane, len(used), order)
+    left = [sum_groups(place.gpu, of_stream.busy_ns, len(used))]
     for _ in range(3):
-        start, end, lanes = beneath(start, end, lanes)
-        left.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.places()], np.int64))
+        start, end, lanes = subtract_union(start, end, lanes)
+        left.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.lane_slices()], np.int64))
     # What is left beneath is the time of two streams, and again that of three, and so on, each as often as it is open.
     one, two, three = (above - below for above, below in pairwise(left))
     return one - two, two - three, three
@@ -210,20 +210,20 @@ def _concurrency(
 def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) -> dict[str, NDArray[Any]]:
     """Return how long each GPU was busy with each class of operations, and with two of them at once."""
     gpu, kernels = context.gpu, len(context.trace.kernels)
-    lane = narrowed(used.streams.gpu, len(used))[used.streams.of_operation]
-    few = {"copy": np.arange(kernels, kernels + len(context.trace.copies)), "nccl": nccl_kernels(context)}
+    lane = narrow_dtype(used.streams.gpu, len(used))[used.streams.stream_of_operation]
+    few = {"copy": np.arange(kernels, kernels + len(context.trace.copies)), "nccl": find_nccl_kernels(context)}
     found = {}
     for name, rows in few.items():
         rows = rows if inside is None else rows[inside[rows]]
         rows = rows[np.argsort(gpu.start_ns[rows], kind="stable")]
-        of_rows = lanes_of(lane[rows], len(used), np.arange(len(rows)))
-        found[name] = union(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
+        of_rows = build_lanes(lane[rows], len(used), np.arange(len(rows)))
+        found[name] = union_by_lane(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
     for rows in few.values():
         lane[rows] = -1
     # Copies and memory sets are no compute; they come in this order after the kernels.
     copies = len(context.trace.copies)
     lane[kernels + copies : kernels + copies + len(context.trace.memsets)] = -1
-    compute = union(gpu.start_ns, gpu.end_ns, lanes_of(lane, len(used), order))
+    compute = union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, len(used), order))
     copy, nccl = (busy.total_ns() for busy in found.values())
     with_copy, with_nccl = (_both(busy, compute) for busy in found.values())
     return {
@@ -242,5 +242,5 @@ def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) ->
 
 def _both(few: Union, many: Union) -> Int64:
     """Return how long both were busy at once, by lane."""
-    lane = few.lane_of()
-    return totals(lane, covered_ns(many, lane, few.start_ns, few.end_ns), len(few))
+    lane = few.lane_indices()
+    return sum_groups(lane, measure_covered_ns(many, lane, few.start_ns, few.end_ns), len(few))

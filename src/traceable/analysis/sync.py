@@ -21,19 +21,25 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gpus import streams_of
-from traceable.analysis.grouping import first_match, numbered, ranked, totals
-from traceable.analysis.hints import record_gpu
-from traceable.analysis.interval_index import spread
-from traceable.analysis.intervals import lanes_of
-from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, moves_of
-from traceable.analysis.named import call_name, operation_labels, operation_name, range_columns, range_labels
-from traceable.analysis.naming import SYNCHRONISING, names_like
-from traceable.analysis.select import inside
-from traceable.analysis.shared import calls_like
+from traceable.analysis.gpus import find_streams
+from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
+from traceable.analysis.hints import suggest_gpu_recording
+from traceable.analysis.interval_index import expand_slices
+from traceable.analysis.intervals import build_lanes
+from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, find_memory_operations
+from traceable.analysis.named import (
+    get_operation_name,
+    label_operations,
+    make_range_columns,
+    number_ranges,
+    strip_call_version,
+)
+from traceable.analysis.naming import SYNCHRONIZATION_CALLS, match_names
+from traceable.analysis.select import is_inside_cut
+from traceable.analysis.shared import select_calls
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.units import often, time
-from traceable.errors import Message, UnanswerableError
+from traceable.analysis.units import format_duration, format_occurrences
+from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Cut, Int64, NDArray, Trace
 
 _OUTSIDE, _NOTHING = -1, -2
@@ -60,7 +66,7 @@ class Waits:
         process: index into `Trace.processes`.
         context, stream: of what it waited for, as in `Operations`; -1 where that is all of them, or not known.
         one_stream: whether it waited for one stream only, which is not known.
-        own: the operation that the call itself put on the GPU, -1 for none.
+        own_operation: the operation that the call itself put on the GPU, -1 for none.
         start_ns, end_ns: when. Where calls of one thread cross, a later one begins at the end of those before.
     """
 
@@ -69,7 +75,7 @@ class Waits:
     context: Int64
     stream: Int64
     one_stream: Bool
-    own: Int64
+    own_operation: Int64
     start_ns: Int64
     end_ns: Int64
 
@@ -88,20 +94,20 @@ class Pieces:
     Attributes:
         wait: index into `Waits`.
         operation: index into the GPU operations.
-        start_ns, ns: from when and how long it ran during the wait while no operation that ended later did; never 0.
+        start_ns, duration_ns: from when and how long it ran during the wait while no operation that ended later did; never 0.
     """
 
     wait: Int64
     operation: Int64
     start_ns: Int64
-    ns: Int64
+    duration_ns: Int64
 
 
 def sync(context: Context, *, range_name: str | None = None) -> Table:
     """Return who waited for whom: one row a waiting range, call and range waited for, the longest wait first.
 
     The waiting range is the innermost around the call; the range waited for is the innermost that the operation
-    belongs to, by whichever rule. A row without `waited_for` is overhead. The rows of a range and call add up to the
+    belongs to, by whichever rule. A row without `attribute_waits` is overhead. The rows of a range and call add up to the
     time it spent in that call.
 
     Args:
@@ -116,14 +122,16 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     trace = context.trace
     if not len(trace.calls):
         if context.whole is not None and len(context.whole.trace.calls):
-            raise UnanswerableError(
+            raise MissingDataError(
                 "no_calls_selected", "no CUDA API call lies in the selected time", "select more of the recording"
             )
-        raise UnanswerableError("no_calls_recorded", "no CUDA API calls in the trace", record_gpu(context.trace))
-    waits = waiting_calls(context)
+        raise MissingDataError(
+            "no_calls_recorded", "no CUDA API calls in the trace", suggest_gpu_recording(context.trace)
+        )
+    waits = find_waiting_calls(context)
     number = len(waits)
     if range_name is not None:
-        waits = waits.take(context.calls_in(range_name)[waits.call])
+        waits = waits.take(context.mask_calls(range_name)[waits.call])
     if not len(waits):
         raise _nobody_waits(len(trace.calls), number, range_name)
     asked = _asked(context, waits)
@@ -139,7 +147,7 @@ class _Parts:
     Attributes:
         wait: one of the waits, which stands for range and call.
         launching: the label of the range waited for; -1 for none.
-        operation: the number of the operation's name (`operation_labels`).
+        operation: the number of the operation's name (`label_operations`).
         count, ns: how many pieces, and for how long.
     """
 
@@ -155,7 +163,7 @@ class _Asked:
     """The waits and what they were for, with the numbers that rows are grouped by.
 
     Attributes:
-        label: see `range_labels`; first_of_label: an instance of each, and -1 at the end, for what is outside.
+        label: see `number_ranges`; first_of_label: an instance of each, and -1 at the end, for what is outside.
         text, texts: of each wait the index of its call's name, and the names.
         waiting: the label of the range of each wait; -1 for none.
         launching: of each piece the label of the range that it is waited for; -1 for none.
@@ -181,7 +189,7 @@ class _Asked:
     def who(self, wait: Int64) -> dict[str, NDArray[Any]]:
         """Return the columns that say which range waits in which call."""
         return {
-            **range_columns(self.context.trace, self.context.found, self.first_of_label[self.waiting[wait]]),
+            **make_range_columns(self.context.trace, self.context.instances, self.first_of_label[self.waiting[wait]]),
             "call": objects(self.texts[i] for i in self.text[wait].tolist()),
         }
 
@@ -194,17 +202,17 @@ class _Asked:
 
 
 def _asked(context: Context, waits: Waits) -> _Asked:
-    trace, found = context.trace, context.found
-    pieces = waited_for(context, waits)
-    label, first = range_labels(found)
+    trace, found = context.trace, context.instances
+    pieces = attribute_waits(context, waits)
+    label, first = number_ranges(found)
     label = np.append(label, _OUTSIDE)
     text, texts = _texts(trace, waits.call)
     lasting = np.where(found.entered, found.end_ns - found.start_ns, 0)
-    waiting = label[context.innermost_around_calls(waits.call)]
+    waiting = label[context.find_innermost_around_calls(waits.call)]
     launching = label[context.innermost[pieces.operation]]
-    operation = operation_labels(context, pieces.operation)
-    who = numbered(waiting, text)[0]
-    part, first_of_part = numbered(who[pieces.wait], launching, operation)
+    operation = label_operations(context, pieces.operation)
+    who = number_groups(waiting, text)[0]
+    part, first_of_part = number_groups(who[pieces.wait], launching, operation)
     return _Asked(
         context=context,
         waits=waits,
@@ -219,9 +227,9 @@ def _asked(context: Context, waits: Waits) -> _Asked:
             launching=launching[first_of_part],
             operation=operation[first_of_part],
             count=np.bincount(part, minlength=len(first_of_part)),
-            ns=totals(part, pieces.ns, len(first_of_part)),
+            ns=sum_groups(part, pieces.duration_ns, len(first_of_part)),
         ),
-        cpu_ns=np.append(totals(label[:-1], lasting, len(first)), 0),
+        cpu_ns=np.append(sum_groups(label[:-1], lasting, len(first)), 0),
     )
 
 
@@ -230,28 +238,28 @@ def _by_range(asked: _Asked) -> Table:
     pieces = asked.pieces
     # Neighbours of one wait and range are many; their sums are few.
     begins = np.flatnonzero((np.diff(pieces.wait, prepend=-1) != 0) | (np.diff(asked.launching, prepend=NULL + 1) != 0))
-    sums = np.add.reduceat(pieces.ns, begins) if len(begins) else pieces.ns
-    overhead = asked.duration_ns - totals(pieces.wait, pieces.ns, len(asked.waits))
+    sums = np.add.reduceat(pieces.duration_ns, begins) if len(begins) else pieces.duration_ns
+    overhead = asked.duration_ns - sum_groups(pieces.wait, pieces.duration_ns, len(asked.waits))
     idle = np.flatnonzero(overhead > 0)
     wait = np.append(pieces.wait[begins], idle)
     launching = np.append(asked.launching[begins], np.full(len(idle), _NOTHING))
-    part, first = numbered(wait, launching)
-    part_ns = totals(part, np.append(sums, overhead[idle]), len(first))
+    part, first = number_groups(wait, launching)
+    part_ns = sum_groups(part, np.append(sums, overhead[idle]), len(first))
     wait, launching = wait[first], launching[first]
 
-    group, first = numbered(asked.waiting[wait], asked.text[wait], launching)
-    spread = ranked(group, part_ns, len(first))
+    group, first = number_groups(asked.waiting[wait], asked.text[wait], launching)
+    spread = sort_groups(group, part_ns, len(first))
     of_row, range_of_row = wait[first], launching[first]
     real = range_of_row != _NOTHING
     row = _rows_of(asked, of_row, range_of_row)
-    operations = totals(row, asked.parts.count, len(first))
+    operations = sum_groups(row, asked.parts.count, len(first))
     total = spread.totals()
     return _longest_first(
         {
             **asked.who(of_row),
             **_whom(asked, range_of_row),
             "waited_for": _most_waited_for(asked, row, len(first)),
-            "count": spread.number,
+            "count": spread.counts,
             "operations": integers(operations, real),
             "wait_total_ns": total,
             **spread.spread("wait"),
@@ -262,15 +270,15 @@ def _by_range(asked: _Asked) -> Table:
 
 def _by_call(asked: _Asked) -> Table:
     """Return one row a waiting range and call: how long it waited in all, and how much of that for the GPU."""
-    group, first = numbered(asked.waiting, asked.text)
+    group, first = number_groups(asked.waiting, asked.text)
     groups = len(first)
-    spread = ranked(group, asked.duration_ns, groups)
+    spread = sort_groups(group, asked.duration_ns, groups)
     total = spread.totals()
-    blocked = totals(group[asked.pieces.wait], asked.pieces.ns, groups)
+    blocked = sum_groups(group[asked.pieces.wait], asked.pieces.duration_ns, groups)
     return _longest_first(
         {
             **asked.who(first),
-            "count": spread.number,
+            "count": spread.counts,
             "wait_total_ns": total,
             **spread.spread("wait"),
             "blocked_on_gpu_ns": blocked,
@@ -287,7 +295,7 @@ def _by_operation(asked: _Asked) -> Table:
         {
             **asked.who(parts.wait),
             **_whom(asked, parts.launching),
-            "waited_for": objects(operation_name(trace, label) for label in parts.operation.tolist()),
+            "waited_for": objects(get_operation_name(trace, label) for label in parts.operation.tolist()),
             "operations": parts.count,
             "wait_total_ns": parts.ns,
             **asked.shares(parts.wait, parts.ns),
@@ -299,7 +307,7 @@ def _rows_of(asked: _Asked, wait: Int64, launching: Int64) -> Int64:
     """Return the row of each part, given a wait and the range waited for of each row."""
     texts = len(asked.texts)
     who, of_part = (asked.waiting[i] * texts + asked.text[i] for i in (wait, asked.parts.wait))
-    return first_match(of_part, asked.parts.launching, who, launching)
+    return find_first_match(of_part, asked.parts.launching, who, launching)
 
 
 def _most_waited_for(asked: _Asked, row: Int64, rows: int) -> NDArray[Any]:
@@ -310,18 +318,18 @@ def _most_waited_for(asked: _Asked, row: Int64, rows: int) -> NDArray[Any]:
     most = np.full(rows, -1, np.int64)
     most[row[order]] = parts.operation[order]
     trace = asked.context.trace
-    return objects(operation_name(trace, label) if label >= 0 else None for label in most.tolist())
+    return objects(get_operation_name(trace, label) if label >= 0 else None for label in most.tolist())
 
 
 def _whom(asked: _Asked, label: Int64) -> dict[str, NDArray[Any]]:
     first = asked.first_of_label[np.maximum(label, _OUTSIDE)]
-    return range_columns(asked.context.trace, asked.context.found, first, "waited_for_")
+    return make_range_columns(asked.context.trace, asked.context.instances, first, "waited_for_")
 
 
 def _texts(trace: Trace, call: Int64) -> tuple[Int64, tuple[str, ...]]:
     """Number the names of calls, of which several may differ by their version alone."""
-    name, first = numbered(trace.calls.name[call])
-    written = [call_name(trace.names[i]) for i in trace.calls.name[call[first]].tolist()]
+    name, first = number_groups(trace.calls.name[call])
+    written = [strip_call_version(trace.names[i]) for i in trace.calls.name[call[first]].tolist()]
     texts = sorted(set(written))
     return np.array([texts.index(text) for text in written], np.int64)[name], tuple(texts)
 
@@ -335,49 +343,49 @@ def _sentences(answer: Table) -> tuple[Message, ...]:
     return tuple(
         Message(
             "longest_wait",
-            f"{row['range'] or 'what is outside every range'} waits {time(row['wait_total_ns'])} in total for "
-            f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {often(row['count'])})",
+            f"{row['range'] or 'what is outside every range'} waits {format_duration(row['wait_total_ns'])} in total for "
+            f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {format_occurrences(row['count'])})",
         )
         for row in real[:_SENTENCES]
     )
 
 
-def _nobody_waits(calls: int, waits: int, range_name: str | None) -> UnanswerableError:
+def _nobody_waits(calls: int, waits: int, range_name: str | None) -> MissingDataError:
     if waits:
-        return UnanswerableError(
+        return MissingDataError(
             "no_waits_in_range",
             f"none of the {waits} waiting API calls is inside a range {range_name!r}",
             "`--view sync` without --range lists them all",
         )
-    return UnanswerableError(
+    return MissingDataError(
         "no_waiting_calls",
         f"none of the {calls} CUDA API calls in the trace waits for the GPU",
         "record a window that holds what waits: a synchronising call, or a synchronous or pageable copy",
     )
 
 
-def waiting_calls(context: Context) -> Waits:
+def find_waiting_calls(context: Context) -> Waits:
     """Return the calls that waited, by thread and start."""
     trace = context.trace
     if trace.cut is not None and context.whole is not None:
         return _waits_in(trace.cut, context.whole)[0]
-    named = calls_like(context, SYNCHRONISING)
+    named = select_calls(context, SYNCHRONIZATION_CALLS)
     process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[named]]
-    record = first_match(
-        process, trace.calls.correlation[named], trace.synchronisations.process, trace.synchronisations.correlation
+    record = find_first_match(
+        process, trace.calls.correlation[named], trace.synchronizations.process, trace.synchronizations.correlation
     )
     # The type of a record does not tell what is waited for: its numbers have moved between exporters (a stream's is 3
     # in Nsight Systems 2024.2 and 2026.2, and 2 in 2024.6). The name of the call and the stream of the record do. Its
     # device does not either: 2026.2 gives 0 for the contexts of other GPUs.
     name = trace.calls.name[named]
-    whole = names_like(trace, _WHOLE_CONTEXT, name)[name]
-    at_context = np.append(trace.synchronisations.context, -1)[record].astype(np.int64)
-    at_stream = np.append(trace.synchronisations.stream, -1)[record].astype(np.int64)
+    whole = match_names(trace, _WHOLE_CONTEXT, name)[name]
+    at_context = np.append(trace.synchronizations.context, -1)[record].astype(np.int64)
+    at_stream = np.append(trace.synchronizations.stream, -1)[record].astype(np.int64)
     at_stream[whole] = -1
     move, of_move = _waiting_moves(context)
     call = np.append(named, of_move)
-    streams = streams_of(context)
-    of_move_stream = streams.of_operation[move]
+    streams = find_streams(context)
+    of_move_stream = streams.stream_of_operation[move]
     stream: Int64 = np.append(at_stream, streams.stream[of_move_stream])
     waits = Waits(
         call=call,
@@ -385,14 +393,14 @@ def waiting_calls(context: Context) -> Waits:
         context=np.append(at_context, streams.context[of_move_stream]),
         stream=stream,
         one_stream=np.append(~whole, np.ones(len(move), np.bool_)) & (stream < 0),
-        own=np.append(np.full(len(named), -1, np.int64), move),
+        own_operation=np.append(np.full(len(named), -1, np.int64), move),
         start_ns=trace.calls.start_ns[call],
         end_ns=trace.calls.end_ns[call],
     )
     return _outermost(trace, waits)
 
 
-def waited_for(context: Context, waits: Waits) -> Pieces:
+def attribute_waits(context: Context, waits: Waits) -> Pieces:
     """Return what each call waited for: operations of its process, and of its context and stream as far as known.
 
     An operation counts if its launch call began no later than the wait, if it ran during the wait, and if it ended no
@@ -404,9 +412,9 @@ def waited_for(context: Context, waits: Waits) -> Pieces:
     """
     if context.trace.cut is not None and context.whole is not None:
         return _pieces_in(context.trace.cut, context.whole, waits)
-    group, first = numbered(waits.process, waits.context, waits.stream)
+    group, first = number_groups(waits.process, waits.context, waits.stream)
     found = [Pieces(*(np.empty(0, np.int64),) * 4)]
-    streams = streams_of(context)
+    streams = find_streams(context)
     members: dict[tuple[int, ...], list[int]] = {}
     for scope, one in enumerate(first.tolist()):
         mine = streams.process == waits.process[one]
@@ -427,11 +435,11 @@ class _ByEnd:
     """All operations by their end, of equal ends the earlier to start first; and those of single streams."""
 
     def __init__(self, context: Context) -> None:
-        gpu, streams = context.gpu, streams_of(context)
+        gpu, streams = context.gpu, find_streams(context)
         self.streams = len(streams)
         self.order = gpu.by_start[np.argsort(gpu.end_ns[gpu.by_start], kind="stable")]
-        self.stream = streams.of_operation[self.order]
-        self.lanes = lanes_of(streams.of_operation, len(streams), self.order)
+        self.stream = streams.stream_of_operation[self.order]
+        self.lanes = build_lanes(streams.stream_of_operation, len(streams), self.order)
 
     def of(self, streams: tuple[int, ...]) -> Int64:
         """Return the operations of some streams."""
@@ -452,7 +460,7 @@ class _Reach:
     def pieces(self, waits: Waits, members: Int64) -> Iterator[Pieces]:
         """Yield the pieces of the waits numbered `members`, some waits at a time."""
         first = np.searchsorted(self.end, waits.start_ns[members], "left")
-        own = waits.own[members]
+        own = waits.own_operation[members]
         last = waits.end_ns[members] + CLOCK_SKEW_NS
         copies = np.flatnonzero(own >= 0)
         last[copies] = np.maximum(last[copies], self.context.gpu.end_ns[own[copies]])
@@ -467,24 +475,24 @@ class _Reach:
             at = until
 
     def _pieces(self, waits: Waits, members: Int64, first: Int64, number: Int64) -> Pieces:
-        operation = self.operation[spread(first, number)]
+        operation = self.operation[expand_slices(first, number)]
         member = np.repeat(np.arange(len(members)), number)
         wait = members[member]
         begun, ended = self.context.gpu.start_ns[operation], self.context.gpu.end_ns[operation]
         start, end = np.maximum(begun, waits.start_ns[wait]), np.minimum(ended, waits.end_ns[wait])
-        ran = (end > start) & ((ended <= waits.end_ns[wait] + CLOCK_SKEW_NS) | (operation == waits.own[wait]))
+        ran = (end > start) & ((ended <= waits.end_ns[wait] + CLOCK_SKEW_NS) | (operation == waits.own_operation[wait]))
         operation, member, start, end, begun = (column[ran] for column in (operation, member, start, end, begun))
         counts = self._launched(operation) <= waits.start_ns[members[member]]
         operation, member, start, end, begun = (column[counts] for column in (operation, member, start, end, begun))
         same = self._in_its_stream(operation, member, waits.one_stream[members[member]])
         operation, member, start, end, begun = (column[same] for column in (operation, member, start, end, begun))
-        ns = np.minimum(end, _begun_later(begun, member)) - start
+        ns = np.minimum(end, _earliest_later_start(begun, member)) - start
         some = ns > 0
         return Pieces(members[member[some]], operation[some], start[some], ns[some])
 
     def _launched(self, operation: Int64) -> Int64:
         """Return when the launch call of each began; what has none may have been launched at any time, and has NULL."""
-        call = self.context.launched.call_of[operation]
+        call = self.context.launches.call_of[operation]
         launched = np.full(len(operation), NULL, np.int64)
         known = np.flatnonzero(call >= 0)
         launched[known] = self.context.trace.calls.start_ns[call[known]]
@@ -496,23 +504,23 @@ class _Reach:
             return ~one_stream
         ends = np.append(np.flatnonzero(np.diff(member)), len(member) - 1)
         last = np.repeat(operation[ends], np.diff(ends, prepend=-1))
-        streams = streams_of(self.context)
+        streams = find_streams(self.context)
         # All are of one process, where a stream is known by these two.
-        pair = numbered(streams.context, streams.stream)[0]
-        same: Bool = pair[streams.of_operation[operation]] == pair[streams.of_operation[last]]
+        pair = number_groups(streams.context, streams.stream)[0]
+        same: Bool = pair[streams.stream_of_operation[operation]] == pair[streams.stream_of_operation[last]]
         return same | ~one_stream
 
 
 def _waits_in(cut: Cut, whole: Context) -> tuple[Waits, Int64]:
     """Return those parts of the waits of the whole that lie in the time of a cut, and which of the whole they are."""
-    waits, calls, gpu = waiting_calls(whole), whole.trace.calls, whole.gpu
-    here = np.flatnonzero(inside(waits.start_ns, waits.end_ns, cut))
+    waits, calls, gpu = find_waiting_calls(whole), whole.trace.calls, whole.gpu
+    here = np.flatnonzero(is_inside_cut(waits.start_ns, waits.end_ns, cut))
     waits = waits.take(here)
     operation = _numbers_inside(gpu.start_ns, gpu.end_ns, cut)
     waits = replace(
         waits,
         call=_numbers_inside(calls.start_ns, calls.end_ns, cut)[waits.call],
-        own=np.append(operation, -1)[waits.own],
+        own_operation=np.append(operation, -1)[waits.own_operation],
         start_ns=np.maximum(waits.start_ns, cut.first_ns),
         end_ns=np.minimum(waits.end_ns, cut.last_ns),
     )
@@ -525,9 +533,9 @@ def _pieces_in(cut: Cut, whole: Context, waits: Waits) -> Pieces:
     chosen = np.flatnonzero(np.isin(parts.call, waits.call))
     place = np.empty(int(parts.call.max(initial=-1)) + 1, np.int64)
     place[waits.call] = np.arange(len(waits))
-    found = waited_for(whole, waiting_calls(whole).take(of_whole[chosen]))
+    found = attribute_waits(whole, find_waiting_calls(whole).take(of_whole[chosen]))
     start = np.maximum(found.start_ns, cut.first_ns)
-    ns = np.minimum(found.start_ns + found.ns, cut.last_ns) - start
+    ns = np.minimum(found.start_ns + found.duration_ns, cut.last_ns) - start
     some = np.flatnonzero(ns > 0)
     operation = _numbers_inside(whole.gpu.start_ns, whole.gpu.end_ns, cut)[found.operation[some]]
     return Pieces(place[parts.call[chosen[found.wait[some]]]], operation, start[some], ns[some])
@@ -535,11 +543,11 @@ def _pieces_in(cut: Cut, whole: Context, waits: Waits) -> Pieces:
 
 def _numbers_inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Int64:
     """Return the number of each interval among those that lie in the time of a cut; -1 for one that does not."""
-    here = inside(start_ns, end_ns, cut)
+    here = is_inside_cut(start_ns, end_ns, cut)
     return np.where(here, np.cumsum(here) - 1, -1)
 
 
-def _begun_later(begun_ns: Int64, member: Int64) -> Int64:
+def _earliest_later_start(begun_ns: Int64, member: Int64) -> Int64:
     """Return when the first of the rows began that end later in the same wait: until then a row is on its own.
 
     Rows come by wait and end. The wait stands above the start in one number, so that one running minimum from the back
@@ -564,13 +572,13 @@ def _begun_later(begun_ns: Int64, member: Int64) -> Int64:
 
 def _waiting_moves(context: Context) -> tuple[Int64, Int64]:
     """Return the copies and sets whose call waited for them, as numbers of operations, and their calls."""
-    calls, moves = context.trace.calls, moves_of(context)
+    calls, moves = context.trace.calls, find_memory_operations(context)
     asked = np.flatnonzero((moves.call_kind == SYNCHRONOUS) | (moves.pageable & (moves.call_kind == ASYNCHRONOUS)))
-    begun = context.gpu.start_ns[moves.first + asked] <= calls.end_ns[moves.call[asked]]
+    begun = context.gpu.start_ns[moves.first_operation + asked] <= calls.end_ns[moves.call[asked]]
     asked = asked[begun]
     # A call that made several operations is one wait.
-    each = numbered(moves.call[asked])[1]
-    return moves.first + asked[each], moves.call[asked[each]]
+    each = number_groups(moves.call[asked])[1]
+    return moves.first_operation + asked[each], moves.call[asked[each]]
 
 
 def _outermost(trace: Trace, waits: Waits) -> Waits:

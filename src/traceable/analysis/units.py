@@ -6,7 +6,7 @@ _TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3))
 _SIZE_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
-def time(ns: float) -> str:
+def format_duration(ns: float) -> str:
     """Write a time with four digits.
 
     Examples:
@@ -22,7 +22,7 @@ def time(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
-def count(number: int, one: str = "", many: str = "") -> str:
+def format_count(number: int, one: str = "", many: str = "") -> str:
     """Write a number with its thousands apart and, if said, what it counts.
 
     Examples:
@@ -33,17 +33,17 @@ def count(number: int, one: str = "", many: str = "") -> str:
     return f"{number:,}".replace(",", " ") + (f" {noun}" if one else "")
 
 
-def often(number: int) -> str:
+def format_occurrences(number: int) -> str:
     """Write how often something happened.
 
     Examples:
         >>> often(1), often(1536)
         ('once', '1 536 times')
     """
-    return "once" if number == 1 else count(number, "time")
+    return "once" if number == 1 else format_count(number, "time")
 
 
-def value(number: float) -> str:
+def format_number(number: float) -> str:
     """Write a number of no known unit: a whole one as it is, any other with six digits.
 
     Examples:
@@ -51,11 +51,11 @@ def value(number: float) -> str:
         ('8', '-12 345', '0.25', '1.23457e+06', '1e+300')
     """
     if number == int(number) and abs(number) < 1e15:
-        return count(int(number))
+        return format_count(int(number))
     return f"{number:.6g}"
 
 
-def share(part: float) -> str:
+def format_percent(part: float) -> str:
     """Write a fraction in percent.
 
     Examples:
@@ -65,7 +65,7 @@ def share(part: float) -> str:
     return f"{part * 100:.1f} %"
 
 
-def size(number: float) -> str:
+def format_bytes(number: float) -> str:
     """Write a number of bytes with four digits.
 
     Examples:
@@ -79,17 +79,17 @@ def size(number: float) -> str:
     return f"{number:.0f} B"
 
 
-def rate(gb_per_s: float) -> str:
+def format_rate(gb_per_s: float) -> str:
     """Write 10**9 bytes a second.
 
     Examples:
         >>> rate(25.6321), rate(0.00512)
         ('25.6 GB/s', '0.00512 GB/s')
     """
-    return f"{gb_per_s:.3g} GB/s" if abs(gb_per_s) < 999.5 else f"{count(round(gb_per_s))} GB/s"
+    return f"{gb_per_s:.3g} GB/s" if abs(gb_per_s) < 999.5 else f"{format_count(round(gb_per_s))} GB/s"
 
 
-def moment(ns: float) -> str:
+def format_timestamp(ns: float) -> str:
     """Write a point in time, from the start of the collection, to the microsecond: fine enough to zoom in on.
 
     Examples:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ON_REQUEST = "on request"
 """What was asked of a run whose windows are asked for while it runs, before any is."""
 
-WHOLE = "everything"
+WHOLE_RUN = "everything"
 """What was asked of a run with conditions or a duration and without steps: one window, from when they are met."""
 
 STEP = "step"
@@ -74,35 +74,35 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Said:
+class ProcessStatus:
     """What one process said of its steps.
 
     Attributes:
-        begun, ended: how many steps; they differ by one where it ended within a step.
-        refused: steps that began inside of another.
+        begun_steps, ended_steps: how many steps; they differ by one where it ended within a step.
+        nested_steps: steps that began inside of another.
         end: how Python ended; None where it had no say (a signal, os._exit).
         label: what the process is called: `decode_0`, `worker-2`; empty where it has no name of its own.
         rank: which rank it is, or of which rank; None for none.
         counted_from: its step that counts as step 0 of those that were asked for; None while conditions hold them back.
-        lacking: what these conditions lacked, a clause each.
+        unmet_conditions: what these conditions lacked, a clause each.
         first_range_wall_ns: when its first range began, recorded or not; None for none, or where nobody looked.
     """
 
     pid: int
-    begun: int
-    ended: int
-    refused: int
+    begun_steps: int
+    ended_steps: int
+    nested_steps: int
     end: str | None
     windows: tuple[Window, ...]
     label: str = ""
     rank: int | None = None
     counted_from: int | None = 0
-    lacking: tuple[Message, ...] = ()
+    unmet_conditions: tuple[Message, ...] = ()
     first_range_wall_ns: int | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
+class CaptureRequest:
     """What a run was asked to record.
 
     Attributes:
@@ -118,7 +118,7 @@ class Asked:
 
     text: str
     windows: tuple[tuple[int, int], ...] | None
-    processes: tuple[Said, ...]
+    processes: tuple[ProcessStatus, ...]
     pid: int | None
     end: str | None
     conditions: str = ""
@@ -127,31 +127,31 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedWindow:
     """One window as a file holds it.
 
     Attributes:
         steps: the indices of the steps that are whole in it, in order.
-        cut: how many more steps are in it, cut by its end.
+        clipped_steps: how many more steps are in it, cut by its end.
         file: the name of the file.
-        together: the ids of this process's windows in that file, where each should have one of its own.
+        file_window_ids: the ids of this process's windows in that file, where each should have one of its own.
     """
 
     id: str
     steps: tuple[int, ...]
-    cut: int
+    clipped_steps: int
     file: str
-    together: tuple[str, ...]
+    file_window_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WindowOutcome:
     """What became of one window.
 
     Attributes:
         outcome: CAPTURED, or what went wrong.
-        steps, captured: how many it has, and how many of them are whole in a file.
-        why: why it was not captured; None where it was.
+        steps, captured_steps: how many it has, and how many of them are whole in a file.
+        reason: why it was not captured; None where it was.
         window: what the process said of it; None where no process got to it.
         file: the file that holds it; None where none does.
         label, rank: of the process.
@@ -161,8 +161,8 @@ class Verdict:
     start_step: int
     stop_step: int
     outcome: str
-    captured: int
-    why: Message | None = None
+    captured_steps: int
+    reason: Message | None = None
     pid: int | None = None
     window: Window | None = None
     file: str | None = None
@@ -177,31 +177,31 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Windows:
+class CaptureResult:
     """What became of all that was asked.
 
     Attributes:
-        asked: as it was asked.
-        verdicts: one a window and process; empty where an endless row has not begun.
+        requested: as it was asked.
+        outcomes: one a window and process; empty where an endless row has not begun.
         problems: what is not about one window.
-        aside: processes that took steps and no part in what was asked, a message each.
-        conditions, duration_s: as of `Asked`.
+        non_participating: processes that took steps and no part in what was asked, a message each.
+        conditions, duration_s: as of `CaptureRequest`.
     """
 
-    asked: str
-    verdicts: tuple[Verdict, ...]
+    requested: str
+    outcomes: tuple[WindowOutcome, ...]
     problems: tuple[Message, ...] = field(default=())
-    aside: tuple[Message, ...] = field(default=())
+    non_participating: tuple[Message, ...] = field(default=())
     conditions: str = ""
     duration_s: float = 0.0
 
     @property
-    def met(self) -> bool:
+    def ok(self) -> bool:
         """Whether every step that was asked for was recorded, whole."""
-        return not self.problems and all(one.outcome == CAPTURED for one in self.verdicts)
+        return not self.problems and all(one.outcome == CAPTURED for one in self.outcomes)
 
 
-def captured(trace: Trace, file: str) -> tuple[Captured, ...]:
+def find_captured_windows(trace: Trace, file: str) -> tuple[CapturedWindow, ...]:
     """Return the windows that a trace holds, and which steps are whole in each.
 
     Args:
@@ -228,11 +228,11 @@ def captured(trace: Trace, file: str) -> tuple[Captured, ...]:
         whole = np.sort(payload[inside & ~clipped])
         together = [one for one in ids if merged and one.partition("-")[0] == identity.partition("-")[0]] or [identity]
         cut = int((inside & clipped).sum())
-        found.append(Captured(identity, tuple(whole.tolist()), cut, file, tuple(together)))
+        found.append(CapturedWindow(identity, tuple(whole.tolist()), cut, file, tuple(together)))
     return tuple(found)
 
 
-def judged(asked: Asked, found: Iterable[Captured]) -> Windows:
+def evaluate_capture(asked: CaptureRequest, found: Iterable[CapturedWindow]) -> CaptureResult:
     """Return what became of the windows that were asked for.
 
     Args:
@@ -244,20 +244,22 @@ def judged(asked: Asked, found: Iterable[Captured]) -> Windows:
     """
     by_id = {one.id: one for one in found}
     if asked.text == ON_REQUEST:
-        became = Windows(asked.text, ())
-    elif asked.text == WHOLE:
+        became = CaptureResult(asked.text, ())
+    elif asked.text == WHOLE_RUN:
         became = _of_whole_run(asked, by_id)
     else:
         became = _of_steps(asked, by_id)
     return replace(became, conditions=asked.conditions, duration_s=asked.duration_s)
 
 
-def _of_steps(asked: Asked, by_id: dict[str, Captured]) -> Windows:
-    stepping = [process for process in asked.processes if process.begun]
+def _of_steps(asked: CaptureRequest, by_id: dict[str, CapturedWindow]) -> CaptureResult:
+    stepping = [process for process in asked.processes if process.begun_steps]
     if not stepping:
         if asked.windows is None:
-            return Windows(asked.text, (), (_never_reached(asked.text, NO_STEP_BEGAN),))
-        return Windows(asked.text, tuple(Verdict(*window, NEVER_REACHED, 0, NO_STEP_BEGAN) for window in asked.windows))
+            return CaptureResult(asked.text, (), (_never_reached(asked.text, NO_STEP_BEGAN),))
+        return CaptureResult(
+            asked.text, tuple(WindowOutcome(*window, NEVER_REACHED, 0, NO_STEP_BEGAN) for window in asked.windows)
+        )
     taking_part = [process for process in stepping if process.windows]
     by_others = {process.rank for process in taking_part}
     idle = [process for process in stepping if not process.windows and process.rank in by_others]
@@ -271,48 +273,52 @@ def _of_steps(asked: Asked, by_id: dict[str, Captured]) -> Windows:
         Message(
             "process_without_asked_steps",
             f"{f'{process.label} ({process.pid})' if process.label else f'process {process.pid}'} took "
-            f"{_count(process.ended)}, none of those that were asked for",
+            f"{_count(process.ended_steps)}, none of those that were asked for",
         )
         for process in idle
     )
     if not verdicts:
-        last = max(stepping, key=lambda process: process.ended)
-        return Windows(asked.text, (), (_never_reached(asked.text, _ended_after(asked, last)),))
-    return Windows(asked.text, tuple(verdicts), aside=aside)
+        last = max(stepping, key=lambda process: process.ended_steps)
+        return CaptureResult(asked.text, (), (_never_reached(asked.text, _ended_after(asked, last)),))
+    return CaptureResult(asked.text, tuple(verdicts), non_participating=aside)
 
 
-def of_all(parts: Sequence[Windows]) -> Windows:
+def merge_capture_results(parts: Sequence[CaptureResult]) -> CaptureResult:
     """Return what became of the windows of several runs that are the ranks of one."""
-    return Windows(
-        ",".join(dict.fromkeys(part.asked for part in parts)),
-        tuple(verdict for part in parts for verdict in part.verdicts),
+    return CaptureResult(
+        ",".join(dict.fromkeys(part.requested for part in parts)),
+        tuple(verdict for part in parts for verdict in part.outcomes),
         tuple(problem for part in parts for problem in part.problems),
-        tuple(sentence for part in parts for sentence in part.aside),
+        tuple(sentence for part in parts for sentence in part.non_participating),
         parts[0].conditions if parts else "",
         parts[0].duration_s if parts else 0.0,
     )
 
 
-def _of_process(asked: Asked, process: Said, by_id: dict[str, Captured]) -> Iterable[Verdict]:
+def _of_process(
+    asked: CaptureRequest, process: ProcessStatus, by_id: dict[str, CapturedWindow]
+) -> Iterable[WindowOutcome]:
     said = {(window.start_step, window.stop_step): window for window in process.windows}
     first = process.counted_from or 0
     for start, stop in dict.fromkeys((*((start + first, stop + first) for start, stop in asked.windows or ()), *said)):
         window = said.get((start, stop))
         if window is None:
-            yield Verdict(start, stop, NEVER_REACHED, 0, _ended_after(asked, process), process.pid)
+            yield WindowOutcome(start, stop, NEVER_REACHED, 0, _ended_after(asked, process), process.pid)
         else:
             yield _verdict(asked, process, window, by_id.get(window.id))
 
 
-def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None) -> Verdict:
+def _verdict(
+    asked: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
+) -> WindowOutcome:
     ended_by_time = window.reason == "duration"
     steps = range(window.start_step, (window.closed_step or 0) if ended_by_time else window.stop_step)
     own = [step for step in dict.fromkeys(file.steps) if step in steps] if file else []
     missing = lacking(steps, own)
 
-    def say(outcome: str, why: Message | None = None) -> Verdict:
+    def say(outcome: str, why: Message | None = None) -> WindowOutcome:
         name = file.file if file else None
-        return Verdict(steps.start, steps.stop, outcome, len(own), why, process.pid, window, name)
+        return WindowOutcome(steps.start, steps.stop, outcome, len(own), why, process.pid, window, name)
 
     if window.opened_step is None:
         if window.reason == "missed":
@@ -320,15 +326,17 @@ def _verdict(asked: Asked, process: Said, window: Window, file: Captured | None)
             return say(NEVER_OPENED, Message("window_steps_over", over))
         return say(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
     if window.reason != "complete" and not ended_by_time:
-        lost = min(process.ended, window.stop_step) - window.opened_step - len(own)
+        lost = min(process.ended_steps, window.stop_step) - window.opened_step - len(own)
         loss = f"; {_count(lost)} before that {'is' if lost == 1 else 'are'} not in the report" if lost > 0 else ""
         cause = cause_of(asked, process, window)
         stopped = f"stopped early at step {_last(process, window)} by {cause}{loss}"
         return say(STOPPED_EARLY, Message("window_stopped_early", stopped))
     if file is None:
         return say(MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}"))
-    if len(file.together) > 1:
-        return say(MERGED, Message("window_merged", f"one report holds the windows {' and '.join(file.together)}"))
+    if len(file.file_window_ids) > 1:
+        return say(
+            MERGED, Message("window_merged", f"one report holds the windows {' and '.join(file.file_window_ids)}")
+        )
     if window.opened_step > window.start_step:
         return say(OPENED_LATE, Message("window_opened_late", f"opened late, at step {window.opened_step}"))
     if missing:
@@ -349,16 +357,16 @@ def _never_reached(text: str, why: Message) -> Message:
     return Message(why.code, f"{text} was never reached: {why}")
 
 
-def conditions_not_met(process: Said) -> Message:
+def conditions_not_met(process: ProcessStatus) -> Message:
     """Return what the conditions of a process's windows lacked, with the code of the first."""
-    return Message(process.lacking[0].code, ", ".join(process.lacking))
+    return Message(process.unmet_conditions[0].code, ", ".join(process.unmet_conditions))
 
 
-def _ended_after(asked: Asked, process: Said) -> Message:
-    if process.lacking:
+def _ended_after(asked: CaptureRequest, process: ProcessStatus) -> Message:
+    if process.unmet_conditions:
         return conditions_not_met(process)
     killed = process.end is None and process.pid == asked.pid and asked.end and asked.end.startswith("SIG")
-    ended = f"the program ended after {_count(process.ended)}" + (f", by {asked.end}" if killed else "")
+    ended = f"the program ended after {_count(process.ended_steps)}" + (f", by {asked.end}" if killed else "")
     return Message("window_never_reached", ended)
 
 
@@ -366,13 +374,13 @@ def _count(steps: int) -> str:
     return f"{steps} step{'' if steps == 1 else 's'}"
 
 
-def _last(process: Said, window: Window) -> int:
+def _last(process: ProcessStatus, window: Window) -> int:
     if window.closed_step is not None:
         return window.closed_step
-    return process.begun - 1 if process.begun > process.ended else process.begun
+    return process.begun_steps - 1 if process.begun_steps > process.ended_steps else process.begun_steps
 
 
-def cause_of(asked: Asked, process: Said, window: Window) -> str:
+def cause_of(asked: CaptureRequest, process: ProcessStatus, window: Window) -> str:
     """Return who closed a window before its end, as the end of `stopped early by ...`."""
     if window.error:
         return f"an error: {window.error}"
@@ -402,7 +410,7 @@ def _listed(parts: Sequence[range]) -> str:
     return ", ".join(said) + (" and more" if len(parts) > 5 else "")
 
 
-def _of_whole_run(asked: Asked, by_id: Mapping[str, Captured]) -> Windows:
+def _of_whole_run(asked: CaptureRequest, by_id: Mapping[str, CapturedWindow]) -> CaptureResult:
     """Return what became of it, a verdict for each process that opened it."""
     found = [
         replace(verdict, label=process.label, rank=process.rank, counted_from=process.counted_from or 0)
@@ -410,18 +418,20 @@ def _of_whole_run(asked: Asked, by_id: Mapping[str, Captured]) -> Windows:
         for window in process.windows[:1]
         if (verdict := _verdict_of_whole_run(asked, process, window, by_id.get(window.id))) is not None
     ]
-    return Windows(asked.text, tuple(found), () if found else (_whole_run_never_reached(asked),))
+    return CaptureResult(asked.text, tuple(found), () if found else (_whole_run_never_reached(asked),))
 
 
-def _verdict_of_whole_run(asked: Asked, process: Said, window: Window, file: Captured | None) -> Verdict | None:
+def _verdict_of_whole_run(
+    asked: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
+) -> WindowOutcome | None:
     begin = window.opened_step if window.opened_step is not None else window.start_step
-    steps = range(begin, max(begin, process.ended if window.closed_step is None else window.closed_step))
+    steps = range(begin, max(begin, process.ended_steps if window.closed_step is None else window.closed_step))
     held = set(file.steps) if file else set()
     missing = lacking(steps, held)
 
-    def say(outcome: str, why: Message | None = None) -> Verdict:
+    def say(outcome: str, why: Message | None = None) -> WindowOutcome:
         captured, name = len(steps) - sum(map(len, missing)), file.file if file else None
-        return Verdict(steps.start, steps.stop, outcome, captured, why, process.pid, window, name)
+        return WindowOutcome(steps.start, steps.stop, outcome, captured, why, process.pid, window, name)
 
     if window.opened_step is None:
         return say(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
@@ -439,7 +449,7 @@ def _verdict_of_whole_run(asked: Asked, process: Said, window: Window, file: Cap
     return say(CAPTURED)
 
 
-def _after(asked: Asked, window: Window) -> str:
+def _after(asked: CaptureRequest, window: Window) -> str:
     limit = f" of {asked.duration_s:g} s" if asked.duration_s else ""
     if window.opened_wall_ns is None or window.closed_wall_ns is None:
         return f"before its end{limit},"
@@ -447,15 +457,15 @@ def _after(asked: Asked, window: Window) -> str:
     return f"after {lasted_ns / 1e9:.3g} s{limit},"
 
 
-def _whole_run_never_reached(asked: Asked) -> Message:
+def _whole_run_never_reached(asked: CaptureRequest) -> Message:
     why = _why_never(asked)
     return Message(why.code, f"never reached: {why}")
 
 
-def _why_never(asked: Asked) -> Message:
+def _why_never(asked: CaptureRequest) -> Message:
     told = sorted(asked.processes, key=lambda process: process.pid != asked.pid)
     for process in told:
-        if process.lacking:
+        if process.unmet_conditions:
             return conditions_not_met(process)
     if asked.need_steps:
         return NO_STEP_BEGAN

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from _collections_abc import Mapping
 
-from traceable.annotation.colors import argb
+from traceable.annotation.colors import parse_color
 from traceable.protocol import environment
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def _text(value: object, argument: str) -> str | None:
     return str(value)
 
 
-def thread_name(name: object) -> str | None:
+def normalize_thread_name(name: object) -> str | None:
     """Return the name of a thread as NVTX can carry it; None for none."""
     return _text(name, "name") or None
 
@@ -167,7 +167,7 @@ def log_lost_range() -> None:
         environment.warn_once("range_not_recorded", "a range is not recorded: no memory is left")
 
 
-def checked_payload(value: object) -> int | float | str | None:
+def normalize_payload(value: object) -> int | float | str | None:
     """Return `value` as the int (64 bits, signed) or float that NVTX has room for, named fields as JSON text.
 
     Raises:
@@ -189,7 +189,7 @@ def is_mutable(payload: object) -> bool:
     return isinstance(payload, list) or hasattr(payload, "tolist")
 
 
-def checked_value(value: object) -> int | float:
+def normalize_value(value: object) -> int | float:
     """Return a counter's value as the int (64 bits, signed) or float that NVTX has room for.
 
     Raises:
@@ -199,7 +199,7 @@ def checked_value(value: object) -> int | float:
     return _number(value, "value", "an int, a float or a numpy scalar")
 
 
-def checked(
+def normalize_arguments(
     message: object, color: object, domain: object, category: object, payload: object, level: object
 ) -> tuple[str | None, int, str | None, str | int | None, int | float | str | None, int]:
     """Return the arguments of a range as NVTX takes them, the colour as an ARGB number.
@@ -211,9 +211,9 @@ def checked(
     """
     return (
         _text(message, "message"),
-        argb(color),
+        parse_color(color),
         _text(domain, "domain") or None,
         _category(category),
-        checked_payload(payload),
+        normalize_payload(payload),
         _level(level),
     )

@@ -91,7 +91,7 @@ def _channels(parts: tuple[object, ...]) -> int | None:
     return alpha << 24 | red << 16 | green << 8 | blue
 
 
-def argb(color: object) -> int:
+def parse_color(color: object) -> int:
     """Return `color` as an ARGB number of 32 bits.
 
     Args:

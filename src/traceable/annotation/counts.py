@@ -39,11 +39,11 @@ ENTRIES_MAX = 1024
 _WORDS = ENTRY_BYTES // 8
 _TEXT_AT, _TEXT_MAX = 18, 110
 _BLOCK = 4096
-REST = 1
+OTHER_ENTRY = 1
 """The entry that counts what has none of its own."""
 
 
-def key(domain: str | None, name: str | None) -> bytes | None:
+def make_entry_key(domain: str | None, name: str | None) -> bytes | None:
     """Return the text of an entry; None for a range that is counted with the rest.
 
     Args:
@@ -60,7 +60,7 @@ def key(domain: str | None, name: str | None) -> bytes | None:
 class _Unopened:
     """Stands in the place of `Counts.counter` in a forked child that has opened no range yet."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: RangeCounts) -> None:
         self._counts = counts
 
     def __getitem__(self, slot: int) -> int:
@@ -68,10 +68,10 @@ class _Unopened:
 
     def __setitem__(self, slot: int, number: int) -> None:
         self._counts.open()
-        self._counts.counter[slot] += number
+        self._counts.table[slot] += number
 
 
-class Counts:
+class RangeCounts:
     """The table of this process.
 
     Args:
@@ -79,7 +79,7 @@ class Counts:
         core: the native core, which counts itself; None for the pure form, which counts in `counter`.
 
     Attributes:
-        counter: what one is added to, at a slot; another object whenever that changes.
+        table: what one is added to, at a slot; another object whenever that changes.
     """
 
     def __init__(self, run_dir: str, core: Any = None) -> None:
@@ -90,13 +90,13 @@ class Counts:
         self._map: Any = None
         self._path = ""
         self._owner = self._room = 0
-        self.counter: Any = [0] * (ENTRIES_MAX * _WORDS)
+        self.table: Any = [0] * (ENTRIES_MAX * _WORDS)
         # Imported here, so that nothing has to be when the disk or the descriptors are used up.
         import mmap
 
         self._make_map = mmap.mmap
         if core is not None:
-            core.count_by(self.slot, self.open)
+            core.set_count_callbacks(self.get_slot, self.open)
         self.open()
         os.register_at_fork(after_in_child=self._in_child)
         if decision.current is not None:
@@ -104,15 +104,15 @@ class Counts:
 
     # ---- what is counted
 
-    def slot(self, domain: str | None, name: str | None) -> int:
+    def get_slot(self, domain: str | None, name: str | None) -> int:
         """Return where the ranges of this name are counted."""
-        text = key(domain, name)
-        found = self._slots.get(text) if text is not None else REST
+        text = make_entry_key(domain, name)
+        found = self._slots.get(text) if text is not None else OTHER_ENTRY
         if found is None:
             self.open()  # a forked child makes a range that its parent did not have
             number = len(self._slots) + 2
-            found = number if number < ENTRIES_MAX and self._has_room(number) else REST
-            if found != REST:
+            found = number if number < ENTRIES_MAX and self._has_room(number) else OTHER_ENTRY
+            if found != OTHER_ENTRY:
                 assert text is not None
                 self._write(number, text)
                 self._slots[text] = number
@@ -126,12 +126,12 @@ class Counts:
                 opened or closed in between, and nothing is certain.
             slot: of the range.
         """
-        if counter is self.counter:
+        if counter is self.table:
             counter[slot] += 1
         elif self._map is not None:
             memoryview(self._map).cast("q")[slot + 1] += 1
 
-    def recording(self, certain: bool) -> None:
+    def set_recording(self, certain: bool) -> None:
         """Note that the collector records, or that from here on it is not certain to.
 
         Of a process that is not chosen nothing is recorded, in windows neither.
@@ -141,10 +141,10 @@ class Counts:
             self._recording = certain
             self._count_in()
 
-    def gate(self) -> None:
+    def set_gated(self) -> None:
         """Note that the collector records nothing from here on but windows."""
         self._gated = True
-        self.recording(False)
+        self.set_recording(False)
 
     def discard(self) -> None:
         """Note that what was recorded until now is thrown away."""
@@ -161,7 +161,7 @@ class Counts:
         if self._owner == os.getpid():
             return
         self._owner = os.getpid()
-        self._map, self._room, self.counter = None, 0, None
+        self._map, self._room, self.table = None, 0, None
         path = f"{self._run_dir}/status.{os.getpid()}.{time.time_ns()}.emitted"
         texts = [b"", *self._slots]
         try:
@@ -176,7 +176,7 @@ class Counts:
                 os.close(descriptor)
             self._map[: len(header)] = header
             self._map[16:18] = (1).to_bytes(2, "little")
-            for number, text in enumerate(texts, REST):
+            for number, text in enumerate(texts, OTHER_ENTRY):
                 self._write(number, text or b"\0")
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             self._map = None
@@ -212,14 +212,14 @@ class Counts:
 
     def _count_in(self) -> None:
         if self._map is None:
-            if not isinstance(self.counter, _Unopened):
-                self.counter = [0] * (ENTRIES_MAX * _WORDS)
+            if not isinstance(self.table, _Unopened):
+                self.table = [0] * (ENTRIES_MAX * _WORDS)
             return
         if self._core is not None:
-            self._core.count_in(self._map, self._recording)
+            self._core.set_count_table(self._map, self._recording)
             return
         words: Any = memoryview(self._map).cast("q")
-        self.counter = words if self._recording else words[1:]
+        self.table = words if self._recording else words[1:]
 
     # ---- what changes it
 
@@ -233,14 +233,14 @@ class Counts:
                 self._recording = not self._gated and decision.current.chosen
             self._map, self._room = None, 0
             if self._core is None:
-                self.counter = _Unopened(self)
+                self.table = _Unopened(self)
         except Exception as error:  # noqa: BLE001 - the child is the user's
             environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
 
     def _selection_changed(self) -> None:
         assert decision.current is not None
         if not (self._gated and decision.current.chosen):
-            self.recording(decision.current.chosen)
+            self.set_recording(decision.current.chosen)
 
 
 def _state_of_environment() -> tuple[bool, bool]:
@@ -248,13 +248,13 @@ def _state_of_environment() -> tuple[bool, bool]:
     collector = os.environ.get(environment.COLLECTOR)
     if collector == "torch":  # `torch.records` says when it begins
         return os.environ.get(environment.TORCH) == "windows", False
-    gated = environment.flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
+    gated = environment.read_flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
     if collector == "nsys":
         gated = bool(os.environ.get(environment.GATE))
     chosen = decision.current is None or decision.current.chosen
     return gated, chosen and not gated
 
 
-def wanted() -> bool:
+def is_requested() -> bool:
     """Whether a launcher compares what is emitted with what is recorded."""
     return bool(os.environ.get(environment.RUN_DIR)) and os.environ.get(environment.COLLECTOR) not in (None, "", "none")

@@ -163,8 +163,8 @@ class Domain:
     _counters: dict[Any, Any]
 
     def __new__(cls, name: str | None = None) -> Any:
-        if not engine.emits():
-            engine.unheard = True
+        if not engine.can_emit():
+            engine.has_skipped_annotations = True
             return _dummy
         self = object.__new__(cls)
         self.name = name
@@ -257,7 +257,7 @@ class Domain:
             return _dummy_counter
         key = (name, checked, description, scope, semantics, time_domain)
         if key not in self._counters:
-            self._counters.setdefault(key, make(self, *key))
+            self._counters.setdefault(key, make_counter(self, *key))
         return self._counters[key]
 
     def get_timestamp(self) -> int:
@@ -404,7 +404,7 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def checked_dtype(dtype: Any) -> Any:
+def normalize_dtype(dtype: Any) -> Any:
     """Return what a counter counts, as a numpy dtype.
 
     Raises:
@@ -438,13 +438,13 @@ def _checked_dtype_or_none(dtype: Any) -> Any:
         TypeError: `dtype` is no counter's.
     """
     try:
-        return checked_dtype(dtype)
+        return normalize_dtype(dtype)
     except (ImportError, OSError, MemoryError) as error:
         environment.warn_once("counter_not_recorded", f"no counter is recorded: {type(error).__name__}: {error}")
         return None
 
 
-def make(domain: Domain, name: str | bytes, dtype: Any, *rest: Any) -> DomainCounter:
+def make_counter(domain: Domain, name: str | bytes, dtype: Any, *rest: Any) -> DomainCounter:
     """Make the counter of this dtype, which is a checked one."""
     kind = {"int64": Int64Counter, "float64": Float64Counter}.get(str(dtype), ExtCounter)
     return kind(domain, name, dtype, *rest)

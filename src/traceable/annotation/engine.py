@@ -1,6 +1,6 @@
 """How this process emits: the native core, the `nvtx` package, torch.profiler, or not at all. Decided once, at import.
 
-`Range`, `Run`, `wrap`, `identify` and `current` come from whichever it is; nothing else in `annotation` asks.
+`Range`, `ResumableRange`, `wrap`, `identify` and `get_instance_variable` come from whichever it is; nothing else in `annotation` asks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from traceable._native._core import Range as Range
-    from traceable._native._core import Run as Run
+    from traceable._native._core import ResumableRange as ResumableRange
 
-disabled = environment.flag(environment.DISABLE) or bool(os.environ.get("NVTX_DISABLE"))
+disabled = environment.read_flag(environment.DISABLE) or bool(os.environ.get("NVTX_DISABLE"))
 """Whether everything is a no-op: by our variable, or by the `nvtx` package's own."""
 
-level = environment.digit(environment.LEVEL, 2)
+level = environment.read_digit(environment.LEVEL, 2)
 """Ranges of a higher level are no-ops."""
 
-debug = not disabled and environment.flag(environment.DEBUG)
+debug = not disabled and environment.read_flag(environment.DEBUG)
 """Whether ranges are watched for being unbalanced, crossed, or held over an `await`."""
 
 core: Any = None
@@ -33,66 +33,68 @@ core: Any = None
 wrap: Callable[[Any, Any], Any]
 identify: Callable[[], int]
 
-_into_torch = not disabled and environment.torch_records()
+_into_torch = not disabled and environment.is_torch_collector()
 
-if not environment.flag(environment.PURE) and not _into_torch:
+if not environment.read_flag(environment.PURE) and not _into_torch:
     try:
         from traceable._native import _core as core
     except ImportError:
         core = None
 
+_backend: Any
 if core is not None:
-    Range, Run, wrap, identify = core.Range, core.Run, core.wrap, core.identify  # type: ignore[misc]
-    core.record_up_to(level)
+    _backend = core
+    core.set_max_level(level)
     if disabled:
-        core.silence()
+        core.disable_ranges()
 elif _into_torch:
     from traceable.annotation import nvtx_backend
     from traceable.annotation.torch import records
 
-    nvtx_backend.emit_through(records)
-    nvtx_backend.record_up_to = level
-    Range, Run, wrap, identify = nvtx_backend.Range, nvtx_backend.Run, nvtx_backend.wrap, nvtx_backend.identify  # type: ignore[misc,assignment]
-elif disabled or not environment.listener_possible():
-    # Without a listener the nvtx package could only cost: it imports numpy.
+    _backend = nvtx_backend
+    nvtx_backend.set_emitter(records)
+    nvtx_backend.max_level = level
+elif disabled or not environment.can_have_profiler():
+    # Without a profiler the nvtx package could only cost: it imports numpy.
     from traceable.annotation import null_backend
 
-    Range, Run, wrap, identify = null_backend.Range, null_backend.Run, null_backend.wrap, null_backend.identify  # type: ignore[misc,assignment]
+    _backend = null_backend
 else:
     from traceable.annotation import null_backend, nvtx_backend
 
-    if nvtx_backend.available():
-        Range, Run, wrap, identify = nvtx_backend.Range, nvtx_backend.Run, nvtx_backend.wrap, nvtx_backend.identify  # type: ignore[misc,assignment]
-        nvtx_backend.record_up_to = level
+    if nvtx_backend.import_nvtx():
+        _backend = nvtx_backend
+        nvtx_backend.max_level = level
     else:
+        _backend = null_backend
         environment.warn_once(
             "nvtx_missing", "no range is emitted: there is neither the native core nor nvtx >= 0.2.12"
         )
-        Range, Run, wrap = null_backend.Range, null_backend.Run, null_backend.wrap  # type: ignore[misc,assignment]
-        identify = null_backend.identify
 
+Range, ResumableRange = _backend.Range, _backend.ResumableRange  # type: ignore[misc]
+wrap, identify = _backend.wrap, _backend.identify
 
-counts: Any = None
+range_counts: Any = None
 """Counts the ranges that are emitted (`annotation/counts.py`), or None where no launcher wants to know."""
 
 if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.null_backend":
     from traceable.annotation import counts as _counts
 
-    if _counts.wanted():
-        counts = _counts.Counts(os.environ[environment.RUN_DIR], core)
+    if _counts.is_requested():
+        range_counts = _counts.RangeCounts(os.environ[environment.RUN_DIR], core)
         if core is None:
-            nvtx_backend.counts = counts
+            nvtx_backend.range_counts = range_counts
         if _into_torch:
-            records.counts = counts
+            records.range_counts = range_counts
 
 if debug:
     from traceable.annotation import nvtx_backend, range_checker
 
-    Range = range_checker.watched(Range)  # type: ignore[misc]
+    Range = range_checker.make_checked_class(Range)  # type: ignore[misc]
 
     def wrap(function: Any, range_: Any) -> Any:
         """Return a callable that runs `function` inside `range_`, which is watched."""
-        return nvtx_backend.wrap(function, range_, range_checker.wrapper)
+        return nvtx_backend.wrap(function, range_, range_checker.wrap_checked)
 
 
 requests: Any = None
@@ -103,54 +105,54 @@ if not disabled and os.environ.get(environment.AFTER_REQUEST):
 
     requests = request_counter
     Range = requests.counted(Range)  # type: ignore[misc]
-    Run = requests.running(Run)  # type: ignore[misc]
+    ResumableRange = requests.running(ResumableRange)  # type: ignore[misc]
     if not debug:  # there the range counts itself
         wrap = requests.wrapping(wrap)
 
 
-def current() -> ContextVar[int]:
+def get_instance_variable() -> ContextVar[int]:
     """Return the context variable that holds the number of the innermost instance, 0 outside of all."""
     if core is not None:
         variable: ContextVar[int] = core.current
         return variable
     from traceable.annotation import nvtx_backend
 
-    return nvtx_backend.current
+    return nvtx_backend.current_instance
 
 
-def kept() -> list[tuple[Any, ...]]:
+def list_interned_ranges() -> list[tuple[Any, ...]]:
     """Return type, message, color, domain, category and level, as given, of each range that is kept for ever.
 
     That is every distinct one, up to the limit of what is kept.
     """
     if core is not None:
-        found: list[tuple[Any, ...]] = core.kept()
+        found: list[tuple[Any, ...]] = core.list_interned_ranges()
         return found
     from traceable.annotation import null_backend
 
-    return null_backend.kept()
+    return null_backend.list_interned_ranges()
 
 
-def when_annotated(heard: Callable[[], object]) -> None:
+def call_before_next_event(heard: Callable[[], object]) -> None:
     """Call `heard` once, on the thread that emits its first range or mark from now on, before that is emitted.
 
     Where nothing is emitted it is never called. What was waited for before is not called any more.
     """
     if core is not None:
-        core.when_annotated(heard)
-    elif emits():
+        core.call_before_next_event(heard)
+    elif can_emit():
         from traceable.annotation import nvtx_backend
 
-        nvtx_backend.when_annotated(heard)
+        nvtx_backend.call_before_next_event(heard)
 
 
 def plain_run() -> Any:
-    """Return `Run` as it is where no requests are counted."""
+    """Return `ResumableRange` as it is where no requests are counted."""
     if core is not None:
-        return core.Run
+        return core.ResumableRange
     from traceable.annotation import nvtx_backend
 
-    return nvtx_backend.Run
+    return nvtx_backend.ResumableRange
 
 
 def watch_greenlets(watch: Callable[[], None], push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
@@ -171,13 +173,13 @@ def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) ->
         nvtx_backend.follow_greenlets(push, pop)
 
 
-unheard = False
+has_skipped_annotations = False
 """Whether a function was decorated, or a domain made, while no one could listen: it stays silent."""
 
-tracked: Callable[[Any], tuple[Callable[[], object], Callable[[], object]]] | None = None
+track_switches: Callable[[Any], tuple[Callable[[], object], Callable[[], object]]] | None = None
 """Returns what resumes and suspends a run, where greenlets switch in between; None where there are none."""
 
 
-def emits() -> bool:
+def can_emit() -> bool:
     """Whether a range of this process can be heard by anyone."""
-    return not disabled and environment.listener_possible()
+    return not disabled and environment.can_have_profiler()

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from traceable._native._core import Run
+    from traceable._native._core import ResumableRange
     from traceable.annotation.ranges import annotate
 
-    _Open = tuple[annotate | None, Run]
+    _Open = tuple[annotate | None, ResumableRange]
     """A range of a greenlet and its run; None for the stretch of a generator or coroutine that runs in it."""
 
 _RANGES = "_traceable_ranges"
@@ -68,13 +68,13 @@ class _Thread:
         try:
             if not self.switched:
                 self.switched = True
-                engine.follow_greenlets(push, pop)
-                engine.tracked = tracked
+                engine.follow_greenlets(push_greenlet_range, pop_greenlet_range)
+                engine.track_switches = track_switches
             origin, self.running = self.running, target
             for _, run in reversed(_ranges(origin)):
-                run.hide()
+                run.pop_segment()
             for _, run in _ranges(target):
-                run.show()
+                run.push_segment()
         except Exception as error:  # noqa: BLE001 - raised here it would be raised in the program's greenlet
             environment.warn_once(
                 "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
@@ -117,14 +117,14 @@ def watch_thread() -> None:
     _thread_of(getcurrent())
 
 
-def push(range_: annotate) -> bool:
+def push_greenlet_range(range_: annotate) -> bool:
     """Open a range of the greenlet that runs; whether it is one of these, and not a plain one of the thread."""
     try:
         domain = range_._arguments[2]
         current = getcurrent()
         if not _thread_of(current).switched or (isinstance(domain, str) and domain.startswith(_OURS)):
             return False
-        run = _new_run(range_, resumable.stretch_of(range_))
+        run = _new_run(range_, resumable.make_segment_range(range_))
         run.resume()
         current.__dict__.setdefault(_RANGES, []).append((range_, run))
         return True
@@ -135,8 +135,8 @@ def push(range_: annotate) -> bool:
         return False
 
 
-def pop(range_: annotate) -> bool:
-    """Close the innermost range of this domain in the greenlet that runs; whether there is one that `push` opened."""
+def pop_greenlet_range(range_: annotate) -> bool:
+    """Close the innermost range of this domain in the greenlet that runs; whether there is one that `push_greenlet_range` opened."""
     try:
         current = getcurrent()
         _thread_of(current)
@@ -152,9 +152,9 @@ def pop(range_: annotate) -> bool:
             run.suspend()
         else:  # of other domains, and crossed
             for other in reversed([run, *above]):
-                other.hide()
+                other.pop_segment()
             for other in above:
-                other.show()
+                other.push_segment()
         run.end()
         return True
     except Exception as error:  # noqa: BLE001 - as above
@@ -164,7 +164,7 @@ def pop(range_: annotate) -> bool:
         return False
 
 
-def tracked(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
+def track_switches(run: ResumableRange) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return what resumes and suspends a generator or coroutine, whose stretch ends too where its greenlet waits."""
     own: _Open = (None, run)
 
@@ -191,15 +191,15 @@ def tracked(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
     return resume, suspend
 
 
-def begin() -> None:
+def enable_greenlet_ranges() -> None:
     """Have the ranges of this process follow the greenlets of their threads."""
     global _new_run
     if not getattr(greenlet, "GREENLET_USE_CONTEXT_VARS", False):
         raise RuntimeError(f"greenlet {greenlet.__version__} has no context variables; 1.0 has")
     _new_run = engine.plain_run()
-    engine.watch_greenlets(watch_thread, push, pop)
+    engine.watch_greenlets(watch_thread, push_greenlet_range, pop_greenlet_range)
     watch_thread()
 
 
 _new_run: Any = None
-"""`engine.Run`, but for counting requests: a range is counted where it is left."""
+"""`engine.ResumableRange`, but for counting requests: a range is counted where it is left."""

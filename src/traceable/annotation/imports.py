@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def after(name: str, call: Callable[[], None]) -> None:
+def register_post_import_hook(name: str, call: Callable[[], None]) -> None:
     """Call `call` as soon as the module `name` is imported, at once if it is already.
 
     Args:
@@ -27,27 +27,27 @@ def after(name: str, call: Callable[[], None]) -> None:
     if name in sys.modules:
         call()
     else:
-        sys.meta_path.insert(0, Watch(name, call))
+        sys.meta_path.insert(0, PostImportFinder(name, call))
 
 
-def watch_imports() -> None:
+def register_import_hooks() -> None:
     """Take part in what torch.compile and greenlet do, from when they are imported. Called once all of ours is."""
     from traceable.annotation import engine
 
-    after("torch._dynamo", _torch_compiles)
-    if engine.emits():
-        after("greenlet", _greenlets_switch)
+    register_post_import_hook("torch._dynamo", _torch_compiles)
+    if engine.can_emit():
+        register_post_import_hook("greenlet", _greenlets_switch)
 
 
 def _torch_compiles() -> None:
     try:
         from traceable.annotation.torch import compile as torch_compile
 
-        torch_compile.make_transparent()
+        torch_compile.patch_dynamo()
     except Exception as error:  # noqa: BLE001 - another torch: it compiles as it would without us
         from traceable.annotation import engine
 
-        if engine.emits():
+        if engine.can_emit():
             environment.warn_once("compile_graph_breaks", f"torch.compile breaks its graphs at ranges: {error}")
 
 
@@ -55,14 +55,14 @@ def _greenlets_switch() -> None:
     try:
         from traceable.annotation import greenlets
 
-        greenlets.begin()
+        greenlets.enable_greenlet_ranges()
     except Exception as error:  # noqa: BLE001 - another greenlet, no descriptor: the program goes on
         environment.warn_once(
             "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
         )
 
 
-class Watch:
+class PostImportFinder:
     """A finder of one module alone, which it finds by the other finders. It stays until that module's code has run.
 
     Programs look for modules that they don't import (`importlib.util.find_spec`), so to be found is no import yet.

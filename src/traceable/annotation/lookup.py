@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod)
 
 
-class Place:
+class FunctionLocation:
     """Where one function stands.
 
     Attributes:
@@ -38,7 +38,7 @@ class Place:
         self.own = own
 
 
-def namespace(holder: object) -> Mapping[str, object]:
+def get_namespace(holder: object) -> Mapping[str, object]:
     """Return the `__dict__` of a module, class or instance, without asking its `__getattr__`."""
     try:
         found = object.__getattribute__(holder, "__dict__")
@@ -56,15 +56,15 @@ def is_function(value: object) -> bool:
     """Whether a wildcard takes `value`: a function, static or class method, or a decorated one (`lru_cache`)."""
     if issubclass(type(value), _FUNCTIONS):
         return True
-    return not is_class(value) and callable(value) and "__wrapped__" in namespace(value)
+    return not is_class(value) and callable(value) and "__wrapped__" in get_namespace(value)
 
 
-def defined_in(value: object, module_name: str) -> bool:
+def is_defined_in(value: object, module_name: str) -> bool:
     """Whether a function or class says that it was defined in that module."""
     return getattr(value, "__module__", None) == module_name
 
 
-def find_places(module: object, module_name: str, qualname: str) -> list[Place]:
+def find_functions(module: object, module_name: str, qualname: str) -> list[FunctionLocation]:
     """Return the places that `qualname` names in what stands in `sys.modules` under `module_name`.
 
     A wildcard takes functions only, and of the module's only those defined in it. A name without one takes whatever is
@@ -73,7 +73,7 @@ def find_places(module: object, module_name: str, qualname: str) -> list[Place]:
     return list(_walk(module, qualname.split("."), "", module_name))
 
 
-def _walk(owner: object, parts: list[str], prefix: str, module_name: str) -> Iterator[Place]:
+def _walk(owner: object, parts: list[str], prefix: str, module_name: str) -> Iterator[FunctionLocation]:
     part, rest = parts[0], parts[1:]
     by_wildcard = has_wildcard(part)
     for place in _members(owner, part, prefix):
@@ -90,44 +90,46 @@ def _walk(owner: object, parts: list[str], prefix: str, module_name: str) -> Ite
 
 
 def _belongs(value: object, module_name: str) -> bool:
-    return (is_class(value) or is_function(value)) and defined_in(value, module_name)
+    return (is_class(value) or is_function(value)) and is_defined_in(value, module_name)
 
 
-def _members(owner: object, part: str, prefix: str) -> Iterator[Place]:
-    own = namespace(owner)
+def _members(owner: object, part: str, prefix: str) -> Iterator[FunctionLocation]:
+    own = get_namespace(owner)
     if has_wildcard(part):
         for name, value in list(own.items()):
             if isinstance(name, str) and part_matches(part, name):
-                yield Place(owner, name, value, prefix + name)
+                yield FunctionLocation(owner, name, value, prefix + name)
     elif part in own:
-        yield Place(owner, part, own[part], prefix + part)
+        yield FunctionLocation(owner, part, own[part], prefix + part)
     elif is_class(owner):
-        yield from (Place(owner, part, value, prefix + part, own=False) for _, value in _inherited(owner, part))
+        yield from (
+            FunctionLocation(owner, part, value, prefix + part, own=False) for _, value in _inherited(owner, part)
+        )
     else:
         # What a module put in its own place in sys.modules may be an instance: its methods stand in its class.
-        yield from (Place(base, part, value, prefix + part) for base, value in _inherited(type(owner), part))
+        yield from (FunctionLocation(base, part, value, prefix + part) for base, value in _inherited(type(owner), part))
 
 
 def _inherited(class_: object, name: str) -> Iterator[tuple[object, object]]:
     for base in type.__dict__["__mro__"].__get__(class_):
-        if base is not object and base is not types.ModuleType and name in namespace(base):
-            yield base, namespace(base)[name]
+        if base is not object and base is not types.ModuleType and name in get_namespace(base):
+            yield base, get_namespace(base)[name]
             return
 
 
-def _public_methods(class_: object, prefix: str) -> Iterator[Place]:
-    for name, value in list(namespace(class_).items()):
+def _public_methods(class_: object, prefix: str) -> Iterator[FunctionLocation]:
+    for name, value in list(get_namespace(class_).items()):
         if not name.startswith("_") and is_function(value) and type(value) is not types.BuiltinFunctionType:
-            yield Place(class_, name, value, f"{prefix}.{name}")
+            yield FunctionLocation(class_, name, value, f"{prefix}.{name}")
 
 
-def callable_names(module: object, module_name: str) -> list[str]:
+def list_callable_names(module: object, module_name: str) -> list[str]:
     """Return the names of the module's functions and of its classes' methods, for near misses."""
     names: list[str] = []
-    for name, value in list(namespace(module).items()):
+    for name, value in list(get_namespace(module).items()):
         if not isinstance(name, str):
             continue
-        if is_class(value) and defined_in(value, module_name):
+        if is_class(value) and is_defined_in(value, module_name):
             names += [name, *(place.qualname for place in _members(value, "*", f"{name}.") if is_function(place.value))]
         elif is_function(value):
             names.append(name)

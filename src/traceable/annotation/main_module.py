@@ -56,7 +56,7 @@ def install(name: str) -> None:
             sys.path_hooks.insert(0, script.hook)
 
 
-def names_main(target: Target) -> bool:
+def matches_main_module(target: Target) -> bool:
     """Whether a pattern names the main module, as `__main__` or by the name of its file."""
     return bool(run_as) and (target.module == NAME or target.matches_module(run_as))
 
@@ -213,14 +213,14 @@ class _Instrumented:
     """What the compiled file calls: first `begin`, then `annotated` for each function that a pattern names."""
 
     def __init__(self, script: _Script | None) -> None:
-        self.decorators: list[tuple[patching.Patching, Target, str, bool]] = []
+        self.decorators: list[tuple[patching.PatchSet, Target, str, bool]] = []
         if script is not None:
             self.begin = script.begin
 
     def decorate(self, node: Definition, qualname: str, class_: str) -> None:
         """Put a decorator under those of a function for each patching of which a pattern names it."""
-        for one in patching.live():
-            target = next((t for t in one.targets if names_main(t) and _matches(t, qualname, class_)), None)
+        for one in patching.get_active_patch_sets():
+            target = next((t for t in one.targets if matches_main_module(t) and _matches(t, qualname, class_)), None)
             if target is not None:
                 expression = _call("annotated", ast.Constant(len(self.decorators)))
                 # Where the last decorator is, so that the function's first line stays what it was.
@@ -235,7 +235,7 @@ class _Instrumented:
 
         def decorate(function: Any) -> Any:
             try:
-                return patching.replaced(one, target, name, function, in_class)
+                return patching.replace_function(one, target, name, function, in_class)
             except Exception as error:  # noqa: BLE001 - the program goes on, not annotated
                 message = f"{name} was not annotated: {type(error).__name__}: {error}"
                 environment.warn_once("not_annotated", message, key=name)

@@ -5,7 +5,7 @@ Used without the native core; arguments are checked as ever, so that a wrong one
 
 from __future__ import annotations
 
-from traceable.annotation.arguments import checked, checked_payload, checked_value, log_lost_range
+from traceable.annotation.arguments import log_lost_range, normalize_arguments, normalize_payload, normalize_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Range:
                 log_lost_range()
                 return cls._unmade()  # type: ignore[return-value]
         if payload is not None:
-            found = found._numbered(payload)
+            found = found._with_payload(payload)
             found._arguments = (message, color, domain, category, payload)
         return found  # type: ignore[return-value]
 
@@ -73,7 +73,7 @@ class Range:
     def _built(cls, key: tuple[Any, ...]) -> Range:
         """Return the range of a key of those that are interned, which has none so far."""
         _class, message, color, domain, category, level = key
-        text, argb, scope, kind, _payload, number = checked(message, color, domain, category, None, level)
+        text, argb, scope, kind, _payload, number = normalize_arguments(message, color, domain, category, None, level)
         built = object.__new__(cls)
         built._arguments = (message, color, domain, category, None)
         built._level = number
@@ -97,7 +97,7 @@ class Range:
         self._silent = True
 
     @property
-    def _heard(self) -> bool:
+    def _is_recordable(self) -> bool:
         """Whether what it emits can reach a tool."""
         return not self._silent
 
@@ -109,14 +109,14 @@ class Range:
     ) -> None:
         pass
 
-    def _numbered(self, payload: Any) -> Self:
+    def _with_payload(self, payload: Any) -> Self:
         """Return the same range with this payload of the user's."""
         copy = object.__new__(type(self))
         copy._arguments = self._arguments
         copy._category_id = self._category_id
         copy._level = self._level
         copy._silent = self._silent
-        value = checked_payload(payload)
+        value = normalize_payload(payload)
         copy._fields = value if isinstance(value, str) else None
         return copy
 
@@ -141,10 +141,10 @@ class Range:
 
     def _sample(self, value: Any) -> None:
         """Emit a mark with this number as payload."""
-        checked_value(value)
+        normalize_value(value)
 
 
-class Run:
+class ResumableRange:
     """One run of code that stops and goes on, unheard."""
 
     def __init__(self, whole: Range, stretch: Range) -> None: ...
@@ -164,7 +164,7 @@ def wrap(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:  # no
     return function
 
 
-def kept() -> list[tuple[Any, ...]]:
+def list_interned_ranges() -> list[tuple[Any, ...]]:
     """Return type, message, color, domain, category and level of each range that is kept for ever."""
     return list(_interned)
 

@@ -17,8 +17,8 @@ from contextvars import ContextVar
 from itertools import count
 
 from traceable.annotation import null_backend
-from traceable.annotation.arguments import checked_payload, checked_value, is_mutable
-from traceable.protocol.nvtx import INSTANCE_BITS, PAYLOAD_DOMAIN, identity
+from traceable.annotation.arguments import is_mutable, normalize_payload, normalize_value
+from traceable.protocol.nvtx import INSTANCE_BITS, PAYLOAD_DOMAIN, pack_identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ _package: Any = None  # nvtx, whatever the program has put under that name since
 _emit: Any = None  # nvtx._lib, once it is imported: its functions skip the keyword handling of Domain's methods
 _made: Callable[[str | None], Any]
 
-record_up_to = 9
+max_level = 9
 """Ranges of a higher level are silent."""
 
-current: ContextVar[int] = ContextVar("traceable_instance", default=0)
+current_instance: ContextVar[int] = ContextVar("traceable_instance", default=0)
 """The number of the innermost instance, 0 outside of all."""
 
 _any_instance = False
@@ -58,11 +58,11 @@ _thread = _local()
 
 _next = count().__next__
 
-counts: Any = None
+range_counts: Any = None
 """Counts the ranges that are opened (`annotation/counts.py`), or None where nobody wants to know."""
 
 
-def available() -> bool:
+def import_nvtx() -> bool:
     """Import the nvtx package; say whether it is there with the names this module needs."""
     global _emit, _package
     try:
@@ -75,7 +75,7 @@ def available() -> bool:
         return False
 
 
-def emit_through(emitter: Any) -> None:
+def set_emitter(emitter: Any) -> None:
     """Emit through another module than the nvtx package: one with its functions and a `Domain` with its methods."""
     global _emit, _made
     _emit = emitter
@@ -113,8 +113,8 @@ class _Watched:
         return self._emitter.mark(attributes, handle)
 
 
-def when_annotated(heard: Callable[[], object]) -> None:
-    """Call `heard` before the first range or mark that is emitted from now on (`engine.when_annotated`).
+def call_before_next_event(heard: Callable[[], object]) -> None:
+    """Call `heard` before the first range or mark that is emitted from now on (`engine.call_before_next_event`).
 
     A range that is only started is noticed too; decorated functions that are made before this are not.
     """
@@ -155,14 +155,14 @@ def _domain(name: str | None) -> Any:
 
 
 def _identity(parent: int) -> int:
-    return identity(_next() % INSTANCE_BITS + 1, parent)
+    return pack_identity(_next() % INSTANCE_BITS + 1, parent)
 
 
 def identify() -> int:
     """Return the identity of a new run or block; its parent is the innermost one of this context."""
     global _any_instance
     _any_instance = True
-    return _identity(current.get())
+    return _identity(current_instance.get())
 
 
 def _announce(text: str, number: int) -> None:
@@ -173,10 +173,10 @@ def _announce(text: str, number: int) -> None:
 
 def _push(attributes: Any, handle: Any, slot: int) -> None:
     """Push a range and count it, after it was emitted (`_native/core.c` has the reason)."""
-    counter = None if counts is None else counts.counter
+    counter = None if range_counts is None else range_counts.counter
     _emit.push_range(attributes, handle)
     if counter is not None:
-        counts.add(counter, slot)
+        range_counts.add(counter, slot)
 
 
 class Range(null_backend.Range):
@@ -193,8 +193,8 @@ class Range(null_backend.Range):
         self._handle = self._domain.handle
         self._attributes = self._domain.get_event_attributes(message, argb, category)
         self._category_id = self._attributes.category
-        self._silent = self._level > record_up_to
-        self._slot = 0 if counts is None or self._silent else counts.slot(domain, message)
+        self._silent = self._level > max_level
+        self._slot = 0 if range_counts is None or self._silent else range_counts.slot(domain, message)
 
     def _with_number(self, number: Any) -> Any:
         own = self._attributes
@@ -207,7 +207,7 @@ class Range(null_backend.Range):
         payload = self._arguments[4]
         if is_mutable(payload):
             try:
-                made = checked_payload(payload)
+                made = normalize_payload(payload)
             except (TypeError, ValueError):
                 made = None
             if isinstance(made, str):
@@ -230,7 +230,7 @@ class Range(null_backend.Range):
 
     def _pushed(self) -> Any:
         """Return the attributes of a push, where there may be fields to say or an instance that it begins in."""
-        parent = current.get()
+        parent = current_instance.get()
         if self._fields is None and (not parent or parent == getattr(_thread, "stretched", 0)):
             return self._attributes
         return self._carrying(_identity(parent))
@@ -249,12 +249,12 @@ class Range(null_backend.Range):
         if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
             _emit.pop_range(self._handle)
 
-    def _numbered(self, payload: Any) -> Self:
-        copy = super()._numbered(payload)
+    def _with_payload(self, payload: Any) -> Self:
+        copy = super()._with_payload(payload)
         copy._domain = self._domain
         copy._handle = self._handle
         copy._slot = self._slot
-        number = checked_payload(payload) if copy._fields is None else None
+        number = normalize_payload(payload) if copy._fields is None else None
         copy._attributes = self._with_number(number)
         return copy
 
@@ -269,7 +269,7 @@ class Range(null_backend.Range):
     def _start(self) -> int:
         if self._silent:
             return 0
-        parent = current.get()
+        parent = current_instance.get()
         plain = self._fields is None and not parent
         return self._started(self._attributes if plain else self._carrying(_identity(parent)))
 
@@ -280,10 +280,10 @@ class Range(null_backend.Range):
         return self._started(self._carrying(identity) if carries else self._attributes)
 
     def _started(self, attributes: Any) -> int:
-        counter = None if counts is None else counts.counter
+        counter = None if range_counts is None else range_counts.counter
         number: int = self._domain.start_range(attributes)
         if counter is not None:
-            counts.add(counter, self._slot)
+            range_counts.add(counter, self._slot)
         return number
 
     def _end(self, range_id: int) -> None:
@@ -293,15 +293,15 @@ class Range(null_backend.Range):
     def _mark(self) -> None:
         if not self._silent:
             plain = self._fields is None
-            _emit.mark(self._attributes if plain else self._identified(_identity(current.get())), self._handle)
+            _emit.mark(self._attributes if plain else self._identified(_identity(current_instance.get())), self._handle)
 
     def _sample(self, value: Any) -> None:
-        number = checked_value(value)
+        number = normalize_value(value)
         if not self._silent:
             _emit.mark(self._with_number(number), self._handle)
 
 
-class Run:
+class ResumableRange:
     """One run of code that stops and goes on: its whole, and each stretch."""
 
     __slots__ = ("_around", "_attributes", "_handle", "_id", "_inside", "_number", "_outside", "_slot", "_whole")
@@ -318,11 +318,11 @@ class Run:
 
     def resume(self) -> None:
         """Open a stretch: the code runs from here on."""
-        self._outside = current.get()
-        current.set(self._inside)
-        self.show()
+        self._outside = current_instance.get()
+        current_instance.set(self._inside)
+        self.push_segment()
 
-    def show(self) -> None:
+    def push_segment(self) -> None:
         """Open a stretch in a context that is the code's own: of a greenlet."""
         self._around = getattr(_thread, "stretched", 0)
         _thread.stretched = self._number
@@ -330,11 +330,11 @@ class Run:
 
     def suspend(self) -> None:
         """Close the stretch: the code is suspended, or over. What an `async with` inside has set stays its own."""
-        self.hide()
-        self._inside = current.get()
-        current.set(self._outside)
+        self.pop_segment()
+        self._inside = current_instance.get()
+        current_instance.set(self._outside)
 
-    def hide(self) -> None:
+    def pop_segment(self) -> None:
         """Close what `show` opened."""
         _emit.pop_range(self._handle)
         _thread.stretched = self._around
@@ -377,10 +377,10 @@ class _Method(_Callable):
 def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
     push, pop, pushed = _emit.push_range, _emit.pop_range, range_._pushed
     attributes, handle, plain = range_._attributes, range_._handle, range_._fields is None
-    slot, add = range_._slot, None if counts is None else counts.add
+    slot, add = range_._slot, None if range_counts is None else range_counts.add
 
     def annotated(*args: Any, **kwargs: Any) -> _R:
-        counter = None if add is None else counts.counter
+        counter = None if add is None else range_counts.counter
         if plain and not _any_instance:
             push(attributes, handle)
             if add is not None:

@@ -1,7 +1,7 @@
 """Says which patterns matched nothing, and what was meant perhaps: from each process to the launcher, or on stderr.
 
 Each process leaves `annotate.<pid>.json` in the run directory: as soon as a pattern matches (a killed worker's matches
-count too), and at its exit with near misses. `notes` is the launcher's side: it puts the processes' files together.
+count too), and at its exit with near misses. `collect_warnings` is the launcher's side: it puts the processes' files together.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from traceable.annotation.patching import Patching
+    from traceable.annotation.patching import PatchSet
 
 SCHEMA = "traceable.annotate/1"
 _NAMES_KEPT = 100
 _started_in = os.getpid()
 
 
-def at_exit(patchings: Sequence[Patching]) -> None:
+def write_final_report(patchings: Sequence[PatchSet]) -> None:
     """Write the report of this process, or say it on stderr where there is no run directory."""
     try:
         if os.environ.get(environment.RUN_DIR):
-            save(patchings, final=True)
+            save_report(patchings, final=True)
         elif _speaks():
             for note in notes_of([_report(patchings, final=True)]):
                 environment.warn_once(note.code, note, key=note)  # what was said when it happened is not said again
@@ -47,7 +47,7 @@ def _speaks() -> bool:
     return os.getpid() == _started_in and not is_worker and reporter in ("", str(os.getpid()))
 
 
-def save(patchings: Sequence[Patching], final: bool = False) -> None:
+def save_report(patchings: Sequence[PatchSet], final: bool = False) -> None:
     """Write this process's report into the run directory, if there is one."""
     run_dir = os.environ.get(environment.RUN_DIR)
     if not run_dir:
@@ -62,13 +62,13 @@ def save(patchings: Sequence[Patching], final: bool = False) -> None:
         environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")
 
 
-def _report(patchings: Sequence[Patching], final: bool) -> dict[str, Any]:
+def _report(patchings: Sequence[PatchSet], final: bool) -> dict[str, Any]:
     rows = [_row(patching, target, final) for patching in list(patchings) for target in patching.targets]
     return {"schema": SCHEMA, "pid": os.getpid(), "final": final, "patterns": rows}
 
 
-def _row(patching: Patching, target: Target, final: bool) -> dict[str, Any]:
-    matched = patching.matched[target]
+def _row(patching: PatchSet, target: Target, final: bool) -> dict[str, Any]:
+    matched = patching.matches[target]
     problems = patching.problems.get(target, [])
     return {
         "pattern": str(target),
@@ -98,7 +98,9 @@ def _why_nothing(target: Target) -> Message:
         return Message("program_not_a_file", why)
     if not modules:
         return _never_imported(target)
-    names = [(f"{name}:", known) for name, module in modules.items() for known in lookup.callable_names(module, name)]
+    names = [
+        (f"{name}:", known) for name, module in modules.items() for known in lookup.list_callable_names(module, name)
+    ]
     if target.module_is_exact and any(known == target.qualname for _, known in names):
         why = f"{target.qualname} came into {target.module} after its import, or past the hook: name it where defined"
         return Message("defined_after_import", why)
@@ -115,11 +117,11 @@ def _kinds(why: str, modules: Mapping[str, object], target: Target) -> Message:
     """Say what stands under the first part of an exact name that leads to no function."""
     first = target.qualname.partition(".")[0]
     for module in modules.values():
-        value = lookup.namespace(module).get(first)
+        value = lookup.get_namespace(module).get(first)
         if value is not None and not lookup.is_class(value) and not has_wildcard(first):
             kind = type(value).__qualname__
             return Message("name_of_instance", f"{why}; {first} is an instance of {kind}: name its class")
-        if value is None and "__getattr__" in lookup.namespace(module):
+        if value is None and "__getattr__" in lookup.get_namespace(module):
             made = "the module makes names when asked for them: name the module that defines it"
             return Message("name_made_on_demand", f"{why}; {made}")
     return Message("name_not_in_module", why)
@@ -141,7 +143,7 @@ def _close(word: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*difflib.get_close_matches(plain, known, 3, 0.7), *same_end]))[:3]
 
 
-def notes(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[Message, ...]:
+def collect_warnings(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[Message, ...]:
     """Return a sentence for each pattern that matched nothing in any process of the run; empty if all matched.
 
     Args:
@@ -156,7 +158,7 @@ def notes(run_dir: str | os.PathLike[str], targets: Iterable[Target]) -> tuple[M
     # Under nsys each chosen process is a run of its own, one folder below.
     paths = [path for glob in ("annotate.*.json", "*/annotate.*.json") for path in sorted(Path(run_dir).glob(glob))]
     reports = [json.loads(path.read_text("utf-8")) for path in paths]
-    wanted = () if environment.flag(environment.DISABLE) else tuple(targets)
+    wanted = () if environment.read_flag(environment.DISABLE) else tuple(targets)
     if wanted and not reports:
         said = (
             "the annotate patterns were never read: the program started no Python that could read them, or was killed "

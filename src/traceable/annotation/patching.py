@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Make = Callable[[Any, Target, str, bool], Any]
-    """Makes what stands in the place of a value, as `annotated` does."""
+    """Makes what stands in the place of a value, as `annotate_value` does."""
 
 _OURS = frozenset({"traceable", "wrapt", "nvtx"})
 """Packages that an annotated call runs through: patched, they would call themselves."""
@@ -45,14 +45,14 @@ _lock = RLock()
 if hasattr(os, "register_at_fork"):
     # A child forked while another thread patches would wait for ever for a lock that no one holds.
     os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
-_live: list[Patching] = []
+_live: list[PatchSet] = []
 _packages: frozenset[str] = frozenset()
 """The first parts of the live patterns' modules: most imports are none of ours and must learn it cheaply."""
 _installed: dict[int, object] = {}
 """Our replacements that stand somewhere, by id: what is annotated from outside already is left as it is."""
 
 
-class Change:
+class Patch:
     """One attribute that was replaced from outside: what stood there, and what stands there now.
 
     Attributes:
@@ -72,7 +72,7 @@ class Change:
         """Put the very same object back, unless someone else has replaced ours meanwhile."""
         if getattr(self.original, "__qualname__", "").endswith(_THROUGH_OURS):
             self.original.__qualname__ = self.original.__qualname__[: -len(_THROUGH_OURS)]
-        if lookup.namespace(self.owner).get(self.attribute) is not self.replacement:
+        if lookup.get_namespace(self.owner).get(self.attribute) is not self.replacement:
             return
         if self.own:
             setattr(self.owner, self.attribute, self.original)
@@ -80,7 +80,7 @@ class Change:
             delattr(self.owner, self.attribute)
 
 
-def annotated(value: Any, target: Target, name: str, in_class: bool) -> Any:
+def annotate_value(value: Any, target: Target, name: str, in_class: bool) -> Any:
     """Return `value` annotated as `target` says, under the range name `name` unless the target has its own.
 
     Args:
@@ -99,7 +99,7 @@ def annotated(value: Any, target: Target, name: str, in_class: bool) -> Any:
 
 def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Callable[[Any], Any]:
     """Return what annotates a function so that the range of each call has its own payload; other things as `plain`."""
-    from traceable.annotation.ranges import annotate, carry, is_coroutine_function
+    from traceable.annotation.ranges import annotate, is_coroutine_function, update_wrapper
 
     payload_of: list[Callable[..., Any]] = []
 
@@ -139,7 +139,7 @@ def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Cal
         def called(*args: Any, **kwargs: Any) -> Any:
             return annotated(args, kwargs)(*args, **kwargs)
 
-        return carry(function, awaited if is_coroutine_function(function) else called)
+        return update_wrapper(function, awaited if is_coroutine_function(function) else called)
 
     return decorate
 
@@ -158,9 +158,9 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
         return decorate(value)
     if callable(value):
         # wrapt takes 85 ms to import (2.5.2), so only what needs a proxy pays for it.
-        from traceable.annotation.proxy import proxied
+        from traceable.annotation.proxy import wrap_callable
 
-        return proxied(value, decorate)
+        return wrap_callable(value, decorate)
     raise CauseError("not_a_function", f"is no function but of type {kind.__name__}")
 
 
@@ -179,21 +179,21 @@ def _with_attributes_of(original: Any, new: Any) -> Any:
     return new
 
 
-class Patching(Handle):
+class PatchSet(Handle):
     """What `annotate_targets` returns: what was annotated, and the way back.
 
     Attributes:
         targets: the patterns.
-        matched: for each pattern, the dotted names it has matched so far (an empty list: none yet).
+        matches: for each pattern, the dotted names it has matched so far (an empty list: none yet).
         problems: for each pattern, why something it matched could not be annotated.
     """
 
-    def __init__(self, targets: tuple[Target, ...], make: Make = annotated) -> None:
+    def __init__(self, targets: tuple[Target, ...], make: Make = annotate_value) -> None:
         self.targets = targets
         self.make = make
-        self.matched: dict[Target, list[str]] = {target: [] for target in targets}
+        self.matches: dict[Target, list[str]] = {target: [] for target in targets}
         self.problems: dict[Target, list[Message]] = {}
-        self._changes: list[Change] = []
+        self._changes: list[Patch] = []
 
     def remove(self) -> None:
         """Put every original object back where it was, and patch nothing more. Twice is as good as once.
@@ -214,7 +214,7 @@ class Patching(Handle):
                     environment.warn_once("annotation_not_removed", message, key=change.attribute)
 
 
-def annotate_targets(*patterns: str | Target) -> Patching:
+def annotate_targets(*patterns: str | Target) -> PatchSet:
     """Annotate what the patterns name, now where it is imported already, else when it is.
 
     Args:
@@ -235,13 +235,13 @@ def annotate_targets(*patterns: str | Target) -> Patching:
     targets = tuple(p if isinstance(p, Target) else parse_pattern(p) for p in patterns)
     for target in targets:
         _check_allowed(target)
-    patching = Patching(targets)
-    if targets and not environment.flag(environment.DISABLE):
+    patching = PatchSet(targets)
+    if targets and not environment.read_flag(environment.DISABLE):
         _start(patching)
     return patching
 
 
-def replace_targets(*targets: Target, make: Make) -> Patching:
+def replace_targets(*targets: Target, make: Make) -> PatchSet:
     """Put what `make` makes in the place of what the targets name, as `annotate_targets` does with annotated functions.
 
     Over functions, too, that are annotated from outside.
@@ -251,7 +251,7 @@ def replace_targets(*targets: Target, make: Make) -> Patching:
     """
     for target in targets:
         _check_allowed(target)
-    patching = Patching(targets, make)
+    patching = PatchSet(targets, make)
     _start(patching)
     return patching
 
@@ -261,12 +261,12 @@ def annotate_from_environment() -> None:
     annotate_targets(*_targets_of_environment())
 
 
-def live() -> tuple[Patching, ...]:
+def get_active_patch_sets() -> tuple[PatchSet, ...]:
     """Return the patchings that have not been removed, in the order in which they began."""
     return tuple(_live)
 
 
-def replaced(patching: Patching, target: Target, name: str, function: Any, in_class: bool) -> Any:
+def replace_function(patching: PatchSet, target: Target, name: str, function: Any, in_class: bool) -> Any:
     """Return what stands in the place of a function that is just being defined; itself where it can't be replaced."""
     try:
         replacement = patching.make(function, target, name, in_class)
@@ -284,7 +284,7 @@ def report_idle_process() -> None:
     targets = _targets_of_environment()
     if step := os.environ.get(environment.STEP_FUNCTION):
         targets = (*targets, parse_step_function(step))
-    patch_report.at_exit([Patching(targets)])
+    patch_report.write_final_report([PatchSet(targets)])
 
 
 def _targets_of_environment() -> tuple[Target, ...]:
@@ -308,7 +308,7 @@ def _check_allowed(target: Target) -> None:
         raise ValueError(f"annotate pattern '{target}': {target.package} is what annotating runs on")
 
 
-def _start(patching: Patching) -> None:
+def _start(patching: PatchSet) -> None:
     with _lock:
         _live.append(patching)
         _watch()
@@ -344,7 +344,7 @@ def _is_unloaded(module: object) -> bool:
 
 def report_at_exit() -> None:
     """Leave word of what the live patterns matched and did not."""
-    patch_report.at_exit(_live)
+    patch_report.write_final_report(_live)
 
 
 class _Finder:
@@ -424,7 +424,7 @@ class _Loader:
 
     def exec_module(self, module: Any) -> None:
         for holder, name in ((getattr(module, "__spec__", None), "loader"), (module, "__loader__")):
-            if lookup.namespace(holder).get(name) is self:
+            if lookup.get_namespace(holder).get(name) is self:
                 setattr(holder, name, self._loader)
         imported_before = len(sys.modules)
         self._loader.exec_module(module)
@@ -443,7 +443,7 @@ def _after_import(name: str, module: object, imported_before: int) -> None:
         _patch_module(patching, name, roots, copies_in)
 
 
-def _patch_module(patching: Patching, name: str, roots: list[Any], copies_in: Iterable[object] | None) -> None:
+def _patch_module(patching: PatchSet, name: str, roots: list[Any], copies_in: Iterable[object] | None) -> None:
     """Apply the patterns that name this module; `copies_in`: the modules to search for copies, None for all."""
     moved: dict[int, tuple[object, object]] = {}
     known = _known(patching)
@@ -452,7 +452,7 @@ def _patch_module(patching: Patching, name: str, roots: list[Any], copies_in: It
             continue
         try:
             for root in roots:
-                for place in lookup.find_places(root, name, target.qualname):
+                for place in lookup.find_functions(root, name, target.qualname):
                     replacement = _replace(patching, target, name, place)
                     if replacement is not None and place.owner is root and _is_own_function(place.value, name):
                         moved[id(place.value)] = (place.value, replacement)
@@ -465,19 +465,19 @@ def _patch_module(patching: Patching, name: str, roots: list[Any], copies_in: It
         _save_progress()
 
 
-def _known(patching: Patching) -> tuple[int, int]:
-    return sum(map(bool, patching.matched.values())), sum(map(len, patching.problems.values()))
+def _known(patching: PatchSet) -> tuple[int, int]:
+    return sum(map(bool, patching.matches.values())), sum(map(len, patching.problems.values()))
 
 
 def _is_own_function(value: object, module_name: str) -> bool:
-    return issubclass(type(value), _FUNCTIONS) and lookup.defined_in(value, module_name)
+    return issubclass(type(value), _FUNCTIONS) and lookup.is_defined_in(value, module_name)
 
 
-def _replace(patching: Patching, target: Target, module_name: str, place: lookup.Place) -> object | None:
+def _replace(patching: PatchSet, target: Target, module_name: str, place: lookup.FunctionLocation) -> object | None:
     """Annotate one place. Returns what stands there now in place of `place.value`, None where it was left."""
     name = f"{module_name}.{place.qualname}"
     is_held = is_held_elsewhere(place)
-    if id(place.value) in _installed and patching.make is annotated:
+    if id(place.value) in _installed and patching.make is annotate_value:
         _matched(patching, target, name)
         return None
     try:
@@ -489,19 +489,19 @@ def _replace(patching: Patching, target: Target, module_name: str, place: lookup
         _matched(patching, target, name)
         return None
     try:
-        made = _change(patching, Change(place.owner, place.attribute, place.value, replacement, place.own))
+        made = _change(patching, Patch(place.owner, place.attribute, place.value, replacement, place.own))
     except (AttributeError, TypeError):
         owner = getattr(place.owner, "__qualname__", None) or module_name
         why = f"{name} can't be replaced: {owner} is an extension type or refuses new attributes"
         _problem(patching, target, Message("not_replaceable", why))
         return None
-    if made and is_held and lookup.defined_in(place.value, module_name):
+    if made and is_held and lookup.is_defined_in(place.value, module_name):
         keep_picklable(place)
     _matched(patching, target, name)
     return replacement if made else None
 
 
-def is_held_elsewhere(place: lookup.Place) -> bool:
+def is_held_elsewhere(place: lookup.FunctionLocation) -> bool:
     """Whether a function is also in a table, a partial, a default: what its module's body made of it."""
     return type(place.value) is types.FunctionType and sys.getrefcount(place.value) > _references_of_an_unshared_one()
 
@@ -509,13 +509,13 @@ def is_held_elsewhere(place: lookup.Place) -> bool:
 def _references_of_an_unshared_one() -> int:
     def function() -> None: ...
 
-    place = lookup.Place(None, "", function, "")
+    place = lookup.FunctionLocation(None, "", function, "")
     holder = {"function": function}
     del function
     return sys.getrefcount(place.value) if holder else 0
 
 
-def keep_picklable(place: lookup.Place) -> None:
+def keep_picklable(place: lookup.FunctionLocation) -> None:
     """Give the original the name by which it can still be found: pickle wants to find what it pickles, and refuses.
 
     Without this a program that sends `table["step"]` to a process pool would fail for being annotated.
@@ -525,9 +525,11 @@ def keep_picklable(place: lookup.Place) -> None:
         function.__qualname__ += _THROUGH_OURS
 
 
-def _change(patching: Patching, change: Change) -> bool:
+def _change(patching: PatchSet, change: Patch) -> bool:
     with _lock:
-        if lookup.namespace(change.owner).get(change.attribute, None) is not (change.original if change.own else None):
+        if lookup.get_namespace(change.owner).get(change.attribute, None) is not (
+            change.original if change.own else None
+        ):
             return False  # another thread was faster
         setattr(change.owner, change.attribute, change.replacement)
         patching._changes.append(change)
@@ -536,23 +538,23 @@ def _change(patching: Patching, change: Change) -> bool:
 
 
 def _replace_copies(
-    patching: Patching, moved: dict[int, tuple[object, object]], modules: Iterable[object], everywhere: bool
+    patching: PatchSet, moved: dict[int, tuple[object, object]], modules: Iterable[object], everywhere: bool
 ) -> None:
     """Give `from module import function`, done before we came, the annotated function too."""
     for module in list(sys.modules.values()) if everywhere else modules:
         if not issubclass(type(module), types.ModuleType) or _is_unloaded(module):
             continue
-        for attribute, value in list(lookup.namespace(module).items()):
+        for attribute, value in list(lookup.get_namespace(module).items()):
             if id(value) in moved and value is moved[id(value)][0]:
-                _change(patching, Change(module, attribute, value, moved[id(value)][1]))
+                _change(patching, Patch(module, attribute, value, moved[id(value)][1]))
 
 
-def _matched(patching: Patching, target: Target, name: str) -> None:
-    if name not in patching.matched[target]:
-        patching.matched[target].append(name)
+def _matched(patching: PatchSet, target: Target, name: str) -> None:
+    if name not in patching.matches[target]:
+        patching.matches[target].append(name)
 
 
-def _problem(patching: Patching, target: Target, message: Message) -> None:
+def _problem(patching: PatchSet, target: Target, message: Message) -> None:
     found = patching.problems.setdefault(target, [])
     if message not in found:
         found.append(message)
@@ -562,4 +564,4 @@ def _problem(patching: Patching, target: Target, message: Message) -> None:
 
 def _save_progress() -> None:
     with _lock:
-        patch_report.save(_live)
+        patch_report.save_report(_live)

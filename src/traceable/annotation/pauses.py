@@ -44,7 +44,7 @@ _lock = _thread.RLock()
 """Re-entrant: a finaliser that runs while it is held may remove a recording."""
 
 
-class Recording(Handle):
+class PauseRecording(Handle):
     """What is being recorded. `remove()` ends it, as does leaving a `with` block on it."""
 
     __slots__ = ("_release",)
@@ -60,7 +60,7 @@ class Recording(Handle):
                 release()
 
 
-def record_gc() -> Recording:
+def record_gc() -> PauseRecording:
     """Record garbage collections: a push/pop range `gc` in the domain `traceable.gc`, on the thread that collects.
 
     The range's payload is the generation. What a collection freed is the payload of a mark `gc collected` at its end,
@@ -69,14 +69,14 @@ def record_gc() -> Recording:
     Returns:
         The handle whose `remove()` ends it. Nothing is registered where no one can listen.
     """
-    if not engine.emits():
-        return Recording(None)
+    if not engine.can_emit():
+        return PauseRecording(None)
     with _lock:
         _collections.acquire()
-    return Recording(_collections.release)
+    return PauseRecording(_collections.release)
 
 
-def record_loop_pauses(threshold_ms: float = DEFAULT_THRESHOLD_MS) -> Recording:
+def record_loop_pauses(threshold_ms: float = DEFAULT_THRESHOLD_MS) -> PauseRecording:
     """Record what blocks asyncio's event loops: each callback as a range of its own in the domain `traceable.loop`.
 
     A range is named after the callback's `__qualname__`, for a task that of its coroutine. The report shows those that
@@ -96,19 +96,19 @@ def record_loop_pauses(threshold_ms: float = DEFAULT_THRESHOLD_MS) -> Recording:
         raise TypeError(f"threshold_ms must be a number, not {type(threshold_ms).__name__}")
     if not (math.isfinite(threshold_ms) and 0 <= threshold_ms < _MAX_THRESHOLD_MS):
         raise ValueError(f"threshold_ms must be from 0 to below 1e9, not {threshold_ms!r}")
-    if not engine.emits():
-        return Recording(None)
+    if not engine.can_emit():
+        return PauseRecording(None)
     threshold_ns = round(threshold_ms * 1e6)
     with _lock:
         if not _callbacks.acquire(threshold_ns):
-            return Recording(None)
-    return Recording(functools.partial(_callbacks.release, threshold_ns))
+            return PauseRecording(None)
+    return PauseRecording(functools.partial(_callbacks.release, threshold_ns))
 
 
 def record_from_environment() -> None:
     """Record what `TRACEABLE_GC` and `TRACEABLE_LOOP_PAUSES` ask for. Called once, at `import traceable`."""
     try:
-        if environment.flag(environment.GC):
+        if environment.read_flag(environment.GC):
             record_gc()
         if value := os.environ.get(environment.LOOP_PAUSES, "").strip():
             _record_loop_pauses_asked(value)
@@ -187,7 +187,7 @@ class _Collections:
             return
         try:
             if collected:
-                self._freed._numbered(collected)._mark()
+                self._freed._with_payload(collected)._mark()
         finally:
             self._close(ident)
 

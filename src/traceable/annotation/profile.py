@@ -58,7 +58,7 @@ class Profile:
 
     def enable(self) -> None:
         """Start: every call from here on is a range."""
-        if not engine.emits():
+        if not engine.can_emit():
             return
         try:
             import threading

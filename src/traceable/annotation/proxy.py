@@ -28,7 +28,7 @@ class AnnotatedCallable(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, 
         return self if made is self.__wrapped__ else made
 
 
-def proxied(value: Any, decorate: Callable[[Any], Any]) -> Any:
+def wrap_callable(value: Any, decorate: Callable[[Any], Any]) -> Any:
     """Return a proxy of the callable `value` whose calls run in the range that `decorate` puts on a function.
 
     `value` itself where no one can listen. A call of what `value` binds to (an `lru_cache` in a class) is taken as a

@@ -166,7 +166,7 @@ def _process_ended() -> None:
     _threads.clear()
 
 
-def watched(base: Any) -> Any:
+def make_checked_class(base: Any) -> Any:
     """Return the class of ranges `base` with every opening and closing noted."""
 
     class Range(base):  # type: ignore[misc]
@@ -206,7 +206,7 @@ def watched(base: Any) -> Any:
     return Range
 
 
-def wrapper(function: Callable[..., _R], range_: Any) -> Callable[..., _R]:
+def wrap_checked(function: Callable[..., _R], range_: Any) -> Callable[..., _R]:
     """Return a function that runs `function` inside `range_`, which stands where `function` is defined."""
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)

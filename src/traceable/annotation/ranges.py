@@ -109,14 +109,14 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
         return domain_of(self._arguments[2])
 
     async def __aenter__(self) -> Self:
-        if self._heard:
+        if self._is_recordable:
             resumable.open_block(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._heard:
+        if self._is_recordable:
             resumable.close_block(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ def _rebuilt(kind: type[annotate], arguments: tuple[Any, ...], level: int) -> an
 
 if engine.core is not None and engine.requests is None:
     # Faster, but past `__new__`, which chooses the class of those that are counted.
-    engine.core.publish(annotate)
+    engine.core.set_public_class(annotate)
 
 
 def decorate(range_: annotate, target: Any) -> Any:
@@ -163,8 +163,8 @@ def decorate(range_: annotate, target: Any) -> Any:
         )
     # NVTX asks for its listener once, at its first call. Without one the function itself is the cheapest wrapper.
     # Below the level nothing is emitted either.
-    if (range_._silent or not engine.emits()) and not (engine.requests and engine.requests.is_counted(range_)):
-        engine.unheard = engine.unheard or not engine.emits()
+    if (range_._silent or not engine.can_emit()) and not (engine.requests and engine.requests.is_counted(range_)):
+        engine.has_skipped_annotations = engine.has_skipped_annotations or not engine.can_emit()
         return target
     return _callable(_named(range_, target), target)
 
@@ -245,15 +245,15 @@ def is_coroutine_function(target: Any) -> bool:
 def _callable(range_: annotate, target: Any) -> Any:
     kind = _kind(target)
     if not kind & _RESUMABLE:
-        return carry(target, engine.wrap(target, range_))
+        return update_wrapper(target, engine.wrap(target, range_))
     if kind & _COROUTINE:
-        return carry(target, resumable.coroutine(target, range_))
+        return update_wrapper(target, resumable.wrap_coroutine(target, range_))
     if kind & _ASYNC_GENERATOR:
-        return carry(target, resumable.async_generator(target, range_))
-    return carry(target, resumable.generator(target, range_, awaitable=bool(kind & _ITERABLE_COROUTINE)))
+        return update_wrapper(target, resumable.wrap_async_generator(target, range_))
+    return update_wrapper(target, resumable.wrap_generator(target, range_, awaitable=bool(kind & _ITERABLE_COROUTINE)))
 
 
-def carry(target: Any, wrapper: Any) -> Any:
+def update_wrapper(target: Any, wrapper: Any) -> Any:
     """Give the wrapper what `functools.wraps` gives; functools itself is not imported for it."""
     for name in _CARRIED:
         try:

@@ -2,7 +2,7 @@
 
 Push and pop are a stack of the thread, so a range that stays open while its code is suspended is closed by whoever
 runs next. Here the whole, from first resumption to end, is a start/end range; each stretch in which the code really
-runs is a push/pop range of the same name in the domain `traceable.active`, or `traceable.generator` for a plain
+runs is a push/pop range of the same name in the domain `traceable.active`, or `traceable.wrap_generator` for a plain
 generator. Both carry the instance's identity (the whole only where the user gave it no number): `emission` tells how.
 Whatever ends the code ends its ranges: a return, an exception, `close()`, cancellation, garbage collection.
 
@@ -22,23 +22,23 @@ from contextvars import ContextVar
 
 from traceable.annotation import engine
 from traceable.protocol import environment
-from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, instance_of
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, unpack_instance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
-    from traceable._native._core import Run
+    from traceable._native._core import ResumableRange
     from traceable.annotation.ranges import annotate
 
-_current = engine.current()
+_current = engine.get_instance_variable()
 _VARARGS, _VARKEYWORDS = 0x04, 0x08  # inspect.CO_*
 _carries = False
 """Whether the threads of executors are given what a coroutine or block that submits to them is."""
 
 
-def stretch_of(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotate:
+def make_segment_range(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotate:
     """Return the range of each time in which the code of `range_` runs."""
     message, color, _domain, category, _payload = range_._arguments
     return type(range_)(message, color, domain, category)
@@ -51,13 +51,13 @@ def _carry() -> None:
         _patch_executors()
 
 
-def _drive(inner: Any, run: Run) -> Generator[Any, Any, Any]:
+def _drive(inner: Any, run: ResumableRange) -> Generator[Any, Any, Any]:
     """Drive a coroutine or generator as `yield from` does, with a push/pop range around each resumption.
 
     What is yielded leaves this frame before it suspends: a wrapper must not keep a batch alive that its maker let go.
     """
     send, throw = inner.send, inner.throw
-    resume, suspend = (run.resume, run.suspend) if engine.tracked is None else engine.tracked(run)
+    resume, suspend = (run.resume, run.suspend) if engine.track_switches is None else engine.track_switches(run)
     step: Any = send
     value: Any = None
     hand: list[Any] = []
@@ -84,13 +84,13 @@ async def _await(awaitable: Any) -> Any:
     return await awaitable
 
 
-def coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
+def wrap_coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
     """Wrap what makes a coroutine. The wrapper is an `async def` function, as every version's inspect expects."""
-    stretch = stretch_of(range_)
+    stretch = make_segment_range(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
         _carry()
-        run = engine.Run(range_, stretch)
+        run = engine.ResumableRange(range_, stretch)
         try:
             made = function(*args, **kwargs)
             if not hasattr(made, "send"):  # an awaitable of another kind, from a function marked as a coroutine's
@@ -142,12 +142,12 @@ def _with_parameters_of(function: types.FunctionType, wrapper: Callable[..., Any
     return taking  # type: ignore[no-any-return]
 
 
-def generator(function: Callable[..., Any], range_: annotate, awaitable: bool = False) -> Callable[..., Any]:
-    """Wrap a generator function; `awaitable` where it was made by `types.coroutine`."""
-    stretch = stretch_of(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
+def wrap_generator(function: Callable[..., Any], range_: annotate, awaitable: bool = False) -> Callable[..., Any]:
+    """Wrap a generator function; `awaitable` where it was made by `types.wrap_coroutine`."""
+    stretch = make_segment_range(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
 
     def annotated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        run = engine.Run(range_, stretch)
+        run = engine.ResumableRange(range_, stretch)
         try:
             return (yield from _drive(function(*args, **kwargs), run))
         finally:
@@ -170,13 +170,13 @@ def _first(made: Any) -> Any:
         sys.set_asyncgen_hooks(*hooks)
 
 
-def async_generator(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
+def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
     """Wrap an async generator function. Time in which the consumer has the item is no stretch."""
-    stretch = stretch_of(range_)
+    stretch = make_segment_range(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
         _carry()
-        run = engine.Run(range_, stretch)
+        run = engine.ResumableRange(range_, stretch)
         hand: list[Any] = []
         try:
             made = function(*args, **kwargs)
@@ -208,7 +208,7 @@ class _Block:
         self.range = range_
         self.outer = outer
         self.parent = _current.get()
-        self.instance = instance_of(identity)
+        self.instance = unpack_instance(identity)
         self.id: int | None = range_._start_as(identity)
 
 
@@ -274,7 +274,7 @@ def _patch_executors() -> None:
         from concurrent.futures import ThreadPoolExecutor
         from functools import update_wrapper
 
-        original, current = ThreadPoolExecutor.submit, engine.current()
+        original, current = ThreadPoolExecutor.submit, engine.get_instance_variable()
 
         def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
             number = current.get()

@@ -23,8 +23,8 @@ from collections import deque
 from traceable.annotation import engine, resumable
 from traceable.annotation.ranges import annotate
 from traceable.capture import flight, gates, process, step_times
-from traceable.capture.schedule import NEVER, Plan, age_s, first, waited_s
-from traceable.capture.status import Status
+from traceable.capture.schedule import NEVER, Schedule, age_s, elapsed_delay_s, first_range
+from traceable.capture.status import StatusWriter
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
 from traceable.protocol.window_spec import UNTIL_STOPPED, Window
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from traceable.capture.gates import Gate
     from traceable.capture.timer import Timer
-    from traceable.capture.triggers import Watch
+    from traceable.capture.triggers import TriggerSet
 
 STEP = "step"
 """The name of the range that every step is; its payload is the step's index."""
@@ -44,7 +44,7 @@ STEP = "step"
 WAIT = "step.wait"
 """The name of the range in which `steps` waits for the next item."""
 
-heard = engine.emits()
+can_emit = engine.can_emit()
 """NVTX asks for its listener once, so whether anyone hears a step is known from the start."""
 
 _wait = annotate(WAIT)
@@ -65,7 +65,7 @@ class Step:
         self.as_block = as_block
         self.bare = bare
         self.thread = get_ident()
-        self.range = annotate(STEP, None, None, None, index) if heard else None
+        self.range = annotate(STEP, None, None, None, index) if can_emit else None
 
     def open(self) -> None:
         """Open its range."""
@@ -116,7 +116,7 @@ class Wait:
             _wait._pop()
 
 
-class Request:
+class WindowRequest:
     """One window that is asked for while the program runs, to open when the next step begins.
 
     Attributes:
@@ -186,8 +186,8 @@ class OpenWindow:
             if self._synchronise:
                 _synchronise()
             self._gate.open()
-            if engine.counts is not None:
-                engine.counts.recording(True)
+            if engine.range_counts is not None:
+                engine.range_counts.recording(True)
             self._number = self._marker._start()
         except Exception as error:  # noqa: BLE001 - whatever CUDA or a library says, the program goes on
             code = code_of(error, "window_not_opened")
@@ -205,8 +205,8 @@ class OpenWindow:
             if self._synchronise:
                 _synchronise()
             self._marker._end(self._number)
-            if engine.counts is not None:
-                engine.counts.recording(False)
+            if engine.range_counts is not None:
+                engine.range_counts.recording(False)
             self._gate.close()
         except Exception as error:  # noqa: BLE001 - as above
             problem = {"error": str(error), "code": code_of(error, "window_not_closed")}
@@ -221,7 +221,7 @@ class OpenWindow:
 def _synchronise() -> None:
     from traceable.capture import cuda
 
-    cuda.find().synchronise()
+    cuda.find_runtime().synchronize()
 
 
 def _torch_gate() -> Gate:
@@ -250,7 +250,7 @@ def gate_from_environment() -> Gate:
     Raises:
         GateError: it can't work in this process.
     """
-    if not process.chosen():
+    if not process.is_selected():
         return gates.NoGate()
     name = os.environ.get(environment.GATE) or gates.NvtxGate.name
     if name not in _GATES:
@@ -265,10 +265,10 @@ class Session:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._plan = Plan()
+        self._plan = Schedule()
         self._gate: Gate | None = None
-        self.watch: Watch | None = None
-        self.listener: Callable[[], None] | None = None
+        self.trigger_set: TriggerSet | None = None
+        self.on_update: Callable[[], None] | None = None
         self._timer = self._make_timer()
         self._by_time = self._watching = False
         self._lacks_torch = os.environ.get(environment.GATE) == "torch"
@@ -279,15 +279,15 @@ class Session:
 
     def _start(self) -> None:
         """Begin at step 0, as a new process does and a forked child."""
-        self._status: Status | None = None
-        self._times = step_times.from_environment()
+        self._status: StatusWriter | None = None
+        self._times = step_times.open_step_times()
         self._next = 0
         self._refused = 0
         self._current: Step | None = None
         self._waiting: Wait | None = None
         self._windows: list[dict[str, Any]] = []
         self._open: OpenWindow | None = None
-        self._requests: deque[Request] = deque()
+        self._requests: deque[WindowRequest] = deque()
         self._stopping: str | None = None
         self._closes_at = NEVER
         # Windows of time are each process's own, and so are all from its first step on.
@@ -300,7 +300,7 @@ class Session:
 
     def begin_wait(self, *, as_block: bool = False) -> Wait | None:
         """Begin to wait for the next item; None in a step, where someone waits already, and where nobody listens."""
-        if engine.disabled or not heard:
+        if engine.disabled or not can_emit:
             return None
         with self._lock:
             if self._current is not None or self._waiting is not None:
@@ -343,13 +343,13 @@ class Session:
             index = self._next
             if not self._leads:
                 self._lead()
-            if self.watch is not None and self._open is None:
-                self.watch.begins(index, payload)
+            if self.trigger_set is not None and self._open is None:
+                self.trigger_set.on_step_begin(index, payload)
             if index >= self._plan.opens_at or self._requests:
                 self._open_window(index)
             step = self._current = Step(index, as_block, bare)
             (self._status or self._told()).count(index + 1, index)
-        if self.watch is not None or self._times is not None:
+        if self.trigger_set is not None or self._times is not None:
             step.begun_ns = time.perf_counter_ns()
         step.open()
         return step
@@ -369,8 +369,8 @@ class Session:
             self._times.add(step.index, step.begun_ns, time.perf_counter_ns())
         with self._lock:
             # What a profiler slows down is no measure of what is slow without it.
-            if self.watch is not None and step.begun_ns and self._open is None:
-                self.watch.ended(time.perf_counter_ns() - step.begun_ns)
+            if self.trigger_set is not None and step.begun_ns and self._open is None:
+                self.trigger_set.on_step_end(time.perf_counter_ns() - step.begun_ns)
             self._current = None
             self._pass(step.index + 1)
 
@@ -378,7 +378,7 @@ class Session:
         self._current = None
         environment.warn_once("step_not_counted", f"a step is not counted: {type(error).__name__}: {error}")
 
-    def boundary(self, payload: Any = None) -> None:
+    def next_step(self, payload: Any = None) -> None:
         """End the current step and begin the next: a bare `step()` at the end of an iteration."""
         if engine.disabled:
             return
@@ -411,15 +411,15 @@ class Session:
             ValueError: it overlaps another.
         """
         with self._lock:
-            if self._plan.asks is not None:
-                message = f"traceable.window() has no effect: {self._plan.asks} says what is recorded"
+            if self._plan.launcher_request is not None:
+                message = f"traceable.window() has no effect: {self._plan.launcher_request} says what is recorded"
                 environment.warn_once("launcher_decides", message, key="window")
                 return
             if self.ungated:
-                message = f"traceable.window() has no effect: {gates.UNGATED}"
-                environment.warn_once(gates.UNGATED.code, message, key="window")
+                message = f"traceable.window() has no effect: {gates.NSYS_NOT_GATED}"
+                environment.warn_once(gates.NSYS_NOT_GATED.code, message, key="window")
                 return
-            if flight.active():
+            if flight.is_active():
                 message = f"traceable.window() has no effect: {flight.NO_WINDOWS}"
                 environment.warn_once(flight.NO_WINDOWS.code, message, key="window")
                 return
@@ -435,15 +435,15 @@ class Session:
         return os.environ.get(environment.COLLECTOR) == "nsys" and not os.environ.get(environment.GATE)
 
     @property
-    def asks(self) -> str | None:
+    def launcher_request(self) -> str | None:
         """What the launcher asks for; None where it asks for nothing."""
-        return self._plan.asks
+        return self._plan.launcher_request
 
     def _arm(self) -> None:
         if self._gate is not None:
             return
-        if engine.counts is not None:
-            engine.counts.gate()
+        if engine.range_counts is not None:
+            engine.range_counts.gate()
         try:
             self._gate = gate_from_environment()
             self._follows = self._gate.arm(not self._leads)
@@ -460,7 +460,7 @@ class Session:
     def _open_window(self, index: int) -> None:
         """Open the window that step `index` lies in, if it does; those that are over by now are noted as missed."""
         plan = self._plan
-        held = plan.held(index)
+        held = plan.is_held_back(index)
         while not held and plan.pending is not None and plan.pending[0].stop <= index:
             self._note(plan.pending[0])["closed"] = moment(index, MISSED)
             plan.advance()
@@ -473,7 +473,7 @@ class Session:
         elif self._requests:
             # Taken out once the window is open, so that nobody finds neither in the time that this takes.
             request = self._requests[0]
-            window, synchronise = request.window(index), environment.flag(environment.WINDOW_SYNC)
+            window, synchronise = request.window(index), environment.read_flag(environment.WINDOW_SYNC)
             entry = self._note(window)
             entry |= {"by": request.by, "stop_step": window.stop if request.steps else None}
             request.entry = entry
@@ -482,15 +482,15 @@ class Session:
             return
         assert self._gate is not None
         opening = OpenWindow(window, entry, self._gate, synchronise)
-        first.aside = get_ident()
+        first_range.ignored_thread = get_ident()
         if opening.open(index):
             self._open = opening
             self._closes_at = window.stop
-        first.aside = 0
+        first_range.ignored_thread = 0
         if "by" in entry:
             self._requests.popleft()
         elif self._timer is not None and plan.conditions.duration_s and self._open is not None:
-            self._timer.after(plan.conditions.duration_s, lambda: self._time_is_up(opening))
+            self._timer.call_later(plan.conditions.duration_s, lambda: self._time_is_up(opening))
         self._write()
 
     def _close_window(self, reason: str) -> None:
@@ -511,7 +511,7 @@ class Session:
 
     # ---- windows on request, from any thread
 
-    def ask(self, request: Request) -> Message | None:
+    def request_window(self, request: WindowRequest) -> Message | None:
         """Have a window opened when the next step begins. Takes no lock, so a signal handler may call it too.
 
         Returns:
@@ -561,12 +561,12 @@ class Session:
 
         return Timer()
 
-    def begin_by_time(self) -> None:
+    def start_timed_window(self) -> None:
         """Have a program that takes no steps recorded from the time on that the launcher asks for, if it does."""
         asked = self._plan.conditions
         self._watching = True
         if not self._plan.whole or asked.need_steps:
-            first.watch()
+            first_range.watch()
             return
         self._by_time = True
         with self._lock:
@@ -574,18 +574,18 @@ class Session:
         if asked.requests:
             engine.requests.count.when(asked.requests, self._look)
         if asked.delay_s and not asked.delay_from_start:
-            first.watch(lambda: self._look_after(asked.delay_s))
+            first_range.watch(lambda: self._look_after(asked.delay_s))
             return
-        first.watch()
+        first_range.watch()
         self._look_after(asked.delay_s - age_s() if asked.delay_s else 0.0)
 
     def _look_after(self, seconds: float) -> None:
         if self._timer is not None and seconds > 0:
-            self._timer.after(seconds, self._look)
+            self._timer.call_later(seconds, self._look)
         else:
             self._look()
 
-    def found_torch(self) -> None:
+    def on_torch_import(self) -> None:
         """Note that the program has imported torch, without which torch's profiler can't be started."""
         self._lacks_torch = False
         if self._by_time:
@@ -593,7 +593,7 @@ class Session:
 
     def _look(self) -> None:
         """Open the window of time, where its time has come and no step has begun: else the next one opens it."""
-        if self._lacks_torch or waited_s(self._plan.conditions) is None:
+        if self._lacks_torch or elapsed_delay_s(self._plan.conditions) is None:
             return
         with self._lock:
             if not self._next and self._current is None and self._open is None and self._plan.pending is not None:
@@ -627,14 +627,14 @@ class Session:
         }
 
     def _tell(self) -> None:
-        if self.listener is not None:
-            self.listener()
+        if self.on_update is not None:
+            self.on_update()
 
     # ---- what the launcher is told
 
-    def _told(self) -> Status:
+    def _told(self) -> StatusWriter:
         if self._status is None:
-            self._status = Status(os.environ.get(environment.RUN_DIR, "") if process.chosen() else "")
+            self._status = StatusWriter(os.environ.get(environment.RUN_DIR, "") if process.is_selected() else "")
             if engine.requests is not None:
                 self._status.keep_requests(engine.requests.count)
             self._write()
@@ -649,7 +649,7 @@ class Session:
                 "pid": os.getpid(),
                 "parent_pid": os.getppid(),
                 "wall_ns": time.time_ns(),
-                **self._plan.told(),
+                **self._plan.to_status(),
                 "gate": self._gate.name if self._gate else None,
                 "steps": {"begun": self._next + (self._current is not None), "ended": self._next},
                 "refused": self._refused,
@@ -677,10 +677,10 @@ class Session:
         self._start()
         if armed:
             self._arm()
-        if self.watch is not None:
-            self.watch.restart()
+        if self.trigger_set is not None:
+            self.trigger_set.restart()
         if self._watching:
-            self.begin_by_time()
+            self.start_timed_window()
 
 
 def _of(who: str | None) -> str:

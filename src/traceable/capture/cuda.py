@@ -41,7 +41,7 @@ class Runtime:
         """Call cudaProfilerStop."""
         self._checked("cudaProfilerStop")
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the current device has done all its work."""
         self._checked("cudaDeviceSynchronize")
 
@@ -51,7 +51,7 @@ class Runtime:
             raise CudaError("cuda_call_failed", f"{name} through {self.way} returns error {code}")
 
 
-def find() -> Runtime:
+def find_runtime() -> Runtime:
     """Return the first way to CUDA that there is.
 
     Raises:

@@ -38,7 +38,7 @@ class DumpError(CauseError):
     """Nothing was written; the text says why."""
 
 
-def active() -> bool:
+def is_active() -> bool:
     """Whether this process has a flight recorder."""
     return bool(os.environ.get(environment.FLIGHT_RECORDER)) and not engine.disabled
 
@@ -53,16 +53,16 @@ def dump() -> str | None:
         flight recorder or it could not be written, which is said once on stderr. Never raises.
     """
     try:
-        if not active():
+        if not is_active():
             return None
-        written: str = write("traceable.dump()")["directory"]
+        written: str = write_dump("traceable.dump()")["directory"]
     except Exception as error:  # noqa: BLE001 - no descriptor is left, the interpreter ends: the program goes on
         environment.warn_once(code_of(error, "dump_failed"), f"nothing is dumped: {error}")
         return None
     return written
 
 
-def write(by: str, number: int | None = None) -> dict[str, Any]:
+def write_dump(by: str, number: int | None = None) -> dict[str, Any]:
     """Write a dump and return what was written.
 
     Args:
@@ -75,7 +75,7 @@ def write(by: str, number: int | None = None) -> dict[str, Any]:
     Raises:
         DumpError: it can't be written, or nothing was recorded yet.
     """
-    if not active():
+    if not is_active():
         why = "there is no flight recorder: start the program with `traceable run --flight-recorder 5s`"
         raise DumpError("no_flight_recorder", why)
     run_dir = os.environ.get(environment.RUN_DIR, "")
@@ -100,14 +100,14 @@ def write(by: str, number: int | None = None) -> dict[str, Any]:
         }
 
 
-def begin(by: str) -> None:
+def dump_in_background(by: str) -> None:
     """Have a dump written by a thread of its own: from a signal handler, and where a step must not wait.
 
     One that is asked for while another of these is being written follows it, since that may hold nothing of what led
     to this one; what is asked for until then is that one.
     """
     global _writing, _next
-    if not active():
+    if not is_active():
         return
     with _asking:
         if _writing:
@@ -132,7 +132,7 @@ def _write_aside(by: str | None) -> None:
         environment.warn_once("signals_not_blocked", f"signals are not blocked in a thread that dumps: {error}")
     while by:
         try:
-            write(by)
+            write_dump(by)
         except Exception as error:  # noqa: BLE001, PERF203 - each is a dump
             environment.warn_once(code_of(error, "dump_failed"), f"nothing is dumped: {error}", key=by)
         finally:

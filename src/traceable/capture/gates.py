@@ -40,7 +40,7 @@ if TYPE_CHECKING:
             """Have it stop; return when it has."""
 
 
-UNGATED = Message(
+NSYS_NOT_GATED = Message(
     "nsys_not_gated", "nsys was started to record everything; name the steps with `run --steps`, or run with --control"
 )
 """Why a window in code comes to nothing under nsys, which has to be told when it is started."""
@@ -69,7 +69,7 @@ class NvtxGate:
 
     def open(self) -> None:
         """Start the range. nsys 2022.4 returns from it when the collection has started (0.1-0.3 s)."""
-        if self._range._silent and engine.emits():
+        if self._range._silent and engine.can_emit():
             why = "no range is emitted, so nsys's capture range is not either (TRACEABLE_LEVEL or _DISABLE)"
             raise GateError("capture_range_silent", why)
         self._id = self._range._start()
@@ -98,7 +98,7 @@ class CudaGate:
         from traceable.capture import cuda
 
         # Looked for here and not at the start: by now the program has loaded what it uses.
-        self._runtime = self._runtime or cuda.find()
+        self._runtime = self._runtime or cuda.find_runtime()
         self._runtime.start_profiler()
 
     def close(self) -> None:

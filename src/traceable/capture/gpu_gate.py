@@ -52,12 +52,12 @@ class GpuProfiler(kineto.Kineto):
 
     directory_variable = environment.GPU_DIR
     option = "--gpu"
-    what = "the GPU"
+    label = "the GPU"
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._wanted = False
-        self._awaited = False
+        self._watching_cuda = False
         self._config: Any = None
         self._activities: Any = None
         self._clock: list[tuple[int, int, int]] = []
@@ -65,12 +65,12 @@ class GpuProfiler(kineto.Kineto):
 
     # ---- when
 
-    def await_cuda(self) -> None:
+    def watch_cuda(self) -> None:
         """Learn when torch begins to use CUDA, from here on. Says so where this torch never will."""
         torch = sys.modules.get("torch")
-        if torch is None or self._awaited:
+        if torch is None or self._watching_cuda:
             return
-        self._awaited = True
+        self._watching_cuda = True
         if not _has_cuda(torch):
             self._say(NO_CUDA)
             if not _is_worker():
@@ -88,7 +88,7 @@ class GpuProfiler(kineto.Kineto):
         try:
             # A forked child has what its parent wanted, and may be none that is to be recorded.
             with self._lock:
-                if self._wanted and process.chosen() and not self.running:
+                if self._wanted and process.is_selected() and not self.running:
                     super().start()
         except Exception as error:  # noqa: BLE001 - torch would make the program's first use of CUDA fail
             self._refuse(error)
@@ -97,7 +97,7 @@ class GpuProfiler(kineto.Kineto):
         """Record from here on, or from the moment when torch begins to use CUDA. Where it can't, that is said."""
         self._wanted = True
         try:
-            self.await_cuda()
+            self.watch_cuda()
             torch = sys.modules.get("torch")
             with self._lock:
                 if torch is not None and _has_cuda(torch) and torch.cuda.is_initialized() and not self.running:
@@ -131,7 +131,7 @@ class GpuProfiler(kineto.Kineto):
             activities.add(ProfilerActivity.CUDA)
         elif _has_cuda(torch):
             raise GateError("torch_without_cupti", "this torch was built without CUPTI")
-        options = kineto.configuration(*_OPTIONS)
+        options = kineto.make_config(*_OPTIONS)
         config = ProfilerConfig(ProfilerState.KINETO, False, False, False, False, False, options, "")
         self._clock = []
         profiler._prepare_profiler(config, activities)
@@ -143,7 +143,7 @@ class GpuProfiler(kineto.Kineto):
             raise
         return profiler
 
-    def _begun(self, torch: Any) -> None:  # noqa: ARG002 - of the base
+    def _on_start(self, torch: Any) -> None:  # noqa: ARG002 - of the base
         self._say(RECORDING)
 
     def _end(self, recording: Any) -> Callable[[str], Any]:
@@ -170,13 +170,13 @@ class GpuProfiler(kineto.Kineto):
 
     # ---- what the launcher is told
 
-    def _written(self) -> None:
+    def _on_written(self) -> None:
         self._say(STOPPED)
 
-    def _lost(self, why: str) -> None:
+    def _on_lost(self, why: str) -> None:
         self._say(LOST, why)
 
-    def _lost_to_fork(self) -> None:
+    def _on_fork(self) -> None:
         self._lock = RLock()
 
     def _say(self, state: str, detail: str = "") -> None:
@@ -253,7 +253,7 @@ class GpuGate:
         follows = self._recorder.arm(follow)
         profiler.gated = True
         profiler.discard()
-        profiler.await_cuda()
+        profiler.watch_cuda()
         return follows
 
     def open(self) -> None:

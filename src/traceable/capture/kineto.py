@@ -34,13 +34,13 @@ class Kineto:
     Attributes:
         directory_variable: the environment names the directory of the files in it.
         option: of `traceable run`, which sets that variable.
-        what: is recorded, in the words of a message.
+        label: is recorded, in the words of a message.
         gated: it is started by windows, and not by the import of torch.
     """
 
     directory_variable = ""
     option = ""
-    what = ""
+    label = ""
 
     def __init__(self) -> None:
         self.gated = False
@@ -61,26 +61,26 @@ class Kineto:
         """Have torch record, and return what `_end` ends."""
         raise NotImplementedError
 
-    def _begun(self, torch: Any) -> None:
+    def _on_start(self, torch: Any) -> None:
         """It records."""
 
-    def _ending(self) -> None:
+    def _on_stop(self) -> None:
         """It is about to be ended."""
 
     def _end(self, recording: Any) -> Callable[[str], Any]:
         """End it, and return what writes it to a path."""
         raise NotImplementedError
 
-    def _ended(self) -> None:
+    def _on_stopped(self) -> None:
         """It has ended, whether well or not."""
 
-    def _written(self) -> None:
+    def _on_written(self) -> None:
         """Its file is on disk, or was not wanted."""
 
-    def _lost(self, why: str) -> None:
+    def _on_lost(self, why: str) -> None:
         """Its file could not be written."""
 
-    def _lost_to_fork(self) -> None:
+    def _on_fork(self) -> None:
         """This is a forked child, and what its parent records is none of its own."""
 
     # ---- start and stop
@@ -104,7 +104,7 @@ class Kineto:
             why = f"{self.directory_variable} is not set: run with traceable run {self.option}"
             raise GateError("trace_dir_not_set", why)
         if self._forked:
-            raise GateError("forked_while_recording", f"this process was forked while {self.what} recorded")
+            raise GateError("forked_while_recording", f"this process was forked while {self.label} recorded")
         self.watch()
         enabled = torch._C._autograd._profiler_enabled()
         if self._theirs or enabled:
@@ -122,7 +122,7 @@ class Kineto:
         finally:
             self._ours = False
         self._end_with_worker()
-        self._begun(torch)
+        self._on_start(torch)
 
     def stop(self) -> None:
         """Stop recording and write the file, where it records.
@@ -136,35 +136,35 @@ class Kineto:
         try:
             self._write(save)
         except BaseException as error:
-            self._lost(str(error))
+            self._on_lost(str(error))
             raise
-        self._written()
+        self._on_written()
 
     def discard(self) -> None:
         """Stop recording and keep nothing of it."""
         if self._stopped() is not None:
-            self._written()
+            self._on_written()
 
     def stop_quietly(self) -> None:
         """Stop where nobody could take an error; it is said on stderr."""
         try:
             self.stop()
         except Exception as error:  # noqa: BLE001 - the program ends as it ends
-            message = f"the trace of {self.what} was not written: {error}"
-            environment.warn_once("trace_not_written", message, key=self.what)
+            message = f"the trace of {self.label} was not written: {error}"
+            environment.warn_once("trace_not_written", message, key=self.label)
 
     def _stopped(self) -> Callable[[str], Any] | None:
         recording, self._running = self._running, None
         if recording is None:
             return None
-        self._ending()
+        self._on_stop()
         self._ours = True
         try:
             _say_rank()
             return self._end(recording)
         finally:
             self._ours = False
-            self._ended()
+            self._on_stopped()
 
     def _write(self, save: Callable[[str], Any]) -> None:
         import gzip
@@ -255,7 +255,7 @@ class Kineto:
         self.stop_quietly()
 
     def _in_child(self) -> None:
-        self._lost_to_fork()
+        self._on_fork()
         if self._running is None:
             return
         self._running = None
@@ -279,7 +279,7 @@ def add_metadata(key: str, content: str) -> None:
     autograd._add_metadata_json(key, content)
 
 
-def configuration(*options: str) -> Any:
+def make_config(*options: str) -> Any:
     """Return what is asked of torch beyond its defaults: all threads, and these options where it has them."""
     from torch._C._profiler import _ExperimentalConfig
 

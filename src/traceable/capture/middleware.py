@@ -17,7 +17,7 @@ import sys
 
 from traceable.annotation import engine
 from traceable.capture import flight
-from traceable.capture.control import Request, session
+from traceable.capture.control import WindowRequest, session
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -85,20 +85,20 @@ def _check(secret: bytes, method: str, authorization: bytes) -> None:
 
 def _dump() -> _Answer:
     try:
-        return _Answer("200 OK", dump=flight.write(f"POST {DUMP}"))
+        return _Answer("200 OK", dump=flight.write_dump(f"POST {DUMP}"))
     except flight.DumpError as error:
         return _refusal("409 Conflict", error.message)
 
 
 def _refuse_windows() -> None:
-    if flight.active():
+    if flight.is_active():
         raise _refusal("409 Conflict", Message(flight.NO_WINDOWS.code, f"{flight.NO_WINDOWS}, POST {DUMP}"))
 
 
 def _start(query: str) -> _Answer:
     _refuse_windows()
     steps = _steps(query)
-    refused = session.ask(Request(steps, f"POST {START}"))
+    refused = session.request_window(WindowRequest(steps, f"POST {START}"))
     if refused:
         return _refusal("409 Conflict", refused, state=session.state)
     return _Answer("202 Accepted", asked_steps=steps, opens="when the next step begins", state=session.state)

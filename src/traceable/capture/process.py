@@ -25,7 +25,7 @@ _FORKED_WITHOUT_EXEC = 0x40
 """PF_FORKNOEXEC in the flags of /proc/PID/stat (linux/sched.h)."""
 
 
-def forked_before() -> bool:
+def is_forked() -> bool:
     """Whether this process was forked, and has executed no program since; False where Linux does not say."""
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
@@ -59,7 +59,7 @@ def selecting() -> bool:
     return decision.current is not None
 
 
-def chosen() -> bool:
+def is_selected() -> bool:
     """Whether this process is to be recorded: it is unless `run --ranks` or `--processes` leave it out."""
     return decision.current is None or decision.current.chosen
 
@@ -70,18 +70,18 @@ def on_change(heard: Callable[[], None]) -> None:
         decision.current.changed.append(heard)
 
 
-def when_chosen(begin: Callable[[], None]) -> None:
+def call_when_selected(begin: Callable[[], None]) -> None:
     """Call `begin` in a process that is not chosen once it learns that it is, and in a forked child that is."""
 
     def look() -> None:
-        if chosen():
+        if is_selected():
             begin()
 
     on_change(look)
     os.register_at_fork(after_in_child=look)
 
 
-def identity() -> dict[str, Any]:
+def describe_process() -> dict[str, Any]:
     """Return what this process is, as the status file has it (docs/ranks.md); None for what is not known."""
     rank = selection.rank_of(os.environ)
     name, start = _name_and_start()
@@ -115,7 +115,7 @@ def _start_of_worker() -> str:
     return SPAWN if "--multiprocessing-fork" in sys.orig_argv else FORKSERVER
 
 
-def tell_of_forks() -> None:
+def report_forks() -> None:
     """Have forked children say in the run directory that nsys does not hear them, and what they are called.
 
     For a process that nsys records, which may be such a child itself: of gunicorn only the workers import the
@@ -125,7 +125,7 @@ def tell_of_forks() -> None:
     if run_dir and decision.current is None:
         teller = _Teller(run_dir)
         os.register_at_fork(after_in_child=teller.in_child)
-        if forked_before():
+        if is_forked():
             teller.write(_forked_name())
 
 

@@ -26,7 +26,7 @@ NAMES_MAX = 100
 """How many names of ranges are told."""
 
 
-def testify() -> None:
+def write_record() -> None:
     """Write that this process has begun, and have its end written; nothing outside of a run."""
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if run_dir:
@@ -48,8 +48,8 @@ class _Witness:
                 "parent_pid": os.getppid(),
                 "disabled": engine.disabled,
                 "level": engine.level,
-                "listener": environment.listener_possible(),
-                "forked": process.forked_before(),
+                "listener": environment.can_have_profiler(),
+                "forked": process.is_forked(),
             }
         )
         atexit.register(self._end)
@@ -92,7 +92,7 @@ class _Witness:
 def _names() -> list[str]:
     """Return the names of the ranges that this process made, sorted; not those of steps and windows."""
     made: set[str] = set()
-    for _type, message, _color, domain, *_rest in engine.kept():
+    for _type, message, _color, domain, *_rest in engine.list_interned_ranges():
         ours = isinstance(domain, str) and domain.startswith("traceable.")
         if isinstance(message, str) and not ours:
             made.add(message)

@@ -15,7 +15,7 @@ from traceable.annotation import engine
 from traceable.errors import UsageError
 from traceable.protocol import environment, start_conditions
 from traceable.protocol.start_conditions import Conditions
-from traceable.protocol.window_spec import UNTIL_STOPPED, Spec, Window, parse
+from traceable.protocol.window_spec import UNTIL_STOPPED, Spec, Window, parse_windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,29 +31,29 @@ NEVER = sys.maxsize
 _LOADED = time.monotonic()
 
 
-class First:
+class FirstRange:
     """When this process made its first range, or began its first step, which is a range too.
 
     Attributes:
         at_s: by the monotonic clock; None for not yet.
         wall_ns: in ns since 1970; 0 for not yet.
-        aside: the thread that opens a window at this moment, whose ranges are none of the program's; 0 for none.
+        ignored_thread: the thread that opens a window at this moment, whose ranges are none of the program's; 0 for none.
     """
 
     def __init__(self) -> None:
         self.at_s: float | None = None
         self.wall_ns = 0
-        self.aside = 0
+        self.ignored_thread = 0
         self._heard: Callable[[], None] | None = None
 
     def watch(self, heard: Callable[[], None] | None = None) -> None:
         """Note the next range or step as the first, and call `heard` then."""
         self.at_s, self.wall_ns, self._heard = None, 0, heard
-        engine.when_annotated(self._annotated)
+        engine.call_before_next_event(self._annotated)
 
     def _annotated(self) -> None:
-        if self.aside == get_ident():
-            engine.when_annotated(self._annotated)
+        if self.ignored_thread == get_ident():
+            engine.call_before_next_event(self._annotated)
         else:
             self.note()
 
@@ -66,11 +66,11 @@ class First:
                 heard()
 
 
-first = First()
+first_range = FirstRange()
 """That of this process. Watched for where there are windows of time."""
 
 
-class Waiting:
+class ConditionProgress:
     """How far this process has come with the conditions that hold its windows.
 
     Attributes:
@@ -91,8 +91,8 @@ class Waiting:
         """Whether all are met now that step `index` begins. Called for each step from `first_step` on."""
         asked = self._conditions
         if asked.delay_s and self._began_s is None:
-            first.note()
-            self._began_s = first.at_s
+            first_range.note()
+            self._began_s = first_range.at_s
         if asked.idle_s and not self._paused(asked.idle_s):
             return False
         if index < asked.warmup_steps:
@@ -109,7 +109,7 @@ class Waiting:
         return pause_s >= least_s
 
 
-class Plan:
+class Schedule:
     """The windows of this process, in the order of their steps.
 
     Attributes:
@@ -133,7 +133,7 @@ class Plan:
     )
 
     def __init__(self) -> None:
-        self.conditions = start_conditions.NONE if engine.disabled else start_conditions.from_environment()
+        self.conditions = start_conditions.NO_CONDITIONS if engine.disabled else start_conditions.load_conditions()
         self._asked = _asked()
         self.whole = self._asked is None and any(self.conditions) and not _controlled(self.conditions)
         self._planned: list[Planned] = []
@@ -141,8 +141,8 @@ class Plan:
 
     def restart(self) -> None:
         """Begin with the first window again: in a forked child, whose steps are other ones."""
-        hold = self.conditions.hold and self.asks is not None
-        self._waiting = Waiting(self.conditions) if hold else None
+        hold = self.conditions.has_start_condition and self.launcher_request is not None
+        self._waiting = ConditionProgress(self.conditions) if hold else None
         self._counted_from: int | None = None if hold else 0
         self._coming = self._to_come(0)
         self.advance()
@@ -150,13 +150,13 @@ class Plan:
             self.opens_at = self._waiting.first_step
 
     @property
-    def asks(self) -> str | None:
+    def launcher_request(self) -> str | None:
         """What the launcher asks for, which nothing in the program changes; None where it asks for nothing."""
         if self._asked is not None:
             return f"{environment.STEPS}={self._asked}"
         return f"the launcher ({_words(self.conditions)})" if self.whole else None
 
-    def held(self, index: int) -> bool:
+    def is_held_back(self, index: int) -> bool:
         """Whether conditions keep all windows shut as step `index` begins. If no longer, it is counted as step 0."""
         if self._waiting is None:
             return False
@@ -186,20 +186,20 @@ class Plan:
         self.advance()
 
     def _to_come(self, step: int) -> Iterator[Planned]:
-        if self.asks is None:
+        if self.launcher_request is None:
             return iter(self._planned)
-        synchronise = environment.flag(environment.WINDOW_SYNC)
+        synchronise = environment.read_flag(environment.WINDOW_SYNC)
         asked = self._asked or [Window(0, UNTIL_STOPPED)]
         return ((Window(window.start + step, window.stop + step), synchronise) for window in asked)
 
-    def told(self) -> dict[str, Any]:
+    def to_status(self) -> dict[str, Any]:
         """Return what the status file says of it."""
         waiting = self._waiting
         return {
             "asked": str(self._asked) if self._asked else ",".join(str(window) for window, _ in self._planned) or None,
             "counted_from": self._counted_from,
-            "delay_waited_s": _rounded(waited_s(self.conditions)) if self.conditions.delay_s else None,
-            "first_range_wall_ns": first.wall_ns or None,
+            "delay_waited_s": _rounded(elapsed_delay_s(self.conditions)) if self.conditions.delay_s else None,
+            "first_range_wall_ns": first_range.wall_ns or None,
             "longest_pause_s": round(waiting.longest_pause_s, 3) if waiting and self.conditions.idle_s else None,
         }
 
@@ -214,7 +214,7 @@ def _asked() -> Spec | None:
     if not text or engine.disabled:
         return None
     try:
-        return parse(text)
+        return parse_windows(text)
     except UsageError as error:
         message = f"{environment.STEPS} is ignored: {error.message}"
         environment.warn_once("variable_invalid", message, key=environment.STEPS)
@@ -227,7 +227,7 @@ def _words(asked: Conditions) -> str:
 
 def _controlled(asked: Conditions) -> bool:
     """Whether windows are asked for while the program runs, and conditions have none to hold."""
-    if not environment.flag(environment.CONTROL):
+    if not environment.read_flag(environment.CONTROL):
         return False
     what = _words(asked)
     environment.warn_once(
@@ -236,11 +236,11 @@ def _controlled(asked: Conditions) -> bool:
     return True
 
 
-def waited_s(conditions: Conditions) -> float | None:
+def elapsed_delay_s(conditions: Conditions) -> float | None:
     """Return how much of the delay is over; None where it has not begun."""
     if conditions.delay_from_start or not conditions.delay_s:
         return age_s()
-    return None if first.at_s is None else time.monotonic() - first.at_s
+    return None if first_range.at_s is None else time.monotonic() - first_range.at_s
 
 
 def age_s() -> float:

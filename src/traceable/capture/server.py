@@ -20,8 +20,8 @@ import threading
 import time
 
 from traceable.capture import flight, process
-from traceable.capture.control import Request, session
-from traceable.capture.timer import ends_for_fork
+from traceable.capture.control import WindowRequest, session
+from traceable.capture.timer import should_stop_for_fork
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -48,7 +48,7 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = b""
-        self.request: Request | None = None
+        self.request: WindowRequest | None = None
         self.entry: dict[str, Any] | None = None
         self.told_opened = False
 
@@ -98,7 +98,7 @@ class Server:
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._begin_thread()
         self._serving = True
-        session.listener = self.wake
+        session.on_update = self.wake
         if os.environ.get(environment.RECORDING_GATED):
             # Before a request, so that workers that are forked by then find whose windows they follow.
             session.arm()
@@ -127,7 +127,7 @@ class Server:
 
     def before_fork(self) -> None:
         """End the thread where Python 3.12 and later would warn of a fork beside it: with -W error that is an end."""
-        if self._serving and ends_for_fork(self._idle):
+        if self._serving and should_stop_for_fork(self._idle):
             self._pausing = True
             self.wake()
             self._thread.join(_PAUSE_SECONDS)
@@ -146,14 +146,14 @@ class Server:
         if not self._serving:
             return
         self._serving = False
-        session.listener = None
+        session.on_update = None
         for peer in self._peers.values():
             peer.connection.close()
         self._peers.clear()
         self._listener.close()
         for descriptor in (self._directory, self._woken, self._wake):
             os.close(descriptor)
-        if not process.chosen():
+        if not process.is_selected():
             return
         try:
             self.start()
@@ -232,11 +232,11 @@ class Server:
         """Do what is asked; whether more is to be told."""
         steps = asked.get("steps")
         if what == "status":
-            peer.send("status", flight_recorder=flight.active(), **session.state)
+            peer.send("status", flight_recorder=flight.is_active(), **session.state)
             return False
         if what == "dump":
             return _dump(peer, asked.get("number"), by)
-        if flight.active():
+        if flight.is_active():
             _refuse(peer, flight.NO_WINDOWS)
             return False
         if what == "stop":
@@ -248,8 +248,8 @@ class Server:
             raise ValueError(what)
         # Here and not when the window opens, which is on a thread of the program.
         session.arm()
-        request = Request(steps, by)
-        refused = session.ask(request)
+        request = WindowRequest(steps, by)
+        refused = session.request_window(request)
         if refused:
             _refuse(peer, refused)
             return False
@@ -282,7 +282,7 @@ def _dump(peer: Peer, number: int | None, by: str) -> bool:
     if not (number is None or (type(number) is int and 0 < number <= _DUMPS_MAX)):
         raise ValueError(number)
     try:
-        peer.send("dumped", **flight.write(by, number))
+        peer.send("dumped", **flight.write_dump(by, number))
     except flight.DumpError as error:
         _refuse(peer, error.message)
     return False

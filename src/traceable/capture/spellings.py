@@ -6,7 +6,7 @@ from 0: a loop that goes on from a checkpoint at iteration 1000 counts its first
 
 from __future__ import annotations
 
-from traceable.protocol.window_spec import Every, Spec, Window
+from traceable.protocol.window_spec import PeriodicWindows, Spec, Window
 
 
 def from_vllm(delay_iterations: int = 0, max_iterations: int = 0) -> Spec:
@@ -97,5 +97,5 @@ def from_torch_schedule(
     period = wait + warmup + active
     first = skip_first + warmup + (0 if skip_first_wait else wait)
     if not repeat:
-        return Spec(every=Every(period, active, first))
+        return Spec(every=PeriodicWindows(period, active, first))
     return Spec([Window(first + period * i, first + period * i + active) for i in range(repeat)])

@@ -10,16 +10,16 @@ from traceable.capture import process
 from traceable.protocol import environment
 
 
-def begin_from_environment() -> None:
+def start_timed_capture() -> None:
     """Have a program recorded from when the launcher's conditions are met, though it may take no steps."""
     if engine.disabled or is_our_command():
         return
-    if not process.chosen():
-        process.when_chosen(begin_from_environment)
+    if not process.is_selected():
+        process.call_when_selected(start_timed_capture)
         return
     from traceable.capture.control import session
 
-    session.begin_by_time()
+    session.start_timed_window()
 
 
 def listen_from_environment() -> None:
@@ -28,11 +28,11 @@ def listen_from_environment() -> None:
 
     if engine.disabled or is_our_command():
         return
-    if not process.chosen():
-        process.when_chosen(listen_from_environment)
+    if not process.is_selected():
+        process.call_when_selected(listen_from_environment)
         return
     run_dir = os.environ.get(environment.RUN_DIR, "")
-    if environment.flag(environment.CONTROL):
+    if environment.read_flag(environment.CONTROL):
         if run_dir:
             from traceable.capture import server
 

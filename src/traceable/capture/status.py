@@ -28,7 +28,7 @@ def _unlinked(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-class Status:
+class StatusWriter:
     """The files of this process.
 
     Args:
@@ -62,7 +62,7 @@ class Status:
         try:
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
             with open(part, "w", encoding="ascii", opener=_unlinked) as file:
-                file.write(json_of({"schema": SCHEMA, "process": process.identity(), **content}))
+                file.write(json_of({"schema": SCHEMA, "process": process.describe_process(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")

@@ -28,7 +28,7 @@ _BIND_AS_METHODS = (types.FunctionType, types.MethodDescriptorType, types.Wrappe
 _begun = False
 
 
-def begin_from_environment() -> None:
+def patch_step_function() -> None:
     """Take the function of `TRACEABLE_STEP_FUNCTION`, once. A malformed value is said and counts as unset."""
     global _begun
     text = os.environ.get(environment.STEP_FUNCTION, "")
@@ -36,29 +36,29 @@ def begin_from_environment() -> None:
         return
     _begun = True
     try:
-        patching.replace_targets(parse_step_function(text), make=stepping)
+        patching.replace_targets(parse_step_function(text), make=wrap_as_step)
     except ValueError as error:
         message = f"{environment.STEP_FUNCTION} is ignored: {error}"
         environment.warn_once("variable_invalid", message, key=environment.STEP_FUNCTION)
 
 
-def stepping(value: Any, target: Target, name: str, in_class: bool) -> Any:
+def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
     """Return what stands in the place of `value`, and makes of each call a step.
 
     Raises:
         CauseError: there is no telling where a step of it begins and ends; its text is a clause that says why.
     """
     if isinstance(value, (staticmethod, classmethod)):
-        return type(value)(stepping(value.__func__, target, name, in_class=False))
+        return type(value)(wrap_as_step(value.__func__, target, name, in_class=False))
     functools = sys.modules.get("functools")
     if isinstance(value, property) or (functools is not None and isinstance(value, functools.cached_property)):
         raise CauseError("step_is_property", "is a property: a step is a call of a function")
     if isinstance(value, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
         return _function(value)
     if callable(value):
-        from traceable.annotation.proxy import proxied
+        from traceable.annotation.proxy import wrap_callable
 
-        return proxied(value, _function)
+        return wrap_callable(value, _function)
     raise CauseError("not_a_function", f"is no function but of type {type(value).__name__}")
 
 

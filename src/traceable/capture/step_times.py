@@ -18,17 +18,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
 
-VALUES = 3
+VALUES_PER_STEP = 3
 """How many a step has."""
 
-PART_STEPS = 8192
+CHUNK_STEPS = 8192
 """By how many steps the file grows: 192 KiB, a whole number of pages everywhere."""
 
-MOST_STEPS = 1 << 20
+MAX_STEPS = 1 << 20
 """After so many steps (24 MiB) nothing more is written: what a step costs is known by then."""
 
 _NEVER = 1 << 63
-_BYTES = 8 * VALUES
+_BYTES = 8 * VALUES_PER_STEP
 _LOOK_NS = 10_000_000
 """How often it is looked how long the thread has waited: that takes 6 us, and lies between two steps."""
 
@@ -59,7 +59,7 @@ class StepTimes:
         if index >= self._until:
             self._grow(index)
         if self._values is not None:
-            at = VALUES * (index - self._from)
+            at = VALUES_PER_STEP * (index - self._from)
             self._values[at] = begin_ns
             self._values[at + 1] = end_ns
             if end_ns >= self._look_at_ns:
@@ -85,9 +85,9 @@ class StepTimes:
     def _grow(self, index: int) -> None:
         """Lengthen the file to the part that `index` lies in, and map that."""
         self._values = None
-        self._from = index - index % PART_STEPS
-        self._until = self._from + PART_STEPS
-        if self._from >= MOST_STEPS:
+        self._from = index - index % CHUNK_STEPS
+        self._until = self._from + CHUNK_STEPS
+        if self._from >= MAX_STEPS:
             self._until = _NEVER
             return
         try:
@@ -101,7 +101,7 @@ class StepTimes:
                 missing = self._until * _BYTES - os.fstat(descriptor).st_size
                 if os.pwrite(descriptor, bytes(missing), self._until * _BYTES - missing) != missing:
                     raise OSError("no space left on the disk")
-                self._map = mmap.mmap(descriptor, PART_STEPS * _BYTES, offset=self._from * _BYTES)
+                self._map = mmap.mmap(descriptor, CHUNK_STEPS * _BYTES, offset=self._from * _BYTES)
             finally:
                 os.close(descriptor)
             self._values = memoryview(self._map).cast("q")
@@ -110,7 +110,7 @@ class StepTimes:
             environment.warn_once("step_times_not_written", f"how long steps take is not noted: {error}")
 
 
-def from_environment() -> StepTimes | None:
+def open_step_times() -> StepTimes | None:
     """Return where to note the steps of this process; None where the launcher did not ask for it."""
     run_dir = os.environ.get(environment.RUN_DIR, "")
-    return StepTimes(run_dir) if run_dir and environment.flag(environment.STEP_TIMES) else None
+    return StepTimes(run_dir) if run_dir and environment.read_flag(environment.STEP_TIMES) else None

@@ -98,7 +98,7 @@ async def _stepping_async(iterator: AsyncIterator[Any], payload: Callable[[Any],
 
 def _shown(payload: Callable[[Any], Any] | None, hand: list[Any]) -> Any:
     # Asked only where somebody looks: it may cost.
-    return payload(hand[0]) if payload is not None and session.watch is not None else None
+    return payload(hand[0]) if payload is not None and session.trigger_set is not None else None
 
 
 def step(*, payload: Any = None) -> OneStep:
@@ -151,7 +151,7 @@ class OneStep:
     def __del__(self) -> None:
         try:
             if not getattr(self, "_entered", True):  # torch.compile makes one without `__init__`, to look at it
-                session.boundary(self._payload)
+                session.next_step(self._payload)
         except Exception:  # noqa: BLE001 - let go when nothing of the interpreter is left: Python would print it
             return
 

@@ -1,7 +1,7 @@
 """Calls a function when some time is over, on one daemon thread that is there only while something asks for it.
 
 All signals are blocked in it, so that they interrupt the program's own threads. Before a fork the thread is ended, and
-begun again in the parent, where Python 3.12 and later would warn of a fork beside it (`ends_for_fork`); a forked child
+begun again in the parent, where Python 3.12 and later would warn of a fork beside it (`should_stop_for_fork`); a forked child
 has nothing to wait for until it asks itself.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS = 2.0
 
 
-def ends_for_fork(idle: bool) -> bool:
+def should_stop_for_fork(idle: bool) -> bool:
     """Whether a thread of traceable's is to end before this process forks, because Python would warn of it alone.
 
     Beside threads of the program Python warns in any case, and to end a thread and begin it anew takes several turns at
@@ -50,7 +50,7 @@ class Timer:
         self._thread: threading.Thread | None = None
         self._leaving = self._idle = False
 
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` in so many seconds. What was waited for before is not called any more."""
         with self._changed:
             self._deadline = (time.monotonic() + seconds, call)
@@ -103,7 +103,7 @@ class Timer:
 
     def _before_fork(self) -> None:
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and ends_for_fork(self._idle):
+        if thread is not None and thread is not threading.current_thread() and should_stop_for_fork(self._idle):
             with self._changed:
                 self._leaving = True
                 self._changed.notify()

@@ -31,7 +31,7 @@ class Profiler(kineto.Kineto):
 
     directory_variable = environment.TORCH_DIR
     option = "--collector torch"
-    what = "torch.profiler"
+    label = "torch.profiler"
 
     def _begin(self, torch: Any) -> Any:  # noqa: ARG002 - of the base
         """Start a torch profiler of all that this machine has.
@@ -45,28 +45,30 @@ class Profiler(kineto.Kineto):
         profiler = importlib.import_module("torch.autograd.profiler").profile(
             use_kineto=True,
             use_device="cuda" if public.ProfilerActivity.CUDA in public.supported_activities() else None,
-            experimental_config=kineto.configuration(_TRACE_ONLY),
+            experimental_config=kineto.make_config(_TRACE_ONLY),
         )
         profiler.__enter__()
         kineto.add_metadata(METADATA, '{"annotations": 1}')
         return profiler
 
-    def _begun(self, torch: Any) -> None:
-        records.begin(torch.autograd._record_function_with_args_enter, torch.autograd._record_function_with_args_exit)
+    def _on_start(self, torch: Any) -> None:
+        records.start_emission(
+            torch.autograd._record_function_with_args_enter, torch.autograd._record_function_with_args_exit
+        )
 
-    def _ending(self) -> None:
-        records.pause()
+    def _on_stop(self) -> None:
+        records.pause_emission()
 
     def _end(self, recording: Any) -> Callable[[str], Any]:
         recording.__exit__(None, None, None)
         save: Callable[[str], Any] = recording.export_chrome_trace
         return save
 
-    def _ended(self) -> None:
-        records.retire()
+    def _on_stopped(self) -> None:
+        records.close_open_annotations()
 
-    def _lost_to_fork(self) -> None:
-        records.forget()
+    def _on_fork(self) -> None:
+        records.reset_after_fork()
 
 
 profiler = Profiler()
@@ -81,8 +83,8 @@ class TorchGate:
     def arm(self, follow: bool) -> bool:  # noqa: ARG002
         """Record nothing until the first window."""
         profiler.gated = True
-        if profiler.running and engine.counts is not None:
-            engine.counts.discard()
+        if profiler.running and engine.range_counts is not None:
+            engine.range_counts.discard()
         profiler.discard()
         if "torch" in sys.modules:
             profiler.watch()

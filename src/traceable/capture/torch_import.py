@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from traceable.annotation.imports import Watch
+from traceable.annotation.imports import PostImportFinder
 from traceable.errors import code_of
 from traceable.protocol import environment
 
@@ -24,7 +24,7 @@ WHOLE = "whole"
 
 def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
     """Return what the other finders find for torch, made to call `begin` when torch's own code has run."""
-    watch = Watch(name, begin)
+    watch = PostImportFinder(name, begin)
     sys.meta_path.insert(0, watch)
     return watch.find_spec(name, path, target)
 
@@ -33,17 +33,17 @@ def _tell_windows() -> None:
     """A window of time that could not be opened without torch may be opened now."""
     from traceable.capture.control import session
 
-    session.found_torch()
+    session.on_torch_import()
 
 
 def begin() -> None:
     """Record until the process ends, unless windows are asked for."""
-    if environment.flag(environment.DISABLE):
+    if environment.read_flag(environment.DISABLE):
         return
     from traceable.capture import process
 
-    if not process.chosen():
-        process.when_chosen(begin)
+    if not process.is_selected():
+        process.call_when_selected(begin)
         return
     what = "torch.profiler"
     try:
@@ -55,7 +55,7 @@ def begin() -> None:
             if whole and not gpu_gate.profiler.gated:
                 gpu_gate.profiler.start()
             else:
-                gpu_gate.profiler.await_cuda()
+                gpu_gate.profiler.watch_cuda()
         else:
             from traceable.capture import torch_gate
 

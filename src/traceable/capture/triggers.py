@@ -1,6 +1,6 @@
 """What opens a window while the program runs, besides a controller: a signal, and conditions in the code.
 
-A `Request` is what they ask for, `control` opens it when the next step begins. The socket of `traceable control` is
+A `WindowRequest` is what they ask for, `control` opens it when the next step begins. The socket of `traceable control` is
 `server`, the HTTP routes are `middleware`.
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 
 from traceable.annotation import engine
 from traceable.capture import flight, gates
-from traceable.capture.control import Request, session
+from traceable.capture.control import WindowRequest, session
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -32,7 +32,7 @@ MEDIAN_STEPS_MIN = 20
 """From how many steps on a step is compared with the median: the first ones warm up."""
 
 
-class StepBegun:
+class StepInfo:
     """What a condition is shown: a step that is about to begin.
 
     Attributes:
@@ -48,7 +48,7 @@ class StepBegun:
 
 
 def capture_when(
-    condition: Callable[[StepBegun], object] | None = None,
+    condition: Callable[[StepInfo], object] | None = None,
     *,
     steps: int | None = None,
     dump: bool = False,
@@ -97,25 +97,25 @@ def capture_when(
         for name, value in (("slower_than_ms", slower_than_ms), ("slower_than_median", slower_than_median)):
             if value is not None:
                 _check(name, value, (int, float), 0)
-    if flight.active() is not dump:
+    if flight.is_active() is not dump:
         if not dump:
             message = f"capture_when(steps=...) has no effect: {flight.NO_WINDOWS}"
             environment.warn_once(flight.NO_WINDOWS.code, message, key="capture_when")
         return
-    if session.asks is not None and not environment.flag(environment.CONTROL):
-        decides = f"{session.asks} says what is recorded; `traceable run --control` lets both"
+    if session.launcher_request is not None and not environment.read_flag(environment.CONTROL):
+        decides = f"{session.launcher_request} says what is recorded; `traceable run --control` lets both"
         message = f"traceable.capture_when() has no effect: {decides}"
         environment.warn_once("launcher_decides", message, key="capture_when")
         return
     if session.ungated:
-        message = f"traceable.capture_when() has no effect: {gates.UNGATED}"
-        environment.warn_once(gates.UNGATED.code, message, key="capture_when")
+        message = f"traceable.capture_when() has no effect: {gates.NSYS_NOT_GATED}"
+        environment.warn_once(gates.NSYS_NOT_GATED.code, message, key="capture_when")
         return
     if engine.disabled:
         return
-    if session.watch is None:
-        session.watch = Watch()
-    session.watch.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
+    if session.trigger_set is None:
+        session.trigger_set = TriggerSet()
+    session.trigger_set.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
     if not dump:
         session.arm()
 
@@ -134,7 +134,7 @@ class Trigger:
 
     def __init__(
         self,
-        condition: Callable[[StepBegun], object] | None,
+        condition: Callable[[StepInfo], object] | None,
         steps: int | None,
         slower_than_ms: float | None,
         slower_than_median: float | None,
@@ -159,14 +159,14 @@ class Trigger:
     def fire(self, why: str) -> None:
         """Ask for the window or the dump. A window that is open or asked for is left alone, and this not counted."""
         if self._steps is None:
-            flight.begin(why)
-        elif session.ask(Request(self._steps, why)) is not None:
+            flight.dump_in_background(why)
+        elif session.request_window(WindowRequest(self._steps, why)) is not None:
             return
         if self._left is not None:
             self._left -= 1
 
 
-class Watch:
+class TriggerSet:
     """The conditions of this process, looked at by `control` while no window is open."""
 
     def __init__(self) -> None:
@@ -186,13 +186,13 @@ class Watch:
         self._median = Median(MEDIAN_STEPS)
         self._look_at(list(self._all))
 
-    def begins(self, index: int, payload: Any) -> None:
+    def on_step_begin(self, index: int, payload: Any) -> None:
         """Show the conditions a step that is about to begin."""
         for trigger in self._conditions:
-            if self._holds(trigger, StepBegun(index, payload)):
+            if self._holds(trigger, StepInfo(index, payload)):
                 self._fire(trigger, f"a condition at step {index}")
 
-    def _holds(self, trigger: Trigger, step: StepBegun) -> bool:
+    def _holds(self, trigger: Trigger, step: StepInfo) -> bool:
         assert trigger.condition is not None
         try:
             return bool(trigger.condition(step))
@@ -204,7 +204,7 @@ class Watch:
             )
             return False
 
-    def ended(self, duration_ns: int) -> None:
+    def on_step_end(self, duration_ns: int) -> None:
         """Judge how long a step took."""
         if not self._limits:
             return
@@ -267,7 +267,7 @@ class Median:
 # ---- SIGUSR2
 
 
-class OnSignal:
+class SignalHandler:
     """The handler of SIGUSR2. What handled the signal before is called after it.
 
     Args:
@@ -292,7 +292,7 @@ class OnSignal:
         if current is None:
             environment.warn_once("signal_taken", "SIGUSR2 opens no window: a handler that is not Python's has it")
             return
-        if isinstance(current, OnSignal):
+        if isinstance(current, SignalHandler):
             current.steps = self.steps
             return
         self._before = current
@@ -306,8 +306,8 @@ class OnSignal:
         self._handling.append(frame)
         try:
             if self.steps is None:
-                flight.begin("SIGUSR2")
-            elif refused := session.ask(Request(self.steps, "SIGUSR2")):
+                flight.dump_in_background("SIGUSR2")
+            elif refused := session.request_window(WindowRequest(self.steps, "SIGUSR2")):
                 _say(Message(refused.code, f"SIGUSR2 opens no window: {refused}"))
             if callable(self._before):
                 self._before(number, frame)
@@ -317,7 +317,7 @@ class OnSignal:
 
 def _say(message: Message) -> None:
     try:
-        sys.stderr.write(f"traceable: {environment.escaped(message.printed)}\n")
+        sys.stderr.write(f"traceable: {environment.escape_unprintable(message.printed)}\n")
     except Exception:  # noqa: BLE001 - stderr may be closed, or in the middle of a write that the signal interrupts
         return
 
@@ -327,4 +327,4 @@ def on_signal(steps: int | None) -> None:
 
     The handler that is there is chained: call it after installing yours.
     """
-    OnSignal(steps).install()
+    SignalHandler(steps).install()

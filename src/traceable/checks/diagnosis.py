@@ -20,7 +20,7 @@ from traceable.errors import Message, TraceError
 from traceable.launch import run_dir
 
 SCHEMA = "traceable.diagnosis/1"
-KEY = "diagnosis"
+MANIFEST_KEY = "diagnosis"
 """Where `run.json` keeps it; `report.json` has it under the same name."""
 
 RULES: tuple[Rule, ...] = (*recording_rules.RULES, *range_rules.RULES, *gpu_rules.RULES)
@@ -53,16 +53,16 @@ class Diagnosis:
         findings: the most certain first, of these the one that cost most; what cost nothing comes last.
         ruled_out: causes that it is not, with what that is known by.
         not_applicable: causes that nothing is known of.
-        failed: rules that failed, with the error: faults of ours.
+        failed_rules: rules that failed, with the error: faults of ours.
     """
 
     findings: tuple[Finding, ...]
     ruled_out: tuple[tuple[str, str], ...] = ()
     not_applicable: tuple[str, ...] = ()
-    failed: tuple[tuple[str, str], ...] = ()
+    failed_rules: tuple[tuple[str, str], ...] = ()
 
     @property
-    def wrong(self) -> tuple[Finding, ...]:
+    def problems(self) -> tuple[Finding, ...]:
         """The findings because of which something is missing."""
         return tuple(one for one in self.findings if one.loss != NOTHING)
 
@@ -81,7 +81,7 @@ def diagnose(case: Case, say: Callable[[str], None] | None = None, rules: tuple[
     failed: list[tuple[str, str]] = []
     for rule in rules:
         try:
-            judged = rule.judge(case)
+            judged = rule.evaluate(case)
         except Exception as error:  # noqa: BLE001 - a fault of one rule must not hide what the others find
             failed.append((rule.cause, f"{type(error).__name__}: {error}"))
             if say is not None:
@@ -91,10 +91,10 @@ def diagnose(case: Case, say: Callable[[str], None] | None = None, rules: tuple[
         if isinstance(judged, Finding):
             found.append(judged)
         elif isinstance(judged, RuledOut):
-            out.append((rule.cause, judged.why))
+            out.append((rule.cause, judged.reason))
         else:
             unknown.append(rule.cause)
-    if not found and (last := recording_rules.LAST.judge(case)) and isinstance(last, Finding):
+    if not found and (last := recording_rules.FALLBACK.evaluate(case)) and isinstance(last, Finding):
         found.append(last)
     found = _without_consequences(found)
     # What costs nothing is no answer to why something is missing, however certain it is.
@@ -115,18 +115,18 @@ def _without_consequences(found: list[Finding]) -> list[Finding]:
     return [one for one in found if one.cause not in told]
 
 
-def plain(diagnosis: Diagnosis) -> dict[str, Any]:
+def diagnosis_to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return it as JSON has it."""
     return {
         "schema": SCHEMA,
         "findings": [{**asdict(one), "evidence": list(one.evidence)} for one in diagnosis.findings],
         "ruled_out": [{"cause": cause, "why": why} for cause, why in diagnosis.ruled_out],
         "not_applicable": list(diagnosis.not_applicable),
-        "failed": [{"cause": cause, "error": error} for cause, error in diagnosis.failed],
+        "failed": [{"cause": cause, "error": error} for cause, error in diagnosis.failed_rules],
     }
 
 
-def keep(content: dict[str, Any], directory: Path) -> None:
-    """Write what `plain` returns into `run.json`. Where that can't be, the run still has said it."""
+def write_diagnosis(content: dict[str, Any], directory: Path) -> None:
+    """Write what `diagnosis_to_dict` returns into `run.json`. Where that can't be, the run still has said it."""
     with contextlib.suppress(OSError, TraceError):
-        run_dir.write(directory / run_dir.MANIFEST, {**run_dir.read(directory), KEY: content})
+        run_dir.write_json(directory / run_dir.MANIFEST, {**run_dir.load_manifest(directory), MANIFEST_KEY: content})

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.completeness import Completeness
-from traceable.analysis.windows import Said, Windows
+from traceable.analysis.windows import CaptureResult, ProcessStatus
 from traceable.checks import machine_facts
 from traceable.collectors.base import NSYS_LOG
 from traceable.collectors.nsys import install as nsys_install
@@ -47,14 +47,14 @@ _OF_WSL = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
 
 
 @dataclass(frozen=True)
-class Life:
+class ProcessRecord:
     """One program image of a process that imported traceable, as `capture/process_record.py` tells of it.
 
     Attributes:
         number: place among those of its process, from 0; more than one is an exec.
         disabled: its annotations were off.
         level: annotations of a higher level were off.
-        listener: it was told of an NVTX listener or of torch's profiler.
+        has_listener: it was told of an NVTX listener or of torch's profiler.
         end: how Python ended; None where it had no say (a signal, os._exit, exec).
         names: of the ranges that it made, at most 100; distinct: how many there were.
         nvtx: version of the nvtx package that it imported; None for not.
@@ -66,10 +66,10 @@ class Life:
     number: int
     disabled: bool
     level: int
-    listener: bool
+    has_listener: bool
     end: str | None = None
     names: tuple[str, ...] = ()
-    distinct: int = 0
+    distinct_names: int = 0
     nvtx: str | None = None
     torch_profiler: bool = False
     forked: bool = False
@@ -92,14 +92,14 @@ class Case:
         messages: what the collector wrote of itself into the report: nsys its texts, the recorder messages with codes.
         options: how it was recorded, as the report says (META_DATA_CAPTURE, from 2023 on).
         system: what the report says of where it was recorded: `kernel`, and `wsl`, a process that only WSL has.
-        lives: of the processes that imported traceable within the run and were to be recorded.
-        unaware: pid and name of each process that the launcher saw load traceable without the run's environment.
-        told: what processes said of being recorded or not (`process.<pid>.json`).
-        steps: what processes said of their steps.
+        process_records: of the processes that imported traceable within the run and were to be recorded.
+        without_environment: pid and name of each process that the launcher saw load traceable without the run's environment.
+        process_files: what processes said of being recorded or not (`process.<pid>.json`).
+        step_statuses: what processes said of their steps.
         profilers: names of the processes that held GPU counters, or could, when the run began.
         machine: this system, where the run was of it; else None.
-        cut_bytes: how many bytes an SQLite file lacks of what its header says.
-        importer: an importer of nsys's is there.
+        missing_bytes: how many bytes an SQLite file lacks of what its header says.
+        has_importer: an importer of nsys's is there.
         completeness: what became of the ranges that processes counted.
     """
 
@@ -109,20 +109,20 @@ class Case:
     collector: str = ""
     recording: Recording | None = None
     error: TraceableError | None = None
-    windows: Windows | None = None
+    windows: CaptureResult | None = None
     files: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     system: Mapping[str, str] = field(default_factory=dict)
-    lives: tuple[Life, ...] = ()
-    unaware: tuple[tuple[int, str], ...] = ()
-    told: tuple[Mapping[str, Any], ...] = ()
-    steps: tuple[Said, ...] = ()
+    process_records: tuple[ProcessRecord, ...] = ()
+    without_environment: tuple[tuple[int, str], ...] = ()
+    process_files: tuple[Mapping[str, Any], ...] = ()
+    step_statuses: tuple[ProcessStatus, ...] = ()
     profilers: tuple[str, ...] = ()
     machine: machine_facts.Machine | None = None
-    cut_bytes: int = 0
-    importer: bool = True
+    missing_bytes: int = 0
+    has_importer: bool = True
     completeness: Completeness = field(default_factory=Completeness)
 
     @property
@@ -132,12 +132,12 @@ class Case:
         return tuple(Message.parse(one) if isinstance(one, str) else Message(one["code"], one["text"]) for one in noted)
 
     @property
-    def ranges(self) -> int | None:
+    def range_count(self) -> int | None:
         """How many ranges were recorded; None where nothing could be read."""
         return None if self.recording is None else len(self.recording.trace.ranges)
 
     @property
-    def operations(self) -> int | None:
+    def operation_count(self) -> int | None:
         """How many GPU operations were recorded; None where nothing could be read."""
         if self.recording is None:
             return None
@@ -150,19 +150,19 @@ class Case:
         return tuple(map(str, ((self.manifest or {}).get("plan") or {}).get("argv") or ()))
 
     @property
-    def variables(self) -> frozenset[str]:
+    def environment_names(self) -> frozenset[str]:
         """The names in the environment of the launcher."""
         return frozenset((self.manifest or {}).get("environment_names") or ())
 
     @property
-    def whole(self) -> bool:
+    def is_full_recording(self) -> bool:
         """Whether everything was to be recorded, and not windows or the last seconds."""
         manifest = self.manifest or {}
-        keys = (windows.MANIFEST_KEY, windows.TIMED_KEY, "flight_recorder")
+        keys = (windows.WINDOW_KEY, windows.TIMED_WINDOW_KEY, "flight_recorder")
         return all(manifest.get(key) is None for key in keys)
 
     @cached_property
-    def recorded_pids(self) -> dict[int, int]:
+    def ranges_by_pid(self) -> dict[int, int]:
         """How many ranges were recorded of each process."""
         if self.recording is None:
             return {}
@@ -173,18 +173,18 @@ class Case:
             found[pid] = found.get(pid, 0) + count
         return found
 
-    def noted(self, *codes: str) -> list[Message]:
+    def find_notes(self, *codes: str) -> list[Message]:
         """Return what of the recorder's messages and the run's notes has one of these codes, each once."""
         ours = [one for one in (*self.messages, *self.notes) if isinstance(one, Message) and one.code in codes]
         return list(dict.fromkeys(ours))
 
-    def said(self, pattern: str) -> list[str]:
+    def find_messages(self, pattern: str) -> list[str]:
         """Return what of nsys's messages and output matches a pattern, each once."""
         wanted = re.compile(pattern)
         return [line for line in dict.fromkeys((*self.messages, *self.log)) if wanted.search(line)]
 
 
-def of_run(directory: Path, recording: Recording | None, error: TraceableError | None = None) -> Case:
+def build_run_case(directory: Path, recording: Recording | None, error: TraceableError | None = None) -> Case:
     """Return the case of a run that is over.
 
     Args:
@@ -193,11 +193,11 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
         error: why nothing could be read.
     """
     directory = directory.absolute()
-    manifest = run_dir.read(directory)
+    manifest = run_dir.load_manifest(directory)
     collector = str((manifest.get("collector") or {}).get("name") or "")
     database = _database_of(directory, manifest)
     about = _of_database(database)
-    told = tuple(processes.told(directory))
+    told = tuple(processes.load_process_records(directory))
     # What `run --ranks` or `--processes` left out is not missing.
     left_out = {one["pid"] for one in told if one.get("chosen") is False}
     lives = tuple(one for one in _lives(directory) if one.pid not in left_out)
@@ -216,19 +216,23 @@ def of_run(directory: Path, recording: Recording | None, error: TraceableError |
         messages=_coded(about.messages, collector),
         options=about.options,
         system=about.system,
-        lives=lives,
-        unaware=tuple(one for one in process_watcher.seen(directory) if one[0] not in known),
-        told=told,
-        steps=tuple(one for one in windows.told(directory) if one.pid not in left_out),
+        process_records=lives,
+        without_environment=tuple(
+            one for one in process_watcher.read_processes_without_environment(directory) if one[0] not in known
+        ),
+        process_files=told,
+        step_statuses=tuple(one for one in windows.load_statuses(directory) if one.pid not in left_out),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_machine(manifest),
-        importer=_importer(),
-        completeness=range_counts.judge(directory, manifest, None) if recording is None else recording.completeness,
+        has_importer=_importer(),
+        completeness=range_counts.evaluate_completeness(directory, manifest, None)
+        if recording is None
+        else recording.completeness,
     )
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Case]:
+def open_case(path: Path) -> Iterator[Case]:
     """Yield the case of whatever the user names: a run directory, or anything that `traceable report` reads.
 
     Raises:
@@ -237,13 +241,13 @@ def opened(path: Path) -> Iterator[Case]:
     from traceable.recording import load
 
     if not path.exists():
-        with reports.opened(path):  # says so
+        with reports.open_report(path):  # says so
             raise AssertionError
     if path.is_dir() and (path / run_dir.MANIFEST).exists():
         try:
-            yield of_run(path, load(path))
+            yield build_run_case(path, load(path))
         except TraceableError as error:
-            yield of_run(path, None, error)
+            yield build_run_case(path, None, error)
         return
     try:
         with _readable(path) as found:
@@ -264,10 +268,10 @@ def opened(path: Path) -> Iterator[Case]:
     except TraceableError as error:
         if path.is_dir():  # of no run: there is nothing to find out
             raise
-        yield Case(path, error=error, files=(path.name,), cut_bytes=_cut(path), importer=_importer())
+        yield Case(path, error=error, files=(path.name,), missing_bytes=_cut(path), has_importer=_importer())
 
 
-def traced(case: Case) -> set[str] | None:
+def find_traced_apis(case: Case) -> set[str] | None:
     """Return what nsys was asked to trace; None where that is not known."""
     for word, after in pairwise((*case.argv, "")):
         name, equals, value = word.partition("=")
@@ -289,17 +293,17 @@ def _readable(path: Path) -> Iterator[Path]:
     if path.is_file() and path.suffix in reports.REPORT_SUFFIXES and path.stat().st_size:
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
             database = Path(folder) / f"{path.stem}.sqlite"
-            nsys_install.export(path.absolute(), database)
+            nsys_install.export_sqlite(path.absolute(), database)
             yield database
     else:
         yield path
 
 
-def _unrecorded(directory: Path, manifest: dict[str, Any]) -> Windows | None:
-    from traceable.analysis.windows import judged
+def _unrecorded(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
+    from traceable.analysis.windows import evaluate_capture
 
-    wanted = windows.asked(directory, manifest)
-    return None if wanted is None else judged(wanted, ())
+    wanted = windows.load_capture_request(directory, manifest)
+    return None if wanted is None else evaluate_capture(wanted, ())
 
 
 def _database_of(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
@@ -322,7 +326,7 @@ def _of_database(path: Path | None) -> _About:
     if path is None:
         return _About()
     try:
-        with contextlib.closing(untrusted.connect(path)) as file:
+        with contextlib.closing(untrusted.open_database(path)) as file:
             file.text_factory = lambda text: text.decode("utf-8", "replace")
             there = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             messages = tuple(" ".join(message.split()) for message in _messages(file, there))
@@ -372,34 +376,34 @@ def _system(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
     return found
 
 
-def _lives(directory: Path) -> Iterator[Life]:
+def _lives(directory: Path) -> Iterator[ProcessRecord]:
     for path in sorted(directory.glob("status.*.lives")):
-        lives: list[Life] = []
-        for content in untrusted.lines(path, {}):
-            if untrusted.fits(content, untrusted.BEGUN):
+        lives: list[ProcessRecord] = []
+        for content in untrusted.read_json_lines(path, {}):
+            if untrusted.has_shape(content, untrusted.PROCESS_START):
                 lives.append(_begun(content, len(lives)))
-            elif lives and untrusted.fits(content, untrusted.ENDED):
+            elif lives and untrusted.has_shape(content, untrusted.PROCESS_END):
                 lives[-1] = _ended(lives[-1], content)
         yield from lives
 
 
-def _begun(content: Mapping[str, Any], number: int) -> Life:
-    return Life(
+def _begun(content: Mapping[str, Any], number: int) -> ProcessRecord:
+    return ProcessRecord(
         pid=content["pid"],
         number=number,
         disabled=content["disabled"],
         level=content["level"],
-        listener=content["listener"],
+        has_listener=content["listener"],
         forked=bool(content.get("forked")),
     )
 
 
-def _ended(life: Life, content: Mapping[str, Any]) -> Life:
+def _ended(life: ProcessRecord, content: Mapping[str, Any]) -> ProcessRecord:
     return replace(
         life,
         end=content["end"],
         names=tuple(content["names"]),
-        distinct=content["distinct"],
+        distinct_names=content["distinct"],
         nvtx=content["nvtx"],
         torch_profiler=content["torch_profiler"],
     )
@@ -407,7 +411,7 @@ def _ended(life: Life, content: Mapping[str, Any]) -> Life:
 
 def _lines(path: Path) -> tuple[str, ...]:
     try:
-        text = untrusted.read(path).decode("utf-8", "replace")
+        text = untrusted.read_file(path).decode("utf-8", "replace")
     except OSError:
         return ()
     return tuple(line.strip() for line in text.splitlines() if line.strip())
@@ -415,12 +419,12 @@ def _lines(path: Path) -> tuple[str, ...]:
 
 def _machine(manifest: Mapping[str, Any]) -> machine_facts.Machine | None:
     here = (manifest.get("host") or {}).get("name") == os.uname().nodename
-    return machine_facts.machine() if here else None
+    return machine_facts.inspect_machine() if here else None
 
 
 def _importer() -> bool:
     with contextlib.suppress(TraceableError):
-        return nsys_install.find_importer(nsys_install.find()) is not None
+        return nsys_install.find_importer(nsys_install.find_nsys()) is not None
     return nsys_install.find_importer() is not None
 
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceable.analysis.units import size
+from traceable.analysis.units import format_bytes
 from traceable.collectors.nsys import privacy
 from traceable.errors import Message
 
@@ -27,43 +27,43 @@ OUTPUT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class Folder:
     """A folder to be written to, which may not be there yet.
 
     Attributes:
         path: the folder.
-        standing: the nearest one above it that is there; the same where it is there itself.
-        there: whether `standing` is there; it is not where the folder itself must be.
-        directory: whether `standing` is a folder.
+        nearest_existing: the nearest one above it that is there; the same where it is there itself.
+        exists: whether `standing` is there; it is not where the folder itself must be.
+        is_directory: whether `standing` is a folder.
         writable: whether this process may write there.
         noexec: whether it is mounted so that nothing in it can be executed.
         free_bytes, free_files: what this user may still write there.
     """
 
     path: Path
-    standing: Path
-    there: bool
-    directory: bool
+    nearest_existing: Path
+    exists: bool
+    is_directory: bool
     writable: bool
     noexec: bool
     free_bytes: int
     free_files: int
 
     @property
-    def free(self) -> str:
+    def free_text(self) -> str:
         """How much is free, to be read."""
-        return f"{size(self.free_bytes)} free"
+        return f"{format_bytes(self.free_bytes)} free"
 
-    def unusable(self, least_bytes: int) -> Message | None:
+    def find_problem(self, least_bytes: int) -> Message | None:
         """Return why nothing can be recorded into it, as the end of a sentence; None where it can."""
-        if not self.there:
+        if not self.exists:
             return Message("folder_missing", "is not there")
-        if not self.directory:
+        if not self.is_directory:
             return Message("not_a_directory", "is not a folder")
         if not self.writable:
             return Message("folder_not_writable", "can't be written")
         if self.free_bytes < least_bytes:
-            return Message("no_space", f"has {self.free}")
+            return Message("no_space", f"has {self.free_text}")
         return Message("no_inodes", "has no room for another file") if not self.free_files else None
 
 
@@ -73,31 +73,31 @@ class Space:
 
     Attributes:
         temporary: where nsys keeps what it records until the program ends.
-        temporary_by: the variable that names it; None for the system's own.
-        instead: the folder that `traceable run` has nsys use in its place; None where it will do or no other would.
+        temporary_variable: the variable that names it; None for the system's own.
+        fallback: the folder that `traceable run` has nsys use in its place; None where it will do or no other would.
         output: where run directories go.
         shared: /dev/shm.
         file_limit_bytes: RLIMIT_FSIZE; None for no limit.
     """
 
-    temporary: Place
-    temporary_by: str | None
-    output: Place
-    shared: Place
+    temporary: Folder
+    temporary_variable: str | None
+    output: Folder
+    shared: Folder
     file_limit_bytes: int | None
-    instead: Path | None = None
+    fallback: Path | None = None
 
     @property
-    def wanting(self) -> dict[str, bool]:
+    def shortages(self) -> dict[str, bool]:
         """Whether nsys can't record for want of space, by the name of the check that says so."""
         return {
-            "temporary": self.temporary.unusable(TEMPORARY_BYTES) is not None,
-            "shared memory": self.shared.unusable(SHARED_BYTES) is not None,
+            "temporary": self.temporary.find_problem(TEMPORARY_BYTES) is not None,
+            "shared memory": self.shared.find_problem(SHARED_BYTES) is not None,
             "output": self.file_limit_bytes is not None and self.file_limit_bytes < SPACE_BYTES,
         }
 
 
-def space(output: Path) -> Space:
+def probe_space(output: Path) -> Space:
     """Return the facts of the folders that are written to.
 
     Args:
@@ -107,29 +107,29 @@ def space(output: Path) -> Space:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     usual = Path(os.environ[named] if named else "/tmp")
     return Space(
-        place(usual, made=False),
+        probe_folder(usual, will_be_created=False),
         named,
-        place(output, made=True),
-        place(Path("/dev/shm"), made=False),
+        probe_folder(output, will_be_created=True),
+        probe_folder(Path("/dev/shm"), will_be_created=False),
         None if limit == resource.RLIM_INFINITY else limit,
-        privacy.instead_of(usual, output.absolute()),
+        privacy.find_temporary_folder(usual, output.absolute()),
     )
 
 
-def place(path: Path, *, made: bool) -> Place:
+def probe_folder(path: Path, *, will_be_created: bool) -> Folder:
     """Return the facts of a folder.
 
     Args:
         path: the folder.
-        made: it will be made where it is not there; else it must be there.
+        will_be_created: it will be made where it is not there; else it must be there.
     """
     path = path.absolute()
-    standing = next(one for one in (path, *path.parents) if os.path.lexists(one)) if made else path
+    standing = next(one for one in (path, *path.parents) if os.path.lexists(one)) if will_be_created else path
     try:
         found = os.statvfs(standing)
     except OSError:
-        return Place(path, standing, os.path.lexists(standing), False, False, False, 0, 0)
-    return Place(
+        return Folder(path, standing, os.path.lexists(standing), False, False, False, 0, 0)
+    return Folder(
         path,
         standing,
         True,

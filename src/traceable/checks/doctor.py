@@ -1,6 +1,6 @@
 """Before the first run: what `traceable run` needs is looked at, tried, and judged.
 
-`examine` gathers the facts, what takes time beside each other, and has each check judge its own. Whatever fails or does
+`run_checks` gathers the facts, what takes time beside each other, and has each check judge its own. Whatever fails or does
 not answer in time becomes a line of the answer. It prints nothing; `cli/doctor.py` does. What a check is for, and when
 it is a warning or a problem, stands in docs/doctor.md.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.checks import disk_space, machine_checks, machine_facts, probes, self_test
-from traceable.checks.machine_findings import Finding, Said, warning
+from traceable.checks.machine_findings import CheckResult, Finding, warning
 from traceable.errors import TraceableError
 from traceable.launch import provenance, run_dir
 
@@ -33,36 +33,36 @@ NSYS_SECONDS = 5.0
 GRACE_SECONDS = 1.5
 """How long what is given up may take to clear up."""
 
-TURN_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
-Judge = Callable[..., Said | Sequence[Said] | None]
+CheckFunction = Callable[..., CheckResult | Sequence[CheckResult] | None]
 
-CHECKS: tuple[tuple[str, Judge, tuple[str, ...]], ...] = (
-    ("python", machine_checks.python, ("python",)),
-    ("traceable", machine_checks.core, ("parts",)),
-    ("packages", machine_checks.packages, ("packages",)),
-    ("nvtx", machine_checks.nvtx, ("nvtx", "recorder canary", "nsys canary", "cuda")),
-    ("recorder", machine_checks.recorder, ("nsys", "packages", "recorder canary")),
-    ("nsys", machine_checks.nsys, ("nsys", "driver")),
-    ("nsys importer", machine_checks.importer, ("nsys",)),
-    ("nsys capture", machine_checks.nsys_capture, ("nsys", "space", "packages", "nsys canary")),
-    ("ncu", machine_checks.ncu, ("ncu", "driver")),
-    ("cuda driver", machine_checks.cuda_driver, ("driver", "machine", "cuda")),
-    ("gpus", machine_checks.gpus, ("cuda", "nsys", "running")),
-    ("gpu counters", machine_checks.gpu_counters, ("driver", "machine", "cuda")),
-    ("cpu samples", machine_checks.cpu_samples, ("machine", "nsys")),
-    ("system", machine_checks.system, ("machine",)),
-    ("temporary", machine_checks.temporary, ("space", "nsys")),
-    ("output", machine_checks.output, ("space",)),
-    ("shared memory", machine_checks.shared, ("space", "nsys")),
-    ("torch", machine_checks.torch, ("torch", "cuda")),
-    ("environment", machine_checks.variables, ("variables",)),
-    ("other profilers", machine_checks.profilers, ("running", "driver")),
+CHECKS: tuple[tuple[str, CheckFunction, tuple[str, ...]], ...] = (
+    ("python", machine_checks.check_python, ("python",)),
+    ("traceable", machine_checks.check_extensions, ("parts",)),
+    ("packages", machine_checks.check_packages, ("packages",)),
+    ("nvtx", machine_checks.check_nvtx, ("nvtx", "recorder canary", "nsys canary", "cuda")),
+    ("recorder", machine_checks.check_recorder, ("nsys", "packages", "recorder canary")),
+    ("nsys", machine_checks.check_nsys, ("nsys", "driver")),
+    ("nsys importer", machine_checks.check_importer, ("nsys",)),
+    ("nsys capture", machine_checks.check_nsys_capture, ("nsys", "space", "packages", "nsys canary")),
+    ("ncu", machine_checks.check_ncu, ("ncu", "driver")),
+    ("cuda driver", machine_checks.check_cuda_driver, ("driver", "machine", "cuda")),
+    ("gpus", machine_checks.check_gpus, ("cuda", "nsys", "running")),
+    ("gpu counters", machine_checks.check_gpu_counters, ("driver", "machine", "cuda")),
+    ("cpu samples", machine_checks.check_cpu_samples, ("machine", "nsys")),
+    ("system", machine_checks.check_system, ("machine",)),
+    ("temporary", machine_checks.check_temporary_folder, ("space", "nsys")),
+    ("output", machine_checks.check_output_folder, ("space",)),
+    ("shared memory", machine_checks.check_shared_memory, ("space", "nsys")),
+    ("torch", machine_checks.check_torch, ("torch", "cuda")),
+    ("environment", machine_checks.check_environment, ("variables",)),
+    ("other profilers", machine_checks.check_other_profilers, ("running", "driver")),
 )
 """Each check: its name, what judges, and the facts that it is given, in that order."""
 
 
-def examine(output: Path | None = None) -> list[Finding]:
+def run_checks(output: Path | None = None) -> list[Finding]:
     """Look at everything and return a line for each check, in the order of `CHECKS`.
 
     A check that does not apply here has no line, and one that finds several things has several. Takes 15 s at most.
@@ -112,7 +112,7 @@ class _Facts:
                 for pid in _children(thread):
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
-                thread.join(TURN_SECONDS)
+                thread.join(POLL_SECONDS)
 
     def _answer(self, name: str, question: Callable[[], Any]) -> None:
         try:
@@ -122,20 +122,20 @@ class _Facts:
 
 
 def _gather(known: _Facts, output: Path) -> None:
-    known.ask("running", machine_facts.running)
-    known.ask("space", lambda: disk_space.space(output))
-    known.ask("parts", machine_facts.parts)
-    known.ask("nsys itself", probes.nsys)
+    known.ask("running", machine_facts.find_running_profilers)
+    known.ask("space", lambda: disk_space.probe_space(output))
+    known.ask("parts", machine_facts.inspect_extensions)
+    known.ask("nsys itself", probes.probe_nsys)
     known.ask("nsys", lambda: _nsys(known))
-    known.ask("cuda", probes.cuda)
-    known.ask("ncu", probes.ncu)
-    known.ask("python", machine_facts.python)
-    known.ask("packages", machine_facts.packages)
-    known.ask("machine", machine_facts.machine)
-    known.ask("torch", machine_facts.torch)
-    known.ask("driver", machine_facts.driver)
-    known.ask("variables", machine_facts.variables)
-    known.ask("nvtx", lambda: provenance.version("nvtx"))
+    known.ask("cuda", probes.probe_cuda)
+    known.ask("ncu", probes.probe_ncu)
+    known.ask("python", machine_facts.inspect_python)
+    known.ask("packages", machine_facts.inspect_packages)
+    known.ask("machine", machine_facts.inspect_machine)
+    known.ask("torch", machine_facts.inspect_torch)
+    known.ask("driver", machine_facts.inspect_driver)
+    known.ask("variables", machine_facts.inspect_environment)
+    known.ask("nvtx", lambda: provenance.get_package_version("nvtx"))
     known.ask("nsys canary", lambda: _canary("nsys", known) if known.get("nsys").found else None)
     known.ask("recorder canary", lambda: _canary("recorder", known) if known.get("parts").recorder else None)
 
@@ -145,27 +145,27 @@ def _nsys(known: _Facts) -> probes.Nsys:
     try:
         answer: probes.Nsys = known.futures["nsys itself"].result(NSYS_SECONDS)
     except NoAnswerError:
-        return probes.silent(NSYS_SECONDS)
+        return probes.describe_unresponsive_nsys(NSYS_SECONDS)
     return answer
 
 
-def _canary(collector: str, known: _Facts) -> self_test.Canary:
+def _canary(collector: str, known: _Facts) -> self_test.SelfTest:
     known.get("running")  # what runs is looked at before we run something ourselves
-    return self_test.sing(collector, known.get("space").temporary.path)
+    return self_test.run_self_test(collector, known.get("space").temporary.path)
 
 
-def _judged(judge: Judge, needs: Sequence[str], known: _Facts) -> Sequence[Said]:
+def _judged(judge: CheckFunction, needs: Sequence[str], known: _Facts) -> Sequence[CheckResult]:
     try:
         said = judge(*[known.get(need) for need in needs])
     except TraceableError as error:
-        said = warning(error.code, f"could not be checked: {error.found}", error.remedy)
+        said = warning(error.code, f"could not be checked: {error.problem}", error.remedy)
     except NoAnswerError:
         found = f"could not be checked: no answer within {SECONDS:g} s"
         said = warning("check_timed_out", found, "try again when the machine is idle")
     except Exception as error:  # noqa: BLE001 - a fault of ours must not hide what the other checks found
         found = f"could not be checked: {type(error).__name__}: {error}"
         said = warning("check_failed", found, "report this to traceable's authors")
-    return [said] if isinstance(said, Said) else said or []
+    return [said] if isinstance(said, CheckResult) else said or []
 
 
 def _children(thread: threading.Thread) -> list[int]:

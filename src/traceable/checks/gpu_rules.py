@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from traceable.analysis.attribution import INHERITED, Coverage, Share
-from traceable.checks.diagnosis_case import NSYS, Case, traced
+from traceable.checks.diagnosis_case import NSYS, Case, find_traced_apis
 from traceable.checks.rule import (
     CERTAIN,
     EVERYTHING,
@@ -16,10 +16,10 @@ from traceable.checks.rule import (
     PART,
     POSSIBLE,
     Finding,
-    Judged,
     Rule,
     RuledOut,
-    listed,
+    RuleResult,
+    join_first,
 )
 
 TYPE_CHECKING = False
@@ -54,36 +54,40 @@ def _gpus(case: Case) -> list[str] | None:
     return None if said is None else [str(gpu.get("name")) for gpu in said]
 
 
-def cupti_taken(case: Case) -> Judged:
+def diagnose_cupti_taken(case: Case) -> RuleResult:
     """CUPTI serves one subscriber in a process."""
     if case.collector != NSYS:
         return None
-    said = case.said(_SUBSCRIBED)
+    said = case.find_messages(_SUBSCRIBED)
     fix = "leave the other one out while nsys records: torch.profiler, ncu, compute-sanitizer, an outer nsys"
     found = "another profiler holds CUPTI in the program, so that nsys gets nothing from the GPU"
     if said:
-        return Finding("cupti_taken", CERTAIN, found, tuple(said[:2]), fix, PART if case.operations else EVERYTHING)
-    if case.operations:
-        return RuledOut(f"{case.operations} GPU operations were recorded")
-    if not _gpus(case) or "cuda" not in (traced(case) or ()):
+        return Finding(
+            "cupti_taken", CERTAIN, found, tuple(said[:2]), fix, PART if case.operation_count else EVERYTHING
+        )
+    if case.operation_count:
+        return RuledOut(f"{case.operation_count} GPU operations were recorded")
+    if not _gpus(case) or "cuda" not in (find_traced_apis(case) or ()):
         return None
-    evidence = [f"process {one.pid} had a torch.profiler of its own" for one in case.lives if one.torch_profiler]
-    evidence += [f"{name} is set: {what}" for name, what in _OTHERS.items() if name in case.variables]
+    evidence = [
+        f"process {one.pid} had a torch.profiler of its own" for one in case.process_records if one.torch_profiler
+    ]
+    evidence += [f"{name} is set: {what}" for name, what in _OTHERS.items() if name in case.environment_names]
     if not evidence:
         return RuledOut("nothing says that another profiler was there")
     evidence.append("no GPU operation was recorded, on a machine with a GPU")
     return Finding("cupti_taken", LIKELY, found, tuple(evidence), fix, EVERYTHING)
 
 
-def counters_taken(case: Case) -> Judged:
+def diagnose_counters_taken(case: Case) -> RuleResult:
     """The GPU's counters serve one tool on the whole machine. That is not CUPTI: DCGM takes no kernel from nsys."""
     if case.collector != NSYS:
         return None
-    said = case.said(_COUNTERS_TAKEN)
+    said = case.find_messages(_COUNTERS_TAKEN)
     if not said:
         return RuledOut("nsys did not say that another tool holds the GPU's counters") if case.messages else None
     held = [name for name in case.profilers if _COUNTERS_HELD.match(name)]
-    running = (f"running when the run began: {listed(held)}",) if held else ()
+    running = (f"running when the run began: {join_first(held)}",) if held else ()
     return Finding(
         "counters_taken",
         CERTAIN,
@@ -94,14 +98,14 @@ def counters_taken(case: Case) -> Judged:
     )
 
 
-def driver(case: Case) -> Judged:
+def diagnose_driver(case: Case) -> RuleResult:
     """A driver of a CUDA that nsys brings no CUPTI for is served by the nearest one, or not at all."""
     if case.collector != NSYS or case.recording is None:
         return None
-    old, new = case.said(_OLD_DRIVER), case.said(_NEW_DRIVER)
+    old, new = case.find_messages(_OLD_DRIVER), case.find_messages(_NEW_DRIVER)
     if not old and not new:
         return RuledOut("nsys did not complain of the CUDA driver") if case.messages else None
-    loss = NOTHING if case.operations else EVERYTHING
+    loss = NOTHING if case.operation_count else EVERYTHING
     version = case.recording.trace.source.version
     if old:
         return Finding(
@@ -116,43 +120,43 @@ def driver(case: Case) -> Judged:
         "driver_too_new",
         CERTAIN,
         f"the CUDA driver is newer than what nsys {version} knows"
-        + ("; GPU work was recorded all the same" if case.operations else ""),
+        + ("; GPU work was recorded all the same" if case.operation_count else ""),
         tuple(new[:2]),
         "install a newer nsys",
         loss,
     )
 
 
-def no_context(case: Case) -> Judged:
+def diagnose_no_context(case: Case) -> RuleResult:
     """CUDA was traced, and nothing made a context."""
-    asked = traced(case)
+    asked = find_traced_apis(case)
     if case.recording is None or asked is None or "cuda" not in asked:
         return None
-    if case.operations or len(case.recording.trace.calls):
+    if case.operation_count or len(case.recording.trace.calls):
         return RuledOut(
-            f"{len(case.recording.trace.calls)} CUDA calls and {case.operations} GPU operations were recorded"
+            f"{len(case.recording.trace.calls)} CUDA calls and {case.operation_count} GPU operations were recorded"
         )
     gpus = _gpus(case)
     if not gpus:
         return RuledOut("no GPU is known on the machine that was recorded")
-    evidence = ["CUDA was traced, and no CUDA call was recorded", *case.said(_NO_CUDA)[:1]]
-    evidence.append(f"the machine has {listed(gpus)}")
-    begun = case.said(_CUDA_BEGUN)
+    evidence = ["CUDA was traced, and no CUDA call was recorded", *case.find_messages(_NO_CUDA)[:1]]
+    evidence.append(f"the machine has {join_first(gpus)}")
+    begun = case.find_messages(_CUDA_BEGUN)
     found = "the program never used CUDA: no context was created in a process that nsys hears"
     if begun:
         found = "the program has loaded CUDA, and made no call of it while it was recorded"
     # Of a program whose ranges are there, and that is not meant to use the GPU, nothing is missing.
     return Finding(
         "no_cuda_context",
-        POSSIBLE if begun or case.ranges else LIKELY,
+        POSSIBLE if begun or case.range_count else LIKELY,
         found,
         (*evidence, *begun[:1]),
         "see whether the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
-        PART if case.ranges else EVERYTHING,
+        PART if case.range_count else EVERYTHING,
     )
 
 
-def graphs(case: Case) -> Judged:
+def diagnose_graphs(case: Case) -> RuleResult:
     """CUDA graphs that were traced as one: their kernels are in no table."""
     if case.recording is None:
         return None
@@ -172,11 +176,11 @@ def graphs(case: Case) -> Judged:
         )
         return Finding("graphs_traced_as_one", CERTAIN, found, evidence, fix, PART)
     if not calls:
-        return RuledOut("no CUDA graph was launched") if case.operations else None
+        return RuledOut("no CUDA graph was launched") if case.operation_count else None
     if (trace.kernels.graph_node >= 0).any():
         return RuledOut("the kernels of CUDA graphs were recorded node by node")
     context = case.recording.context
-    call = context.launched.call_of[context.launched.call_of >= 0]
+    call = context.launches.call_of[context.launches.call_of >= 0]
     if nodes := int(np.isin(trace.calls.name[call], launched).sum()):
         # torch.profiler names no nodes (2022 to 2026).
         return RuledOut(f"{nodes} GPU operations were launched by cudaGraphLaunch")
@@ -187,9 +191,9 @@ def graphs(case: Case) -> Judged:
     return Finding("graphs_traced_as_one", LIKELY, found, evidence, fix, PART)
 
 
-def autograd(case: Case) -> Judged:
+def diagnose_autograd(case: Case) -> RuleResult:
     """Kernels of backward(), or of another helper, which another thread launches than the one whose range is open."""
-    if case.recording is None or not case.operations or not case.ranges:
+    if case.recording is None or not case.operation_count or not case.range_count:
         return None
     coverage = case.recording.coverage
     inherited, lost = coverage.attributed["inherited"], coverage.unattributed["several_threads"]
@@ -211,8 +215,8 @@ def autograd(case: Case) -> Judged:
     found += "another thread than the one with the range"
     evidence = (
         f"attribution `inherited`: {inherited.operations} operations",
-        f"launched by {listed(threads)}",
-        *((f"while {listed(backward, 2)} was open",) if backward else ()),
+        f"launched by {join_first(threads)}",
+        *((f"while {join_first(backward, 2)} was open",) if backward else ()),
     )
     fix = "read them in `traceable report`, which gives them to the range that was open"
     fix += "; leave nsys's projection aside" if outside else ""
@@ -231,19 +235,19 @@ def _inherited_from(recording: Recording) -> tuple[list[str], list[str]]:
     """Return the names of the threads that launched what is inherited, and of the ranges of backward() it is in."""
     trace, context = recording.trace, recording.context
     operations = np.flatnonzero(context.attribution.rule == INHERITED)
-    launching = np.unique(trace.calls.thread[context.launched.call_of[operations]]).tolist()
+    launching = np.unique(trace.calls.thread[context.launches.call_of[operations]]).tolist()
     threads = [trace.threads[index] for index in launching]
     instances = np.unique(context.attribution.innermost[operations])
-    named = np.unique(context.attribution.found.name[instances[instances >= 0]]).tolist()
+    named = np.unique(context.attribution.instances.name[instances[instances >= 0]]).tolist()
     backward = sorted({trace.names[index] for index in named if _BACKWARD.search(trace.names[index])})
     return [f"{one.name} (thread {one.tid})" if one.name else f"thread {one.tid}" for one in threads], backward
 
 
 RULES = (
-    Rule("cupti_taken", cupti_taken),
-    Rule("counters_taken", counters_taken),
-    Rule("driver", driver),
-    Rule("no_cuda_context", no_context),
-    Rule("graphs_traced_as_one", graphs),
-    Rule("autograd_thread", autograd),
+    Rule("cupti_taken", diagnose_cupti_taken),
+    Rule("counters_taken", diagnose_counters_taken),
+    Rule("driver", diagnose_driver),
+    Rule("no_cuda_context", diagnose_no_context),
+    Rule("graphs_traced_as_one", diagnose_graphs),
+    Rule("autograd_thread", diagnose_autograd),
 )

@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from traceable.analysis.units import size
-from traceable.checks.disk_space import OUTPUT_BYTES, SHARED_BYTES, SPACE_BYTES, TEMPORARY_BYTES, Place, Space
+from traceable.analysis.units import format_bytes
+from traceable.checks.disk_space import OUTPUT_BYTES, SHARED_BYTES, SPACE_BYTES, TEMPORARY_BYTES, Folder, Space
 from traceable.checks.machine_facts import (
     CAP_PERFMON,
     CAP_SYS_ADMIN,
     Driver,
+    Extensions,
     Machine,
     Packages,
-    Parts,
     Python,
-    Running,
+    RunningProfilers,
     Torch,
     Variables,
 )
-from traceable.checks.machine_findings import Said, note, ok, problem, warning
+from traceable.checks.machine_findings import CheckResult, note, ok, problem, warning
 from traceable.checks.probes import Cuda, Device, Nsys, Tool
-from traceable.checks.self_test import Canary
+from traceable.checks.self_test import SelfTest
 from traceable.errors import Message
 from traceable.protocol import environment
 
-TESTED = ((3, 10), (3, 13))
+TESTED_PYTHONS = ((3, 10), (3, 13))
 """The oldest and the newest Python that the tests run under."""
 
 _PART = {
@@ -53,7 +53,7 @@ _WHOLE = (
 NEEDED_CUPTI = (((12, 0), (12, 8)), ((10, 0), (12, 8)), ((8, 9), (11, 8)), ((8, 6), (11, 1)), ((8, 0), (11, 0)))
 """From which compute capability on which CUPTI is needed: the CUDA toolkit that brought each architecture."""
 
-DROPPED = ((2025, 4), (7, 5))
+DROPPED_GPUS = ((2025, 4), (7, 5))
 """From this nsys on GPUs below this compute capability (Pascal, Volta) are not traced any more (its release notes)."""
 
 BLACKWELL = (10, 0)
@@ -88,7 +88,7 @@ _DAEMONS = ("KINETO_USE_DAEMON", "KINETO_CONFIG")
 _SET_BY_LAUNCHER = (environment.RUN_DIR, environment.COLLECTOR)
 
 
-def python(facts: Python) -> Said:
+def check_python(facts: Python) -> CheckResult:
     """Judge the interpreter."""
     version = ".".join(map(str, facts.version))
     found = f"{facts.implementation} {version} at {facts.executable}"
@@ -99,7 +99,7 @@ def python(facts: Python) -> Said:
         "free_threaded": facts.free_threaded,
         "flags": list(facts.flags),
     }
-    oldest, newest = TESTED
+    oldest, newest = TESTED_PYTHONS
     if facts.implementation != "CPython" or not oldest <= facts.version[:2] <= newest:
         tested = f"CPython {'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
         return warning("python_untested", f"{found}: not tested", f"use {tested}", **evidence)
@@ -113,8 +113,8 @@ def python(facts: Python) -> Said:
     return ok("python_supported", found, **evidence)
 
 
-def core(facts: Parts) -> Said:
-    """Judge traceable's own C extensions. Whether anything is left to record with is judged by `recorder`."""
+def check_extensions(facts: Extensions) -> CheckResult:
+    """Judge traceable's own C extensions. Whether anything is left to record with is judged by `check_recorder`."""
     missing, broken = list(facts.missing), dict(facts.broken)
     evidence = {"version": facts.version, "missing": missing, "broken": broken, "pure": facts.pure}
     if broken:
@@ -133,7 +133,7 @@ def core(facts: Parts) -> Said:
     return ok("extensions_usable", f"traceable {facts.version} with all of its C extensions", **evidence)
 
 
-def packages(facts: Packages) -> Said:
+def check_packages(facts: Packages) -> CheckResult:
     """Judge the packages that traceable needs: without numpy no recording can be read."""
     evidence = {"versions": dict(facts.versions), "errors": dict(facts.errors)}
     if facts.errors:
@@ -144,7 +144,7 @@ def packages(facts: Packages) -> Said:
     return ok("packages_importable", found, **evidence)
 
 
-def nvtx(version: str | None, recorded: Canary | None, captured: Canary | None, cuda: Cuda) -> Said:
+def check_nvtx(version: str | None, recorded: SelfTest | None, captured: SelfTest | None, cuda: Cuda) -> CheckResult:
     """Judge the nvtx package by what came back of its ranges: it is other people's annotations that go through it.
 
     Where there is no GPU nothing has to be recorded by nsys.
@@ -172,32 +172,32 @@ def nvtx(version: str | None, recorded: Canary | None, captured: Canary | None, 
     return ok("nvtx_usable", found, **evidence)
 
 
-def recorder(nsys: Nsys, packages: Packages, canary: Canary | None) -> Said:
+def check_recorder(nsys: Nsys, packages: Packages, canary: SelfTest | None) -> CheckResult:
     """Judge the embedded recorder by its canary."""
     if canary is None:
         fix = "reinstall traceable with this Python where there is a C compiler"
-        if nsys.found:
+        if nsys.usable:
             return warning("recorder_not_built", "the embedded recorder was not built: `traceable run` needs nsys", fix)
         found = "the embedded recorder was not built, and there is no nsys: nothing can record"
         return problem("no_collector", found, fix)
     again = "see what `traceable run --collector recorder -c pass` says"
-    return _sung(canary, "see `packages`" if packages.errors else again)
+    return _sung(canary, "see `check_packages`" if packages.errors else again)
 
 
-def nsys(facts: Nsys, driver: Driver) -> Said:
+def check_nsys(facts: Nsys, driver: Driver) -> CheckResult:
     """Judge the nsys that is found, by what it can do; without a GPU there is nothing that it alone records."""
     tool = facts.tool
-    if not facts.found and tool.there:
+    if not facts.usable and tool.exists:
         return problem("nsys_unusable", f"no nsys can be used: {tool.error}", tool.remedy)
-    if not facts.found:
+    if not facts.usable:
         missing = f"{tool.error}: ranges are recorded by the embedded recorder, GPU work is not"
         if driver.present:
             return warning("nsys_not_installed", missing, INSTALL_NSYS)
         return note("nsys_not_installed", missing, INSTALL_NSYS)
     found = f"nsys {tool.version} at {tool.executable}"
-    evidence = {"executable": str(tool.executable), "version": tool.version, "offers": dict(facts.offers)}
-    can = [what for what, offered in facts.offers.items() if offered]
-    not_ = [what for what, offered in facts.offers.items() if not offered]
+    evidence = {"executable": str(tool.executable), "version": tool.version, "offers": dict(facts.features)}
+    can = [what for what, offered in facts.features.items() if offered]
+    not_ = [what for what, offered in facts.features.items() if not offered]
     found += f" ({', '.join(can)})" if can else ""
     if "windows" in not_:
         fix = "use a newer nsys, or --collector recorder"
@@ -206,9 +206,9 @@ def nsys(facts: Nsys, driver: Driver) -> Said:
     return ok("nsys_usable", f"{found}; not: {', '.join(not_)}" if not_ else found, **evidence)
 
 
-def importer(facts: Nsys) -> Said | None:
+def check_importer(facts: Nsys) -> CheckResult | None:
     """Judge the program that turns what nsys records into a report."""
-    if not facts.found:
+    if not facts.usable:
         return None
     if facts.importer is None:
         found = "QdstrmImporter was not found: nsys would leave a .qdstrm file, which nothing here can read"
@@ -218,39 +218,41 @@ def importer(facts: Nsys) -> Said | None:
         found = f"{facts.importer} does not start: {facts.importer_error}"
         fix = f"install what it lacks: `ldd {facts.importer}` lists it"
         return problem("importer_fails", found, fix, **evidence)
-    if not facts.importer_fits:
+    if not facts.has_matching_importer:
         found = f"{facts.importer} is of nsys {facts.importer_version}"
         found += f" and may not read what {facts.tool.version} leaves"
         return warning("importer_version_differs", found, _WHOLE, **evidence)
     return ok("importer_usable", str(facts.importer), **evidence)
 
 
-def nsys_capture(facts: Nsys, space: Space, packages: Packages, canary: Canary | None) -> Said | None:
+def check_nsys_capture(facts: Nsys, space: Space, packages: Packages, canary: SelfTest | None) -> CheckResult | None:
     """Judge nsys by its canary."""
     if canary is None:
         return None
-    if not facts.importer_fits:
+    if not facts.has_matching_importer:
         return _sung(canary, "see `nsys importer`")
-    if canary.error is None and not canary.read and not canary.core:
+    if canary.error is None and not canary.read and not canary.native_core:
         found = f"none of {canary.emitted} ranges came back: without the native core they go through the nvtx package"
         found += ", of which this nsys hears nothing"
-        return problem("nvtx_silent", found, "see `traceable` and `nvtx`", **_evidence(canary))
+        return problem("nvtx_silent", found, "see `traceable` and `check_nvtx`", **_evidence(canary))
     # What is the likeliest to keep nsys from recording, and is judged elsewhere.
-    wanting = [name for name, is_so in {**space.wanting, "packages": bool(packages.errors)}.items() if is_so]
+    wanting = [name for name, is_so in {**space.shortages, "packages": bool(packages.errors)}.items() if is_so]
     fix = f"see `{wanting[0]}`" if wanting else "see what `nsys profile -t nvtx python3 -c pass` says"
     said = _sung(canary, fix)
     if canary.imported and said.state == "ok":
-        found = f"{said.found}, but nsys did not find its importer: each report is imported anew with {facts.importer}"
+        found = (
+            f"{said.message}, but nsys did not find its importer: each report is imported anew with {facts.importer}"
+        )
         fix = "run scripts/install-nsys.sh of traceable's repository, which links it to where nsys looks"
         return warning("importer_not_linked", found, fix, **said.evidence)
     return said
 
 
-def _sung(canary: Canary, fix: str) -> Said:
+def _sung(canary: SelfTest, fix: str) -> CheckResult:
     evidence = _evidence(canary)
     if canary.error is not None:
         found = f"a capture of {canary.emitted} ranges failed: {canary.error}"
-        return problem("capture_failed", found, fix, **evidence, error=canary.error.plain)
+        return problem("capture_failed", found, fix, **evidence, error=canary.error.as_dict)
     read = f"{canary.read} of {canary.emitted} ranges of a test program"
     if canary.read != canary.emitted:
         return problem("ranges_missing", f"only {read} were read back", fix, **evidence)
@@ -258,22 +260,22 @@ def _sung(canary: Canary, fix: str) -> Said:
     return ok("capture_complete", found, **evidence)
 
 
-def _evidence(canary: Canary) -> dict[str, object]:
+def _evidence(canary: SelfTest) -> dict[str, object]:
     return {
         "emitted": canary.emitted,
         "read": canary.read,
-        "native_core": canary.core,
+        "native_core": canary.native_core,
         "imported": canary.imported,
         "seconds": round(canary.seconds, 3),
     }
 
 
-def ncu(tool: Tool, driver: Driver) -> Said:
+def check_ncu(tool: Tool, driver: Driver) -> CheckResult:
     """Judge Nsight Compute, of which only `traceable ncu` makes use."""
     if tool.executable is not None:
         evidence = {"executable": str(tool.executable), "version": tool.version}
         return ok("ncu_usable", f"ncu {tool.version} at {tool.executable}", **evidence)
-    if tool.there:
+    if tool.exists:
         return problem("ncu_unusable", f"no ncu can be used: {tool.error}", tool.remedy)
     if driver.present:
         fix = f"install NVIDIA's package nsight-compute, or name an ncu in {environment.NCU}"
@@ -281,7 +283,7 @@ def ncu(tool: Tool, driver: Driver) -> Said:
     return ok("ncu_not_installed", f"{tool.error}; there is no GPU whose kernels it could measure")
 
 
-def cuda_driver(driver: Driver, machine: Machine, cuda: Cuda) -> Said:
+def check_cuda_driver(driver: Driver, machine: Machine, cuda: Cuda) -> CheckResult:
     """Judge NVIDIA's driver and its library."""
     version = ".".join(map(str, cuda.version)) if cuda.version else None
     evidence = {"version": driver.version, "cuda": version, "cuInit": cuda.result, "error": cuda.error}
@@ -301,7 +303,7 @@ def cuda_driver(driver: Driver, machine: Machine, cuda: Cuda) -> Said:
     return ok("cuda_driver_usable", f"{name}, CUDA {version}", **evidence)
 
 
-def gpus(cuda: Cuda, facts: Nsys, running: Running) -> Said | None:
+def check_gpus(cuda: Cuda, facts: Nsys, running: RunningProfilers) -> CheckResult | None:
     """Judge the GPUs by what this nsys knows of them."""
     if not cuda.devices:
         return None
@@ -317,7 +319,7 @@ def gpus(cuda: Cuda, facts: Nsys, running: Running) -> Said | None:
         found += f"; {unknown}: its kernels may not be recorded"
         return warning(unknown.code, found, "use another nsys", **evidence)
     shared = "MPS" if running.mps else "MIG" if any(one.is_slice for one in cuda.devices) else None
-    if shared and facts.cuda_by_software and max(one.capability for one in cuda.devices) >= BLACKWELL:
+    if shared and facts.supports_cuda_sw and max(one.capability for one in cuda.devices) >= BLACKWELL:
         fix = "run with --nsys-args='--trace=cuda-sw,nvtx'"
         found += f", under {shared}: nsys can't have the GPU itself trace CUDA"
         return warning("hardware_trace_unavailable", found, fix, **evidence)
@@ -331,8 +333,8 @@ def _unknown(device: Device, facts: Nsys) -> Message | None:
     if needed and facts.cupti and facts.cupti[-1] < needed:
         found = f"{name} brings CUPTI {_dotted(facts.cupti[-1])} at most, and this GPU needs {_dotted(needed)}"
         return Message("cupti_too_old", found)
-    since, least = DROPPED
-    if facts.numbers and facts.numbers >= since and device.capability < least:
+    since, least = DROPPED_GPUS
+    if facts.version_numbers and facts.version_numbers >= since and device.capability < least:
         return Message("gpu_too_old", f"{name} does not trace GPUs below {_dotted(least)} any more")
     return None
 
@@ -341,12 +343,12 @@ def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-def gpu_counters(driver: Driver, machine: Machine, cuda: Cuda) -> Said | None:
+def check_gpu_counters(driver: Driver, machine: Machine, cuda: Cuda) -> CheckResult | None:
     """Judge whether this user may read the GPU's counters, which ncu and `--trace-preset full` do."""
     if not cuda.devices:
         return None
     evidence = {"RmProfilingAdminOnly": driver.admin_only}
-    if driver.admin_only and not machine.can(CAP_SYS_ADMIN):
+    if driver.admin_only and not machine.has_capability(CAP_SYS_ADMIN):
         found = "the GPU's counters are for administrators (RmProfilingAdminOnly 1): ncu, and `--trace-preset full`"
         found += " in part, are refused"
         fix = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run with CAP_SYS_ADMIN"
@@ -355,21 +357,29 @@ def gpu_counters(driver: Driver, machine: Machine, cuda: Cuda) -> Said | None:
     return ok("counters_permitted", "the GPU's counters may be read", **evidence)
 
 
-def cpu_samples(machine: Machine, nsys: Nsys) -> Said:
+def check_cpu_samples(machine: Machine, nsys: Nsys) -> CheckResult:
     """Judge whether the CPU can be sampled, of which `--trace-preset python` and `full` make use."""
-    level = "no perf events" if machine.paranoid is None else f"perf_event_paranoid {machine.paranoid}"
-    evidence = {"perf_event_paranoid": machine.paranoid, "nsys": nsys.no_samples}
-    if not nsys.found:
+    level = (
+        "no perf events"
+        if machine.perf_event_paranoid is None
+        else f"perf_event_paranoid {machine.perf_event_paranoid}"
+    )
+    evidence = {"perf_event_paranoid": machine.perf_event_paranoid, "nsys": nsys.no_samples_reason}
+    if not nsys.usable:
         return ok("samples_need_nsys", f"{level}; only nsys takes samples", **evidence)
-    if nsys.no_samples is None:
+    if nsys.no_samples_reason is None:
         return ok("samples_permitted", f"{level}; nsys may sample the CPU", **evidence)
-    found = f"{level}; no samples of the CPU, which only `--trace-preset python` and `full` take: {nsys.no_samples}"
+    found = (
+        f"{level}; no samples of the CPU, which only `--trace-preset python` and `full` take: {nsys.no_samples_reason}"
+    )
     if nsys.hangs_with_samples:
         return note("samples_hang_nsys", found, "use nsys 2023 or newer, where you need them", **evidence)
-    if machine.paranoid is None:
+    if machine.perf_event_paranoid is None:
         fix = "use a kernel or a sandbox with perf events, where you need them"
         return note("no_perf_events", found, fix, **evidence)
-    if machine.paranoid > 2 and not (machine.can(CAP_SYS_ADMIN) or machine.can(CAP_PERFMON)):
+    if machine.perf_event_paranoid > 2 and not (
+        machine.has_capability(CAP_SYS_ADMIN) or machine.has_capability(CAP_PERFMON)
+    ):
         fix = "type `sysctl kernel.perf_event_paranoid=2` as root on the host"
         fix += ", or start the container with --cap-add PERFMON"
         return note("perf_event_paranoid", found, fix, **evidence)
@@ -377,9 +387,9 @@ def cpu_samples(machine: Machine, nsys: Nsys) -> Said:
     return note("samples_not_permitted", found, fix, **evidence)
 
 
-def system(facts: Machine) -> Said:
+def check_system(facts: Machine) -> CheckResult:
     """Judge the operating system, and say whether this is a container."""
-    admin = "with" if facts.can(CAP_SYS_ADMIN) else "without"
+    admin = "with" if facts.has_capability(CAP_SYS_ADMIN) else "without"
     inside = f", in a container ({facts.container}) {admin} CAP_SYS_ADMIN" if facts.container else ""
     found = f"{facts.system} {facts.kernel}{inside}"
     evidence = {
@@ -400,22 +410,22 @@ def system(facts: Machine) -> Said:
     return ok("linux", found, **evidence)
 
 
-def temporary(space: Space, nsys: Nsys) -> Said:
+def check_temporary_folder(space: Space, nsys: Nsys) -> CheckResult:
     """Judge the folder in which nsys keeps what it records until the program ends."""
     place = space.temporary
-    by = f" ({space.temporary_by})" if space.temporary_by else ""
-    found, evidence = f"{place.path}{by}, {place.free}", _of(place)
+    by = f" ({space.temporary_variable})" if space.temporary_variable else ""
+    found, evidence = f"{place.path}{by}, {place.free_text}", _of(place)
     fix = "set TMPDIR to a folder that is there, can be written, has space and is not mounted noexec"
-    unusable = place.unusable(TEMPORARY_BYTES)
-    if space.instead and nsys.found:
+    unusable = place.find_problem(TEMPORARY_BYTES)
+    if space.fallback and nsys.usable:
         noexec = Message("folder_noexec", "is mounted noexec") if place.noexec else None
-        why = unusable or noexec or Message("low_space", f"has {place.free}")
-        return warning(why.code, f"{place.path}{by} {why}: nsys gets {space.instead}", fix, **evidence)
-    if unusable and nsys.found:
+        why = unusable or noexec or Message("low_space", f"has {place.free_text}")
+        return warning(why.code, f"{place.path}{by} {why}: nsys gets {space.fallback}", fix, **evidence)
+    if unusable and nsys.usable:
         return problem(unusable.code, f"{place.path}{by} {unusable}: nsys does not start", fix, **evidence)
     if unusable:
         return warning(unusable.code, f"{place.path}{by} {unusable}", fix, **evidence)
-    if place.noexec and nsys.found:
+    if place.noexec and nsys.usable:
         found += ", mounted noexec: not every nsys can load its libraries then (2022.4.2 can)"
         return warning("folder_noexec", found, "set TMPDIR to a folder that is mounted without noexec", **evidence)
     if place.free_bytes < SPACE_BYTES:
@@ -423,17 +433,17 @@ def temporary(space: Space, nsys: Nsys) -> Said:
     return ok("folder_usable", found, **evidence)
 
 
-def output(space: Space) -> Said:
+def check_output_folder(space: Space) -> CheckResult:
     """Judge the folder into which runs go."""
     place, limit = space.output, space.file_limit_bytes
-    found, evidence = f"{place.path}, {place.free}", {**_of(place), "file_limit_bytes": limit}
-    unusable = place.unusable(OUTPUT_BYTES)
+    found, evidence = f"{place.path}, {place.free_text}", {**_of(place), "file_limit_bytes": limit}
+    unusable = place.find_problem(OUTPUT_BYTES)
     if unusable:
-        where = "" if place.standing == place.path else f": {place.standing}"
+        where = "" if place.nearest_existing == place.path else f": {place.nearest_existing}"
         fix = "name another with `traceable run -o`"
         return problem(unusable.code, f"{place.path}{where} {unusable}", fix, **evidence)
     if limit is not None and limit < SPACE_BYTES:
-        found += f", but a file may have no more than {size(limit)}"
+        found += f", but a file may have no more than {format_bytes(limit)}"
         fix = "type `ulimit -f unlimited`, else longer recordings are cut off"
         return warning("file_size_limited", found, fix, **evidence)
     if place.free_bytes < SPACE_BYTES:
@@ -442,22 +452,22 @@ def output(space: Space) -> Said:
     return ok("folder_usable", found, **evidence)
 
 
-def shared(space: Space, nsys: Nsys) -> Said | None:
+def check_shared_memory(space: Space, nsys: Nsys) -> CheckResult | None:
     """Judge /dev/shm, by which the parts of nsys speak with each other."""
-    if not nsys.found:
+    if not nsys.usable:
         return None
-    unusable = space.shared.unusable(SHARED_BYTES)
+    unusable = space.shared.find_problem(SHARED_BYTES)
     if unusable:
         fix = "free some; of a container it is set at its start: docker run --shm-size=1g"
         return problem(unusable.code, f"/dev/shm {unusable}: nsys does not start", fix, **_of(space.shared))
-    return ok("folder_usable", f"/dev/shm, {space.shared.free}", **_of(space.shared))
+    return ok("folder_usable", f"/dev/shm, {space.shared.free_text}", **_of(space.shared))
 
 
-def _of(place: Place) -> dict[str, object]:
+def _of(place: Folder) -> dict[str, object]:
     return {"path": str(place.path), "free_bytes": place.free_bytes, "noexec": place.noexec}
 
 
-def torch(facts: Torch, cuda: Cuda) -> Said:
+def check_torch(facts: Torch, cuda: Cuda) -> CheckResult:
     """Judge torch by what it was built for."""
     evidence = {"version": facts.version, "cuda": facts.cuda, "hip": facts.hip}
     if facts.version is None:
@@ -480,17 +490,17 @@ def torch(facts: Torch, cuda: Cuda) -> Said:
     return ok("torch_with_cuda", f"{found}, with its NVTX", **evidence)
 
 
-def variables(facts: Variables) -> list[Said]:
+def check_environment(facts: Variables) -> list[CheckResult]:
     """Judge the environment: each variable that changes what is recorded."""
-    found = list(_variables(facts, facts.given))
+    found = list(_variables(facts, facts.environ))
     if found:
         return found
-    ours = sorted(name for name in facts.given if name.startswith(("TRACEABLE_", "NSYS_", "QUADD_")))
+    ours = sorted(name for name in facts.environ if name.startswith(("TRACEABLE_", "NSYS_", "QUADD_")))
     said = f"set: {', '.join(ours)}" if ours else "nothing set that changes a recording"
     return [ok("environment_harmless", said, names=ours)]
 
 
-def _variables(facts: Variables, given: Mapping[str, str]) -> Iterator[Said]:
+def _variables(facts: Variables, given: Mapping[str, str]) -> Iterator[CheckResult]:
     if facts.disabled:
         yield warning("annotations_disabled", f"{environment.DISABLE} is set: every annotation is a no-op", "unset it")
     if given.get("NVTX_DISABLE"):
@@ -514,7 +524,7 @@ def _variables(facts: Variables, given: Mapping[str, str]) -> Iterator[Said]:
         place = given[environment.NVTX_INJECTION]
         instead = f"({place}); `traceable run` puts its own in its place"
         fix = "unset it, if you don't mean it"
-        if facts.listening:
+        if facts.injection_exists:
             found = f"{environment.NVTX_INJECTION} names another NVTX listener {instead}"
             yield warning("nvtx_listener_set", found, fix)
         else:
@@ -533,7 +543,7 @@ def _variables(facts: Variables, given: Mapping[str, str]) -> Iterator[Said]:
         yield warning("cuda_launch_blocking", found, "unset it while you profile")
 
 
-def profilers(running: Running, driver: Driver) -> Said:
+def check_other_profilers(running: RunningProfilers, driver: Driver) -> CheckResult:
     """Judge the other profilers of this machine, as far as /proc shows them."""
     names = sorted({name for _, name in running.profilers})
     evidence = {"processes": [{"pid": pid, "name": name} for pid, name in running.profilers]}

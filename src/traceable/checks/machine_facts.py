@@ -23,12 +23,12 @@ from pathlib import Path
 import traceable
 from traceable import _native
 from traceable.collectors import gpu_device
-from traceable.launch.provenance import version
+from traceable.launch.provenance import get_package_version
 from traceable.protocol import environment
 
 ROOT = Path("/")
 _RECORDER = "_recorder"
-PARTS = ("_core", _RECORDER, "_pages", "_discreet")
+EXTENSIONS = ("_core", _RECORDER, "_pages", "_discreet")
 """The C extensions."""
 
 PACKAGES = ("numpy", "rich", "wrapt") if sys.version_info >= (3, 11) else ("numpy", "rich", "wrapt", "tomli")
@@ -71,12 +71,12 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Extensions:
     """The C extensions of traceable.
 
     Attributes:
         version: traceable's.
-        missing: names of `PARTS` that were not built for this interpreter.
+        missing: names of `EXTENSIONS` that were not built for this interpreter.
         foreign: those of them that were built for another one.
         pure: TRACEABLE_PURE asks for the form without the core.
         broken: names of those that lie there and can't be loaded, and why.
@@ -89,7 +89,7 @@ class Parts:
     broken: tuple[tuple[str, str], ...] = ()
 
     @property
-    def recorder(self) -> bool:
+    def has_recorder(self) -> bool:
         """Whether there is an embedded recorder."""
         return _RECORDER not in (*self.missing, *dict(self.broken))
 
@@ -117,7 +117,7 @@ class Machine:
         wsl: it runs under Windows.
         container: which kind of container this is; None for none.
         capabilities: CapEff of this process; None where that is not known.
-        paranoid: kernel.perf_event_paranoid; None where the kernel has no perf events.
+        perf_event_paranoid: kernel.perf_event_paranoid; None where the kernel has no perf events.
     """
 
     system: str
@@ -125,9 +125,9 @@ class Machine:
     wsl: bool
     container: str | None
     capabilities: int | None
-    paranoid: int | None
+    perf_event_paranoid: int | None
 
-    def can(self, capability: int) -> bool:
+    def has_capability(self, capability: int) -> bool:
         """Whether this process has a capability, as far as is known."""
         return self.capabilities is not None and bool(self.capabilities >> capability & 1)
 
@@ -172,18 +172,18 @@ class Variables:
     """The environment.
 
     Attributes:
-        given: all of it.
+        environ: all of it.
         disabled: TRACEABLE_DISABLE says yes.
-        listening: the file that NVTX_INJECTION64_PATH names is there.
+        injection_exists: the file that NVTX_INJECTION64_PATH names is there.
     """
 
-    given: Mapping[str, str]
+    environ: Mapping[str, str]
     disabled: bool = False
-    listening: bool = False
+    injection_exists: bool = False
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningProfilers:
     """Processes that may be in the way, those of other users included where /proc shows them.
 
     Attributes:
@@ -195,7 +195,7 @@ class Running:
     mps: bool
 
 
-def python() -> Python:
+def inspect_python() -> Python:
     """Return the facts of this interpreter."""
     return Python(
         sys.version_info[:3],
@@ -206,15 +206,23 @@ def python() -> Python:
     )
 
 
-def parts(folder: Path | None = None) -> Parts:
+def inspect_extensions(folder: Path | None = None) -> Extensions:
     """Return which C extensions lie in `folder`, by default that of the traceable in use."""
     folder = Path(_native.__file__).parent if folder is None else folder
-    ours = [(name, folder / f"{name}{suffix}") for name in PARTS for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    ours = [
+        (name, folder / f"{name}{suffix}") for name in EXTENSIONS for suffix in importlib.machinery.EXTENSION_SUFFIXES
+    ]
     there = {name: path for name, path in reversed(ours) if path.is_file()}
-    missing = tuple(name for name in PARTS if name not in there)
+    missing = tuple(name for name in EXTENSIONS if name not in there)
     foreign = tuple(name for name in missing if any(folder.glob(f"{name}.*.so")))
-    broken = tuple((name, why) for name in PARTS if name in there and (why := _not_loaded(there[name])))
-    return Parts(version("traceable") or _of_source(), missing, foreign, environment.flag(environment.PURE), broken)
+    broken = tuple((name, why) for name in EXTENSIONS if name in there and (why := _not_loaded(there[name])))
+    return Extensions(
+        get_package_version("traceable") or _of_source(),
+        missing,
+        foreign,
+        environment.read_flag(environment.PURE),
+        broken,
+    )
 
 
 def _not_loaded(library: Path) -> str | None:
@@ -226,7 +234,7 @@ def _not_loaded(library: Path) -> str | None:
     return None
 
 
-def packages() -> Packages:
+def inspect_packages() -> Packages:
     """Import the packages that traceable needs, and say which of them can't be."""
     versions: dict[str, str | None] = {}
     errors: dict[str, str] = {}
@@ -238,11 +246,11 @@ def packages() -> Packages:
             said = str(error.__cause__ or error).splitlines()
             errors[name] = next((line for line in said if line.strip()), type(error).__name__)
         else:
-            versions[name] = version(name)
+            versions[name] = get_package_version(name)
     return Packages(versions, errors)
 
 
-def machine(root: Path = ROOT) -> Machine:
+def inspect_machine(root: Path = ROOT) -> Machine:
     """Return the facts of the system below `root`."""
     kernel_says = _read(root / "proc/version") or ""
     words = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status") or "", re.MULTILINE)
@@ -256,28 +264,28 @@ def machine(root: Path = ROOT) -> Machine:
     )
 
 
-def torch() -> Torch:
+def inspect_torch() -> Torch:
     """Return which torch is installed, without importing it: that takes seconds, and may fail."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
-        return Torch(version("torch"))
+        return Torch(get_package_version("torch"))
     said = _read(Path(spec.origin).parent / "version.py") or ""
     given = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", said, re.MULTILINE))
-    return Torch(given.get("__version__") or version("torch"), given.get("cuda"), given.get("hip"))
+    return Torch(given.get("__version__") or get_package_version("torch"), given.get("cuda"), given.get("hip"))
 
 
-def driver(root: Path = ROOT) -> Driver:
+def inspect_driver(root: Path = ROOT) -> Driver:
     """Return what the system below `root` says of NVIDIA's driver."""
     module = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", _read(root / "proc/driver/nvidia/version") or "")
     admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d+)", _read(root / "proc/driver/nvidia/params") or "")
-    devices = bool(gpu_device.devices(root))
+    devices = bool(gpu_device.list_device_files(root))
     return Driver(module[1] if module else None, devices, admin_only[1] != "0" if admin_only else None)
 
 
-def running(root: Path = ROOT) -> Running:
+def find_running_profilers(root: Path = ROOT) -> RunningProfilers:
     """Return which processes below `root` profile, but for this one and those it descends from."""
     names = {}
     for entry in root.glob("proc/[0-9]*"):
@@ -285,13 +293,13 @@ def running(root: Path = ROOT) -> Running:
         if name and int(entry.name) not in (os.getpid(), os.getppid()):
             names[int(entry.name)] = name
     profilers = sorted((pid, name) for pid, name in names.items() if PROFILERS.fullmatch(name))
-    return Running(tuple(profilers), MPS in names.values())
+    return RunningProfilers(tuple(profilers), MPS in names.values())
 
 
-def variables() -> Variables:
+def inspect_environment() -> Variables:
     """Return the environment of this process."""
     listening = os.access(os.environ.get(environment.NVTX_INJECTION, ""), os.F_OK)
-    return Variables(dict(os.environ), environment.flag(environment.DISABLE), listening)
+    return Variables(dict(os.environ), environment.read_flag(environment.DISABLE), listening)
 
 
 def _container(root: Path, variables: Mapping[str, str]) -> str | None:

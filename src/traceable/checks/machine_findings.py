@@ -20,18 +20,18 @@ STATES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
 
 
 @dataclass(frozen=True)
-class Said:
+class CheckResult:
     """What one check says.
 
     Attributes:
         state: one of `STATES`.
-        found: what is there, as one line, with its code.
+        message: what is there, as one line, with its code.
         fix: what to do, as an imperative clause; None where nothing is to be done.
         evidence: what it was judged by, fit for JSON.
     """
 
     state: str
-    found: Message
+    message: Message
     fix: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,33 +42,33 @@ class Finding:
 
     Attributes:
         name: of the check. One that finds several things has several lines.
-        said: what it says.
+        result: what it says.
     """
 
     name: str
-    said: Said
+    result: CheckResult
 
 
-def ok(code: str, found: str, **evidence: Any) -> Said:
+def ok(code: str, found: str, **evidence: Any) -> CheckResult:
     """Say that nothing is to be done."""
-    return Said(OK, Message(code, found), None, evidence)
+    return CheckResult(OK, Message(code, found), None, evidence)
 
 
-def note(code: str, found: str, fix: str, **evidence: Any) -> Said:
+def note(code: str, found: str, fix: str, **evidence: Any) -> CheckResult:
     """Say what is missing that a run with default options never needs, and what to do for it."""
-    return Said(NOTE, Message(code, found), fix, evidence)
+    return CheckResult(NOTE, Message(code, found), fix, evidence)
 
 
-def warning(code: str, found: str, fix: str, **evidence: Any) -> Said:
+def warning(code: str, found: str, fix: str, **evidence: Any) -> CheckResult:
     """Say what runs will lack, and what to do."""
-    return Said(WARNING, Message(code, found), fix, evidence)
+    return CheckResult(WARNING, Message(code, found), fix, evidence)
 
 
-def problem(code: str, found: str, fix: str, **evidence: Any) -> Said:
+def problem(code: str, found: str, fix: str, **evidence: Any) -> CheckResult:
     """Say what doesn't work, and what to do."""
-    return Said(PROBLEM, Message(code, found), fix, evidence)
+    return CheckResult(PROBLEM, Message(code, found), fix, evidence)
 
 
-def worst(findings: Iterable[Finding]) -> str:
+def worst_state(findings: Iterable[Finding]) -> str:
     """Return the state of the whole."""
-    return max((finding.said.state for finding in findings), key=list(STATES).index, default=OK)
+    return max((finding.result.state for finding in findings), key=list(STATES).index, default=OK)

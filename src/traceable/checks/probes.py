@@ -63,14 +63,14 @@ class Tool:
         version: what it says; empty where none answers.
         error: why none answers.
         remedy: what to do about that.
-        there: whether one was named or is on PATH, whether it answers or not.
+        exists: whether one was named or is on PATH, whether it answers or not.
     """
 
     executable: Path | None
     version: str = ""
     error: str = ""
     remedy: str = ""
-    there: bool = True
+    exists: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,39 +79,39 @@ class Nsys:
 
     Attributes:
         tool: where it is.
-        offers: what can be asked of it, by what it is good for, and whether this one can do it.
+        features: what can be asked of it, by what it is good for, and whether this one can do it.
         importer: the program that turns its streams into reports; None where it was not found.
         importer_error: why that does not start; None where it does.
         importer_version: its version; empty where it does not say.
-        no_samples: why it can't sample the CPU here; None where it can.
+        no_samples_reason: why it can't sample the CPU here; None where it can.
         hangs_with_samples: whether that is because it may never end with them.
         cupti: the CUDA versions whose CUPTI it brings, ascending; empty where they are not known.
-        cuda_by_software: whether it can be told to trace CUDA without the GPU's own help (`--trace=cuda-sw`).
+        supports_cuda_sw: whether it can be told to trace CUDA without the GPU's own help (`--trace=cuda-sw`).
     """
 
     tool: Tool
-    offers: Mapping[str, bool]
+    features: Mapping[str, bool]
     importer: Path | None = None
     importer_error: str | None = None
     importer_version: str = ""
-    no_samples: str | None = None
+    no_samples_reason: str | None = None
     hangs_with_samples: bool = False
     cupti: tuple[tuple[int, int], ...] = ()
-    cuda_by_software: bool = False
+    supports_cuda_sw: bool = False
 
     @property
-    def found(self) -> bool:
+    def usable(self) -> bool:
         """Whether there is one that answers."""
         return self.tool.executable is not None
 
     @property
-    def importer_fits(self) -> bool:
+    def has_matching_importer(self) -> bool:
         """Whether the importer starts and is of the same version, as far as it says."""
         there = self.importer is not None and self.importer_error is None
         return there and self.importer_version in ("", self.tool.version)
 
     @property
-    def numbers(self) -> tuple[int, ...]:
+    def version_numbers(self) -> tuple[int, ...]:
         """Its version, `(2022, 4, 2)`."""
         return tuple(int(number) for number in re.findall(r"\d+", self.tool.version)[:3])
 
@@ -151,13 +151,13 @@ class Cuda:
     devices: tuple[Device, ...] = ()
 
 
-def nsys() -> Nsys:
+def probe_nsys() -> Nsys:
     """Ask the nsys that `traceable run` would take what it can do here."""
     try:
-        install = nsys_install.find()
+        install = nsys_install.find_nsys()
     except CollectorError as error:
         there = bool(os.environ.get(environment.NSYS) or shutil.which("nsys"))
-        return Nsys(Tool(None, error=error.found, remedy=error.remedy, there=there), {})
+        return Nsys(Tool(None, error=error.problem, remedy=error.remedy, exists=there), {})
     options = install.options
     offers = {
         "windows": options.offers("--capture-range-end", "repeat"),
@@ -172,8 +172,8 @@ def nsys() -> Nsys:
         offers,
         importer,
         *(_started(importer) if importer is not None else (None, "")),
-        install.no_samples(),
-        install.hangs_with_samples is not None,
+        install.explain_no_sampling(),
+        install.sampling_hang_reason is not None,
         _cupti(install.executable),
         options.offers(user_options.TRACE, "cuda-sw"),
     )
@@ -182,32 +182,32 @@ def nsys() -> Nsys:
 def _started(importer: Path) -> tuple[str | None, str]:
     """Return why it does not start, or None, and its version."""
     try:
-        answer = tools.ask([str(importer), "--version"])
+        answer = tools.run_tool([str(importer), "--version"])
     except CollectorError as error:
-        return error.found, ""
+        return error.problem, ""
     if answer.returncode:
-        return tools.last_words(answer), ""
+        return tools.quote_last_line(answer), ""
     found = re.search(r"\d+\.\d+\.\d+", answer.stdout)
     return None, found[0] if found else ""
 
 
-def silent(seconds: float) -> Nsys:
+def describe_unresponsive_nsys(seconds: float) -> Nsys:
     """Return the facts of an nsys that does not answer within some time."""
     named = os.environ.get(environment.NSYS) or shutil.which("nsys") or "nsys"
     return Nsys(Tool(None, error=f"{named} does not answer within {seconds:g} s", remedy="reinstall it"), {})
 
 
-def ncu() -> Tool:
+def probe_ncu() -> Tool:
     """Ask the ncu that `traceable ncu` would take for its version."""
     try:
-        install = ncu_install.find()
+        install = ncu_install.find_ncu()
     except TraceableError as error:
         there = bool(os.environ.get(environment.NCU) or shutil.which("ncu"))
-        return Tool(None, error=error.found, remedy=error.remedy, there=there)
+        return Tool(None, error=error.problem, remedy=error.remedy, exists=there)
     return Tool(install.executable, install.version)
 
 
-def cuda() -> Cuda:
+def probe_cuda() -> Cuda:
     """Ask the driver's library, in a process of its own: cuInit may hang, and what it takes is given back with it.
 
     Raises:

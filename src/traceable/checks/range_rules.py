@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from traceable.checks.diagnosis_case import NSYS, RECORDER, TORCH, Case, Life, traced
+from traceable.checks.diagnosis_case import NSYS, RECORDER, TORCH, Case, ProcessRecord, find_traced_apis
 from traceable.checks.rule import (
     CERTAIN,
     EVERYTHING,
@@ -14,15 +14,15 @@ from traceable.checks.rule import (
     PART,
     POSSIBLE,
     Finding,
-    Judged,
     Rule,
     RuledOut,
-    listed,
+    RuleResult,
+    join_first,
 )
 from traceable.collectors import base
 from traceable.collectors.recorder import collector as recorder
 from traceable.launch import local_client
-from traceable.launch.windows import TIMED_KEY
+from traceable.launch.windows import TIMED_WINDOW_KEY
 from traceable.protocol import environment
 
 _NVTX_SILENT = r"NVTX binary payload extension is incompatible"
@@ -33,25 +33,27 @@ _USUAL_LEVEL = 2
 
 
 def _loss(case: Case) -> str:
-    return PART if case.ranges else EVERYTHING
+    return PART if case.range_count else EVERYTHING
 
 
 def _empty(case: Case) -> bool:
     """Whether the recording ended in order and holds no range. Windows have a rule of their own."""
-    if case.windows is not None and not case.windows.met:
+    if case.windows is not None and not case.windows.ok:
         return False
     if case.recording is None:
         # The recorder leaves no database then, and where nothing calls NVTX nothing at all.
-        nothing = bool(case.noted(base.NOTHING.code)) or recorder.DIRECTORY not in case.files
+        nothing = bool(case.find_notes(base.NOTHING_RECORDED.code)) or recorder.DIRECTORY not in case.files
         return case.manifest is not None and case.collector == RECORDER and nothing
-    return case.ranges == 0
+    return case.range_count == 0
 
 
-def disabled(case: Case) -> Judged:
+def diagnose_disabled(case: Case) -> RuleResult:
     """TRACEABLE_DISABLE, or the nvtx package's own variable."""
-    off = [one for one in case.lives if one.disabled]
+    off = [one for one in case.process_records if one.disabled]
     if off:
-        name = next((name for name in (environment.DISABLE, _NVTX_OFF) if name in case.variables), environment.DISABLE)
+        name = next(
+            (name for name in (environment.DISABLE, _NVTX_OFF) if name in case.environment_names), environment.DISABLE
+        )
         return Finding(
             "annotations_disabled",
             CERTAIN,
@@ -60,9 +62,9 @@ def disabled(case: Case) -> Judged:
             f"unset {name}",
             _loss(case),
         )
-    if case.lives:
+    if case.process_records:
         return RuledOut("no process says that its annotations are off")
-    if _NVTX_OFF in case.variables and _empty(case):
+    if _NVTX_OFF in case.environment_names and _empty(case):
         evidence = (f"{_NVTX_OFF} is in the environment of the run",)
         return Finding(
             "annotations_disabled", LIKELY, f"{_NVTX_OFF} is set", evidence, f"unset {_NVTX_OFF}", EVERYTHING
@@ -70,9 +72,9 @@ def disabled(case: Case) -> Judged:
     return None
 
 
-def nvtx_not_traced(case: Case) -> Judged:
+def diagnose_nvtx_not_traced(case: Case) -> RuleResult:
     """NVTX was not asked for."""
-    asked = traced(case)
+    asked = find_traced_apis(case)
     if asked is None:
         return None
     if "nvtx" in asked:
@@ -81,20 +83,20 @@ def nvtx_not_traced(case: Case) -> Judged:
         "nvtx_not_traced",
         CERTAIN,
         "nsys was not asked to record NVTX ranges",
-        (f"it traced {listed(sorted(asked)) or 'nothing'}",),
+        (f"it traced {join_first(sorted(asked)) or 'nothing'}",),
         "add nvtx to --trace",
         EVERYTHING,
     )
 
 
-def nvtx_silent(case: Case) -> Judged:
+def diagnose_nvtx_silent(case: Case) -> RuleResult:
     """The nvtx package from 0.2.12 on emits nothing under an nsys whose injection refuses the payload extension."""
     if case.collector != NSYS or case.recording is None:
         return None
-    said = case.said(_NVTX_SILENT)
+    said = case.find_messages(_NVTX_SILENT)
     if not said:
         return RuledOut("nsys did not refuse the payload extension of the nvtx package") if case.messages else None
-    ended = [one for one in case.lives if one.end is not None]
+    ended = [one for one in case.process_records if one.end is not None]
     if ended and not any(one.nvtx is not None for one in ended):
         return RuledOut("no process that told of itself imported the nvtx package")
     imported = next((one.nvtx for one in ended if one.nvtx), None)
@@ -103,56 +105,56 @@ def nvtx_silent(case: Case) -> Judged:
     return Finding(
         "nvtx_silent",
         # Others ask for that extension as well, NCCL among them.
-        CERTAIN if imported and not case.ranges else LIKELY,
+        CERTAIN if imported and not case.range_count else LIKELY,
         f"the nvtx package {version or '(0.2.12 or newer)'} emits nothing under nsys {nsys}",
-        (said[0], f"{case.ranges} ranges in the report, though NVTX was used"),
+        (said[0], f"{case.range_count} ranges in the report, though NVTX was used"),
         "annotate with traceable.annotate instead of nvtx.annotate; or install nvtx==0.2.11 or a newer nsys; or "
         "use --collector recorder",
         _loss(case),
     )
 
 
-def forked(case: Case) -> Judged:
+def diagnose_fork(case: Case) -> RuleResult:
     """A process that was forked without an exec is not recorded by nsys."""
     if case.collector != NSYS or case.manifest is None:
         return None
-    recorded = case.recorded_pids
+    recorded = case.ranges_by_pid
     counts = {one.pid: one for one in case.completeness.processes if one.missing}
-    of_forks = [one for one in case.told if one.get("lost") == "forked" and one["pid"] not in recorded]
-    lost = [one for one in of_forks if case.completeness.missing_of(one["pid"]) != 0]
+    of_forks = [one for one in case.process_files if one.get("lost") == "forked" and one["pid"] not in recorded]
+    lost = [one for one in of_forks if case.completeness.count_missing(one["pid"]) != 0]
     if not lost:
         why = "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
         return RuledOut(why)
-    made = {one.pid: one.names for one in case.lives if one.names}
-    evidence = [f"process {one['pid']} made {listed(made[one['pid']])}" for one in lost if one["pid"] in made]
+    made = {one.pid: one.names for one in case.process_records if one.names}
+    evidence = [f"process {one['pid']} made {join_first(made[one['pid']])}" for one in lost if one["pid"] in made]
     of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in made]
     evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
-    who = listed([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
+    who = join_first([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
     # Of workers that only load data nothing is missing, and only one that imported traceable itself tells its ranges.
-    idle = case.ranges and not evidence
+    idle = case.range_count and not evidence
     return Finding(
         "forked_child",
         POSSIBLE if idle else LIKELY,
         f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys records no range of a forked process",
-        (f"process.{lost[0]['pid']}.json says so", *evidence[:2], f"{case.ranges or 0} ranges in the report"),
+        (f"process.{lost[0]['pid']}.json says so", *evidence[:2], f"{case.range_count or 0} ranges in the report"),
         "use --collector recorder, or multiprocessing's start method spawn",
         NOTHING if idle else _loss(case),
     )
 
 
-def replaced(case: Case) -> Judged:
+def diagnose_exec(case: Case) -> RuleResult:
     """exec: what a process image has not handed over to nsys goes with it."""
-    if case.collector != NSYS or not case.lives:
+    if case.collector != NSYS or not case.process_records:
         return None
-    recorded = case.recorded_pids
+    recorded = case.ranges_by_pid
     unexplained = False
     signalled = ((case.manifest or {}).get("end") or {}).get("signal") is not None
-    for one in case.lives:
-        missing = case.completeness.missing_of(one.pid)
+    for one in case.process_records:
+        missing = case.completeness.count_missing(one.pid)
         is_main = one.pid == (case.manifest or {}).get("pid")
         if missing == 0 or (one.end is None and is_main and signalled and not one.number):
             continue
-        again = any(other.pid == one.pid and other.number > one.number for other in case.lives)
+        again = any(other.pid == one.pid and other.number > one.number for other in case.process_records)
         gone = one.end is None
         if gone and again:
             return _exec(case, one, "by another program (exec)", "it began twice, and the first time did not end")
@@ -162,26 +164,26 @@ def replaced(case: Case) -> Judged:
         unexplained = unexplained or gone
     if unexplained:
         return None
-    if any(one.end is None for one in case.lives):
+    if any(one.end is None for one in case.process_records):
         return RuledOut("no process that was replaced, or left by os._exit, lost a range by it")
     return RuledOut("every process that imported traceable ended as Python does")
 
 
-def _exec(case: Case, life: Life, how: str, why: str) -> Finding:
+def _exec(case: Case, life: ProcessRecord, how: str, why: str) -> Finding:
     # What made no range before lost none; one that is gone and did not count can't be asked.
-    missing = case.completeness.missing_of(life.pid)
+    missing = case.completeness.count_missing(life.pid)
     return Finding(
         "exec",
-        LIKELY if missing or not case.ranges else POSSIBLE,
+        LIKELY if missing or not case.range_count else POSSIBLE,
         f"process {life.pid} replaced itself {how}, and nsys loses the ranges that it made before",
         (
             f"process {life.pid}: {why}",
             *((f"{missing} of the ranges that it counted are missing",) if missing else ()),
-            f"{case.ranges or 0} ranges in the report",
+            f"{case.range_count or 0} ranges in the report",
         ),
         "use --collector recorder, which loses nothing; or start the other program with subprocess, and leave by "
         "sys.exit",
-        NOTHING if case.ranges and not missing else _loss(case),
+        NOTHING if case.range_count and not missing else _loss(case),
     )
 
 
@@ -190,29 +192,31 @@ def _ended_well(case: Case) -> bool:
     return end.get("exit_code") is not None
 
 
-def scrubbed(case: Case) -> Judged:
+def diagnose_scrubbed_environment(case: Case) -> RuleResult:
     """A process that was started without the environment by which a collector is heard of."""
     if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH):
         return None
-    if "nvtx" not in (traced(case) or {"nvtx"}):
+    if "nvtx" not in (find_traced_apis(case) or {"nvtx"}):
         return RuledOut("without NVTX in --trace nsys sets its variables in no process")
     # Of one that made no range nothing is missing; one that is gone can't be asked.
-    deaf = [one for one in case.lives if not one.listener and (one.names or one.end is None)]
-    if not deaf and not case.unaware:
+    deaf = [one for one in case.process_records if not one.has_listener and (one.names or one.end is None)]
+    if not deaf and not case.without_environment:
         why = "every process that imported traceable, and made a range, had the environment of the run"
-        return RuledOut(why) if case.lives else None
-    if case.unaware:
-        pid, name = case.unaware[0]
+        return RuledOut(why) if case.process_records else None
+    if case.without_environment:
+        pid, name = case.without_environment[0]
         who, why = f"process {pid} ({name})", "without the environment of the run"
         evidence = [f"the launcher saw it with traceable loaded and without {environment.RUN_DIR}"]
-        evidence += [f"{len(case.unaware) - 1} more such processes"] if len(case.unaware) > 1 else []
+        evidence += (
+            [f"{len(case.without_environment) - 1} more such processes"] if len(case.without_environment) > 1 else []
+        )
     else:
         who, why = f"process {deaf[0].pid}", "without the variables of the collector"
         evidence = [f"in process {deaf[0].pid} {environment.NVTX_INJECTION} was not set when it imported traceable"]
-        evidence += [f"it made the ranges {listed(deaf[0].names)}"] if deaf[0].names else []
+        evidence += [f"it made the ranges {join_first(deaf[0].names)}"] if deaf[0].names else []
     return Finding(
         "environment_scrubbed",
-        CERTAIN if not case.unaware and deaf[0].names else LIKELY,
+        CERTAIN if not case.without_environment and deaf[0].names else LIKELY,
         f"{who} was started {why}, so that none of its ranges is recorded",
         tuple(evidence),
         "hand os.environ on to it, with LD_PRELOAD, NVTX_*, NSYS_*, QUADD_* and TRACEABLE_* (env=, `env -i`, sudo)",
@@ -220,68 +224,72 @@ def scrubbed(case: Case) -> Judged:
     )
 
 
-def in_another_process(case: Case) -> Judged:
+def diagnose_unrecorded_process(case: Case) -> RuleResult:
     """A process made ranges, and the recording holds others' only."""
-    if not case.lives or not case.whole or (case.recording is None and not _empty(case)):
+    if not case.process_records or not case.is_full_recording or (case.recording is None and not _empty(case)):
         return None
-    recorded = case.recorded_pids
+    recorded = case.ranges_by_pid
     missing = _unheard(case)
     if not missing:
         return RuledOut("each process that made ranges and told of itself is in the recording")
     one = missing[0]
-    made = f"it made {listed(one.names)}"
-    if case.collector == NSYS and not case.ranges and case.messages and not case.said(_NVTX_HEARD):
+    made = f"it made {join_first(one.names)}"
+    if case.collector == NSYS and not case.range_count and case.messages and not case.find_messages(_NVTX_HEARD):
         # nsys 2022.4 now and then, on a machine with more to do than it has cores.
         return Finding(
             "nsys_never_listened",
-            CERTAIN if any(process.ended for process in case.steps) else LIKELY,
+            CERTAIN if any(process.ended_steps for process in case.step_statuses) else LIKELY,
             f"nsys did not begin to listen to process {one.pid}, which made ranges",
             (made, _NEVER_BEGAN),
             "run it again, while the machine has less to do; or use --collector recorder",
             EVERYTHING,
         )
-    if case.collector == RECORDER and not case.ranges:
-        return None  # it records every process: what none of them entered is `nothing_entered`
+    if case.collector == RECORDER and not case.range_count:
+        return None  # it records every process: what none of them entered is `diagnose_nothing_entered`
     heard = [f"{count} ranges of process {pid}" for pid, count in recorded.items()]
     # Of a decorated function that is never called, nothing is missing.
     return Finding(
         "process_not_recorded",
-        POSSIBLE if case.ranges else LIKELY,
+        POSSIBLE if case.range_count else LIKELY,
         f"process {one.pid} made ranges, and none of them was recorded",
-        (made, f"the recording holds {listed(heard) or 'no range'}"),
+        (made, f"the recording holds {join_first(heard) or 'no range'}"),
         "see whether these ranges are ever entered; --collector recorder follows every process",
-        NOTHING if case.ranges else EVERYTHING,
+        NOTHING if case.range_count else EVERYTHING,
     )
 
 
-def _unheard(case: Case) -> list[Life]:
+def _unheard(case: Case) -> list[ProcessRecord]:
     """Return the processes that made ranges, could be heard, ended as Python does, and are not in the recording."""
-    could = [one for one in case.lives if one.names and one.end and not one.disabled and not _lost_by_fork(case, one)]
-    return [one for one in could if one.listener and one.pid not in case.recorded_pids]
+    could = [
+        one
+        for one in case.process_records
+        if one.names and one.end and not one.disabled and not _lost_by_fork(case, one)
+    ]
+    return [one for one in could if one.has_listener and one.pid not in case.ranges_by_pid]
 
 
-def _lost_by_fork(case: Case, life: Life) -> bool:
+def _lost_by_fork(case: Case, life: ProcessRecord) -> bool:
     return life.forked and case.collector == NSYS
 
 
-def level(case: Case) -> Judged:
+def diagnose_level(case: Case) -> RuleResult:
     """TRACEABLE_LEVEL leaves out what the program has."""
-    if not _empty(case) or not case.whole:
+    if not _empty(case) or not case.is_full_recording:
         return None
     low = [one for one in _unheard(case) if one.level < _USUAL_LEVEL]
     if not low:
-        return RuledOut(f"{environment.LEVEL} is not below {_USUAL_LEVEL}") if case.lives else None
+        return RuledOut(f"{environment.LEVEL} is not below {_USUAL_LEVEL}") if case.process_records else None
     return Finding(
         "level_too_low",
         LIKELY if low[0].level else CERTAIN,
         f"{environment.LEVEL}={low[0].level}: annotations of a higher level are off",
-        (f"process {low[0].pid} made {listed(low[0].names)}, and no range was recorded",),
+        (f"process {low[0].pid} made {join_first(low[0].names)}, and no range was recorded",),
         f"unset {environment.LEVEL}",
         EVERYTHING,
     )
 
 
-def failed_early(case: Case) -> Judged:
+def diagnose_program_failure(case: Case) -> RuleResult:
     """The program failed, and with it went what it was to record: it may well be annotated."""
     end = (case.manifest or {}).get("end") or {}
     code, number = end.get("exit_code"), end.get("signal")
@@ -289,10 +297,10 @@ def failed_early(case: Case) -> Judged:
         return None
     if not code and number is None:
         return RuledOut("the program ended with exit code 0")
-    if not _empty(case) or any(one.names for one in case.lives):
+    if not _empty(case) or any(one.names for one in case.process_records):
         return None
     how = f"died of signal {number}" if number is not None else f"failed with exit code {code}"
-    errors = [one for one in case.lives if one.end and one.end.startswith("exception")]
+    errors = [one for one in case.process_records if one.end and one.end.startswith("exception")]
     evidence = [f"process {one.pid} ended by {one.end}" for one in errors[:1]]
     return Finding(
         "program_failed",
@@ -304,15 +312,15 @@ def failed_early(case: Case) -> Judged:
     )
 
 
-def nothing_annotated(case: Case) -> Judged:
+def diagnose_nothing_annotated(case: Case) -> RuleResult:
     """Nothing in the program emits a range. Never certain: a process that nobody hears leaves the same traces."""
     if not _empty(case):
-        return RuledOut(f"{case.ranges} ranges were recorded") if case.ranges else None
-    if case.lives:
-        return RuledOut(f"{_processes(case.lives)} imported traceable")
-    if case.said(_NVTX_HEARD):
+        return RuledOut(f"{case.range_count} ranges were recorded") if case.range_count else None
+    if case.process_records:
+        return RuledOut(f"{_processes(case.process_records)} imported traceable")
+    if case.find_messages(_NVTX_HEARD):
         return RuledOut("NVTX was used: nsys's injection was initialised")
-    if timed := (case.manifest or {}).get(TIMED_KEY):
+    if timed := (case.manifest or {}).get(TIMED_WINDOW_KEY):
         return Finding(
             "empty_window",
             LIKELY,
@@ -321,7 +329,7 @@ def nothing_annotated(case: Case) -> Judged:
             "begin earlier or record longer (--delay, --duration), or leave both out to see when its ranges come",
             EVERYTHING,
         )
-    client = profiled_the_client(case)
+    client = diagnose_profiled_client(case)
     if isinstance(client, Finding) and client.certainty == LIKELY:
         return RuledOut("the program is a client, and its server is not part of the run")
     evidence = ["no range in the recording"]
@@ -341,15 +349,15 @@ def nothing_annotated(case: Case) -> Judged:
     )
 
 
-def profiled_the_client(case: Case) -> Judged:
+def diagnose_profiled_client(case: Case) -> RuleResult:
     """The program only talked to a server on this machine, which was started without the launcher."""
-    server = (case.manifest or {}).get(local_client.MANIFEST_KEY)
-    if not isinstance(server, dict) or not _empty(case) or case.lives:
+    server = (case.manifest or {}).get(local_client.CLIENT_OF_KEY)
+    if not isinstance(server, dict) or not _empty(case) or case.process_records:
         return None
     program = str(((case.manifest or {}).get("target") or {}).get("program"))
     who = f"process {server['pid']} ({server['name']})" if server.get("pid") else "a process of another user"
     # Any program may have a database on the same machine; of these nothing else is known than that they are clients.
-    only_client = PurePath(program).name in local_client.CLIENTS
+    only_client = PurePath(program).name in local_client.CLIENT_PROGRAMS
     return Finding(
         "profiled_the_client",
         LIKELY if only_client else POSSIBLE,
@@ -360,18 +368,20 @@ def profiled_the_client(case: Case) -> Judged:
     )
 
 
-def nothing_entered(case: Case) -> Judged:
+def diagnose_nothing_entered(case: Case) -> RuleResult:
     """Processes imported traceable, could be recorded, and entered no range: of a server that got no request, say."""
-    if not case.lives or not _empty(case) or not case.whole:
+    if not case.process_records or not _empty(case) or not case.is_full_recording:
         return None
-    heard = [one for one in case.lives if one.listener and not one.disabled and not _lost_by_fork(case, one)]
+    heard = [
+        one for one in case.process_records if one.has_listener and not one.disabled and not _lost_by_fork(case, one)
+    ]
     unknown = [one for one in heard if one.end is None]
     # What nsys was handed when a process dies without Python's end is not known; the recorder loses nothing of it.
     if not heard or (case.collector == NSYS and (unknown or any(one.names for one in heard))):
         return None
     names = tuple(sorted({name for one in heard for name in one.names}))
     evidence = [f"{_processes(heard)} imported traceable, and no range was recorded"]
-    evidence += [f"defined and never entered: {listed(names)}"] if names else []
+    evidence += [f"defined and never entered: {join_first(names)}"] if names else []
     return Finding(
         "nothing_entered",
         LIKELY,
@@ -382,12 +392,14 @@ def nothing_entered(case: Case) -> Judged:
     )
 
 
-def _processes(lives: Sequence[Life]) -> str:
+def _processes(lives: Sequence[ProcessRecord]) -> str:
     pids = list(dict.fromkeys(one.pid for one in lives))
-    return f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes ({listed([str(pid) for pid in pids])})"
+    return (
+        f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes ({join_first([str(pid) for pid in pids])})"
+    )
 
 
-def ranges_missing(case: Case) -> Judged:
+def diagnose_missing_ranges(case: Case) -> RuleResult:
     """Processes counted more ranges than the recording holds of them: why is for the other rules."""
     complete = case.completeness
     lost = [one for one in complete.processes if one.missing]
@@ -417,8 +429,8 @@ def ranges_missing(case: Case) -> Judged:
 
 def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
     """Return how processes ended that did not as Python does."""
-    last = {one.pid: one for one in case.lives}
-    forked = {one["pid"] for one in case.told if one.get("start") in ("fork", "forkserver")}
+    last = {one.pid: one for one in case.process_records}
+    forked = {one["pid"] for one in case.process_files if one.get("start") in ("fork", "forkserver")}
     forked |= {pid for pid, one in last.items() if one.forked}
     said = [f"process {pid} was forked" for pid in pids if pid in forked]
     said += [
@@ -430,17 +442,17 @@ def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
 
 
 RULES = (
-    Rule("annotations_disabled", disabled),
-    Rule("nvtx_not_traced", nvtx_not_traced),
-    Rule("nvtx_silent", nvtx_silent),
-    Rule("forked_child", forked),
-    Rule("exec", replaced),
-    Rule("environment_scrubbed", scrubbed),
-    Rule("level_too_low", level),
-    Rule("process_not_recorded", in_another_process),
-    Rule("program_failed", failed_early),
-    Rule("profiled_the_client", profiled_the_client),
-    Rule("nothing_annotated", nothing_annotated),
-    Rule("nothing_entered", nothing_entered),
-    Rule("ranges_missing", ranges_missing),
+    Rule("annotations_disabled", diagnose_disabled),
+    Rule("nvtx_not_traced", diagnose_nvtx_not_traced),
+    Rule("nvtx_silent", diagnose_nvtx_silent),
+    Rule("forked_child", diagnose_fork),
+    Rule("exec", diagnose_exec),
+    Rule("environment_scrubbed", diagnose_scrubbed_environment),
+    Rule("level_too_low", diagnose_level),
+    Rule("process_not_recorded", diagnose_unrecorded_process),
+    Rule("program_failed", diagnose_program_failure),
+    Rule("profiled_the_client", diagnose_profiled_client),
+    Rule("nothing_annotated", diagnose_nothing_annotated),
+    Rule("nothing_entered", diagnose_nothing_entered),
+    Rule("ranges_missing", diagnose_missing_ranges),
 )

@@ -18,10 +18,10 @@ from traceable.checks.rule import (
     PART,
     POSSIBLE,
     Finding,
-    Judged,
     Rule,
     RuledOut,
-    listed,
+    RuleResult,
+    join_first,
 )
 from traceable.launch.ranks import SELECTION_KEY
 
@@ -50,7 +50,7 @@ _DROP_FIXES = {
 """What to do by the reason for which the recorder dropped events (`collectors/recorder/loss_table.py`)."""
 
 
-def not_recorded(case: Case) -> Judged:
+def diagnose_not_recorded(case: Case) -> RuleResult:
     """Nobody was asked to record."""
     if case.manifest is None:
         return None
@@ -62,21 +62,21 @@ def not_recorded(case: Case) -> Judged:
     return RuledOut(f"the collector was {case.collector}")
 
 
-def windows(case: Case) -> Judged:
+def diagnose_windows(case: Case) -> RuleResult:
     """A window that was asked for was not opened, opened late or closed early: the verdict of analysis/windows."""
     if case.windows is None:
         return None
-    lost = [one for one in case.windows.verdicts if one.outcome != CAPTURED]
+    lost = [one for one in case.windows.outcomes if one.outcome != CAPTURED]
     if not lost and not case.windows.problems:
-        return RuledOut(f"every window of {case.windows.asked} was captured whole")
+        return RuledOut(f"every window of {case.windows.requested} was captured whole")
     if not lost:
         found, cause = str(case.windows.problems[0]), "window_never_reached"
     else:
         first = lost[0]
         cause = f"window_{first.outcome}"
-        found = f"steps {first.start_step}-{first.stop_step}: {first.why}"
-    held = [one.captured for one in case.windows.verdicts]
-    evidence = (f"asked {case.windows.asked}", f"{sum(held)} steps captured in {len(held)} windows")
+        found = f"steps {first.start_step}-{first.stop_step}: {first.reason}"
+    held = [one.captured_steps for one in case.windows.outcomes]
+    evidence = (f"asked {case.windows.requested}", f"{sum(held)} steps captured in {len(held)} windows")
     fixes = {
         "window_never_reached": "ask for steps that the program reaches, or count them with traceable.steps()",
         "window_stopped_early": "ask for fewer steps, or let the program run on until the window is over",
@@ -88,11 +88,11 @@ def windows(case: Case) -> Judged:
     return Finding(cause, CERTAIN, found, evidence, fix, PART if any(held) else EVERYTHING)
 
 
-def closed_before_first(case: Case) -> Judged:
+def diagnose_closed_before_first_range(case: Case) -> RuleResult:
     """A window of time was over before the program made anything that could be recorded."""
-    if case.windows is None or case.ranges:
+    if case.windows is None or case.range_count:
         return None
-    for one in case.steps:
+    for one in case.step_statuses:
         closed = [window.closed_wall_ns for window in one.windows if window.closed_wall_ns is not None]
         if one.first_range_wall_ns is None or not closed or max(closed) >= one.first_range_wall_ns:
             continue
@@ -108,7 +108,7 @@ def closed_before_first(case: Case) -> Judged:
     return RuledOut("no window closed before the first range")
 
 
-def capture_never_began(case: Case) -> Judged:
+def diagnose_capture_range(case: Case) -> RuleResult:
     """By the user's own options nsys waited for a range or for cudaProfilerStart, and that never came."""
     waits = _waited_for(case.argv)
     if case.collector != NSYS or case.windows is not None or waits is None:
@@ -125,7 +125,7 @@ def capture_never_began(case: Case) -> Judged:
             EVERYTHING,
         )
     name = waits.partition("@")[0]
-    made = [one.pid for one in case.lives if name in one.names]
+    made = [one.pid for one in case.process_records if name in one.names]
     evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended in order and generated nothing")
     if _REGISTER_ONLY in " ".join(case.argv) and not made:
         return Finding(
@@ -166,15 +166,15 @@ def _waited_for(argv: tuple[str, ...]) -> str | None:
     return found["p"] if found["c"] == "nvtx" else found["c"] or None if found["c"] != "none" else None
 
 
-def importer_missing(case: Case) -> Judged:
+def diagnose_importer(case: Case) -> RuleResult:
     """What nsys left is a stream that nothing turns into a report."""
-    said = case.said(_NO_IMPORTER)
+    said = case.find_messages(_NO_IMPORTER)
     streams = [name for name in case.files if name.endswith(".qdstrm")]
     if not streams:
         return RuledOut("there is no .qdstrm file") if case.collector == NSYS else None
     if case.recording is not None:
         return RuledOut(f"{streams[0]} was imported")
-    error = str(case.error.found) if case.error else ""
+    error = str(case.error.problem) if case.error else ""
     evidence = (f"{streams[0]} and no .nsys-rep of it", *said[:1], *([error] if error else []))
     if re.search(_CANNOT_START, error):
         return Finding(
@@ -185,7 +185,7 @@ def importer_missing(case: Case) -> Judged:
             f"install what it lacks, then type `traceable report {case.path.name}`",
             EVERYTHING,
         )
-    if case.importer or re.search("incomplete|invalid", error):
+    if case.has_importer or re.search("incomplete|invalid", error):
         return Finding(
             "stream_incomplete",
             CERTAIN,
@@ -205,7 +205,7 @@ def importer_missing(case: Case) -> Judged:
     )
 
 
-def collector_killed(case: Case) -> Judged:
+def diagnose_killed_collector(case: Case) -> RuleResult:
     """Of nsys, killed or left alone, there is no report."""
     if case.collector != NSYS or case.directory is None:
         return None
@@ -215,7 +215,7 @@ def collector_killed(case: Case) -> Judged:
         return RuledOut("nsys wrote its report")
     if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == ("Generated:",):
         return RuledOut("nsys ended in order")
-    lost = case.said(_AGENT_LOST)
+    lost = case.find_messages(_AGENT_LOST)
     last = f"its last words: {case.log[-1][-200:]!r}" if case.log else "it said nothing"
     return Finding(
         "collector_killed",
@@ -228,18 +228,22 @@ def collector_killed(case: Case) -> Judged:
     )
 
 
-def report_cut(case: Case) -> Judged:
+def diagnose_truncated_report(case: Case) -> RuleResult:
     """The file is there, and not whole."""
     if case.recording is not None:
         return RuledOut("the report was read")
     if case.error is None or case.directory is not None or case.path.suffix == ".qdstrm":
         return None
-    if case.cut_bytes or (case.path.is_file() and not case.path.stat().st_size):
-        lacks = f"{case.cut_bytes} bytes of what its header says are missing" if case.cut_bytes else "it is empty"
+    if case.missing_bytes or (case.path.is_file() and not case.path.stat().st_size):
+        lacks = (
+            f"{case.missing_bytes} bytes of what its header says are missing" if case.missing_bytes else "it is empty"
+        )
         return _cut(case, CERTAIN, lacks)
     if case.path.suffix in (".nsys-rep", ".qdrep"):
-        return _cut(case, LIKELY, f"nsys can't read it: {case.error.found}")
-    return Finding("unreadable", CERTAIN, case.error.found, (f"{case.path} was opened",), case.error.remedy, EVERYTHING)
+        return _cut(case, LIKELY, f"nsys can't read it: {case.error.problem}")
+    return Finding(
+        "unreadable", CERTAIN, case.error.problem, (f"{case.path} was opened",), case.error.remedy, EVERYTHING
+    )
 
 
 def _cut(case: Case, certainty: str, why: str) -> Finding:
@@ -253,16 +257,16 @@ def _cut(case: Case, certainty: str, why: str) -> Finding:
     )
 
 
-def unreadable(case: Case) -> Judged:
+def diagnose_unreadable(case: Case) -> RuleResult:
     """A run left something else than a report, and no other rule knows why."""
     if case.directory is None or case.error is None:
         return None
     return Finding(
-        "no_report", POSSIBLE, case.error.found, ("no other rule explains it",), case.error.remedy, EVERYTHING
+        "no_report", POSSIBLE, case.error.problem, ("no other rule explains it",), case.error.remedy, EVERYTHING
     )
 
 
-def torch_left_nothing(case: Case) -> Judged:
+def diagnose_missing_torch_trace(case: Case) -> RuleResult:
     """The torch collector needs a program that imports torch and ends as Python does."""
     if case.collector != TORCH or case.directory is None:
         return None
@@ -278,11 +282,11 @@ def torch_left_nothing(case: Case) -> Judged:
     )
 
 
-def dropped(case: Case) -> Judged:
+def diagnose_dropped_events(case: Case) -> RuleResult:
     """Buffers were full, and records were thrown away."""
     if case.recording is None:
         return None
-    said = [*case.said(_DROPPED), *case.noted(*_DROPPED_CODES)]
+    said = [*case.find_messages(_DROPPED), *case.find_notes(*_DROPPED_CODES)]
     if not said:
         heard = bool(case.messages) if case.collector == NSYS else case.collector == RECORDER
         return RuledOut(f"{case.collector} did not say that it dropped anything") if heard else None
@@ -295,12 +299,12 @@ def dropped(case: Case) -> Judged:
     )
 
 
-def clocks(case: Case) -> Judged:
+def diagnose_clocks(case: Case) -> RuleResult:
     """Times that can't be: work before its launch, rows outside time, a process with another clock."""
     if case.recording is None:
         return None
     read = (one for one in case.recording.notes if one.code in _CLOCK_CODES)
-    noted: list[str] = [*read, *case.noted(*_CLOCK_CODES)]
+    noted: list[str] = [*read, *case.find_notes(*_CLOCK_CODES)]
     early, joined = _before_launch(case)
     if joined and early > max(1, joined // 1000):
         noted.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
@@ -321,15 +325,15 @@ def _before_launch(case: Case) -> tuple[int, int]:
     context = case.recording.context
     if not len(context.gpu) or not len(context.trace.calls):
         return 0, 0
-    call = context.launched.call_of
+    call = context.launches.call_of
     joined = call >= 0
     early = context.gpu.start_ns[joined] < context.trace.calls.start_ns[call[joined]] - 1_000_000
     return int(early.sum()), int(joined.sum())
 
 
-def permissions(case: Case) -> Judged:
+def diagnose_permissions(case: Case) -> RuleResult:
     """CPU samples and GPU counters that the kernel, the container or the driver refuses."""
-    refused, samples = case.said(_COUNTERS_REFUSED), case.said(_NOT_PERMITTED)
+    refused, samples = case.find_messages(_COUNTERS_REFUSED), case.find_messages(_NOT_PERMITTED)
     if refused:
         return Finding(
             "counters_not_permitted",
@@ -345,9 +349,13 @@ def permissions(case: Case) -> Judged:
         return RuledOut("nsys did not say that the system refused it anything") if known else None
     evidence = list(samples[:2])
     machine = case.machine
-    if machine is not None and machine.paranoid is not None:
-        evidence.append(f"perf_event_paranoid is {machine.paranoid}")
-    if machine is not None and machine.container and not (machine.can(CAP_SYS_ADMIN) or machine.can(CAP_PERFMON)):
+    if machine is not None and machine.perf_event_paranoid is not None:
+        evidence.append(f"perf_event_paranoid is {machine.perf_event_paranoid}")
+    if (
+        machine is not None
+        and machine.container
+        and not (machine.has_capability(CAP_SYS_ADMIN) or machine.has_capability(CAP_PERFMON))
+    ):
         evidence.append(f"a container ({machine.container}) without CAP_SYS_ADMIN and CAP_PERFMON")
     fix = "type `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or "
     if _on_windows(case):
@@ -366,7 +374,7 @@ def _on_windows(case: Case) -> bool:
     return case.options.get("DEVICE_TYPE", "").startswith("Windows")
 
 
-def system(case: Case) -> Judged:
+def diagnose_system(case: Case) -> RuleResult:
     """Windows, or Linux on it."""
     kernels = (str(((case.manifest or {}).get("host") or {}).get("system", "")), case.system.get("kernel", ""))
     wsl = [f"the kernel is {name}" for name in kernels if "microsoft" in name.lower()][:1]
@@ -389,7 +397,7 @@ def system(case: Case) -> Judged:
     )
 
 
-def killed_program(case: Case) -> Judged:
+def diagnose_killed_program(case: Case) -> RuleResult:
     """The program died of a signal, and with it what nsys had not yet taken over."""
     number = ((case.manifest or {}).get("end") or {}).get("signal")
     if case.collector != NSYS or case.manifest is None or case.manifest.get("end") is None:
@@ -398,7 +406,7 @@ def killed_program(case: Case) -> Judged:
         return _killed_worker(case)
     if case.recording is None:
         return None
-    made = next((one for one in case.lives if one.names), None) if not case.ranges else None
+    made = next((one for one in case.process_records if one.names), None) if not case.range_count else None
     return Finding(
         "tail_lost",
         CERTAIN if made else LIKELY,
@@ -406,43 +414,43 @@ def killed_program(case: Case) -> Judged:
         "ranges, and the ends of open ones",
         (
             f"the run ended by signal {number}",
-            f"{case.ranges} ranges in the report",
-            *((f"process {made.pid} made {listed(made.names)}",) if made else ()),
+            f"{case.range_count} ranges in the report",
+            *((f"process {made.pid} made {join_first(made.names)}",) if made else ()),
         ),
         "end the program by a signal that it handles, or use --collector recorder, which loses nothing",
-        PART if case.ranges else EVERYTHING,
+        PART if case.range_count else EVERYTHING,
     )
 
 
-def _killed_worker(case: Case) -> Judged:
+def _killed_worker(case: Case) -> RuleResult:
     """A process below the program was ended by a signal or os._exit; what ranges it made it can't say then."""
     if case.recording is None:
         return None
-    main, cut = (case.manifest or {}).get("pid"), _cut_ranges(case) if case.whole else {}
-    last = {one.pid: one for one in case.lives if one.pid != main}
-    could = [one for one in last.values() if one.listener and not one.disabled and not one.forked]
+    main, cut = (case.manifest or {}).get("pid"), _cut_ranges(case) if case.is_full_recording else {}
+    last = {one.pid: one for one in case.process_records if one.pid != main}
+    could = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
     lost = [one for one in could if one.end is None or one.pid in cut]
     if not lost:
         return RuledOut("the program ended without a signal, and so did every process that imported traceable")
-    lost = [one for one in lost if one.pid in cut or case.completeness.missing_of(one.pid) != 0]
+    lost = [one for one in lost if one.pid in cut or case.completeness.count_missing(one.pid) != 0]
     if not lost:
         return RuledOut("every range of the processes that did not end as Python does is in the recording")
     unended = [one.pid for one in lost if one.end is None]
     evidence = [f"Python's own end is missing in status.{pid}.lives" for pid in unended[:2]]
     for one in lost:
-        if number := case.recorded_pids.get(one.pid):
+        if number := case.ranges_by_pid.get(one.pid):
             open_ = f", {cut[one.pid]} of them without their end" if one.pid in cut else ""
             evidence.append(f"{number} ranges of process {one.pid} are in the report{open_}")
     return Finding(
         "tail_lost",
-        LIKELY if any(one.pid in case.recorded_pids for one in lost) else POSSIBLE,
+        LIKELY if any(one.pid in case.ranges_by_pid for one in lost) else POSSIBLE,
         f"nsys may lack the last ranges of process{'es' if len(lost) > 1 else ''} "
-        f"{listed([str(one.pid) for one in lost])}: it loses what a process has not handed over when a signal, as "
+        f"{join_first([str(one.pid) for one in lost])}: it loses what a process has not handed over when a signal, as "
         "Pool.terminate() sends, or os._exit ends it",
         tuple(evidence),
         "end workers by close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
         "nothing",
-        PART if case.ranges else EVERYTHING,
+        PART if case.range_count else EVERYTHING,
     )
 
 
@@ -459,20 +467,20 @@ def _cut_ranges(case: Case) -> dict[int, int]:
 
 
 RULES = (
-    Rule("not_recorded", not_recorded),
-    Rule("window", windows),
-    Rule("closed_before_first_range", closed_before_first),
-    Rule("capture_range_never_came", capture_never_began),
-    Rule("importer_missing", importer_missing),
-    Rule("collector_killed", collector_killed),
-    Rule("report_truncated", report_cut),
-    Rule("torch_left_nothing", torch_left_nothing),
-    Rule("tail_lost", killed_program),
-    Rule("events_dropped", dropped),
-    Rule("clock_outliers", clocks),
-    Rule("permissions", permissions),
-    Rule("windows", system),
+    Rule("not_recorded", diagnose_not_recorded),
+    Rule("window", diagnose_windows),
+    Rule("closed_before_first_range", diagnose_closed_before_first_range),
+    Rule("capture_range_never_came", diagnose_capture_range),
+    Rule("importer_missing", diagnose_importer),
+    Rule("collector_killed", diagnose_killed_collector),
+    Rule("report_truncated", diagnose_truncated_report),
+    Rule("torch_left_nothing", diagnose_missing_torch_trace),
+    Rule("tail_lost", diagnose_killed_program),
+    Rule("events_dropped", diagnose_dropped_events),
+    Rule("clock_outliers", diagnose_clocks),
+    Rule("permissions", diagnose_permissions),
+    Rule("windows", diagnose_system),
 )
 
-LAST = Rule("no_report", unreadable)
+FALLBACK = Rule("no_report", diagnose_unreadable)
 """Speaks where no other does."""

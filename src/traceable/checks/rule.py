@@ -25,7 +25,7 @@ class Finding:
     Attributes:
         cause: its name, as docs/diagnosis.md lists them.
         certainty: one of `CERTAINTIES`.
-        found: a sentence without a full stop.
+        message: a sentence without a full stop.
         evidence: what it is judged by, a clause each.
         fix: what to do, as an imperative clause.
         loss: one of `LOSSES`.
@@ -33,7 +33,7 @@ class Finding:
 
     cause: str
     certainty: str
-    found: str
+    message: str
     evidence: tuple[str, ...]
     fix: str
     loss: str = PART
@@ -43,10 +43,10 @@ class Finding:
 class RuledOut:
     """A cause that it is not, and by what that is known."""
 
-    why: str
+    reason: str
 
 
-Judged: TypeAlias = Finding | RuledOut | None
+RuleResult: TypeAlias = Finding | RuledOut | None
 """None: it does not apply, or nothing is known that it could be judged by."""
 
 
@@ -56,14 +56,14 @@ class Rule:
 
     Attributes:
         cause: its name; a finding may have a more exact one.
-        judge: a pure function.
+        evaluate: a pure function.
     """
 
     cause: str
-    judge: Callable[[Case], Judged]
+    evaluate: Callable[[Case], RuleResult]
 
 
-def listed(words: tuple[str, ...] | list[str], most: int = 4) -> str:
+def join_first(words: tuple[str, ...] | list[str], most: int = 4) -> str:
     """Join words, the first ones where there are many."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more

@@ -61,13 +61,13 @@ print(json.dumps({{"core": engine.core is not None, "nvtx": emitted}}))
 
 
 @dataclass(frozen=True)
-class Canary:
+class SelfTest:
     """What became of it.
 
     Attributes:
         collector: `nsys` or `recorder`.
         error: why there was nothing to read, with the code of the launcher where it said why; None where there was.
-        core: whether the program emitted through the native core.
+        native_core: whether the program emitted through the native core.
         emitted, read: ranges of traceable's, and those of them that came back with their payload.
         nvtx_emitted, nvtx_read: the same of the `nvtx` package, 0 where it can't be imported.
         imported: nsys left a stream, which traceable had to import.
@@ -76,7 +76,7 @@ class Canary:
 
     collector: str
     error: Message | None
-    core: bool = True
+    native_core: bool = True
     emitted: int = RANGES
     read: int = 0
     nvtx_emitted: int = 0
@@ -85,7 +85,7 @@ class Canary:
     seconds: float = 0.0
 
 
-def sing(collector: str, temporary: Path) -> Canary:
+def run_self_test(collector: str, temporary: Path) -> SelfTest:
     """Record the canary with a collector, read it back, and leave nothing behind.
 
     Args:
@@ -110,13 +110,13 @@ def sing(collector: str, temporary: Path) -> Canary:
     return replace(found, seconds=time.monotonic() - began)
 
 
-def _recorded(collector: str, folder: Path) -> Canary:
+def _recorded(collector: str, folder: Path) -> SelfTest:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_") or name in _KEPT}
     words = ["-m", "traceable", "run", "--collector", collector, "-o", str(folder / "run"), "-c", _PROGRAM]
     # Into files, and no pipes: nsys keeps what it is given open, and would be waited for after the launcher's end.
     with (folder / "output").open("w+") as output, (folder / "said").open("w+") as said:
         process = subprocess.Popen(
-            [sys.executable, *target.interpreter_flags(), *words],
+            [sys.executable, *target.get_interpreter_flags(), *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=said,
@@ -126,21 +126,21 @@ def _recorded(collector: str, folder: Path) -> Canary:
         try:
             process.wait(SECONDS)
         except subprocess.TimeoutExpired:
-            return Canary(collector, Message("capture_timed_out", f"it did not end within {SECONDS:g} s"))
+            return SelfTest(collector, Message("capture_timed_out", f"it did not end within {SECONDS:g} s"))
         finally:
             _end(process, folder)
     printed = (folder / "output").read_text(errors="replace")
     said_last = _last_words((folder / "said").read_text(errors="replace"), folder)
     try:
         told = json.loads(printed.strip().rpartition("\n")[2])
-        begun = Canary(collector, None, core=bool(told["core"]), nvtx_emitted=int(told["nvtx"]))
+        begun = SelfTest(collector, None, native_core=bool(told["core"]), nvtx_emitted=int(told["nvtx"]))
     except (ValueError, KeyError, TypeError):
-        return Canary(collector, said_last or Message("program_did_not_run", "the program did not run"))
+        return SelfTest(collector, said_last or Message("program_did_not_run", "the program did not run"))
     found = _read_back(begun, folder / "run")
     return replace(found, error=said_last or found.error) if found.error else found
 
 
-def _read_back(begun: Canary, directory: Path) -> Canary:
+def _read_back(begun: SelfTest, directory: Path) -> SelfTest:
     databases = sorted(directory.rglob("*.sqlite"))
     if not databases:
         return replace(begun, error=Message("no_report", "it left no report"))

@@ -97,7 +97,7 @@ def _of_environment(manifest: Mapping[str, Any], given: set[str]) -> list[list[s
     name = (manifest.get("collector") or {}).get("name")
     if "collector" not in given and name:
         found.append(["--collector", str(name)])
-    asked = manifest.get(windows.MANIFEST_KEY) or {}
+    asked = manifest.get(windows.WINDOW_KEY) or {}
     if "steps" not in given and asked.get("windows"):
         found.append(["--steps", str(asked["asked"])])
     return found
@@ -107,8 +107,8 @@ def _hidden(words: Any) -> str | None:
     """Return what stands before the first value that was not written; None where all were."""
     last = "a word"
     for word in words:
-        if redact.NOT_WRITTEN in word:
-            return word.partition(redact.NOT_WRITTEN)[0].rstrip("=: \"'") or last
+        if redact.REDACTED in word:
+            return word.partition(redact.REDACTED)[0].rstrip("=: \"'") or last
         last = word
     return None
 
@@ -137,16 +137,16 @@ def enter(directory: Path) -> list[str]:
 def _manifest(directory: Path) -> Mapping[str, Any]:
     """Return the manifest of a run; where a directory holds its ranks that of the first: all had one command line."""
     try:
-        manifest = reports.manifest_of(directory)
+        manifest = reports.find_manifest(directory)
     except TraceError as error:
-        raise UsageError(error.code, error.found, _NAME_A_RUN) from None
+        raise UsageError(error.code, error.problem, _NAME_A_RUN) from None
     if manifest is None:
         raise UsageError("not_a_run_dir", f"{directory} is not a run directory", _NAME_A_RUN)
     return manifest
 
 
 def _of_code(manifest: Mapping[str, Any]) -> list[Message]:
-    then, now = manifest.get("git"), provenance.git()
+    then, now = manifest.get("git"), provenance.read_git_state()
     if not then:
         changed = Message("git_repository_changed", "that run was not in a git repository, and this one is")
         return [changed] if now else []
@@ -166,7 +166,7 @@ def _of_code(manifest: Mapping[str, Any]) -> list[Message]:
 
 
 def _of_interpreter(manifest: Mapping[str, Any]) -> list[Message]:
-    now = provenance.gathered_versions()
+    now = provenance.get_versions()
     then = {"python": (manifest.get("python") or {}).get("version"), **(manifest.get("versions") or {})}
     said = [
         Message("version_changed", f"{name} was {then[name] or 'absent'} and is {now.get(name) or 'absent'}")
@@ -177,7 +177,7 @@ def _of_interpreter(manifest: Mapping[str, Any]) -> list[Message]:
     if ran.get("kind") != target.COMMAND:
         words = list(ran.get("command") or ())
         flags = words[1 : len(words) - len(ran.get("arguments") or ()) - (1 if ran.get("kind") == target.SCRIPT else 2)]
-        if flags != target.interpreter_flags():
+        if flags != target.get_interpreter_flags():
             were = f"Python's own options were {' '.join(flags) or 'none'}: write them before -m traceable"
             said.append(Message("python_options_changed", were))
     return said

@@ -47,7 +47,7 @@ def add_annotate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
+def load_option_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     """Return what the options ask to annotate, in order of precedence.
 
     Raises:
@@ -78,16 +78,16 @@ def targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     return tuple(found)
 
 
-def variables(targets: Sequence[Target]) -> dict[str, str]:
+def make_annotate_environment(targets: Sequence[Target]) -> dict[str, str]:
     """Return what to set in the program's environment so that it and its Python children are annotated."""
     if not targets:
         return {}
-    from traceable.annotation.bootstrap import bootstrap_environment
+    from traceable.annotation.bootstrap import make_bootstrap_environment
 
-    return bootstrap_environment(targets, os.environ)
+    return make_bootstrap_environment(targets, os.environ)
 
 
-def check(targets: Sequence[Target], command: Sequence[str]) -> None:
+def check_reachable(targets: Sequence[Target], command: Sequence[str]) -> None:
     """Refuse patterns that can't reach the program `command` starts.
 
     Raises:
@@ -95,16 +95,16 @@ def check(targets: Sequence[Target], command: Sequence[str]) -> None:
     """
     if not targets:
         return
-    from traceable.annotation.bootstrap import bootstrap_problem
+    from traceable.annotation.bootstrap import find_bootstrap_problem
 
-    if problem := bootstrap_problem(command):
+    if problem := find_bootstrap_problem(command):
         raise UsageError("python_isolated", problem, "or annotate in the code with traceable.annotate_targets")
 
 
-def unmatched(targets: Sequence[Target], run_dir: Path) -> tuple[str, ...]:
+def find_unmatched(targets: Sequence[Target], run_dir: Path) -> tuple[str, ...]:
     """Return a sentence for each pattern that matched nothing in any process of the run."""
     if not targets:
         return ()
-    from traceable.annotation.patch_report import notes
+    from traceable.annotation.patch_report import collect_warnings
 
-    return notes(run_dir, targets)
+    return collect_warnings(run_dir, targets)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import Verdict
+    from traceable.analysis.contract import ExpectationResult
 
-UNMET = 3
+EXIT_UNMET = 3
 
 
-def add_contract_arguments(parser: argparse.ArgumentParser) -> None:
+def add_expectation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the contract."""
     group = parser.add_argument_group("what is expected")
     group.add_argument(
@@ -35,12 +35,12 @@ def add_contract_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--strict",
         action="store_true",
-        help=f"exit code {UNMET} where the program succeeded and ranges that it emitted, an expected one or a step are "
+        help=f"exit code {EXIT_UNMET} where the program succeeded and ranges that it emitted, an expected one or a step are "
         "not in the recording",
     )
 
 
-def nothing_expected(complete: Completeness | None) -> UsageError:
+def make_nothing_expected_error(complete: Completeness | None) -> UsageError:
     """Return the error of `--strict` where nothing was expected, and it is not known what was emitted.
 
     Args:
@@ -55,32 +55,34 @@ def nothing_expected(complete: Completeness | None) -> UsageError:
     )
 
 
-def tell_lost(complete: Completeness, say: Callable[[str], None]) -> None:
+def report_losses(complete: Completeness, say: Callable[[str], None]) -> None:
     """Print a line for each process of which something is missing."""
     for note in complete.notes:
         say(note)
 
 
-def unrecorded(directory: Path) -> Completeness:
+def evaluate_unrecorded_run(directory: Path) -> Completeness:
     """Return what was emitted of a run that recorded nothing."""
     from traceable.launch import range_counts, run_dir
 
-    return range_counts.judge(directory, run_dir.read(directory), None)
+    return range_counts.evaluate_completeness(directory, run_dir.load_manifest(directory), None)
 
 
-def tell(verdicts: Sequence[Verdict], say: Callable[[str], None], *, quiet: bool = False) -> None:
+def report_expectations(
+    verdicts: Sequence[ExpectationResult], say: Callable[[str], None], *, quiet: bool = False
+) -> None:
     """Print a line for each verdict, or each unmet one where `quiet`, and how many are unmet."""
     if verdicts:
-        from traceable.report.contract import lines
+        from traceable.report.contract import format_expectations
 
-        for line in lines(verdicts, unmet_alone=quiet):
+        for line in format_expectations(verdicts, unmet_only=quiet):
             say(line)
 
 
-def strict_code(verdicts: Sequence[Verdict], complete: Completeness | None) -> int:
+def strict_exit_code(verdicts: Sequence[ExpectationResult], complete: Completeness | None) -> int:
     """Return the exit code that `--strict` makes of the verdicts, and of what is missing."""
-    lost = complete is not None and complete.incomplete
-    return 0 if all(one.met for one in verdicts) and not lost else UNMET
+    lost = complete is not None and complete.incomplete_processes
+    return 0 if all(one.ok for one in verdicts) and not lost else EXIT_UNMET
 
 
 def _names(words: str) -> list[str]:

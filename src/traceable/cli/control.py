@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.units import time as duration
-from traceable.cli.lines import answer, say
+from traceable.analysis.units import format_duration as duration
+from traceable.cli.lines import log, print_line
 from traceable.errors import Message, UsageError
 from traceable.launch import control
-from traceable.report.text import as_printed
+from traceable.report.text import format_line
 
 SCHEMA = "traceable.control/1"
 _FORM = "write +N as in --steps +20: that many steps from the next one on"
@@ -53,14 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     hear = _Hear(quiet=arguments.json)
     try:
         if arguments.what == "dump":
-            return _dumped(place, control.dump(place, hear, arguments.timeout), hear, arguments)
+            return _dumped(place, control.dump_flight_recorder(place, hear, arguments.timeout), hear, arguments)
         if arguments.what == "stop":
             answered = control.close_window(place, hear, arguments.timeout)
         else:
-            say(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
+            log(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
             answered = control.open_window(place, steps, hear, arguments.timeout)
     except KeyboardInterrupt:
-        say(
+        log(
             Message(
                 "wait_interrupted",
                 "not waited for; what is asked for remains so: `traceable control stop` withdraws it",
@@ -90,27 +90,29 @@ def _steps(arguments: argparse.Namespace) -> int | None:
     return int(digits)
 
 
-def _place(arguments: argparse.Namespace) -> control.Place:
+def _place(arguments: argparse.Namespace) -> control.ControlTarget:
     if arguments.pid is not None:
-        return control.of_process(arguments.pid)
+        return control.find_by_pid(arguments.pid)
     if arguments.directory is not None:
-        return control.of_run(arguments.directory)
-    return control.only_run()
+        return control.find_by_run(arguments.directory)
+    return control.find_only_run()
 
 
-def _status(place: control.Place, arguments: argparse.Namespace) -> int:
-    found = control.status(place)
+def _status(place: control.ControlTarget, arguments: argparse.Namespace) -> int:
+    found = control.query_status(place)
     if arguments.json:
         processes = [{key: value for key, value in one.items() if key not in ("schema", "event")} for one in found]
         print(json.dumps({"schema": SCHEMA, "run_dir": str(place.directory), "processes": processes}, indent=2))
         return 0
-    answer(str(place.directory))
+    print_line(str(place.directory))
     for one in found:
-        answer(f"process {one['pid']}: {one['steps']['ended']} steps, {_standing(one)}")
+        print_line(f"process {one['pid']}: {one['steps']['ended']} steps, {_standing(one)}")
     return 0
 
 
-def _dumped(place: control.Place, dumped: control.Dumped, hear: _Hear, arguments: argparse.Namespace) -> int:
+def _dumped(
+    place: control.ControlTarget, dumped: control.DumpResult, hear: _Hear, arguments: argparse.Namespace
+) -> int:
     """Print what was dumped and what went wrong, and return the exit code."""
     if arguments.json:
         keys = ("number", "wall_ns", "took_ns")
@@ -123,13 +125,13 @@ def _dumped(place: control.Place, dumped: control.Dumped, hear: _Hear, arguments
             ],
             "files": [dumped.directory.name] if dumped.processes else [],
             "note": None,
-            "problems": [problem.plain for problem in dumped.problems],
+            "problems": [problem.as_dict for problem in dumped.problems],
         }
         print(json.dumps(content, indent=2))
     elif dumped.processes:
         hear.answer(f"written to {dumped.directory}; next: python -m traceable report {dumped.directory}")
     for problem in dumped.problems:
-        say(problem)
+        log(problem)
     return UsageError.exit_code if dumped.problems else 0
 
 
@@ -156,7 +158,7 @@ class _Hear:
     def answer(self, line: str) -> None:
         """Print one line of the answer."""
         if not self._quiet:
-            answer(as_printed(line))
+            print_line(format_line(line))
 
     def __call__(self, event: control.Event) -> None:
         kind, pid = event["event"], event["pid"]
@@ -200,7 +202,9 @@ def _processes(pids: tuple[int, ...]) -> str:
     return f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
 
 
-def _finish(place: control.Place, answered: control.Answered, hear: _Hear, arguments: argparse.Namespace) -> int:
+def _finish(
+    place: control.ControlTarget, answered: control.WindowResult, hear: _Hear, arguments: argparse.Namespace
+) -> int:
     """Print what was written and what went wrong, and return the exit code."""
     last = "opened" if arguments.what == "start" else "closed"
     for pid, window in answered.windows.items():
@@ -215,14 +219,14 @@ def _finish(place: control.Place, answered: control.Answered, hear: _Hear, argum
             "run_dir": str(place.directory),
             "processes": [{"pid": pid, "window": window} for pid, window in sorted(answered.windows.items())],
             "files": answered.files,
-            "note": answered.note.plain if answered.note else None,
-            "problems": [problem.plain for problem in answered.problems],
+            "note": answered.note.as_dict if answered.note else None,
+            "problems": [problem.as_dict for problem in answered.problems],
         }
         print(json.dumps(content, indent=2))
     elif answered.files:
         hear.answer(f"written to {place.directory}: {', '.join(answered.files)}")
     if answered.note:
-        say(answered.note)
+        log(answered.note)
     for problem in answered.problems:
-        say(problem)
+        log(problem)
     return UsageError.exit_code if answered.problems else 0

@@ -20,18 +20,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceable.checks import doctor
-from traceable.checks.machine_findings import STATES, Finding, worst
+from traceable.checks.machine_findings import STATES, Finding, worst_state
 from traceable.cli import diagnosis
-from traceable.cli.lines import answer
+from traceable.cli.lines import print_line
 from traceable.cli.progress import Progress
-from traceable.protocol.environment import escaped
+from traceable.protocol.environment import escape_unprintable
 
 # Not report.terminal, which needs numpy: that it is missing is what is to be said.
-from traceable.report.layout import width_to_keep, wrapped
-from traceable.report.text import encodable
+from traceable.report.layout import get_line_width, wrap_text
+from traceable.report.text import escape_unencodable
 
 SCHEMA = "traceable.doctor/1"
-NARROWEST = 20
+MIN_WRAP_WIDTH = 20
 """In fewer cells than these nothing is wrapped."""
 
 
@@ -52,14 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the lines and return the exit code."""
     if arguments.report is not None:
-        return diagnosis.report(arguments.report, as_json=arguments.json)
+        return diagnosis.report_diagnosis(arguments.report, as_json=arguments.json)
     try:
         with Progress() as progress:
             progress("recording a test program with each collector")
-            findings = doctor.examine(arguments.output)
+            findings = doctor.run_checks(arguments.output)
     except KeyboardInterrupt:
         return 130
-    state = worst(findings)
+    state = worst_state(findings)
     if arguments.json:
         print(json.dumps({"schema": SCHEMA, "state": state, "checks": [_content(one) for one in findings]}, indent=2))
     else:
@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _content(finding: Finding) -> dict[str, object]:
-    said = finding.said
+    said = finding.result
     return {
         "name": finding.name,
         "state": said.state,
-        "code": said.found.code,
-        "found": said.found,
+        "code": said.message.code,
+        "found": said.message,
         "fix": said.fix,
         "evidence": dict(said.evidence),
     }
@@ -82,22 +82,22 @@ def _content(finding: Finding) -> dict[str, object]:
 def _print(findings: Sequence[Finding]) -> None:
     name_width, state_width = max(len(one.name) for one in findings), max(map(len, STATES))
     for one in findings:
-        beside = f"{one.said.state.ljust(state_width)}  {one.name.ljust(name_width)}  "
+        beside = f"{one.result.state.ljust(state_width)}  {one.name.ljust(name_width)}  "
         # What is well is an answer and no message.
-        _paragraph(beside, one.said.found.printed if one.said.fix else one.said.found)
-        if one.said.fix:
-            _paragraph(" " * len(beside), f"fix: {one.said.fix}")
-    counts = {state: sum(one.said.state == state for one in findings) for state in STATES}
-    answer()
-    answer(", ".join(f"{count} {_counted(state, count)}" for state, count in counts.items() if count))
+        _paragraph(beside, one.result.message.printed if one.result.fix else one.result.message)
+        if one.result.fix:
+            _paragraph(" " * len(beside), f"fix: {one.result.fix}")
+    counts = {state: sum(one.result.state == state for one in findings) for state in STATES}
+    print_line()
+    print_line(", ".join(f"{count} {_counted(state, count)}" for state, count in counts.items() if count))
 
 
 def _paragraph(beside: str, text: str) -> None:
     """Print a text beside what stands in its first line only, wrapped where a terminal is wide enough for that."""
-    text = encodable(escaped(text), sys.stdout.encoding)
-    width = (width_to_keep(sys.stdout) or 0) - len(beside)
-    for line in wrapped(text, width) if width >= NARROWEST else [text]:
-        answer(f"{beside}{line}")
+    text = escape_unencodable(escape_unprintable(text), sys.stdout.encoding)
+    width = (get_line_width(sys.stdout) or 0) - len(beside)
+    for line in wrap_text(text, width) if width >= MIN_WRAP_WIDTH else [text]:
+        print_line(f"{beside}{line}")
         beside = " " * len(beside)
 
 

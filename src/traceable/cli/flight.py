@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from traceable import collectors
-from traceable.collectors.recorder.flight import parse
+from traceable.collectors.recorder.flight import parse_flight_recorder
 from traceable.errors import UsageError
 from traceable.launch import flight
 from traceable.protocol import environment
@@ -24,20 +24,20 @@ def add_flight_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flight-recorder",
         metavar="HOW-MUCH",
-        type=parse,
+        type=parse_flight_recorder,
         help="keep the last 5s, 64MB or 5s,64MB of each process; dumped on request (traceable help flight-recorder)",
     )
 
 
-def settle(arguments: argparse.Namespace) -> None:
+def resolve_flight_options(arguments: argparse.Namespace) -> None:
     """Take what the environment asks for where the option is absent, and the recorder where any collector will do.
 
     Raises:
         UsageError: other options ask for what a flight recorder can't do.
     """
     asked = os.environ.get(environment.FLIGHT_RECORDER)
-    if arguments.flight_recorder is None and asked and not environment.flag(environment.DISABLE):
-        arguments.flight_recorder = parse(asked)
+    if arguments.flight_recorder is None and asked and not environment.read_flag(environment.DISABLE):
+        arguments.flight_recorder = parse_flight_recorder(asked)
     if arguments.flight_recorder is None:
         return
     if arguments.collector not in (collectors.AUTO, RECORDER):
@@ -52,7 +52,7 @@ def settle(arguments: argparse.Namespace) -> None:
             "--steps records some steps only, and --flight-recorder keeps what came last of all",
             "leave one of them out",
         )
-    if arguments.control or environment.flag(environment.CONTROL):
+    if arguments.control or environment.read_flag(environment.CONTROL):
         raise UsageError(
             "flight_recorder_with_control",
             "--control records nothing until it is asked to, and --flight-recorder all the time",
@@ -73,7 +73,7 @@ def settle(arguments: argparse.Namespace) -> None:
     arguments.collector = RECORDER
 
 
-def variables(arguments: argparse.Namespace) -> dict[str, str]:
+def make_flight_environment(arguments: argparse.Namespace) -> dict[str, str]:
     """Return what a flight recorder sets in the program's environment."""
     if arguments.flight_recorder is None:
         return {}
@@ -81,9 +81,9 @@ def variables(arguments: argparse.Namespace) -> dict[str, str]:
     return asked | ({environment.CONTROL_SIGNAL: "dump"} if arguments.sigusr2 is not None else {})
 
 
-def tell_dumps(directory: Path, say: Callable[[str], None]) -> None:
+def report_dumps(directory: Path, say: Callable[[str], None]) -> None:
     """Say which dumps the run in `directory` has; nothing where it has none or is no run."""
-    found = flight.dumps(directory) if directory.is_dir() else []
+    found = flight.list_dumps(directory) if directory.is_dir() else []
     for dump in found[:_DUMPS_MAX]:
         clock = time.strftime("%H:%M:%S", time.localtime(dump.wall_ns // 10**9))
         who = f"process {dump.pids[0]}" if len(dump.pids) == 1 else f"{len(dump.pids)} processes"

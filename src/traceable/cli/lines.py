@@ -5,32 +5,32 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from traceable.protocol.environment import escaped
-from traceable.report.text import as_printed, encodable
+from traceable.protocol.environment import escape_unprintable
+from traceable.report.text import escape_unencodable, format_line
 
 
-def say(message: str) -> None:
+def log(message: str) -> None:
     """Print one line of ours on stderr, where there is one: a message with its code."""
     try:
         if sys.stderr is not None:
-            _print(f"traceable: {as_printed(message)}", sys.stderr)
+            _print(f"traceable: {format_line(message)}", sys.stderr)
     except (OSError, ValueError):  # its reader is gone, or the program that ran in us closed it
         return
 
 
-def answer(line: str = "") -> None:
+def print_line(line: str = "") -> None:
     """Print one line of what was asked for on stdout."""
     _print(line, sys.stdout)
 
 
-def answer_command(line: str) -> None:
+def print_command(line: str) -> None:
     """Print a command line that is to be typed: as it is where no terminal reads it."""
     for one in line.split("\n"):
         if sys.stdout.isatty():
-            answer(one)
+            print_line(one)
         else:
             print(one)
 
 
 def _print(line: str, stream: TextIO) -> None:
-    print(encodable(escaped(line), getattr(stream, "encoding", None)), file=stream, flush=True)
+    print(escape_unencodable(escape_unprintable(line), getattr(stream, "encoding", None)), file=stream, flush=True)

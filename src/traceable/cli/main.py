@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-from traceable.cli.lines import answer, say
+from traceable.cli.lines import log, print_line
 from traceable.errors import Message, TraceableError, UsageError
 
 _REQUIRED = frozenset({"numpy", "nvtx", "rich", "tomli", "wrapt"})
 """The packages that traceable depends on."""
 
-VERBS = {
+COMMANDS = {
     "run": "run a program under a collector and print its profile",
     "control": "open and close windows in a run that is going on",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
@@ -25,7 +25,7 @@ VERBS = {
 """Each verb, its module in this package being named like it, with the line that --help shows."""
 
 
-class Verb(Protocol):
+class Command(Protocol):
     """What a module of this package offers; its docstring is the verb's help text.
 
     A verb that starts a program also has `take_program(parser, words) -> (ours, program)`: what follows the program
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(words)
         return int(arguments.run(arguments))
     except TraceableError as error:
-        say(error.message)
+        log(error.message)
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the package {package} is not installed for {sys.executable}",
             f"type `{sys.executable} -m pip install {package}`",
         )
-        say(missing.message)
+        log(missing.message)
         return missing.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`| head`): what a program is expected to do is to stop quietly.
@@ -85,7 +85,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     parser = Parser(prog="traceable", description="Profile a Python program by its NVTX range names.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show traceable's and Python's version and exit")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for name, help_line in VERBS.items():
+    for name, help_line in COMMANDS.items():
         # Only the verb that was asked for is imported: `report` must not pay for `run`, nor the other way round.
         verb = _verb(name) if name == asked else None
         sub = verbs.add_parser(
@@ -128,10 +128,10 @@ class _Version(argparse.Action):
         import traceable
 
         python = f"Python {platform.python_version()}, {platform.platform(terse=True)}"
-        answer(f"traceable {traceable.__version__} ({python})")
+        print_line(f"traceable {traceable.__version__} ({python})")
         parser.exit()
 
 
-def _verb(name: str) -> Verb:
-    module: Verb = importlib.import_module(f"traceable.cli.{name}")
+def _verb(name: str) -> Command:
+    module: Command = importlib.import_module(f"traceable.cli.{name}")
     return module

@@ -19,24 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traceable.cli import annotate
-from traceable.cli.lines import answer_command, say
-from traceable.cli.profile import STDOUT, add_raw_argument, check_raw, positive, write_output
-from traceable.cli.run import end_like
+from traceable.cli.lines import log, print_command
+from traceable.cli.profile import STDOUT, add_raw_argument, check_raw, parse_positive_int, write_output
+from traceable.cli.run import exit_with_status
 from traceable.cli.run import take_program as take_program
 from traceable.collectors.ncu import collector as ncu
 from traceable.collectors.ncu import filter as ncu_filter
-from traceable.errors import Message, TraceableError, UnanswerableError, UsageError
+from traceable.errors import Message, MissingDataError, TraceableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch import ncu as runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.heaviest import Heaviest
+    from traceable.analysis.heaviest import TopKernels
     from traceable.analysis.table import Table
 
-TOP = 3
-LAUNCHES = 5
-NAME_SHOWN = 100
+DEFAULT_TOP = 3
+DEFAULT_LAUNCHES = 5
+MAX_NAME_CELLS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="take the heaviest kernels of the range from this run directory, .nsys-rep, .sqlite or torch trace",
     )
-    parser.add_argument("--top", metavar="N", type=positive, help=f"with --from: how many kernels ({TOP})")
+    parser.add_argument(
+        "--top", metavar="N", type=parse_positive_int, help=f"with --from: how many kernels ({DEFAULT_TOP})"
+    )
     parser.add_argument(
         "--launches",
         metavar="N",
-        type=positive,
-        default=LAUNCHES,
-        help=f"profile N launches: with --from of each kernel, else in all ({LAUNCHES})",
+        type=parse_positive_int,
+        default=DEFAULT_LAUNCHES,
+        help=f"profile N launches: with --from of each kernel, else in all ({DEFAULT_LAUNCHES})",
     )
     parser.add_argument(
         "--skip", metavar="N", type=_whole, default=0, help="pass over the first N launches that match (0)"
@@ -110,42 +112,42 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "top_needs_from", "--top needs --from", "name the recorded run whose heaviest kernels are meant"
         )
-    targets = annotate.targets(arguments)
-    asked = target.parse(arguments.program)
+    targets = annotate.load_option_targets(arguments)
+    asked = target.parse_target(arguments.program)
     chosen = _chosen(arguments)
-    request = runs.Request(
+    request = runs.NcuRequest(
         target=asked,
         selection=chosen.selection,
-        where=chosen.where,
+        selection_text=chosen.where,
         directory=arguments.output,
         force=arguments.force,
-        variables=annotate.variables(targets),
+        variables=annotate.make_annotate_environment(targets),
     )
-    annotate.check(targets, asked.command(target.interpreter_flags()))
-    runs.check(request)
-    install = None if arguments.dry_run else runs.installed(request)
+    annotate.check_reachable(targets, asked.command(target.get_interpreter_flags()))
+    runs.check_ncu_request(request)
+    install = None if arguments.dry_run else runs.find_ncu(request)
     for line in chosen.said:
-        say(line)
+        log(line)
     if install is None:
-        answer_command(runs.describe(request))
+        print_command(runs.format_ncu_command_line(request))
         return 0
     for line in _warnings(chosen.selection):
-        say(line)
-    finished = runs.launch(request, install, say)
-    for note in annotate.unmatched(targets, finished.directory):
-        say(note)
+        log(line)
+    finished = runs.run_ncu(request, install, log)
+    for note in annotate.find_unmatched(targets, finished.directory):
+        log(note)
     failed = finished.problem
     if finished.csv is not None:
         try:
-            _print(_read(finished.csv), arguments, launcher.short(finished.directory), _clocks_note(arguments))
-            report = launcher.short(finished.csv.with_suffix(ncu.SUFFIX))
-            say(f"next: ncu-ui {report}, or python -m traceable ncu --read {report}")
+            _print(_read(finished.csv), arguments, launcher.format_path(finished.directory), _clocks_note(arguments))
+            report = launcher.format_path(finished.csv.with_suffix(ncu.SUFFIX))
+            log(f"next: ncu-ui {report}, or python -m traceable ncu --read {report}")
         except TraceableError as error:
             failed = error
     if failed is not None:
-        say(failed.message)
+        log(failed.message)
     # The program's exit code is the exit code; where it succeeded, that there is nothing to show is the news.
-    return end_like(finished.status) or (failed.exit_code if failed is not None else 0)
+    return exit_with_status(finished.status) or (failed.exit_code if failed is not None else 0)
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,11 @@ def _chosen(arguments: argparse.Namespace) -> _Chosen:
     if name == "" or glob == "":
         raise UsageError("name_empty", "a range and a kernel have a name", "leave the option out to mean all of them")
     where = f"inside of range {name}" if name else "by the program"
-    places = ncu_filter.readings(name) if name else ()
+    places = ncu_filter.parse_range_option(name) if name else ()
     expression, base = _of_glob(glob)
-    kernels = None if expression is None else ncu_filter.kernel_regex([expression])
+    kernels = None if expression is None else ncu_filter.make_kernel_regex([expression])
     selection = ncu.Selection(
-        includes=tuple(ncu_filter.nvtx_includes(places)),
+        includes=tuple(ncu_filter.format_nvtx_includes(places)),
         kernels=kernels,
         base=base,
         skip=arguments.skip,
@@ -194,15 +196,15 @@ def _of_glob(glob: str | None) -> tuple[str | None, str]:
     if glob is None:
         return None, "function"
     if any(mark in glob for mark in "<(: "):
-        return ncu_filter.from_glob(glob).removeprefix(ncu_filter.from_glob("")), "demangled"
-    return ncu_filter.from_glob(glob), "function"
+        return ncu_filter.convert_glob(glob).removeprefix(ncu_filter.convert_glob("")), "demangled"
+    return ncu_filter.convert_glob(glob), "function"
 
 
 def _from_recording(
     arguments: argparse.Namespace, selection: ncu.Selection, where: str, expression: str | None
 ) -> _Chosen:
     """Return the heaviest kernels of the range in the recorded run."""
-    from traceable.analysis.heaviest import heaviest, instances_at
+    from traceable.analysis.heaviest import find_top_kernels, match_instances
     from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
@@ -214,60 +216,60 @@ def _from_recording(
         context, places, instances = recording.context, [], None
         if arguments.range_name:
             names = recording.trace.names
-            for place in ncu_filter.readings(arguments.range_name):
-                found = instances_at(context.found, names, place.names, place.domain)
+            for place in ncu_filter.parse_range_option(arguments.range_name):
+                found = match_instances(context.instances, names, place.names, place.domain)
                 if found.any():
                     places.append(place)
                     instances = found if instances is None else instances | found
             if instances is None:
                 recording.check_range(arguments.range_name)
-                raise UnanswerableError(
+                raise MissingDataError(
                     "range_not_found",
                     f"no range {arguments.range_name!r} in {arguments.source}",
                     "`--view ranges` lists them",
                 )
-        top = arguments.top or (None if expression else TOP)
+        top = arguments.top or (None if expression else DEFAULT_TOP)
         wanted = {"matching": expression, "top": top, "launches": arguments.launches, "skip": arguments.skip}
-        best = heaviest(context, instances, **wanted)
+        best = find_top_kernels(context, instances, **wanted)
         symbols = _symbols(Path(recording.trace.source.path), arguments.source, best)
-    expressions = symbols or [f"(?:.*::)?{ncu_filter.literal(one.function)}" for one in best.kernels]
+    expressions = symbols or [f"(?:.*::)?{ncu_filter.escape_regex(one.function)}" for one in best.kernels]
     narrowed = replace(
         selection,
-        includes=tuple(ncu_filter.nvtx_includes(places)) if best.seen else (),
-        kernels=ncu_filter.kernel_regex(expressions),
+        includes=tuple(ncu_filter.format_nvtx_includes(places)) if best.all_visible else (),
+        kernels=ncu_filter.make_kernel_regex(expressions),
         base="mangled" if symbols else "function",
-        count=best.needed,
+        count=best.launches_needed,
     )
     return _Chosen(narrowed, where, tuple(_said(arguments, best, symbols is not None, where)))
 
 
-def _symbols(file: Path, source: Path, best: Heaviest) -> list[str] | None:
+def _symbols(file: Path, source: Path, best: TopKernels) -> list[str] | None:
     """Return the kernels' symbols as regular expressions; None where the recording has them not."""
-    from traceable.launch.reports import opened
-    from traceable.trace.mangled import mangled_names
+    from traceable.launch.reports import open_report
+    from traceable.trace.mangled import load_mangled_names
 
     names = [one.name for one in best.kernels]
     if source.is_file():
-        with opened(source) as readable:
-            found = mangled_names(readable, names)
+        with open_report(source) as readable:
+            found = load_mangled_names(readable, names)
     else:
-        found = mangled_names(file, names)
-    return None if found is None else [ncu_filter.literal(symbol) for symbol in found]
+        found = load_mangled_names(file, names)
+    return None if found is None else [ncu_filter.escape_regex(symbol) for symbol in found]
 
 
-def _said(arguments: argparse.Namespace, best: Heaviest, exact: bool, where: str) -> list[str]:
-    from traceable.analysis.units import count, share, time
-    from traceable.report.text import cut, printable
+def _said(arguments: argparse.Namespace, best: TopKernels, exact: bool, where: str) -> list[str]:
+    from traceable.analysis.units import format_count, format_duration, format_percent
+    from traceable.report.text import escape_name, truncate
 
     chosen = sum(one.total_ns for one in best.kernels)
-    number = count(len(best.kernels), "kernel")
-    part = share(chosen / best.total_ns if best.total_ns else 0)
+    number = format_count(len(best.kernels), "kernel")
+    part = format_percent(chosen / best.total_ns if best.total_ns else 0)
     lines = [
-        f"ncu is to profile {count(best.needed, 'launch', 'launches')} {where}, to have {arguments.launches} of each "
+        f"ncu is to profile {format_count(best.launches_needed, 'launch', 'launches')} {where}, to have {arguments.launches} of each "
         f"of {number} ({part} of the kernel time there):"
     ]
     lines += [
-        f"  {time(one.total_ns)} in {count(one.launches, 'launch', 'launches')}: {cut(printable(one.name), NAME_SHOWN)}"
+        f"  {format_duration(one.total_ns)} in {format_count(one.launches, 'launch', 'launches')}: {truncate(escape_name(one.name), MAX_NAME_CELLS)}"
         for one in best.kernels
     ]
     if not exact:
@@ -277,7 +279,7 @@ def _said(arguments: argparse.Namespace, best: Heaviest, exact: bool, where: str
                 "the recording has no symbols of kernels: every template instance of these functions is meant",
             )
         )
-    if not best.seen:
+    if not best.all_visible:
         lines.append(
             Message(
                 "kernels_on_other_threads",
@@ -285,11 +287,11 @@ def _said(arguments: argparse.Namespace, best: Heaviest, exact: bool, where: str
                 "on another (autograd's): they are profiled wherever they run",
             )
         )
-    if best.left_out:
+    if best.excluded:
         lines.append(
             Message(
                 "nccl_kernels_excluded",
-                f"{count(best.left_out, 'kernel')} of NCCL left out: while ncu runs kernels one at a time, they would "
+                f"{format_count(best.excluded, 'kernel')} of NCCL left out: while ncu runs kernels one at a time, they would "
                 "wait for each other for ever",
             )
         )
@@ -322,12 +324,12 @@ def _clocks_note(arguments: argparse.Namespace) -> tuple[Message, ...]:
 
 
 def _read(path: Path) -> Table:
-    from traceable.analysis.ncu import profiled
+    from traceable.analysis.ncu import summarize_launches
     from traceable.trace import ncu_csv
 
     if path.is_dir() or path.suffix == ncu.SUFFIX:
-        return profiled(ncu_csv.parse(runs.read(path), str(path)))
-    return profiled(ncu_csv.read(path))
+        return summarize_launches(ncu_csv.parse(runs.read_report_csv(path), str(path)))
+    return summarize_launches(ncu_csv.read(path))
 
 
 def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequence[Message] = ()) -> None:
@@ -337,12 +339,12 @@ def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequ
 
     table = replace(table, notes=(*table.notes, *notes))
     if arguments.json:
-        write_output(STDOUT, to_json(report.document(table, source)) + "\n", sys.stdout)
+        write_output(STDOUT, to_json(report.build_kernel_report(table, source)) + "\n", sys.stdout)
     elif arguments.csv:
         write_output(STDOUT, to_csv(list(table.rows()), table.columns, arguments.raw), sys.stdout)
     else:
         # What a program prints is its own: the table of a run goes where the profile of `run` does.
-        report.write(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")
+        report.write_kernels(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")
     sys.stdout.flush()
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from traceable import collectors
-from traceable.collectors.nsys.user_options import DEFAULT, PRESETS, Asked
+from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS, NsysRequest
 from traceable.errors import Message, UsageError
 
 NSYS = "nsys"
@@ -21,7 +21,7 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
         PRESET,
         metavar="NAME",
         choices=list(PRESETS),
-        help=f"what nsys records: {', '.join(PRESETS)} (traceable help nsys; if not said: {DEFAULT})",
+        help=f"what nsys records: {', '.join(PRESETS)} (traceable help nsys; if not said: {DEFAULT_PRESET})",
     )
     parser.add_argument(
         ARGUMENTS,
@@ -32,7 +32,7 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def joined(words: Sequence[str]) -> list[str]:
+def join_nsys_args(words: Sequence[str]) -> list[str]:
     """Join what follows `--nsys-args` to it: argparse takes a word that begins with a dash for an option."""
     found: list[str] = []
     for word in words:
@@ -43,14 +43,14 @@ def joined(words: Sequence[str]) -> list[str]:
     return found
 
 
-def settings(arguments: argparse.Namespace) -> dict[str, Asked]:
+def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
     """Return what is asked of nsys, as `collectors.named` takes it; empty for nothing.
 
     Raises:
         UsageError: another collector was asked for by name.
     """
-    asked = Asked(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
-    if asked == Asked():
+    asked = NsysRequest(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
+    if asked == NsysRequest():
         return {}
     if arguments.collector not in (collectors.AUTO, NSYS):
         raise UsageError(
@@ -61,10 +61,10 @@ def settings(arguments: argparse.Namespace) -> dict[str, Asked]:
     return {NSYS: asked}
 
 
-def as_options(asked: Mapping[str, object]) -> list[str]:
-    """Return the words of our command line that give the same `settings`."""
-    one = asked.get(NSYS)
-    if not isinstance(one, Asked):
+def format_nsys_options(settings: Mapping[str, object]) -> list[str]:
+    """Return the words of our command line that give the same `parse_nsys_options`."""
+    one = settings.get(NSYS)
+    if not isinstance(one, NsysRequest):
         return []
     words = [PRESET, one.preset] if one.preset else []
     return words + ([f"{ARGUMENTS}={shlex.join(one.words)}"] if one.words else [])

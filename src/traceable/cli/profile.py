@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
-from traceable.errors import Message, UnanswerableError, UsageError
-from traceable.report.row_filter import LARGEST, Choice, column_meant
-from traceable.report.text import encodable
+from traceable.errors import Message, MissingDataError, UsageError
+from traceable.report.row_filter import DEFAULT_SORT, RowFilter, resolve_column
+from traceable.report.text import escape_unencodable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import Verdict
-    from traceable.analysis.windows import Windows
+    from traceable.analysis.contract import ExpectationResult
+    from traceable.analysis.windows import CaptureResult
     from traceable.recording import Recording
 
 STDOUT = "-"
@@ -31,7 +31,7 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how the ranges are printed."""
     group = add_output_arguments(parser)
     group.add_argument(
-        "--sort", metavar="COLUMN", type=sort_column, help="sort by this column of the report, largest first"
+        "--sort", metavar="COLUMN", type=parse_sort_column, help="sort by this column of the report, largest first"
     )
 
 
@@ -53,13 +53,13 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--quiet", action="store_true", help="print what went wrong, and what --json and --csv ask for; nothing else"
     )
-    group.add_argument("--top", metavar="N", type=whole, help="print the N largest rows; 0 prints all")
+    group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N largest rows; 0 prints all")
     group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
     group.add_argument("--match", metavar="GLOB", help="print only what has a name that matches, as in 'decode*'")
     return group
 
 
-def show(
+def show_profile(
     path: Path,
     arguments: argparse.Namespace,
     *,
@@ -69,7 +69,7 @@ def show(
     expected: Sequence[str] = (),
     run_directory: Path | None = None,
     diagnose: Callable[[Recording], Mapping[str, Any]] | None = None,
-) -> tuple[tuple[Verdict, ...], Windows | None, Completeness]:
+) -> tuple[tuple[ExpectationResult, ...], CaptureResult | None, Completeness]:
     """Load a recording, save its report, print its ranges; return what became of what was asked for and was emitted.
 
     Args:
@@ -89,24 +89,24 @@ def show(
     # numpy takes a tenth of a second to import, which `run` must not spend before the program starts.
     from traceable.cli.progress import Progress
     from traceable.recording import load
-    from traceable.report.document import bounded_document, save
+    from traceable.report.document import build_bounded_report, write_report
 
     with Progress() as progress:
         recording = load(path, progress=progress, run_directory=run_directory)
-        recording.answers([("ranges", {}), ("findings", {})])
+        recording.query_all([("ranges", {}), ("findings", {})])
         judged = recording.verdicts(expected)
         if save_to is not None:
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
-            save({**bounded_document(recording, judged), **why}, save_to)
-    print_ranges(recording, judged, arguments, choice_of(arguments), title=title, stream=stream)
+            write_report({**build_bounded_report(recording, judged), **why}, save_to)
+    print_ranges(recording, judged, arguments, parse_row_filter(arguments), title=title, stream=stream)
     return judged, recording.windows, recording.completeness
 
 
 def print_ranges(
     recording: Recording,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[ExpectationResult],
     arguments: argparse.Namespace,
-    choice: Choice,
+    choice: RowFilter,
     *,
     title: str,
     stream: TextIO,
@@ -119,46 +119,46 @@ def print_ranges(
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
     """
     from traceable.report.delimited import to_csv
-    from traceable.report.document import document, head, to_json
+    from traceable.report.document import build_header, build_report, to_json
 
     if arguments.json:
-        write_output(arguments.json, to_json(document(recording, choice, verdicts, thresholds)) + "\n", stream)
+        write_output(arguments.json, to_json(build_report(recording, choice, verdicts, thresholds)) + "\n", stream)
     elif arguments.csv:
         table = recording.profile.names if by == "name" else recording.profile.ranges
-        write_output(arguments.csv, to_csv(choice.rows(table, LARGEST), table.columns, arguments.raw), stream)
-    if prints_tables(arguments):
+        write_output(arguments.csv, to_csv(choice.rows(table, DEFAULT_SORT), table.columns, arguments.raw), stream)
+    if has_table_output(arguments):
         from traceable.report.terminal import (
             Page,
-            write_head,
+            write_header,
             write_largest_findings,
             write_notes,
             write_outside_ranges,
             write_ranges,
-            write_rhythm,
+            write_step_rates,
         )
 
         page = Page(stream)
-        said = head(recording)
-        write_head(page, said, title)
+        said = build_header(recording)
+        write_header(page, said, title)
         shown = choice.for_terminal(TERMINAL_ROWS)
         write_ranges(page, recording.profile, recording.counters(), shown, by, said["folded_names"])
         if choice.match is None and choice.domain is None and choice.name is None:
             write_outside_ranges(page, recording.outside_ranges())
-        if recording.counts_steps:
-            with contextlib.suppress(UnanswerableError):
-                write_rhythm(page, recording.steps().others["summary"])
-        with contextlib.suppress(UnanswerableError):
+        if recording.has_step_ranges:
+            with contextlib.suppress(MissingDataError):
+                write_step_rates(page, recording.steps().others["summary"])
+        with contextlib.suppress(MissingDataError):
             write_largest_findings(page, recording.findings(thresholds=thresholds))
         write_notes(page, said)
     stream.flush()
 
 
-def choice_of(arguments: argparse.Namespace) -> Choice:
+def parse_row_filter(arguments: argparse.Namespace) -> RowFilter:
     """Return which rows the options ask for."""
-    return Choice(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
+    return RowFilter(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
 
 
-def on_stdout(arguments: argparse.Namespace) -> bool:
+def has_stdout_output(arguments: argparse.Namespace) -> bool:
     """Whether --json or --csv print on stdout, where nothing else goes then."""
     return STDOUT in (arguments.json, arguments.csv)
 
@@ -168,9 +168,9 @@ def output_file(arguments: argparse.Namespace) -> str | None:
     return next((name for name in (arguments.json, arguments.csv) if name not in (None, STDOUT)), None)
 
 
-def prints_tables(arguments: argparse.Namespace) -> bool:
+def has_table_output(arguments: argparse.Namespace) -> bool:
     """Whether what people read is printed."""
-    return not (on_stdout(arguments) or arguments.quiet)
+    return not (has_stdout_output(arguments) or arguments.quiet)
 
 
 def check_output_files(arguments: argparse.Namespace) -> None:
@@ -235,14 +235,14 @@ def write_output(destination: str, text: str, stream: TextIO) -> None:
         TraceableError: the file can't be written.
     """
     if destination == STDOUT:
-        stream.write(encodable(text, getattr(stream, "encoding", None)))
+        stream.write(escape_unencodable(text, getattr(stream, "encoding", None)))
         return
     from traceable.report.document import write_file
 
-    write_file(encodable(text, None), Path(destination))
+    write_file(escape_unencodable(text, None), Path(destination))
 
 
-def positive(word: str) -> int:
+def parse_positive_int(word: str) -> int:
     """Return a whole number of at least 1, for argparse."""
     number = int(word) if word.isascii() and word.isdigit() and len(word) < 19 else 0
     if number < 1:
@@ -252,25 +252,25 @@ def positive(word: str) -> int:
     return number
 
 
-def whole(word: str) -> int:
+def parse_non_negative_int(word: str) -> int:
     """Return a whole number of at least 0, for argparse."""
     if word == "0":
         return 0
     try:
-        return positive(word)
+        return parse_positive_int(word)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             Message("number_invalid", f"{word[:40]!r} is not a whole number of at least 0")
         ) from None
 
 
-def sort_column(asked: str) -> str:
+def parse_sort_column(request: str) -> str:
     """Check --sort before a program is run for hours."""
-    if (column := column_meant(asked, RANGE_COLUMNS)) is None:
+    if (column := resolve_column(request, RANGE_COLUMNS)) is None:
         raise argparse.ArgumentTypeError(
             Message(
                 "no_such_column",
-                f"the report has no column {asked!r}; "
+                f"the report has no column {request!r}; "
                 "use one like count, total, p99, max, self, gpu_busy (all: traceable help report)",
             )
         )

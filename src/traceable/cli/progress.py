@@ -8,7 +8,7 @@ import threading
 import time
 from types import TracebackType
 
-PATIENCE_SECONDS = 1.0
+DELAY_SECONDS = 1.0
 """How long nothing is said, and how often what is said is renewed."""
 
 _LONGEST = 70
@@ -48,7 +48,7 @@ class Progress:
     def _tell(self) -> None:
         said = False
         try:
-            while not self._over.wait(PATIENCE_SECONDS):
+            while not self._over.wait(DELAY_SECONDS):
                 seconds = time.monotonic() - self._began
                 sys.stderr.write(f"{_ERASE}traceable: {self._doing} ({seconds:.0f} s)")
                 sys.stderr.flush()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from traceable import selection
-from traceable.annotation.bootstrap import bootstrap_path, bootstrap_problem
+from traceable.annotation.bootstrap import find_bootstrap_problem, make_bootstrap_path
 from traceable.cli import nsys
-from traceable.cli.lines import answer_command
+from traceable.cli.lines import print_command
 from traceable.errors import TraceError, UsageError
 from traceable.launch import launcher, processes, ranks, run_dir, target
 from traceable.protocol import environment
@@ -27,18 +27,18 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks",
         metavar="LIST",
-        type=ranks.ranks_text,
+        type=ranks.check_ranks_option,
         help="record only these ranks of a distributed job: 0,3 or 0-3, or !1 to exclude one (traceable help ranks)",
     )
     parser.add_argument(
         "--processes",
         metavar="GLOBS",
-        type=ranks.processes_text,
+        type=ranks.check_processes_option,
         help="record processes of these names only: 'worker*', or '!worker-1' to exclude one (traceable help ranks)",
     )
 
 
-def step_aside(arguments: argparse.Namespace) -> bool:
+def exec_if_unselected(arguments: argparse.Namespace) -> bool:
     """Become the program where this is the launcher of a rank that is not asked for; with --dry-run print it.
 
     Returns:
@@ -51,18 +51,20 @@ def step_aside(arguments: argparse.Namespace) -> bool:
     arguments.part_of = os.environ.pop(environment.PART_OF, None)
     if arguments.part_of is not None:
         _take_on()
-    program = target.parse(arguments.program)
+    program = target.parse_target(arguments.program)
     rank = _own_rank(program, arguments)
-    if rank is None or arguments.ranks is None or ranks.asked_of(rank, arguments.ranks):
+    if rank is None or arguments.ranks is None or ranks.is_requested_for(rank, arguments.ranks):
         return False
-    command = program.command(target.interpreter_flags())
+    command = program.command(target.get_interpreter_flags())
     if not arguments.dry_run:
-        ranks.become(command)
-    answer_command(shlex.join(command))
+        ranks.exec_program(command)
+    print_command(shlex.join(command))
     return True
 
 
-def placed(request: launcher.Request, arguments: argparse.Namespace, say: Callable[[str], None]) -> launcher.Request:
+def with_rank(
+    request: launcher.RunRequest, arguments: argparse.Namespace, say: Callable[[str], None]
+) -> launcher.RunRequest:
     """Return the request with what ranks and processes make of it.
 
     Args:
@@ -80,35 +82,40 @@ def placed(request: launcher.Request, arguments: argparse.Namespace, say: Callab
     inside = own is not None and (own.world_size != 1 or arguments.ranks is not None)
     by_rank = None if inside else arguments.ranks
     asked = by_rank is not None or arguments.processes is not None
-    chosen = ranks.Chosen(by_rank, arguments.processes, arguments.name, _options(request)) if asked else None
+    chosen = ranks.ProcessFilter(by_rank, arguments.processes, arguments.name, _options(request)) if asked else None
     if chosen is not None:
         _check(request, arguments)
     if not inside:
-        return dataclasses.replace(request, rank=own, chosen=chosen)
+        return dataclasses.replace(request, rank=own, process_filter=chosen)
     assert own is not None
     if arguments.ranks is not None:
         _say_absent(own, arguments.ranks, say)
     name = arguments.name or own.role or request.target.name
-    directory = ranks.directory_of(own, name, arguments.output)
+    directory = ranks.make_rank_directory_path(own, name, arguments.output)
     return dataclasses.replace(
-        request, rank=own, grouped=True, chosen=chosen, name=ranks.name_of(own, name), directory=directory
+        request,
+        rank=own,
+        grouped=True,
+        process_filter=chosen,
+        name=ranks.make_rank_name(own, name),
+        directory=directory,
     )
 
 
-def tell(directory: Path, say: Callable[[str], None]) -> None:
+def report_process_notes(directory: Path, say: Callable[[str], None]) -> None:
     """Say what is to be said of the choice of processes, of a run or of the ranks that make up one."""
-    for one in (directory, *processes.parts(directory)):
+    for one in (directory, *processes.list_parts(directory)):
         try:
-            manifest = run_dir.read(one)
+            manifest = run_dir.load_manifest(one)
         except TraceError:
             continue
-        for line in processes.notes(one, manifest):
+        for line in processes.check_selection(one, manifest):
             say(line)
 
 
 def _own_rank(program: target.Target, arguments: argparse.Namespace) -> selection.Rank | None:
     """Return the rank that this launcher was started as; None where its children are to be ranks."""
-    if arguments.part_of is not None or ranks.starts_ranks(program):
+    if arguments.part_of is not None or ranks.is_rank_launcher(program):
         return None
     return selection.rank_of(os.environ)
 
@@ -117,12 +124,12 @@ def _say_absent(own: selection.Rank, text: str, say: Callable[[str], None]) -> N
     """Say, in the first of the chosen ranks alone, which ones are asked for in vain."""
     there = range(own.world_size or 0)
     if own.rank == next((rank for rank in there if selection.rank_asked(text, rank)), None):
-        missing = ranks.absent(text, there)
+        missing = ranks.find_absent_ranks(text, there)
         if missing:
             say(missing)
 
 
-def _check(request: launcher.Request, arguments: argparse.Namespace) -> None:
+def _check(request: launcher.RunRequest, arguments: argparse.Namespace) -> None:
     """Refuse what can't be together with a choice that the processes make themselves."""
     if arguments.measure_overhead:
         raise UsageError(
@@ -130,7 +137,7 @@ def _check(request: launcher.Request, arguments: argparse.Namespace) -> None:
             "--measure-overhead compares all of a program",
             "leave --ranks and --processes out",
         )
-    problem = bootstrap_problem(request.target.command(target.interpreter_flags()))
+    problem = find_bootstrap_problem(request.target.command(target.get_interpreter_flags()))
     if problem is not None:
         raise UsageError(
             "python_isolated",
@@ -139,9 +146,9 @@ def _check(request: launcher.Request, arguments: argparse.Namespace) -> None:
         )
 
 
-def _options(request: launcher.Request) -> tuple[str, ...]:
+def _options(request: launcher.RunRequest) -> tuple[str, ...]:
     """Return the options with which a chosen process is to become a run of its own."""
-    return ("--collector", request.collector, *nsys.as_options(request.settings))
+    return ("--collector", request.collector, *nsys.format_nsys_options(request.settings))
 
 
 def _take_on() -> None:
@@ -149,4 +156,4 @@ def _take_on() -> None:
     given = selection.from_text(os.environ.pop(environment.CHOSEN, ""))
     os.environ.update({name: value for name, value in given.items() if name not in _COLLECTORS_OWN})
     # Patterns and pauses need it; a process with neither is not changed by it.
-    os.environ["PYTHONPATH"] = bootstrap_path(os.environ)
+    os.environ["PYTHONPATH"] = make_bootstrap_path(os.environ)

@@ -14,42 +14,42 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
-from traceable.analysis.columns import FIELD
+from traceable.analysis.columns import FIELD_PREFIX
 from traceable.cli import windows
 from traceable.cli.contract import (
-    UNMET,
-    add_contract_arguments,
-    nothing_expected,
-    strict_code,
-    tell,
-    tell_lost,
-    unrecorded,
+    EXIT_UNMET,
+    add_expectation_arguments,
+    evaluate_unrecorded_run,
+    make_nothing_expected_error,
+    report_expectations,
+    report_losses,
+    strict_exit_code,
 )
-from traceable.cli.lines import say
+from traceable.cli.lines import log
 from traceable.cli.profile import TERMINAL_ROWS as PROFILE_ROWS
 from traceable.cli.profile import (
     add_output_arguments,
     check_output_files,
-    choice_of,
-    on_stdout,
-    positive,
+    has_stdout_output,
+    has_table_output,
+    parse_non_negative_int,
+    parse_positive_int,
+    parse_row_filter,
     print_ranges,
-    prints_tables,
-    whole,
     write_output,
 )
-from traceable.errors import Message, TraceError, UnanswerableError, UsageError
+from traceable.errors import Message, MissingDataError, TraceError, UsageError
 from traceable.launch import memory_limit
-from traceable.report.row_filter import Choice, column_meant
+from traceable.report.row_filter import RowFilter, resolve_column
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.range_names import Rules
+    from traceable.analysis.range_names import NameRules
     from traceable.analysis.table import Table
     from traceable.recording import Recording
 
-Answer: TypeAlias = Union["Table", UnanswerableError]
+ViewResult: TypeAlias = Union["Table", MissingDataError]
 """What a question was answered with, or why it was not."""
 
 TERMINAL_ROWS = 30
@@ -77,8 +77,8 @@ _NAMES = ("demangled", "short", "base")
 _FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort", "table"})
 """Those of them that say something about one table, and so nothing about all views."""
 
-BY_BESIDE = ("path", "name")
-MOST_BESIDE = 26
+COMPARE_GROUPINGS = ("path", "name")
+MAX_COMPARED = 26
 """One letter each."""
 
 _OF_ONE = {
@@ -107,14 +107,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
     )
-    add_question_arguments(parser)
+    add_query_arguments(parser)
     group = add_output_arguments(parser)
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")
     group.add_argument("--table", metavar="NAME", help="with --csv: print this further table of the view instead")
-    add_contract_arguments(parser)
+    add_expectation_arguments(parser)
 
 
-def add_question_arguments(parser: argparse.ArgumentParser) -> None:
+def add_query_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what says which question is asked, and of which part."""
     group = parser.add_argument_group("what is asked")
     lines = ", ".join(f"{view.name} ({view.help})" for view in VIEWS.values())
@@ -130,7 +130,7 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--slowest",
         metavar="N",
-        type=positive,
+        type=parse_positive_int,
         help="print the N slowest instances of --range (default: of the outermost ranges) and the ranges inside them",
     )
     group.add_argument(
@@ -156,7 +156,9 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
     )
-    part.add_argument("--device", metavar="N", action="append", type=whole, help="only this GPU; repeatable")
+    part.add_argument(
+        "--device", metavar="N", action="append", type=parse_non_negative_int, help="only this GPU; repeatable"
+    )
     part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
     part.add_argument("--steady", action="store_true", help="only the steps after the warm-up")
 
@@ -164,27 +166,27 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what is asked of PATH; return the exit code."""
     if not arguments.paths:
-        from traceable.launch.run_dir import latest
+        from traceable.launch.run_dir import find_latest_run
 
-        arguments.paths = [latest()]
-    memory_limit.check(arguments.paths[0])
+        arguments.paths = [find_latest_run()]
+    memory_limit.check_memory_limit(arguments.paths[0])
     if len(arguments.paths) > 1:
         return _run_beside(arguments)
     path: Path = arguments.paths[0]
     check_output_files(arguments)
-    views = views_asked(arguments)
-    thresholds = thresholds_of(arguments)
+    views = resolve_views(arguments)
+    thresholds = parse_thresholds(arguments)
     expected = _expected(path, arguments)
     from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: what can be refused is refused before.
-    rules = names_requested(arguments)
+    rules = resolve_name_rules(arguments)
     from traceable.analysis.completeness import UNKNOWN
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
-    from traceable.report.document import document, head
-    from traceable.report.overhead import lines as overhead_lines
+    from traceable.report.document import build_header, build_report
+    from traceable.report.overhead import format_overhead as overhead_lines
 
     keep_freed_memory()
     with Progress() as progress:
@@ -195,22 +197,22 @@ def run(arguments: argparse.Namespace) -> int:
             lost = _tell_lost(path)
             if not _tell_unread(path):
                 if lost and arguments.strict:
-                    return UNMET
+                    return EXIT_UNMET
                 raise
             if arguments.strict:
-                return UNMET
-            raise TraceError(error.code, error.found, "ask for steps that the program reaches") from None
+                return EXIT_UNMET
+            raise TraceError(error.code, error.problem, "ask for steps that the program reaches") from None
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
         judged = whole.verdicts(expected) if expected else ()
-        recording = part_asked(whole, arguments)
+        recording = select_requested_part(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
         by = arguments.by or RANGES.by[0]
-        has_document = documented(views, arguments)
+        has_document = has_range_report(views, arguments)
         if arguments.range_name is not None:
             recording = recording.with_range(arguments.range_name)
         answers = _answers(recording, views, has_document, arguments)
-    refused = next((answer for answer in answers.values() if isinstance(answer, UnanswerableError)), None)
+    refused = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
     if refused is not None and len(views) == 1:
         raise refused
     ranges = _of_ranges(recording, by, arguments) if has_document else None
@@ -219,39 +221,39 @@ def run(arguments: argparse.Namespace) -> int:
         print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds)
     else:
         if arguments.json:
-            report = head(recording) if ranges is None else document(recording, ranges, judged, thresholds)
+            report = build_header(recording) if ranges is None else build_report(recording, ranges, judged, thresholds)
             _print_json(report, answers, arguments)
         elif arguments.csv:
             _print_csv(next(iter(answers.values())), arguments)
-        if prints_tables(arguments):
+        if has_table_output(arguments):
             _print_tables(recording, ranges, answers, arguments)
     sys.stdout.flush()
-    met = whole.windows is None or whole.windows.met
-    if not met if arguments.quiet else on_stdout(arguments):
-        windows.tell(whole.windows, say)
-    if on_stdout(arguments) and not arguments.quiet:
+    met = whole.windows is None or whole.windows.ok
+    if not met if arguments.quiet else has_stdout_output(arguments):
+        windows.report_capture(whole.windows, log)
+    if has_stdout_output(arguments) and not arguments.quiet:
         for line in overhead_lines(whole.overhead):
-            say(line)
-    tell(judged, say, quiet=arguments.quiet)
+            log(line)
+    report_expectations(judged, log, quiet=arguments.quiet)
     if path.is_dir():
         from traceable.cli import flight, ranks
 
-        ranks.tell(path, say)
+        ranks.report_process_notes(path, log)
         if not arguments.quiet:
-            flight.tell_dumps(path, say)
-    if not prints_tables(arguments):
-        tell_lost(whole.completeness, say)
+            flight.report_dumps(path, log)
+    if not has_table_output(arguments):
+        report_losses(whole.completeness, log)
     if not arguments.strict:
         return 0
     if not expected and whole.windows is None and whole.completeness.state == UNKNOWN:
-        raise nothing_expected(whole.completeness)
-    return strict_code(judged, whole.completeness) if met else UNMET
+        raise make_nothing_expected_error(whole.completeness)
+    return strict_exit_code(judged, whole.completeness) if met else EXIT_UNMET
 
 
 # ---- what the options ask
 
 
-def views_asked(arguments: argparse.Namespace) -> list[View]:
+def resolve_views(arguments: argparse.Namespace) -> list[View]:
     """Return the views to show, after refusing options that say nothing about them.
 
     Raises:
@@ -262,10 +264,10 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
         _check_slowest(arguments)
     views = list(VIEWS.values()) if every else [VIEWS[arguments.view]]
     taken = {name for view in views for name in (*view.options, "sort", *(("table",) if view.others else ()))}
-    taken |= {"by" for view in views if view.by} | {name for view in views for name in view.chooses}
+    taken |= {"by" for view in views if view.by} | {name for view in views for name in view.row_filters}
     if every:
         taken -= _FOR_ONE_TABLE
-    if documented(views, arguments):
+    if has_range_report(views, arguments):
         taken |= set(FINDINGS.options)
     for name, flag in _OF_VIEWS.items():
         if getattr(arguments, name) is not None and name not in taken:
@@ -276,7 +278,7 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
                 "option_not_supported", f"--view {arguments.view} takes no {flag}", "add --steady, or use --view steps"
             )
     _check_output(arguments, every)
-    if not every and arguments.by is not None and not views[0].takes_by(arguments.by):
+    if not every and arguments.by is not None and not views[0].supports_grouping(arguments.by):
         raise UsageError(
             "no_such_grouping",
             f"--view {arguments.view} has no --by {arguments.by}",
@@ -285,24 +287,24 @@ def views_asked(arguments: argparse.Namespace) -> list[View]:
     return views
 
 
-def names_requested(arguments: argparse.Namespace) -> Rules | None:
+def resolve_name_rules(arguments: argparse.Namespace) -> NameRules | None:
     """Return the rules that the options give for the names of ranges; None for names as recorded.
 
     Raises:
         UsageError: --raw-names together with what normalizes names.
         TraceableError: the file of rules can't be read, or holds anything but rules.
     """
-    from traceable.analysis.range_names import load_rules
+    from traceable.analysis.range_names import load_name_rules
 
     if not arguments.raw_names:
-        return load_rules(arguments.name_rules)
+        return load_name_rules(arguments.name_rules)
     if arguments.expand or arguments.name_rules:
         flag = "--expand" if arguments.expand else "--name-rules"
         raise UsageError("raw_names_conflict", f"{flag} has no effect on --raw-names", "leave one of them out")
     return None
 
 
-def documented(views: Sequence[View], arguments: argparse.Namespace) -> bool:
+def has_range_report(views: Sequence[View], arguments: argparse.Namespace) -> bool:
     """Whether the ranges are among what is asked, by path or by name: a document of their own, with the findings."""
     return RANGES in views and arguments.by in (None, "path", "name")
 
@@ -323,7 +325,7 @@ def _check_slowest(arguments: argparse.Namespace) -> None:
     arguments.by = "instance"
 
 
-def thresholds_of(arguments: argparse.Namespace) -> dict[str, float]:
+def parse_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
     """Return the thresholds of the findings that the options set.
 
     Raises:
@@ -342,18 +344,18 @@ def thresholds_of(arguments: argparse.Namespace) -> dict[str, float]:
             ) from None
     if said:
         # The rules need numpy, which takes a tenth of a second to import.
-        from traceable.analysis.findings import checked
+        from traceable.analysis.findings import resolve_thresholds
 
-        checked(said)
+        resolve_thresholds(said)
     return said
 
 
-def options_of(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
+def get_view_options(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of a view's question that the options give; what was not said is left to it."""
     keywords = {**view.options, **({"by": "by"} if view.by else {})}
     said = {word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None}
     if "thresholds" in said:
-        said["thresholds"] = thresholds_of(arguments)
+        said["thresholds"] = parse_thresholds(arguments)
     if said.get("top") == 0:
         said["top"] = sys.maxsize
     if "families" in said:
@@ -363,7 +365,7 @@ def options_of(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
     return said
 
 
-def part_asked(recording: Recording, arguments: argparse.Namespace) -> Recording:
+def select_requested_part(recording: Recording, arguments: argparse.Namespace) -> Recording:
     """Return the part of the recording that the options ask about.
 
     Raises:
@@ -385,18 +387,18 @@ def part_asked(recording: Recording, arguments: argparse.Namespace) -> Recording
     )
 
 
-def choice_for(arguments: argparse.Namespace, table: Table) -> Choice:
+def build_row_filter(arguments: argparse.Namespace, table: Table) -> RowFilter:
     """Return which rows of a table the options ask for.
 
     Raises:
         UsageError: the table has no such column.
     """
-    choice = choice_of(arguments)
+    choice = parse_row_filter(arguments)
     if choice.match is not None and "name" not in table.columns:
         raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
     if choice.sort is None:
         return choice
-    column = column_meant(choice.sort, table.columns)
+    column = resolve_column(choice.sort, table.columns)
     if column is None:
         raise UsageError(
             "no_such_column", f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}"
@@ -425,7 +427,7 @@ def _who_takes(name: str) -> str:
     takers = [
         view.name
         for view in VIEWS.values()
-        if name in view.options or name in view.chooses or (name == "by" and view.by)
+        if name in view.options or name in view.row_filters or (name == "by" and view.by)
     ]
     if not takers:
         return "ask one view at a time"
@@ -441,7 +443,7 @@ def _ways() -> str:
 
 
 def _by(view: View) -> tuple[str, ...]:
-    return (*view.by, FIELD + "NAME") if view.fields else view.by
+    return (*view.by, FIELD_PREFIX + "NAME") if view.fields else view.by
 
 
 # ---- one recording
@@ -451,10 +453,14 @@ def _tell_unread(path: Path) -> bool:
     """Say what became of the windows of a run that is over and left nothing to read; whether it was asked for any."""
     from traceable.launch import run_dir
 
-    if not path.is_dir() or not (path / run_dir.MANIFEST).exists() or not run_dir.is_over(run_dir.read(path), path):
+    if (
+        not path.is_dir()
+        or not (path / run_dir.MANIFEST).exists()
+        or not run_dir.is_over(run_dir.load_manifest(path), path)
+    ):
         return False
-    found = windows.without_recording(path)
-    windows.tell(found, say)
+    found = windows.evaluate_without_recording(path)
+    windows.report_capture(found, log)
     return found is not None
 
 
@@ -462,9 +468,9 @@ def _tell_lost(path: Path) -> bool:
     """Say what was emitted of a run that left nothing to read; whether anything was."""
     if not (path.is_dir() and (path / "run.json").exists()):
         return False
-    lost = unrecorded(path)
-    tell_lost(lost, say)
-    return bool(lost.incomplete)
+    lost = evaluate_unrecorded_run(path)
+    report_losses(lost, log)
+    return bool(lost.incomplete_processes)
 
 
 def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -472,33 +478,33 @@ def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
         from traceable.launch import contract
-        from traceable.launch.reports import manifest_of
+        from traceable.launch.reports import find_manifest
 
-        expected = [*contract.expected(path, manifest_of(path)), *expected]
+        expected = [*contract.load_expected_names(path, find_manifest(path)), *expected]
     return tuple(dict.fromkeys(expected))
 
 
-def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> Choice:
+def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> RowFilter:
     """Return which ranges the options ask for."""
     table = recording.profile.names if by == "name" else recording.profile.ranges
-    return dataclasses.replace(choice_for(arguments, table), name=arguments.range_name)
+    return dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
 
 
 def _answers(
     recording: Recording, views: Sequence[View], documented: bool, arguments: argparse.Namespace
-) -> dict[View, Answer]:
+) -> dict[View, ViewResult]:
     """Ask for the views; where the ranges are a document of their own, for what that holds as well."""
-    options = {view: options_of(view, arguments) for view in views}
+    options = {view: get_view_options(view, arguments) for view in views}
     if documented:
         options[RANGES] = {"by": RANGES.by[0]}
-        options.setdefault(FINDINGS, {"thresholds": thresholds_of(arguments)})
-    found = recording.answers([(view.name, options[view]) for view in options])
+        options.setdefault(FINDINGS, {"thresholds": parse_thresholds(arguments)})
+    found = recording.query_all([(view.name, options[view]) for view in options])
     answers = dict(zip(options, found, strict=True))
     return {view: answers[view] for view in views if not (documented and view is RANGES)}
 
 
-def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], arguments: argparse.Namespace) -> None:
-    from traceable.report.document import answer, to_json, unanswered
+def _print_json(report: dict[str, Any], answers: Mapping[View, ViewResult], arguments: argparse.Namespace) -> None:
+    from traceable.report.document import missing_data_to_dict, table_to_dict, to_json
 
     for view, found in answers.items():
         if view is FINDINGS and FINDINGS.name in report:
@@ -506,17 +512,17 @@ def _print_json(report: dict[str, Any], answers: Mapping[View, Answer], argument
             continue
         # `ranges` is the list of the range paths, here as in report.json.
         key = f"ranges_by_{arguments.by}" if view is RANGES else view.name
-        if isinstance(found, UnanswerableError):
-            report[key] = unanswered(found)
+        if isinstance(found, MissingDataError):
+            report[key] = missing_data_to_dict(found)
         else:
-            report[key] = answer(found, choice_for(arguments, found))
+            report[key] = table_to_dict(found, build_row_filter(arguments, found))
     write_output(arguments.json, to_json(report) + "\n", sys.stdout)
 
 
-def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
+def _print_csv(found: ViewResult, arguments: argparse.Namespace) -> None:
     from traceable.report.delimited import to_csv
 
-    assert not isinstance(found, UnanswerableError), "raised before"
+    assert not isinstance(found, MissingDataError), "raised before"
     table = found
     if arguments.table is not None:
         if arguments.table not in found.others:
@@ -524,28 +530,28 @@ def _print_csv(found: Answer, arguments: argparse.Namespace) -> None:
             raise UsageError("no_such_table", f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = found.others[arguments.table]
     write_output(
-        arguments.csv, to_csv(choice_for(arguments, table).rows(table), table.columns, arguments.raw), sys.stdout
+        arguments.csv, to_csv(build_row_filter(arguments, table).rows(table), table.columns, arguments.raw), sys.stdout
     )
 
 
 def _print_tables(
-    recording: Recording, ranges: Choice | None, answers: Mapping[View, Answer], arguments: argparse.Namespace
+    recording: Recording, ranges: RowFilter | None, answers: Mapping[View, ViewResult], arguments: argparse.Namespace
 ) -> None:
     """Print the ranges, where these are asked for, and the answers."""
-    from traceable.report.document import head
-    from traceable.report.terminal import Page, write_head, write_notes, write_ranges, write_view
+    from traceable.report.document import build_header
+    from traceable.report.terminal import Page, write_header, write_notes, write_ranges, write_view
 
     many = ranges is not None
-    report = head(recording)
+    report = build_header(recording)
     rows = TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS
-    tables = {view: found for view, found in answers.items() if not isinstance(found, UnanswerableError)}
+    tables = {view: found for view, found in answers.items() if not isinstance(found, MissingDataError)}
     # What can be refused is refused before anything is printed.
     choices = {
-        view: dataclasses.replace(choice_for(arguments, found).for_terminal(rows), fold=False)
+        view: dataclasses.replace(build_row_filter(arguments, found).for_terminal(rows), fold=False)
         for view, found in tables.items()
     }
     page = Page(sys.stdout)
-    write_head(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
+    write_header(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
     if ranges is not None:
         shown = ranges.for_terminal(rows)
         write_ranges(page, recording.profile, recording.counters(), shown, "path", report["folded_names"])
@@ -553,7 +559,7 @@ def _print_tables(
         page.line()
         if many:
             page.line(f"{view.name}: {view.help}")
-        if isinstance(found, UnanswerableError):
+        if isinstance(found, MissingDataError):
             page.line(f"not answered: {found}")
         else:
             write_view(page, view, found, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
@@ -573,12 +579,12 @@ def _run_beside(arguments: argparse.Namespace) -> int:
     by = _by_beside(arguments)
     check_output_files(arguments)
     # numpy takes a tenth of a second to import: what can be refused is refused before.
-    rules = names_requested(arguments)
+    rules = resolve_name_rules(arguments)
     from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
-    from traceable.report.compare import document, write
-    from traceable.report.document import head, to_json
+    from traceable.report.compare import build_comparison, write_comparison
+    from traceable.report.document import build_header, to_json
     from traceable.report.terminal import Page
 
     keep_freed_memory()
@@ -590,30 +596,30 @@ def _run_beside(arguments: argparse.Namespace) -> int:
         if rules is not None:
             # Together, so that what is folded in one of them is in the others.
             normalize_names(recordings, rules, arguments.expand or ())
-        recordings = [part_asked(recording, arguments) for recording in recordings]
+        recordings = [select_requested_part(recording, arguments) for recording in recordings]
         if arguments.range_name is not None:
             recordings = [recording.with_names_matching(arguments.range_name) for recording in recordings]
         table = _table_beside(recordings, by, arguments)
-        heads = [head(recording) for recording in recordings]
-    choice = dataclasses.replace(choice_for(arguments, table), name=arguments.range_name)
+        heads = [build_header(recording) for recording in recordings]
+    choice = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
     if arguments.json:
-        write_output(arguments.json, to_json(document(heads, by, table, choice)) + "\n", sys.stdout)
+        write_output(arguments.json, to_json(build_comparison(heads, by, table, choice)) + "\n", sys.stdout)
     elif arguments.csv:
         _print_csv_beside(table, choice, arguments)
-    if prints_tables(arguments):
+    if has_table_output(arguments):
         shown = dataclasses.replace(choice.for_terminal(PROFILE_ROWS), fold=False)
-        write(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
+        write_comparison(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
     sys.stdout.flush()
     for path, recording in zip(arguments.paths, recordings, strict=True):
-        met = recording.windows is None or recording.windows.met
-        if not met if arguments.quiet else on_stdout(arguments):
-            windows.tell(recording.windows, partial(_say_of, path))
+        met = recording.windows is None or recording.windows.ok
+        if not met if arguments.quiet else has_stdout_output(arguments):
+            windows.report_capture(recording.windows, partial(_say_of, path))
     return 0
 
 
 def _say_of(path: Path, line: str) -> None:
     words = f"{path}: {line}"
-    say(Message(line.code, words) if isinstance(line, Message) else words)
+    log(Message(line.code, words) if isinstance(line, Message) else words)
 
 
 def _by_beside(arguments: argparse.Namespace) -> str:
@@ -629,42 +635,44 @@ def _by_beside(arguments: argparse.Namespace) -> str:
             raise UsageError(
                 "option_of_one_recording", f"{flag} is about one recording", "leave it out, or give one PATH"
             )
-    if arguments.by not in (None, *BY_BESIDE):
+    if arguments.by not in (None, *COMPARE_GROUPINGS):
         raise UsageError(
             "no_such_grouping",
             f"several recordings side by side have no --by {arguments.by}",
-            f"use {' or '.join(BY_BESIDE)}",
+            f"use {' or '.join(COMPARE_GROUPINGS)}",
         )
     if arguments.table is not None and not arguments.csv:
         raise UsageError(
             "table_needs_csv", "--table says which table --csv prints", "add --csv; without it all tables are printed"
         )
-    if len(arguments.paths) > MOST_BESIDE:
+    if len(arguments.paths) > MAX_COMPARED:
         raise UsageError(
             "too_many_recordings",
             f"{len(arguments.paths)} recordings are too many to be side by side",
-            f"give up to {MOST_BESIDE}",
+            f"give up to {MAX_COMPARED}",
         )
-    return arguments.by or BY_BESIDE[0]
+    return arguments.by or COMPARE_GROUPINGS[0]
 
 
 def _table_beside(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
     """Return the ranges of all recordings, with their steps and what is to be said of them."""
-    from traceable.analysis.compare import LETTERS, beside, steps_beside
+    from traceable.analysis.compare import LETTERS, compare_ranges, compare_step_summaries
 
     asked_steps = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
-    steps = [recording.answers([asked_steps])[0] for recording in recordings]
-    summaries = [None if isinstance(found, UnanswerableError) else found.others["summary"] for found in steps]
+    steps = [recording.query_all([asked_steps])[0] for recording in recordings]
+    summaries = [None if isinstance(found, MissingDataError) else found.others["summary"] for found in steps]
     notes = [
         Message("steps_not_shown", f"{letter} has no steps to show: {found.message}")
         for letter, found in zip(LETTERS, steps, strict=False)
-        if isinstance(found, UnanswerableError)
+        if isinstance(found, MissingDataError)
     ]
     ranges = [recording.profile.names if by == "name" else recording.profile.ranges for recording in recordings]
-    return dataclasses.replace(beside(ranges), others={"steps": steps_beside(summaries)}, notes=tuple(notes))
+    return dataclasses.replace(
+        compare_ranges(ranges), others={"steps": compare_step_summaries(summaries)}, notes=tuple(notes)
+    )
 
 
-def _print_csv_beside(table: Table, choice: Choice, arguments: argparse.Namespace) -> None:
+def _print_csv_beside(table: Table, choice: RowFilter, arguments: argparse.Namespace) -> None:
     from traceable.report.delimited import to_csv
 
     other = arguments.table

@@ -26,26 +26,26 @@ from pathlib import Path
 
 from traceable import collectors
 from traceable.cli import again, annotate, contract, diagnosis, flight, nsys, profile, ranks
-from traceable.cli.lines import answer_command, say
-from traceable.collectors.base import Recorded
-from traceable.errors import Message, TraceableError, TraceError, UsageError, one_line
+from traceable.cli.lines import log, print_command
+from traceable.collectors.base import CollectorResult
+from traceable.errors import Message, TraceableError, TraceError, UsageError, format_one_line
 from traceable.launch import launcher, run_dir, target
 from traceable.launch import overhead as kept
 from traceable.launch.overhead import NotComparableError
-from traceable.launch.worker import DiedError, Worker
+from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import Verdict
-    from traceable.analysis.windows import Windows
+    from traceable.analysis.contract import ExpectationResult
+    from traceable.analysis.windows import CaptureResult
     from traceable.annotation.patterns import Target
     from traceable.protocol.start_conditions import Conditions
     from traceable.protocol.window_spec import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
-NOTHING_RECORDED = "none"
+NO_COLLECTOR = "none"
 RECORDER = "recorder"
 SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overhead_arguments(parser)
     add_condition_arguments(parser)
     annotate.add_annotate_arguments(parser)
-    contract.add_contract_arguments(parser)
+    contract.add_expectation_arguments(parser)
     profile.add_view_arguments(parser)
 
 
@@ -135,7 +135,7 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
     options, program = again.completed(parser, *split(words), split)
     ours = [word for option in options for word in option]
     parser.set_defaults(words=(*ours, *program))
-    return nsys.joined(ours), program
+    return nsys.join_nsys_args(ours), program
 
 
 def _split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[list[str]], list[str]]:
@@ -153,9 +153,9 @@ def _split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[
 
 
 def _steps(word: str) -> Spec:
-    from traceable.protocol.window_spec import parse
+    from traceable.protocol.window_spec import parse_windows
 
-    return parse(word)
+    return parse_windows(word)
 
 
 def _steps_number(word: str) -> int:
@@ -181,28 +181,28 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.record_loop_pauses is not None:
         asked[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
     if asked:
-        from traceable.annotation.bootstrap import bootstrap_path
+        from traceable.annotation.bootstrap import make_bootstrap_path
 
         # So that a program that never imports traceable is heard too.
-        asked["PYTHONPATH"] = bootstrap_path(os.environ)
+        asked["PYTHONPATH"] = make_bootstrap_path(os.environ)
     if _controlled(arguments):
         asked[environment.CONTROL] = "1"
     if arguments.sigusr2 is not None:
         asked[environment.CONTROL_SIGNAL] = str(arguments.sigusr2 or SIGUSR2_STEPS)
-    return {**asked, **flight.variables(arguments)}
+    return {**asked, **flight.make_flight_environment(arguments)}
 
 
 def _controlled(arguments: argparse.Namespace) -> bool:
     """Whether windows may be asked for while it runs: what the program reads, its collector must be told."""
     if arguments.flight_recorder is not None:
         return False
-    return arguments.control or arguments.sigusr2 is not None or environment.flag(environment.CONTROL)
+    return arguments.control or arguments.sigusr2 is not None or environment.read_flag(environment.CONTROL)
 
 
 def _steps_of_environment() -> Spec | None:
     """Return what TRACEABLE_STEPS asks for: what the program reads, its collector must be told."""
     asked = os.environ.get(environment.STEPS)
-    return _steps(asked) if asked and not environment.flag(environment.DISABLE) else None
+    return _steps(asked) if asked and not environment.read_flag(environment.DISABLE) else None
 
 
 def _values(parser: argparse.ArgumentParser, word: str) -> int:
@@ -232,16 +232,16 @@ def run(arguments: argparse.Namespace) -> int:
     profile.check_output_files(arguments)
     if arguments.again is not None:
         _take_up(arguments)
-    if ranks.step_aside(arguments):
+    if ranks.exec_if_unselected(arguments):
         return 0
     _check_gpu(arguments)
-    flight.settle(arguments)
-    targets = annotate.targets(arguments)
+    flight.resolve_flight_options(arguments)
+    targets = annotate.load_option_targets(arguments)
     steps = arguments.steps or _steps_of_environment()
     stepping = _step_targets(arguments)
     held = _asked_conditions(arguments, steps=steps is not None, controlled=_controlled(arguments))
-    request = launcher.Request(
-        target=target.parse(arguments.program),
+    request = launcher.RunRequest(
+        target=target.parse_target(arguments.program),
         argv=(sys.argv[0], "run", *arguments.words),
         collector=arguments.collector,
         directory=arguments.output,
@@ -252,7 +252,7 @@ def run(arguments: argparse.Namespace) -> int:
             **_variables(arguments),
             **_condition_variables(held, steps=steps is not None),
             **_step_variables(stepping),
-            **annotate.variables(targets),
+            **annotate.make_annotate_environment(targets),
         },
         steps=str(steps) if steps else None,
         control=_controlled(arguments),
@@ -261,41 +261,41 @@ def run(arguments: argparse.Namespace) -> int:
         measure_overhead=arguments.measure_overhead,
         quiet=arguments.quiet,
         gpu=arguments.gpu,
-        settings=nsys.settings(arguments),
+        settings=nsys.parse_nsys_options(arguments),
     )
-    request = ranks.placed(request, arguments, say)
+    request = ranks.with_rank(request, arguments, log)
     if request.grouped and profile.output_file(arguments) is not None:
         raise UsageError(
             "output_file_shared",
             f"every rank would write {profile.output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
-    if arguments.collector == NOTHING_RECORDED and (request.expect or arguments.strict):
+    if arguments.collector == NO_COLLECTOR and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
             "without a recording no expectation can be judged",
             "use another --collector than none",
         )
-    annotate.check((*targets, *stepping), request.target.command(target.interpreter_flags()))
+    annotate.check_reachable((*targets, *stepping), request.target.command(target.get_interpreter_flags()))
     if arguments.dry_run:
-        answer_command(launcher.describe(request, say))
+        print_command(launcher.format_command_line(request, log))
         return 0
     with Worker(_prepare) as worker:
         try:
             profile.remove_output_file(arguments)
-            finished = launcher.launch(request, say, worker)
+            finished = launcher.run_program(request, log, worker)
         except NotComparableError as error:
-            say(error.message)
-            return end_like(error.status) or (contract.UNMET if arguments.strict else 0)
-        directory = launcher.short(finished.run_dir)
+            log(error.message)
+            return exit_with_status(error.status) or (contract.EXIT_UNMET if arguments.strict else 0)
+        directory = launcher.format_path(finished.run_dir)
         outcome = Outcome()
         try:
             if finished.readable:
                 outcome = worker.call(_conclude, finished, arguments, (*targets, *stepping))
             elif finished.problem is not None:
-                say(finished.problem)
-        except DiedError as error:
-            say(
+                log(finished.problem)
+        except WorkerDiedError as error:
+            log(
                 Message(
                     "profile_process_died",
                     f"making the profile {error}; the recording is kept: read it where there is more memory, with "
@@ -303,11 +303,15 @@ def run(arguments: argparse.Namespace) -> int:
                 )
             )
         except KeyboardInterrupt:
-            say(Message("profile_interrupted", f"the profile is not shown; the recording is kept in {directory}"))
+            log(Message("profile_interrupted", f"the profile is not shown; the recording is kept in {directory}"))
         except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
-            say(Message("profile_failed", f"the profile could not be made ({one_line(error)}); the recording is kept"))
+            log(
+                Message(
+                    "profile_failed", f"the profile could not be made ({format_one_line(error)}); the recording is kept"
+                )
+            )
     strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
-    return end_like(finished.status) or strict
+    return exit_with_status(finished.status) or strict
 
 
 def _prepare() -> None:
@@ -318,24 +322,24 @@ def _prepare() -> None:
     keep_freed_memory()
 
 
-def _conclude(finished: launcher.Finished, arguments: argparse.Namespace, targets: Sequence[Target]) -> Outcome:
+def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targets: Sequence[Target]) -> Outcome:
     """Print what there is to see and to say after the program's end, and return what was asked for came to."""
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
-            _measure_overhead(finished.run_dir, say)
-        for note in annotate.unmatched(targets, finished.run_dir):
-            say(note)
+            _measure_overhead(finished.run_dir, log)
+        for note in annotate.find_unmatched(targets, finished.run_dir):
+            log(note)
         if arguments.part_of is None:
             outcome = _show(finished, arguments)
-            ranks.tell(finished.run_dir, say)
+            ranks.report_process_notes(finished.run_dir, log)
             if not arguments.quiet:
-                flight.tell_dumps(finished.run_dir, say)
+                flight.report_dumps(finished.run_dir, log)
         elif finished.problem:
-            say(finished.problem)
+            log(finished.problem)
     except TraceableError as error:
         # The program has ended as it has; what we make of it changes neither its exit code nor the recording.
-        say(error.message)
+        log(error.message)
     except BrokenPipeError:
         sys.stdout = None
     return outcome
@@ -347,98 +351,98 @@ def _take_up(arguments: argparse.Namespace) -> None:
         arguments.output = arguments.output.absolute()
     arguments.again = arguments.again.absolute()
     for line in again.enter(arguments.again):
-        say(line)
+        log(line)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of the ranges that were expected, the steps, and all that was emitted; None for not known."""
 
-    judged: tuple[Verdict, ...] | None = None
-    windows: Windows | None = None
+    verdicts: tuple[ExpectationResult, ...] | None = None
+    windows: CaptureResult | None = None
     completeness: Completeness | None = None
 
 
-def _strict_code(finished: launcher.Finished, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
+def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
     """Return what --strict makes the exit code of a program that succeeded, and say why where nothing else has."""
-    if with_gpu and not gpu_operations(finished.recorded):
-        say(Message("no_gpu_operations", "no GPU operation was recorded, and --gpu asks for them"))
-        return contract.UNMET
+    if with_gpu and not count_gpu_operations(finished.recorded):
+        log(Message("no_gpu_operations", "no GPU operation was recorded, and --gpu asks for them"))
+        return contract.EXIT_UNMET
     if finished.problem:
-        say(Message("completeness_unknown", "what was emitted could not be compared with what was recorded"))
-        return contract.UNMET
+        log(Message("completeness_unknown", "what was emitted could not be compared with what was recorded"))
+        return contract.EXIT_UNMET
     counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
     if not finished.expected and steps is None and outcome.windows is None and not with_gpu and not counted:
-        error = contract.nothing_expected(outcome.completeness)
-        say(error.message)
+        error = contract.make_nothing_expected_error(outcome.completeness)
+        log(error.message)
         return error.exit_code
-    if (finished.expected and outcome.judged is None) or (steps is not None and outcome.windows is None):
-        say(Message("expectations_not_judged", "what was expected could not be judged"))
-        return contract.UNMET
-    if outcome.windows is not None and not outcome.windows.met:
-        return contract.UNMET
-    return contract.strict_code(outcome.judged or (), outcome.completeness)
+    if (finished.expected and outcome.verdicts is None) or (steps is not None and outcome.windows is None):
+        log(Message("expectations_not_judged", "what was expected could not be judged"))
+        return contract.EXIT_UNMET
+    if outcome.windows is not None and not outcome.windows.ok:
+        return contract.EXIT_UNMET
+    return contract.strict_exit_code(outcome.verdicts or (), outcome.completeness)
 
 
-def _show(finished: launcher.Finished, arguments: argparse.Namespace) -> Outcome:
+def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
     """Print the profile and what became of what was asked for, and return that."""
     from traceable.cli import windows
 
     for note in finished.recorded.notes if finished.recorded else ():
-        say(note)
+        log(note)
     if finished.problem:
-        say(finished.problem)
+        log(finished.problem)
     database = finished.recorded.database if finished.recorded else None
-    directory = launcher.short(finished.run_dir)
-    shown = database is not None and profile.prints_tables(arguments)
+    directory = launcher.format_path(finished.run_dir)
+    shown = database is not None and profile.has_table_output(arguments)
     if arguments.measure_overhead and not shown and not arguments.quiet:
-        _tell_overhead(finished.run_dir, say)
-    why = diagnosis.Why(finished.run_dir, say)
+        _tell_overhead(finished.run_dir, log)
+    why = diagnosis.RunDiagnosis(finished.run_dir, log)
     if database is not None:
-        judged, found, complete = profile.show(
+        judged, found, complete = profile.show_profile(
             database,
             arguments,
             title=f"profile of {directory}",
-            stream=sys.stdout if profile.on_stdout(arguments) else sys.stderr,
+            stream=sys.stdout if profile.has_stdout_output(arguments) else sys.stderr,
             save_to=finished.run_dir / "report.json",
             expected=finished.expected,
             run_directory=finished.run_dir,
             diagnose=why,
         )
-        if not shown and not (arguments.quiet and (found is None or found.met)):
-            windows.tell(found, say)
-        windows.note(found, finished.run_dir)
-        contract.tell(judged, say, quiet=arguments.quiet)
+        if not shown and not (arguments.quiet and (found is None or found.ok)):
+            windows.report_capture(found, log)
+        windows.save_capture(found, finished.run_dir)
+        contract.report_expectations(judged, log, quiet=arguments.quiet)
         if not shown:
-            contract.tell_lost(complete, say)
-        why.tell()
+            contract.report_losses(complete, log)
+        why.report_problems()
         if not arguments.quiet:
-            say(f"next: python -m traceable report {directory}")
+            log(f"next: python -m traceable report {directory}")
         return Outcome(judged, found, complete)
     if not finished.run_dir.is_dir():
         return Outcome()
-    if arguments.collector != NOTHING_RECORDED:
+    if arguments.collector != NO_COLLECTOR:
         why(None, finished.problem)
     if finished.problem:
-        why.tell()
-        say(f"next: python -m traceable report {directory}, when that is mended")
+        why.report_problems()
+        log(f"next: python -m traceable report {directory}, when that is mended")
         return Outcome()
-    if arguments.collector == NOTHING_RECORDED:
+    if arguments.collector == NO_COLLECTOR:
         return Outcome()
-    found = windows.without_recording(finished.run_dir)
-    windows.tell(found, say)
-    windows.note(found, finished.run_dir)
-    from traceable.analysis.contract import verdicts
+    found = windows.evaluate_without_recording(finished.run_dir)
+    windows.report_capture(found, log)
+    windows.save_capture(found, finished.run_dir)
+    from traceable.analysis.contract import evaluate_expectations
 
-    judged = verdicts(finished.expected, None)
-    contract.tell(judged, say, quiet=arguments.quiet)
-    complete = contract.unrecorded(finished.run_dir)
-    contract.tell_lost(complete, say)
-    why.tell()
+    judged = evaluate_expectations(finished.expected, None)
+    contract.report_expectations(judged, log, quiet=arguments.quiet)
+    complete = contract.evaluate_unrecorded_run(finished.run_dir)
+    contract.report_losses(complete, log)
+    why.report_problems()
     return Outcome(judged, found, complete)
 
 
-def end_like(status: int) -> int:
+def exit_with_status(status: int) -> int:
     """Return the exit code of a wait status, or die of its signal as the program did, leaving no core file."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -495,10 +499,12 @@ def _asked_conditions(arguments: argparse.Namespace, *, steps: bool, controlled:
     by_option = {name: getattr(arguments, name) for name in start_conditions.OPTIONS}
     if any(text == "" for text in by_option.values()):
         raise UsageError("value_missing", "a condition has no value", "write one as in --delay 10")
-    found = start_conditions.read(by_option)
-    if not environment.flag(environment.DISABLE):
-        by_variable = start_conditions.read(start_conditions.texts_of_environment(), by_option=False)
-        found = start_conditions.merged(found, by_variable, (name for name, text in by_option.items() if text is None))
+    found = start_conditions.parse_conditions(by_option)
+    if not environment.read_flag(environment.DISABLE):
+        by_variable = start_conditions.parse_conditions(start_conditions.read_environment(), by_option=False)
+        found = start_conditions.merge_conditions(
+            found, by_variable, (name for name, text in by_option.items() if text is None)
+        )
     if any(found) and controlled and not steps:
         raise UsageError(
             "conditions_without_windows",
@@ -510,12 +516,12 @@ def _asked_conditions(arguments: argparse.Namespace, *, steps: bool, controlled:
 
 def _condition_variables(found: Conditions, *, steps: bool) -> dict[str, str]:
     """Return what to set in the program's environment."""
-    said = found.variables()
+    said = found.to_environment()
     if said and not steps and not found.need_steps:
-        from traceable.annotation.bootstrap import bootstrap_path
+        from traceable.annotation.bootstrap import make_bootstrap_path
 
         # A window of time is for programs, too, that never import traceable.
-        said["PYTHONPATH"] = bootstrap_path(os.environ)
+        said["PYTHONPATH"] = make_bootstrap_path(os.environ)
     return said
 
 
@@ -527,7 +533,7 @@ def _step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     """
     text = arguments.step_function
     if text is None:
-        text = "" if environment.flag(environment.DISABLE) else os.environ.get(environment.STEP_FUNCTION, "")
+        text = "" if environment.read_flag(environment.DISABLE) else os.environ.get(environment.STEP_FUNCTION, "")
         if not text:
             return ()
     from traceable.annotation.patterns import parse_step_function
@@ -542,9 +548,9 @@ def _step_variables(targets: tuple[Target, ...]) -> dict[str, str]:
     """Return what to set in the program's environment so that it and its Python children step by that function."""
     if not targets:
         return {}
-    from traceable.annotation.bootstrap import bootstrap_path
+    from traceable.annotation.bootstrap import make_bootstrap_path
 
-    return {environment.STEP_FUNCTION: str(targets[0]), "PYTHONPATH": bootstrap_path(os.environ)}
+    return {environment.STEP_FUNCTION: str(targets[0]), "PYTHONPATH": make_bootstrap_path(os.environ)}
 
 
 # ---- --measure-overhead (docs/measure-overhead.md)
@@ -574,12 +580,12 @@ def _measure_overhead(directory: Path, say: Callable[[str], None]) -> None:
 
 
 def _write_overhead(directory: Path) -> None:
-    from traceable.analysis.overhead import overhead
-    from traceable.report.overhead import plain
+    from traceable.analysis.overhead import compute_overhead
+    from traceable.report.overhead import overhead_to_dict
 
-    manifest = run_dir.read(directory)
-    found = overhead(*kept.runs(directory, manifest))
-    kept.write(directory, plain(found, manifest["collector"]["name"]))
+    manifest = run_dir.load_manifest(directory)
+    found = compute_overhead(*kept.load_runs(directory, manifest))
+    kept.write_overhead(directory, overhead_to_dict(found, manifest["collector"]["name"]))
 
 
 def _tell_overhead(directory: Path, say: Callable[[str], None]) -> None:
@@ -588,9 +594,9 @@ def _tell_overhead(directory: Path, say: Callable[[str], None]) -> None:
     Raises:
         TraceError: it is no run directory.
     """
-    from traceable.report.overhead import lines
+    from traceable.report.overhead import format_overhead
 
-    for line in lines(run_dir.read(directory).get(kept.MANIFEST_KEY)):
+    for line in format_overhead(run_dir.load_manifest(directory).get(kept.OVERHEAD_KEY)):
         say(line)
 
 
@@ -617,9 +623,9 @@ def _check_gpu(arguments: argparse.Namespace) -> None:
         raise UsageError("gpu_needs_recorder", f"--gpu is for the recorder: {found}", remedy)
 
 
-def gpu_operations(recorded: Recorded | None) -> int:
+def count_gpu_operations(recorded: CollectorResult | None) -> int:
     """Return how many GPU operations a run has recorded, in all of its databases."""
-    databases = (recorded.database, *recorded.more) if recorded else ()
+    databases = (recorded.database, *recorded.more_databases) if recorded else ()
     return sum(_gpu_operations_in(database) for database in databases if database is not None)
 
 

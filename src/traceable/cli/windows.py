@@ -9,40 +9,40 @@ from traceable.errors import TraceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.windows import Windows
+    from traceable.analysis.windows import CaptureResult
 
 
-def tell(windows: Windows | None, say: Callable[[str], None]) -> None:
+def report_capture(windows: CaptureResult | None, say: Callable[[str], None]) -> None:
     """Print a line for what was captured and one for everything that went wrong."""
-    from traceable.report.windows import lines, plain
+    from traceable.report.windows import capture_to_dict, format_capture
 
-    for line in lines(plain(windows)):
+    for line in format_capture(capture_to_dict(windows)):
         say(line)
 
 
-def note(windows: Windows | None, run_directory: Path) -> None:
+def save_capture(windows: CaptureResult | None, run_directory: Path) -> None:
     """Write what was captured into the manifest of the run; where that can't be, the report still has it."""
-    from traceable.launch.windows import write_captured
-    from traceable.report.windows import plain
+    from traceable.launch.windows import write_captured_windows
+    from traceable.report.windows import capture_to_dict
 
-    captured = plain(windows)
+    captured = capture_to_dict(windows)
     if captured is None:
         return
     try:
-        write_captured(run_directory, captured)
+        write_captured_windows(run_directory, captured)
     except (OSError, TraceError):
         return
 
 
-def without_recording(run_directory: Path) -> Windows | None:
+def evaluate_without_recording(run_directory: Path) -> CaptureResult | None:
     """Return what became of the windows of a run that left nothing to read; None where it was asked for none.
 
     Raises:
         TraceError: it is no run directory.
     """
-    from traceable.analysis.windows import judged
+    from traceable.analysis.windows import evaluate_capture
     from traceable.launch import run_dir
-    from traceable.launch.windows import asked
+    from traceable.launch.windows import load_capture_request
 
-    wanted = asked(run_directory, run_dir.read(run_directory))
-    return None if wanted is None else judged(wanted, ())
+    wanted = load_capture_request(run_directory, run_dir.load_manifest(run_directory))
+    return None if wanted is None else evaluate_capture(wanted, ())

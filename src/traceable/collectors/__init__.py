@@ -38,7 +38,7 @@ class Choice:
     reason: str
 
 
-def named(name: str, settings: Mapping[str, object] | None = None) -> Collector:
+def create_collector(name: str, settings: Mapping[str, object] | None = None) -> Collector:
     """Return the collector called `name`.
 
     Args:
@@ -58,7 +58,7 @@ def named(name: str, settings: Mapping[str, object] | None = None) -> Collector:
     return collector
 
 
-def choose(
+def choose_collector(
     asked: str, unusable: Mapping[str, Message] | None = None, settings: Mapping[str, object] | None = None
 ) -> Choice:
     """Return the collector to use for `asked`: a name, or `auto`.
@@ -66,7 +66,7 @@ def choose(
     Args:
         asked: what the user said.
         unusable: collectors found not to work in this run after all, by name, with the reason.
-        settings: what the user asks of single collectors, as for `named`.
+        settings: what the user asks of single collectors, as for `create_collector`.
 
     Raises:
         UsageError: there is no such collector.
@@ -74,13 +74,13 @@ def choose(
     """
     refused = dict(unusable or {})
     # Options for nsys ask for nsys.
-    without_gpu = gpu_device.unusable() if asked == AUTO and "nsys" not in (settings or {}) else None
+    without_gpu = gpu_device.explain_no_gpu() if asked == AUTO and "nsys" not in (settings or {}) else None
     remedy = ""
     names = (_WITHOUT_GPU if without_gpu else _WITH_GPU) if asked == AUTO else (asked,)
     for name in names:
         if name in refused:
             continue
-        collector = named(name, settings)
+        collector = create_collector(name, settings)
         found = collector.availability()
         if found.available:
             if name == "recorder" and without_gpu:
@@ -107,5 +107,5 @@ def with_gpu(choice: Choice) -> Choice:
     from traceable.collectors.recorder import collector as recorder
     from traceable.collectors.torch import collector as torch
 
-    torch.refuse_under_nsys()
+    torch.reject_under_nsys()
     return Choice(recorder.RecorderCollector(gpu=True), f"{choice.reason}, and the GPU by the program's own torch")

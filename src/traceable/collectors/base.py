@@ -20,7 +20,7 @@ NSYS_LOG = "nsys.log"
 GPU_DIRECTORY = "gpu"
 """Name of the directory with what Kineto recorded beside the embedded recorder (`run --gpu`)."""
 
-NOTHING = Message("nothing_recorded", "no range or mark was recorded")
+NOTHING_RECORDED = Message("nothing_recorded", "no range or mark was recorded")
 """What is said of a recording without any."""
 
 
@@ -66,7 +66,7 @@ class Plan:
     Attributes:
         argv: the whole command line, the collector's own words first.
         environment: variables to set on top of the caller's.
-        own_environment: variables for the collector itself, which the program is not to have; `LD_PRELOAD` in it stands
+        collector_environment: variables for the collector itself, which the program is not to have; `LD_PRELOAD` in it stands
             before the caller's.
         detached: the program runs in a session of its own (nsys), so signals must be sent to it and not to
             the process that was started.
@@ -77,19 +77,19 @@ class Plan:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    own_environment: Mapping[str, str] = field(default_factory=dict)
+    collector_environment: Mapping[str, str] = field(default_factory=dict)
     detached: bool = False
     log: str = "collector.log"
     notes: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
-class Recorded:
+class CollectorResult:
     """What a collector left after the program ended.
 
     Attributes:
         database: the nsys SQLite file to read, or None where nothing was recorded.
-        more: further databases, where windows were recorded into files of their own.
+        more_databases: further databases, where windows were recorded into files of their own.
         files: every file that belongs to the recording, to be kept and named in the manifest.
         notes: one for each thing the user should know (events dropped, report imported by hand).
     """
@@ -97,7 +97,7 @@ class Recorded:
     database: Path | None
     files: tuple[Path, ...] = ()
     notes: tuple[Message, ...] = ()
-    more: tuple[Path, ...] = ()
+    more_databases: tuple[Path, ...] = ()
 
 
 class Collector(Protocol):
@@ -120,7 +120,7 @@ class Collector(Protocol):
         """
         ...
 
-    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:
+    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
         """Turn what the program left in `run_dir` into `<stem>.sqlite`. Idempotent; deletes no recording, and puts
         nothing in the place of a file that is no export of one.
 

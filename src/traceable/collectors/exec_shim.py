@@ -51,7 +51,9 @@ def main(command: list[str]) -> int:
         return NOT_PERMITTED
     with os.fdopen(handover["environment"], "rb") as file:
         environments = json.load(file)
-    environment = merged(environments["full"], environments["given"], without(handover["preload"], dict(os.environ)))
+    environment = merge_environments(
+        environments["full"], environments["given"], remove_preload(handover["preload"], dict(os.environ))
+    )
     # The program alone may hold what belongs to it: a reader of its stdout waits for the last holder to go.
     pid = os.fork()
     if pid == 0:
@@ -62,15 +64,15 @@ def main(command: list[str]) -> int:
             os.close(handover[name])
     _ignore_signals()
     os.umask(handover["umask"])  # nsys's own is 0, and files that anybody may write are left to nobody
-    publish(handover["run_dir"], PID_FILE, str(pid))
+    write_atomically(handover["run_dir"], PID_FILE, str(pid))
     _tell(handover["told"], f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)
-    publish(handover["run_dir"], EXIT_FILE, json.dumps({"wait_status": status, "end_ns": time.time_ns()}))
+    write_atomically(handover["run_dir"], EXIT_FILE, json.dumps({"wait_status": status, "end_ns": time.time_ns()}))
     _tell(handover["told"], f"{status}\n".encode())
     return _end_like(status)
 
 
-def merged(full: dict[str, str], given: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+def merge_environments(full: dict[str, str], given: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     """Return `full` with what nsys changed between `given` (what it got) and `now` (what it passed on)."""
     changed = {name: value for name, value in now.items() if given.get(name) != value}
     removed = given.keys() - now.keys()
@@ -78,14 +80,14 @@ def merged(full: dict[str, str], given: dict[str, str], now: dict[str, str]) -> 
     return kept | {name: value for name, value in changed.items() if name not in NOT_FROM_NSYS}
 
 
-def without(library: str | None, environment: dict[str, str]) -> dict[str, str]:
+def remove_preload(library: str | None, environment: dict[str, str]) -> dict[str, str]:
     """Return `environment` with `library`, which was for nsys alone, taken out of `LD_PRELOAD`."""
     kept = [one for one in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if one not in ("", library)]
     rest = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
     return {**rest, "LD_PRELOAD": ":".join(kept)} if kept else rest
 
 
-def publish(run_dir: str, name: str, text: str) -> None:
+def write_atomically(run_dir: str, name: str, text: str) -> None:
     """Write a file whole or not at all. A full disk must not hurt the program: the launcher does without."""
     path = os.path.join(run_dir, name)  # noqa: PTH118 - pathlib's import is time before the program starts
     try:

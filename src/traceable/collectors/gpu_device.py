@@ -22,12 +22,12 @@ _NONE_VISIBLE = ("", "-1", "NoDevFiles")
 """First words of CUDA_VISIBLE_DEVICES by which CUDA sees no GPU; Slurm sets the last for a job without one."""
 
 
-def devices(root: Path = ROOT) -> list[Path]:
+def list_device_files(root: Path = ROOT) -> list[Path]:
     """Return the device files of GPUs below `root`."""
     return sorted(path for pattern in _DEVICES for path in root.glob(pattern))
 
 
-def unusable(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Message | None:
+def explain_no_gpu(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Message | None:
     """Return why no program started with this environment can use a GPU, as a clause; None where one may be able to.
 
     Args:
@@ -37,7 +37,7 @@ def unusable(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Mess
     visible = environ.get(VISIBLE)
     if visible is not None and visible.partition(",")[0].strip() in _NONE_VISIBLE:
         return Message("gpus_hidden", f"{VISIBLE}={visible} hides every GPU")
-    found = devices(root)
+    found = list_device_files(root)
     if not found and not _made_when_needed(root):
         if (root / "proc/driver/nvidia/version").exists():
             return Message("no_gpu_in_dev", "the NVIDIA driver is loaded, but no GPU is in /dev")

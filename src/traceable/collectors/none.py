@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceable.collectors.base import Availability, Gating, Plan, Recorded
+from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
 from traceable.protocol import environment
 
 
@@ -31,6 +31,6 @@ class NoneCollector:
         """Run `command` as it is."""
         return Plan(argv=tuple(command), environment={environment.GATE: "none"} if gating else {})
 
-    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:  # noqa: ARG002 - the interface
+    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:  # noqa: ARG002 - the interface
         """There is nothing to read."""
-        return Recorded(database=None)
+        return CollectorResult(database=None)

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from traceable.errors import CollectorError
 
-ANSWER_SECONDS = 20
+TIMEOUT_SECONDS = 20
 """How long a question may take. `--version` and `--help` answer in well under a second; a broken install hangs."""
 
 _PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 
 
-def find(
+def find_tool(
     name: str, variable: str, patterns: Sequence[str], version: re.Pattern[str], missing: CollectorError
 ) -> tuple[Path, str]:
     """Return the executable to use, links not resolved, and its version.
@@ -56,31 +56,33 @@ def find(
     raise failure or missing
 
 
-def folders(patterns: Sequence[str]) -> Iterator[Path]:
+def find_folders(patterns: Sequence[str]) -> Iterator[Path]:
     """Yield the folders that match, the newest version of each pattern first."""
     for pattern in patterns:
-        yield from sorted(Path("/").glob(pattern.lstrip("/")), key=lambda path: numbers(str(path)), reverse=True)
+        yield from sorted(
+            Path("/").glob(pattern.lstrip("/")), key=lambda path: parse_version_numbers(str(path)), reverse=True
+        )
 
 
-def numbers(text: str) -> list[int]:
+def parse_version_numbers(text: str) -> list[int]:
     """Return the numbers in a version, or in a path that holds one, for comparison."""
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def ask(
-    words: Sequence[str], *, patiently: bool = False, variables: Mapping[str, str] | None = None
+def run_tool(
+    words: Sequence[str], *, no_timeout: bool = False, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool to its end, or to ours, and return what it said.
 
     Args:
         words: the command line.
-        patiently: let it take as long as it takes, and not `ANSWER_SECONDS` at most.
+        no_timeout: let it take as long as it takes, and not `TIMEOUT_SECONDS` at most.
         variables: what to set in its environment.
 
     Raises:
         CollectorError: it can't be executed, or takes too long.
     """
-    seconds = None if patiently else ANSWER_SECONDS
+    seconds = None if no_timeout else TIMEOUT_SECONDS
     try:
         return subprocess.run(
             words,
@@ -94,7 +96,7 @@ def ask(
             env={**os.environ, **(variables or {})},
             # A session of its own: a Ctrl+C is for the launcher, which decides.
             start_new_session=True,
-            preexec_fn=partial(end_with, os.getpid()),
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except subprocess.TimeoutExpired:
         found = f"{' '.join(words)} does not answer within {seconds} s"
@@ -104,7 +106,7 @@ def ask(
         raise CollectorError("tool_not_started", found, "reinstall it") from None
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Have this process killed when the one that started it ends, however that is.
 
     Args:
@@ -118,13 +120,13 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def first_words(answer: subprocess.CompletedProcess[str]) -> str:
+def extract_first_line(answer: subprocess.CompletedProcess[str]) -> str:
     """Return the first line that says something, for a message of one line."""
     lines = _lines(answer)
     return lines[0][:300] if lines else "it says nothing"
 
 
-def last_words(answer: subprocess.CompletedProcess[str]) -> str:
+def quote_last_line(answer: subprocess.CompletedProcess[str]) -> str:
     """Return the last line that says something, quoted, for a message of one line."""
     lines = _lines(answer)
     return repr(lines[-1][:300]) if lines else "nothing"
@@ -138,15 +140,15 @@ def _candidates(name: str, patterns: Sequence[str]) -> Iterator[Path]:
     on_path = shutil.which(name)
     if on_path:
         yield Path(on_path).absolute()
-    for folder in folders(patterns):
+    for folder in find_folders(patterns):
         if os.access(folder / name, os.X_OK) and (folder / name).is_file():
             yield folder / name
 
 
 def _version(executable: str, version: re.Pattern[str]) -> str:
-    answer = ask([executable, "--version"])
+    answer = run_tool([executable, "--version"])
     match = version.search(answer.stdout)
     if answer.returncode or match is None:
-        found = f"{executable} --version ends with {answer.returncode} and says {last_words(answer)}"
+        found = f"{executable} --version ends with {answer.returncode} and says {quote_last_line(answer)}"
         raise CollectorError("tool_failed", found, "reinstall it")
     return match.group(1)

@@ -12,11 +12,11 @@ from traceable.protocol import untrusted
 
 FILES = "expect.*.json"
 SCHEMA = "traceable.expect/1"
-MANIFEST_KEY = "expect"
+EXPECT_KEY = "expect"
 """Where `run.json` keeps what its command line expected."""
 
 
-def expected(directory: Path, manifest: dict[str, Any] | None) -> tuple[str, ...]:
+def load_expected_names(directory: Path, manifest: dict[str, Any] | None) -> tuple[str, ...]:
     """Return the expected names, each once: those of the command line first, then the processes' in order of saying.
 
     Args:
@@ -25,7 +25,7 @@ def expected(directory: Path, manifest: dict[str, Any] | None) -> tuple[str, ...
 
     A file that is none of ours is passed over.
     """
-    names = [*((manifest or {}).get(MANIFEST_KEY) or ())]
+    names = [*((manifest or {}).get(EXPECT_KEY) or ())]
     for _, said in sorted(_said(directory)):
         names += said
     return tuple(dict.fromkeys(names))
@@ -37,7 +37,7 @@ def _said(directory: Path) -> list[tuple[tuple[int, ...], list[str]]]:
     below = [entry for entry in directory.iterdir() if untrusted.is_directory(entry)] if directory.is_dir() else []
     for path in (path for one in (directory, *below) for path in one.glob(FILES)):
         try:
-            content = untrusted.record(path, untrusted.EXPECT)
+            content = untrusted.read_json_object(path, untrusted.EXPECT)
             when = tuple(map(int, path.name.split(".")[2].split("-")))
         except (OSError, ValueError):
             continue

@@ -27,7 +27,7 @@ from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import flight, run_dir
 from traceable.protocol import environment, untrusted
 
-ANSWER_SECONDS = 30.0
+REPLY_SECONDS = 30.0
 """How long a process has for its first answer. Under nsys opening and closing take it up to about a second."""
 
 _LINE_BYTES = 65536
@@ -39,7 +39,7 @@ _NOT_RECORDED = re.compile(
 )
 
 Event = dict[str, Any]
-Tell = Callable[[Event], None]
+EventHandler = Callable[[Event], None]
 
 _Files = dict[str, tuple[int, int]]
 """Size in bytes and time of change in ns of each file, by its path relative to the run directory."""
@@ -50,7 +50,7 @@ class ControlError(TraceableError):
 
 
 @dataclass(frozen=True)
-class Place:
+class ControlTarget:
     """Whom to ask.
 
     Attributes:
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass
-class Answered:
+class WindowResult:
     """What became of it.
 
     Attributes:
@@ -80,7 +80,7 @@ class Answered:
 
 
 @dataclass
-class Dumped:
+class DumpResult:
     """A dump: its directory, what each process said of it, by pid, and a sentence for each that did not write."""
 
     directory: Path
@@ -91,7 +91,7 @@ class Dumped:
 # ---- finding the processes
 
 
-def of_run(directory: Path) -> Place:
+def find_by_run(directory: Path) -> ControlTarget:
     """Return the processes of the run in `directory` that can be asked.
 
     Raises:
@@ -100,7 +100,7 @@ def of_run(directory: Path) -> Place:
     directory = directory.absolute()
     if not directory.is_dir():
         raise UsageError("no_such_run", f"there is no run directory {directory}", "name one that `traceable run` named")
-    manifest = run_dir.read(directory)
+    manifest = run_dir.load_manifest(directory)
     if run_dir.is_over(manifest, directory):
         raise UsageError("run_over", f"the run in {directory} is over", "start another with `traceable run --control`")
     if not _listens(manifest):
@@ -112,17 +112,17 @@ def of_run(directory: Path) -> Place:
             f"no process of the run in {directory} listens",
             "try again once the program has imported traceable",
         )
-    return Place(directory, pids)
+    return ControlTarget(directory, pids)
 
 
 def _listens(manifest: dict[str, Any]) -> bool:
     """Whether the processes of a run make a socket."""
     window = manifest.get("window")
     on_request = isinstance(window, dict) and bool(window.get("on_request"))
-    return on_request or isinstance(manifest.get(flight.MANIFEST_KEY), dict)
+    return on_request or isinstance(manifest.get(flight.FLIGHT_RECORDER_KEY), dict)
 
 
-def of_process(pid: int) -> Place:
+def find_by_pid(pid: int) -> ControlTarget:
     """Return the one process `pid`.
 
     Raises:
@@ -143,15 +143,15 @@ def of_process(pid: int) -> Place:
     if directory is None:
         raise UsageError("process_without_run", f"process {pid} is of no run of traceable's", _START)
     if pid not in _listening(directory):
-        if not _listens(run_dir.read(directory)):
+        if not _listens(run_dir.load_manifest(directory)):
             raise UsageError("control_not_enabled", f"process {pid} was started without --control", _START)
         raise ControlError(
             "process_not_listening", f"process {pid} does not listen", "try again once it has imported traceable"
         )
-    return Place(directory, (pid,))
+    return ControlTarget(directory, (pid,))
 
 
-def only_run(parent: Path = run_dir.PARENT) -> Place:
+def find_only_run(parent: Path = run_dir.PARENT) -> ControlTarget:
     """Return the processes of the one run under `parent` that can be asked.
 
     Raises:
@@ -161,7 +161,7 @@ def only_run(parent: Path = run_dir.PARENT) -> Place:
     with contextlib.suppress(OSError):
         for directory in sorted(parent.absolute().iterdir()):
             with contextlib.suppress(TraceableError, OSError):
-                found.append(of_run(directory))
+                found.append(find_by_run(directory))
     if not found:
         raise UsageError(
             "no_controllable_run",
@@ -178,7 +178,7 @@ def only_run(parent: Path = run_dir.PARENT) -> Place:
     return found[0]
 
 
-def sweep(directory: Path) -> None:
+def remove_stale_sockets(directory: Path) -> None:
     """Remove the sockets that processes left which were killed."""
     with contextlib.suppress(OSError):
         for pid in _named(directory):
@@ -201,7 +201,7 @@ def _listening(directory: Path) -> tuple[int, ...]:
 # ---- asking
 
 
-def status(place: Place) -> list[Event]:
+def query_status(place: ControlTarget) -> list[Event]:
     """Return where each process stands; one that goes away meanwhile is left out.
 
     Raises:
@@ -217,7 +217,9 @@ def status(place: Place) -> list[Event]:
     return found
 
 
-def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | None = None) -> Answered:
+def open_window(
+    place: ControlTarget, steps: int | None, tell: EventHandler, timeout_s: float | None = None
+) -> WindowResult:
     """Have every process open a window when its next step begins, and return when all of them are closed.
 
     Args:
@@ -231,20 +233,20 @@ def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | 
     """
     before = _files(place.directory)
     with _alone(place.directory):
-        for one in status(place):
+        for one in query_status(place):
             if one["window"] is not None or one["asked"]:
                 raise _busy(one)
         by = f"traceable control of process {os.getpid()}"
-        talk = Talk(place.directory, place.pids, {"ask": "window", "steps": steps, "by": by})
-        talk.begin()
-    answered = Answered()
+        talk = ControlClient(place.directory, place.pids, {"ask": "window", "steps": steps, "by": by})
+        talk.send_request()
+    answered = WindowResult()
 
     def hear(event: Event) -> None:
         _note(answered, event)
         tell(event)
 
     last = "opened" if steps is None else "closed"
-    answered.problems += talk.listen(hear, timeout_s, until=last)
+    answered.problems += talk.receive_events(hear, timeout_s, until=last)
     for pid in place.pids:
         # One that ended at once may not have told that it opened a window.
         if pid not in answered.windows and (window := _window_in_status(place, pid, "by", by)):
@@ -253,10 +255,10 @@ def open_window(place: Place, steps: int | None, tell: Tell, timeout_s: float | 
     return answered
 
 
-def close_window(place: Place, tell: Tell, timeout_s: float | None = None) -> Answered:
+def close_window(place: ControlTarget, tell: EventHandler, timeout_s: float | None = None) -> WindowResult:
     """Have every process close its window, and withdraw what is asked for; return when all are closed."""
     before = _files(place.directory)
-    answered = Answered()
+    answered = WindowResult()
 
     def hear(event: Event) -> None:
         _note(answered, event)
@@ -267,20 +269,20 @@ def close_window(place: Place, tell: Tell, timeout_s: float | None = None) -> An
     return answered
 
 
-def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
+def dump_flight_recorder(place: ControlTarget, tell: EventHandler, timeout_s: float | None = None) -> DumpResult:
     """Have every process dump its flight recorder into one directory, and return when all have.
 
     Raises:
         UsageError: the run has no flight recorder, or there is no room for a directory.
     """
-    if not isinstance(run_dir.read(place.directory).get(flight.MANIFEST_KEY), dict):
+    if not isinstance(run_dir.load_manifest(place.directory).get(flight.FLIGHT_RECORDER_KEY), dict):
         raise UsageError(
             "no_flight_recorder",
             f"the run in {place.directory} has no flight recorder",
             "start it with `traceable run --flight-recorder 5s`",
         )
-    number = flight.next_dump(place.directory)
-    dumped = Dumped(place.directory / f"dump-{number}")
+    number = flight.create_dump_dir(place.directory)
+    dumped = DumpResult(place.directory / f"dump-{number}")
 
     def hear(event: Event) -> None:
         if event["event"] == "dumped":
@@ -289,13 +291,13 @@ def dump(place: Place, tell: Tell, timeout_s: float | None = None) -> Dumped:
             dumped.problems.append(_refused(event, "dumped nothing"))
         tell(event)
 
-    talk = Talk(
+    talk = ControlClient(
         place.directory,
         place.pids,
         {"ask": "dump", "number": number, "by": f"traceable control of process {os.getpid()}"},
     )
-    talk.begin()
-    dumped.problems += talk.listen(hear, timeout_s, until="dumped")
+    talk.send_request()
+    dumped.problems += talk.receive_events(hear, timeout_s, until="dumped")
     if not dumped.processes:
         with contextlib.suppress(OSError):
             dumped.directory.rmdir()
@@ -319,7 +321,7 @@ def _busy(one: Event) -> ControlError:
     )
 
 
-def _note(answered: Answered, event: Event) -> None:
+def _note(answered: WindowResult, event: Event) -> None:
     if event["event"] in ("opened", "closed") or (event["event"] == "stopping" and event["window"]):
         answered.windows[event["pid"]] = event["window"]
     elif event["event"] == "refused":
@@ -331,7 +333,7 @@ def _refused(event: Event, what: str) -> Message:
     return Message(str(event["code"]), f"process {event['pid']} {what}: {event['why']}")
 
 
-def _complete(place: Place, answered: Answered, last: str, before: _Files) -> None:
+def _complete(place: ControlTarget, answered: WindowResult, last: str, before: _Files) -> None:
     """Look up what became of windows whose process ended, and what was written.
 
     A process's status file is whole before its socket closes.
@@ -345,10 +347,10 @@ def _complete(place: Place, answered: Answered, last: str, before: _Files) -> No
         answered.note = _to_come(place.directory, answered.files)
 
 
-def _window_in_status(place: Place, pid: int, key: str, value: Any) -> dict[str, Any] | None:
+def _window_in_status(place: ControlTarget, pid: int, key: str, value: Any) -> dict[str, Any] | None:
     """Return the window with this value that a process wrote into its status file; None where it wrote none."""
     try:
-        said = untrusted.record(place.directory / f"status.{pid}.json", untrusted.STATUS)["windows"]
+        said = untrusted.read_json_object(place.directory / f"status.{pid}.json", untrusted.STATUS)["windows"]
     except (OSError, ValueError):
         return None
     return next((one for one in said if one.get(key) == value), None)
@@ -366,17 +368,22 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _converse(
-    place: Place, asked: dict[str, Any], tell: Tell, timeout_s: float | None, *, first_only: bool = False
+    place: ControlTarget,
+    asked: dict[str, Any],
+    tell: EventHandler,
+    timeout_s: float | None,
+    *,
+    first_only: bool = False,
 ) -> list[Message]:
-    talk = Talk(place.directory, place.pids, asked)
-    talk.begin()
-    return talk.listen(tell, timeout_s, until="status" if first_only else "closed")
+    talk = ControlClient(place.directory, place.pids, asked)
+    talk.send_request()
+    return talk.receive_events(tell, timeout_s, until="status" if first_only else "closed")
 
 
 # ---- one question, and the answers to it
 
 
-class Talk:
+class ControlClient:
     """One question to several processes of a run, and their answers as they come.
 
     Args:
@@ -392,13 +399,13 @@ class Talk:
         self._open: dict[int, socket.socket] = {}
         self._problems: list[Message] = []
 
-    def begin(self) -> None:
+    def send_request(self) -> None:
         """Ask."""
         directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for pid in self._pids:
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                connection.settimeout(ANSWER_SECONDS)
+                connection.settimeout(REPLY_SECONDS)
                 try:
                     self._connect(connection, directory, f"control.{pid}.sock")
                     owner = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
@@ -437,10 +444,10 @@ class Talk:
         finally:
             os.close(descriptor)
 
-    def listen(self, tell: Tell, timeout_s: float | None, *, until: str) -> list[Message]:
+    def receive_events(self, tell: EventHandler, timeout_s: float | None, *, until: str) -> list[Message]:
         """Hear the answers until each process has told the event `until`, or ended; return what went wrong."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        first_by = time.monotonic() + ANSWER_SECONDS
+        first_by = time.monotonic() + REPLY_SECONDS
         silent = set(self._open)
         received = dict.fromkeys(self._open, b"")
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
@@ -455,7 +462,7 @@ class Talk:
                     if late or (silent and time.monotonic() >= first_by):
                         left = sorted(key.data for key in selector.get_map().values())
                         self._problems += [
-                            _late(pid, timeout_s if late else ANSWER_SECONDS, pid in silent) for pid in left
+                            _late(pid, timeout_s if late else REPLY_SECONDS, pid in silent) for pid in left
                         ]
                         break
                 for key, _ in ready:
@@ -539,7 +546,7 @@ def _written(directory: Path, before: _Files, pids: Iterable[int]) -> list[str]:
 
 def _to_come(directory: Path, found: list[str]) -> Message | None:
     """Return what is not written yet, or why nothing is: a sentence."""
-    manifest = run_dir.read(directory)
+    manifest = run_dir.load_manifest(directory)
     name = (manifest.get("collector") or {}).get("name")
     if name == "none":
         return Message("collector_none", "nothing is recorded: the run has --collector none")

@@ -59,7 +59,7 @@ _NEAR_WORDS = 256
 """How far from the top of the stack the innermost function of nsys's library has its return address at most."""
 
 
-class Release:
+class ExitReleaser:
     """Lets processes go that nsys's library holds.
 
     Args:
@@ -72,7 +72,7 @@ class Release:
         self._released: set[int] = set()
         self.notes: list[Message] = []
 
-    def look_back(self, run_dir: Path, pid: int | None, code: int) -> bool:
+    def check_exit(self, run_dir: Path, pid: int | None, code: int) -> bool:
         """Say which processes left by themselves, and whether the program died of being let go.
 
         Args:
@@ -96,12 +96,12 @@ class Release:
             self.notes.append(note)
             self._say(note)
 
-    def look(self, pids: Iterable[int]) -> None:
+    def poll(self, pids: Iterable[int]) -> None:
         """Let those of `pids` go that have been held at one point for too long. To be called every second or so."""
         now, before = time.monotonic(), self._held
         self._held = {}
         for pid in pids:
-            point = held_at_exit(pid)
+            point = find_exit_hang(pid)
             if point is None:
                 continue
             since_s = before[pid][1] if pid in before and before[pid][0] == point else now
@@ -112,7 +112,7 @@ class Release:
                 self._note(Message("process_hung_at_exit", _NOTE.format(pid=pid)))
 
 
-def held_at_exit(pid: int) -> tuple[int, int] | None:
+def find_exit_hang(pid: int) -> tuple[int, int] | None:
     """Return at which point a process waits in nsys's library at its exit: the top of its stack, and the time that it
     has used, in clock ticks; None where it does not, or where this user may not know.
     """

@@ -1,6 +1,6 @@
 """How long the launcher waits after the program's end, and what the user is told meanwhile.
 
-First for the collector, which writes its report (`Writing`), then for what we make of that (`Finishing`). Neither ends
+First for the collector, which writes its report (`ReportProgress`), then for what we make of that (`FinalizeSignals`). Neither ends
 anything: what is not waited for goes on, or is made later by `traceable report`.
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from traceable.analysis.units import size
+from traceable.analysis.units import format_bytes
 from traceable.errors import Message
 from traceable.protocol import environment
 
 HEARTBEAT_SECONDS = 10.0
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a program to end."""
 
 _FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
@@ -31,7 +31,7 @@ COUNTED_SECONDS = 2.0
 _WRITTEN_TO = (".qdstrm", ".nsys-rep", ".ncu-rep")
 
 
-class LeftAlone(BaseException):
+class NotAwaited(BaseException):
     """The user does not wait for what we make of the recording."""
 
 
@@ -49,7 +49,7 @@ class Deadline:
         self._left_s = seconds
         self._looked_s = time.monotonic()
 
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Return whether that time is over."""
         now = time.monotonic()
         self._left_s -= min(now - self._looked_s, COUNTED_SECONDS)
@@ -57,7 +57,7 @@ class Deadline:
         return self._left_s <= 0
 
 
-class Writing:
+class ReportProgress:
     """A collector that writes its report.
 
     Args:
@@ -74,13 +74,13 @@ class Writing:
         self._processes = processes
         self._directory = directory
         self._say = say
-        self._limit_s = seconds_of(environment.FINISH_SECONDS, 600.0)
+        self._limit_s = read_seconds(environment.FINISH_SECONDS, 600.0)
         self._began_s: float | None = None
         self._told_s = 0.0
         self._idle = Deadline(self._limit_s)
         self._written_bytes = -1
 
-    def goes_on(self) -> bool:
+    def check_progress(self) -> bool:
         """Say from time to time how far it is. False: it has not written anything for too long.
 
         To be called again and again from the program's end on.
@@ -89,7 +89,7 @@ class Writing:
         if self._began_s is None:
             self._began_s = self._told_s = now
             self._idle = Deadline(self._limit_s)
-        over = self._idle.passed()
+        over = self._idle.has_passed()
         # A limit below the time between two lines is kept, too.
         if now - self._told_s < min(HEARTBEAT_SECONDS, self._limit_s):
             return True
@@ -100,7 +100,9 @@ class Writing:
             self._written_bytes, over = written, False
             self._idle = Deadline(self._limit_s)
         if not over:
-            self._say(f"{self._program} is writing the report, {size(written)}, for {now - self._began_s:.0f} s now")
+            self._say(
+                f"{self._program} is writing the report, {format_bytes(written)}, for {now - self._began_s:.0f} s now"
+            )
             return True
         pids = f" (pid {', '.join(map(str, processes))})" if processes else ""
         words = f"{self._program} has written nothing for {self._limit_s:g} s and is left alone{pids}"
@@ -127,10 +129,10 @@ def _written_bytes(pids: list[int], directory: Path) -> int:
     return sum(found.values())
 
 
-class Finishing:
+class FinalizeSignals:
     """What a signal to the launcher does from the program's end until its recording is read back.
 
-    The first is answered with a line, the next raises `LeftAlone` where that loses nothing. One that the program alone
+    The first is answered with a line, the next raises `NotAwaited` where that loses nothing. One that the program alone
     could have understood does nothing. As long as the program has not been started, a signal does what it did before.
 
     Args:
@@ -145,9 +147,11 @@ class Finishing:
         self._since_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Finishing:
+    def __enter__(self) -> FinalizeSignals:
         # What is ignored stays so, in the program too.
-        found = {number: signal.getsignal(number) for number in (*ENDING, *_FOR_THE_PROGRAM, signal.SIGALRM)}
+        found = {
+            number: signal.getsignal(number) for number in (*TERMINATION_SIGNALS, *_FOR_THE_PROGRAM, signal.SIGALRM)
+        }
         self._before = {n: done for n, done in found.items() if done not in (signal.SIG_IGN, None)}
         for number in self._before:
             signal.signal(number, self._tick if number == signal.SIGALRM else self._heard)
@@ -157,13 +161,13 @@ class Finishing:
         for number, done in self._before.items():
             signal.signal(number, done)
 
-    def started(self) -> None:
+    def set_started(self) -> None:
         """Tell it that the program has been started: from now on a signal is for that, or is about its recording."""
         self._started = True
 
     @contextlib.contextmanager
     def stage(self, doing: str) -> Iterator[None]:
-        """Within this block a second signal raises `LeftAlone`, and the user is told every 10 s what is being done."""
+        """Within this block a second signal raises `NotAwaited`, and the user is told every 10 s what is being done."""
         self._stage, self._since_s = doing, time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, HEARTBEAT_SECONDS, HEARTBEAT_SECONDS)
         try:
@@ -187,10 +191,10 @@ class Finishing:
             doing = self._stage or "the recording is being read back"
             self._say(Message("recording_being_read", f"{doing}; once more, and that is left for later"))
         elif self._stage is not None:
-            raise LeftAlone
+            raise NotAwaited
 
 
-def seconds_of(variable: str, default_s: float) -> float:
+def read_seconds(variable: str, default_s: float) -> float:
     """Return the time that a variable of the environment names, or the default."""
     value = os.environ.get(variable, "")
     if not value:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from traceable.collectors.recorder import collector as recorder
-from traceable.collectors.recorder.flight import METADATA, parse
+from traceable.collectors.recorder.flight import METADATA, parse_flight_recorder
 from traceable.errors import CollectorError, TraceError, UsageError
 from traceable.launch import run_dir
 from traceable.protocol import environment, untrusted
 
-MANIFEST_KEY = "flight_recorder"
+FLIGHT_RECORDER_KEY = "flight_recorder"
 """Where `run.json` keeps what was asked for, and what is shown of each process."""
 
 _DUMP = re.compile(r"dump-(\d+)")
@@ -36,12 +36,12 @@ class Dump:
     pids: tuple[int, ...]
 
 
-def in_manifest(variables: Mapping[str, str]) -> dict[str, Any] | None:
+def make_flight_recorder_entry(variables: Mapping[str, str]) -> dict[str, Any] | None:
     """Return what the manifest says before anything was recorded; None where there is no flight recorder."""
     asked = variables.get(environment.FLIGHT_RECORDER)
     if not asked:
         return None
-    limits = parse(asked)
+    limits = parse_flight_recorder(asked)
     return {
         "asked": str(limits),
         "limit_ns": limits.duration_ns,
@@ -50,7 +50,7 @@ def in_manifest(variables: Mapping[str, str]) -> dict[str, Any] | None:
     }
 
 
-def shown(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def read_intervals(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return which time of which process a database shows; nothing where it is not a flight recorder's.
 
     Args:
@@ -63,9 +63,11 @@ def shown(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, 
         or None where it is not known).
     """
     try:
-        with closing(untrusted.connect(database)) as connection:
+        with closing(untrusted.open_database(database)) as connection:
             values = [value for (value,) in connection.execute(_ROWS, (METADATA,))]
-            rows = [untrusted.checked(untrusted.parse(value), untrusted.FLIGHT) for value in values]
+            rows = [
+                untrusted.validate_shape(untrusted.parse_json(value), untrusted.FLIGHT_INTERVAL) for value in values
+            ]
     except (OSError, *untrusted.SQLITE_ERRORS, ValueError, TypeError):
         return []
     ended = {manifest.get("pid"): _end(manifest)} if manifest else {}
@@ -81,20 +83,20 @@ def _end(manifest: Mapping[str, Any]) -> str | None:
     return None if code is None else f"exit code {code}"
 
 
-def note(manifest: dict[str, Any], database: Path | None) -> None:
+def add_intervals(manifest: dict[str, Any], database: Path | None) -> None:
     """Write into the manifest what is shown."""
-    if isinstance(manifest.get(MANIFEST_KEY), dict) and database is not None:
-        manifest[MANIFEST_KEY]["shown"] = shown(database, manifest)
+    if isinstance(manifest.get(FLIGHT_RECORDER_KEY), dict) and database is not None:
+        manifest[FLIGHT_RECORDER_KEY]["shown"] = read_intervals(database, manifest)
 
 
-def run_of(directory: Path) -> Path | None:
+def find_run_of_dump(directory: Path) -> Path | None:
     """Return the run directory that `directory` is a dump of; None where it is no dump."""
     directory = directory.absolute()
     is_dump = _DUMP.fullmatch(directory.name) and untrusted.is_directory(directory / recorder.DIRECTORY)
     return directory.parent if is_dump and untrusted.is_regular(directory.parent / run_dir.MANIFEST) else None
 
 
-def finalised(directory: Path, into: Path | None = None) -> Path:
+def finalize_dump(directory: Path, into: Path | None = None) -> Path:
     """Return the SQLite file of a dump, making it where it is missing. Its program need not have ended.
 
     Args:
@@ -106,8 +108,8 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
         CollectorError: it can't be read.
     """
     directory = directory.absolute()
-    stem = run_dir.read(directory.parent).get("stem") or directory.name
-    recorded = recorder.RecorderCollector().finalise(directory, stem, into)
+    stem = run_dir.load_manifest(directory.parent).get("stem") or directory.name
+    recorded = recorder.RecorderCollector().finalize(directory, stem, into)
     if recorded.database is None:
         raise TraceError(
             "dump_empty",
@@ -117,7 +119,7 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
     return recorded.database
 
 
-def dumps(directory: Path) -> list[Dump]:
+def list_dumps(directory: Path) -> list[Dump]:
     """Return the dumps of the run in `directory`, by number."""
     numbers = [
         (int(match[1]), entry)
@@ -127,7 +129,7 @@ def dumps(directory: Path) -> list[Dump]:
     return [dump for _, entry in sorted(numbers) if (dump := _read(entry)) is not None]
 
 
-def next_dump(directory: Path) -> int:
+def create_dump_dir(directory: Path) -> int:
     """Make the directory of the next dump, and return its number.
 
     Raises:

@@ -17,9 +17,9 @@ from typing import Any
 from traceable import collectors
 from traceable.checks import machine_facts
 from traceable.collectors import exec_shim
-from traceable.collectors.base import Collector, Gating, Plan, Recorded
+from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
 from traceable.collectors.recorder import collector as recorder
-from traceable.errors import Message, TraceableError, UsageError, one_line
+from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import (
     contract,
     control,
@@ -39,16 +39,16 @@ from traceable.launch import (
     target,
     windows,
 )
-from traceable.launch.exit_release import Release
-from traceable.launch.worker import DiedError, Worker
+from traceable.launch.exit_release import ExitReleaser
+from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, untrusted
-from traceable.protocol.start_conditions import NONE as NO_CONDITIONS
+from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
 from traceable.protocol.start_conditions import Conditions
 from traceable.selection import Rank
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What the user asked for.
 
     Attributes:
@@ -70,7 +70,7 @@ class Request:
         settings: what the user asks of single collectors, as `collectors.named` takes it; `str` of each says it.
         rank: which rank the run is of; None for none.
         grouped: its directory lies in one for all ranks.
-        chosen: which of its processes are recorded; None for all.
+        process_filter: which of its processes are recorded; None for all.
     """
 
     target: target.Target
@@ -91,7 +91,7 @@ class Request:
     settings: Mapping[str, object] = field(default_factory=dict)
     rank: Rank | None = None
     grouped: bool = False
-    chosen: ranks.Chosen | None = None
+    process_filter: ranks.ProcessFilter | None = None
 
     @property
     def stem(self) -> str:
@@ -103,11 +103,11 @@ class Request:
         """Whether the collector itself opens the one window of time, since no Python runs in the program to do it."""
         asked = self.conditions
         by_time = any(asked) and not asked.need_steps and not asked.requests
-        return by_time and self.steps is None and not self.control and target.is_no_python(self.target)
+        return by_time and self.steps is None and not self.control and target.is_not_python(self.target)
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunResult:
     """A run that is over.
 
     Attributes:
@@ -121,7 +121,7 @@ class Finished:
 
     run_dir: Path
     status: int
-    recorded: Recorded | None = None
+    recorded: CollectorResult | None = None
     problem: Message | None = None
     expected: tuple[str, ...] = ()
     readable: bool = True
@@ -135,12 +135,12 @@ class _Run:
     manifest: dict[str, Any]
     say: Callable[[str], None]
     failed: bool = field(default=False)
-    release: Release | None = None
+    release: ExitReleaser | None = None
 
     def save(self) -> None:
         """Write the manifest. A disk that fills up during the run must not end it."""
         try:
-            run_dir.write(self.directory / run_dir.MANIFEST, self.manifest)
+            run_dir.write_json(self.directory / run_dir.MANIFEST, self.manifest)
         except OSError as error:
             if not self.failed and self.directory.is_dir():  # that the whole directory is gone is said once, at the end
                 words = f"the manifest {self.directory / run_dir.MANIFEST} can't be written: {error.strerror}"
@@ -149,11 +149,11 @@ class _Run:
 
     def started(self, pid: int) -> None:
         self.manifest["pid"] = pid
-        self.manifest["start"]["program_wall_ns"] = overhead.began_ns(self.directory)
+        self.manifest["start"]["program_wall_ns"] = overhead.read_start_ns(self.directory)
         self.save()
 
 
-def check(request: Request) -> None:
+def check_run_request(request: RunRequest) -> None:
     """Refuse what can't run, creating nothing.
 
     Raises:
@@ -165,27 +165,27 @@ def check(request: Request) -> None:
         raise UsageError(
             "name_invalid", f"--name {request.name!r} is no file name", "use letters, digits, `.`, `_` and `-`"
         )
-    target.check(request.target, target.interpreter_flags())
-    run_dir.check(request.directory, request.stem, force=request.force)
+    target.check_target(request.target, target.get_interpreter_flags())
+    run_dir.check_run_dir(request.directory, request.stem, force=request.force)
     if request.measure_overhead:
-        overhead.check(request.directory)
+        overhead.check_repeatable(request.directory)
 
 
-def describe(request: Request, say: Callable[[str], None]) -> str:
-    """Return the environment and command line that `launch` would use, as one line for a shell. Starts nothing.
+def format_command_line(request: RunRequest, say: Callable[[str], None]) -> str:
+    """Return the environment and command line that `run_program` would use, as one line for a shell. Starts nothing.
 
     Of a run that measures its overhead it is the second one, under the collector.
 
     Args:
         request: what would be run.
-        say: prints one line to the user: what `launch` would say of the plan.
+        say: prints one line to the user: what `run_program` would say of the plan.
 
     Raises:
-        TraceableError: as for `launch`.
+        TraceableError: as for `run_program`.
     """
-    check(request)
+    check_run_request(request)
     choice = _chosen(request)
-    directory = request.directory.absolute() if request.directory else run_dir.dated(request.stem)
+    directory = request.directory.absolute() if request.directory else run_dir.make_dated_path(request.stem)
     plan, planned = _plan(choice.collector, request, directory)
     for note in [*_unused(request, choice.collector.name), *plan.notes]:
         say(note)
@@ -193,7 +193,7 @@ def describe(request: Request, say: Callable[[str], None]) -> str:
     return " ".join([*words, shlex.join(plan.argv)])
 
 
-def launch(request: Request, say: Callable[[str], None], worker: Worker) -> Finished:
+def run_program(request: RunRequest, say: Callable[[str], None], worker: Worker) -> RunResult:
     """Run the program, and return when its recording is on disk and exported.
 
     Args:
@@ -206,24 +206,24 @@ def launch(request: Request, say: Callable[[str], None], worker: Worker) -> Fini
         CollectorError: no collector works, or the one asked for failed before it started the program.
         NotComparableError: the run without a collector, which was to come first, did not end well.
     """
-    check(request)
+    check_run_request(request)
     choice = _chosen(request)
     _plan(choice.collector, request, Path("/"))  # refuses what it can't do, before anything is created
-    directory = run_dir.create(request.directory, request.stem, force=request.force)
-    if others := run_dir.exposed(directory):
+    directory = run_dir.create_run_dir(request.directory, request.stem, force=request.force)
+    if others := run_dir.find_other_writers(directory):
         words = f"{others}, who can replace what this run writes: name a directory of your own with -o"
         say(Message(others.code, words))
     run = _Run(directory, _manifest(request, directory), say)
     if request.measure_overhead:
         _run_plain(request, run)
-    with finalize_progress.Finishing(say) as finishing:
+    with finalize_progress.FinalizeSignals(say) as finishing:
         choice, ended = _started(request, choice, run, finishing)
         return _finish(run, choice, request, ended, finishing, worker)
 
 
 def _started(
-    request: Request, choice: collectors.Choice, run: _Run, finishing: finalize_progress.Finishing
-) -> tuple[collectors.Choice, supervisor.Ended]:
+    request: RunRequest, choice: collectors.Choice, run: _Run, finishing: finalize_progress.FinalizeSignals
+) -> tuple[collectors.Choice, supervisor.ProgramExit]:
     """Run the program under the collector, or under the next one where that can't start it."""
     unusable: dict[str, Message] = {}
     again = True
@@ -233,76 +233,76 @@ def _started(
         except supervisor.NeverStartedError as error:  # noqa: PERF203 - once or twice
             if error.transient and again:
                 again = False
-                run.say(Message("collector_start_retried", f"{error.found}: trying once more"))
+                run.say(Message("collector_start_retried", f"{error.problem}: trying once more"))
                 continue
             # What was asked of one collector is no wish for another.
             if request.collector != collectors.AUTO or choice.collector.name in request.settings:
-                run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.cause.plain}
+                run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.cause.as_dict}
                 run.save()
                 raise
             unusable[choice.collector.name] = error.cause
             choice = _chosen(request, unusable)
 
 
-def _chosen(request: Request, unusable: Mapping[str, Message] | None = None) -> collectors.Choice:
-    choice = collectors.choose(request.collector, unusable, request.settings)
+def _chosen(request: RunRequest, unusable: Mapping[str, Message] | None = None) -> collectors.Choice:
+    choice = collectors.choose_collector(request.collector, unusable, request.settings)
     return collectors.with_gpu(choice) if request.gpu else choice
 
 
-def _run_plain(request: Request, run: _Run) -> None:
-    command = request.target.command(target.interpreter_flags())
+def _run_plain(request: RunRequest, run: _Run) -> None:
+    command = request.target.command(target.get_interpreter_flags())
     if not request.quiet:
         run.say("first run, without a collector")
-    full = overhead.plain_environment(request.variables, run.directory)
-    run.manifest[overhead.MANIFEST_KEY] = None
+    full = overhead.make_plain_environment(request.variables, run.directory)
+    run.manifest[overhead.OVERHEAD_KEY] = None
     run.save()
     try:
         overhead.run_plain(command, full, run.directory, run.manifest, run.say)
     except overhead.NotComparableError as error:
-        run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.message.plain}
+        run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.message.as_dict}
         raise
     finally:
         run.save()
 
 
 def _start(
-    request: Request, choice: collectors.Choice, run: _Run, finishing: finalize_progress.Finishing
-) -> supervisor.Ended:
+    request: RunRequest, choice: collectors.Choice, run: _Run, finishing: finalize_progress.FinalizeSignals
+) -> supervisor.ProgramExit:
     collector = choice.collector
     plan, planned = _plan(collector, request, run.directory)
     if not request.quiet:
-        run.say(f"collector {collector.name} ({choice.reason}); run directory {short(run.directory)}")
+        run.say(f"collector {collector.name} ({choice.reason}); run directory {format_path(run.directory)}")
     run.manifest["collector"] = {"asked": request.collector, "name": collector.name, "reason": choice.reason}
-    run.manifest[ranks.SELECTION_KEY] = ranks.selection_in_manifest(request.chosen, collector.name)
+    run.manifest[ranks.SELECTION_KEY] = ranks.make_selection_entry(request.process_filter, collector.name)
     notes = [*_unused(request, collector.name), *plan.notes]
     for note in notes:
         run.say(note)
-    words = redact.without_values(plan.argv)
+    words = redact.redact_command(plan.argv)
     run.manifest["plan"] = {
         "argv": words,
         "environment_names": sorted(planned),
-        "notes": [note.plain for note in notes],
+        "notes": [note.as_dict for note in notes],
     }
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
-    run.release = Release(run.say) if plan.detached else None
-    looking = process_watcher.Onlooker(run.directory, run.release)
+    run.release = ExitReleaser(run.say) if plan.detached else None
+    looking = process_watcher.ProcessWatcher(run.directory, run.release)
 
     def started(pid: int) -> None:
-        finishing.started()
-        looking.begin(pid)
-        run.manifest[lost_run.MANIFEST_KEY] = lost_run.streams(supervisor.collector_processes(run.directory))
+        finishing.set_started()
+        looking.start(pid)
+        run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(supervisor.find_collector_processes(run.directory))
         run.started(pid)
 
     try:
-        return supervisor.run(plan, {**os.environ, **planned}, run.directory, started, run.say)
+        return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, started, run.say)
     finally:
-        looking.end()
-        run.manifest[local_client.MANIFEST_KEY] = looking.server(request.target.command(()))
+        looking.stop()
+        run.manifest[local_client.CLIENT_OF_KEY] = looking.find_server(request.target.command(()))
 
 
-def _unused(request: Request, name: str) -> list[Message]:
+def _unused(request: RunRequest, name: str) -> list[Message]:
     return [
         Message("option_without_effect", f"{asked}: of no effect without {one}")
         for one, asked in request.settings.items()
@@ -310,7 +310,7 @@ def _unused(request: Request, name: str) -> list[Message]:
     ]
 
 
-def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan, Mapping[str, str]]:
+def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[Plan, Mapping[str, str]]:
     gating = None
     if request.control:
         gating = Gating(None)
@@ -319,7 +319,7 @@ def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan
     elif any(request.conditions):
         held = request.conditions
         gating = Gating(1, request.timed, held.delay_s, held.duration_s, held.delay_from_start)
-    command = request.target.command(target.interpreter_flags())
+    command = request.target.command(target.get_interpreter_flags())
     plan = collector.plan(command, directory, request.stem, gating)
     ours = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
     if request.steps is not None:
@@ -327,43 +327,43 @@ def _plan(collector: Collector, request: Request, directory: Path) -> tuple[Plan
     if request.measure_overhead:
         ours[environment.STEP_TIMES] = "1"
     given = {**request.variables, **plan.environment, **ours}
-    if request.chosen is not None:
-        plan = request.chosen.plan(plan, command, given, collector.name)
+    if request.process_filter is not None:
+        plan = request.process_filter.adapt_plan(plan, command, given, collector.name)
         return plan, plan.environment
     return plan, given
 
 
-def _manifest(request: Request, directory: Path) -> dict[str, Any]:
+def _manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
     return {
         "schema": run_dir.SCHEMA,
         "run_dir": str(directory),
-        "argv": redact.without_values(request.argv),
+        "argv": redact.redact_command(request.argv),
         "target": {
             "kind": request.target.kind,
             "program": request.target.program,
-            "arguments": redact.without_values(request.target.arguments),
-            "command": redact.without_values(request.target.command(target.interpreter_flags())),
+            "arguments": redact.redact_command(request.target.arguments),
+            "command": redact.redact_command(request.target.command(target.get_interpreter_flags())),
         },
         "stem": request.stem,
-        ranks.MANIFEST_KEY: ranks.in_manifest(request.rank, grouped=request.grouped),
+        ranks.RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
         ranks.SELECTION_KEY: None,
-        contract.MANIFEST_KEY: list(request.expect),
-        windows.MANIFEST_KEY: windows.in_manifest(
+        contract.EXPECT_KEY: list(request.expect),
+        windows.WINDOW_KEY: windows.make_window_entry(
             request.steps,
             request.windows,
             on_request=request.control,
             conditions=NO_CONDITIONS if request.timed else request.conditions,
         ),
-        windows.TIMED_KEY: windows.timed_in_manifest(request.conditions) if request.timed else None,
-        flight.MANIFEST_KEY: flight.in_manifest(request.variables),
-        **provenance.gather(),
-        "profilers": sorted({name for _, name in machine_facts.running().profilers}),
+        windows.TIMED_WINDOW_KEY: windows.describe_timed_window(request.conditions) if request.timed else None,
+        flight.FLIGHT_RECORDER_KEY: flight.make_flight_recorder_entry(request.variables),
+        **provenance.collect_provenance(),
+        "profilers": sorted({name for _, name in machine_facts.find_running_profilers().profilers}),
         "launcher_pid": os.getpid(),
         "pid": None,
         "collector": None,
         "start": None,
         "end": None,
-        local_client.MANIFEST_KEY: None,
+        local_client.CLIENT_OF_KEY: None,
         "files": [],
         "notes": [],
     }
@@ -372,16 +372,16 @@ def _manifest(request: Request, directory: Path) -> dict[str, Any]:
 def _finish(
     run: _Run,
     choice: collectors.Choice,
-    request: Request,
-    ended: supervisor.Ended,
-    finishing: finalize_progress.Finishing,
+    request: RunRequest,
+    ended: supervisor.ProgramExit,
+    finishing: finalize_progress.FinalizeSignals,
     worker: Worker,
-) -> Finished:
+) -> RunResult:
     code = os.waitstatus_to_exitcode(ended.status)
-    own = run.release is None or run.release.look_back(run.directory, ended.pid, code)
+    own = run.release is None or run.release.check_exit(run.directory, ended.pid, code)
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
-        "program_wall_ns": overhead.ended_ns(run.directory),
+        "program_wall_ns": overhead.read_end_ns(run.directory),
         # Some of nsys's processes live as long as a daemon that the program left behind.
         "collector_ended": ended.complete,
         "exit_code": code if code >= 0 else None,
@@ -395,62 +395,64 @@ def _finish(
     elif not ended.complete:
         problem = Message("report_not_awaited", f"{choice.collector.name} was left to finish its report alone")
     elif not run.directory.is_dir():
-        words = f"{short(run.directory)} is gone, and with it what was recorded: the program deleted it"
+        words = f"{format_path(run.directory)} is gone, and with it what was recorded: the program deleted it"
         problem = Message("run_dir_deleted", words)
     else:
         in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
-            run_dir.check_held(run.directory)
-            memory_limit.check(run.directory)
+            run_dir.check_not_replaced(run.directory)
+            memory_limit.check_memory_limit(run.directory)
             with finishing.stage("the recording is being read back"):
                 if in_parts:
-                    recorded = processes.recorded(run.directory)
+                    recorded = processes.load_recorded_parts(run.directory)
                 else:
                     recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
-        except finalize_progress.LeftAlone:
+        except finalize_progress.NotAwaited:
             words = "the recording was not read back, as you asked; nothing of it is lost"
             problem = Message("reading_back_skipped", words)
-        except DiedError as error:
+        except WorkerDiedError as error:
             words = (
                 f"reading the recording back {error}; nothing of it is lost: read it where there is more memory, with "
-                f"`python -m traceable report {short(run.directory)}`"
+                f"`python -m traceable report {format_path(run.directory)}`"
             )
             problem = Message("reading_back_died", words)
-        except untrusted.RefusedError as error:
-            problem = Message("run_dir_replaced", f"{short(run.directory)} is not read: {error.strerror}")
-        except memory_limit.LimitedError as error:
+        except untrusted.RejectedFileError as error:
+            problem = Message("run_dir_replaced", f"{format_path(run.directory)} is not read: {error.strerror}")
+        except memory_limit.MemoryLimitError as error:
             problem, readable = error.message, False
         except TraceableError as error:
             problem = error.message
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
-            problem = Message("reading_back_failed", f"the recording could not be read ({one_line(error)}); it is kept")
+            problem = Message(
+                "reading_back_failed", f"the recording could not be read ({format_one_line(error)}); it is kept"
+            )
         if recorded is None:
-            recorder.remove_unfinished(run.directory / f"{request.stem}.sqlite")
-    range_counts.keep(run.directory, run.manifest, recorded)
+            recorder.remove_unfinished_exports(run.directory / f"{request.stem}.sqlite")
+    range_counts.store_range_counts(run.directory, run.manifest, recorded)
     released = run.release.notes if run.release is not None else []
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
-    run.manifest["notes"] = [note.plain for note in notes]
-    flight.note(run.manifest, recorded.database if recorded else None)
-    control.sweep(run.directory)
-    run.manifest["files"] = files(run.directory)
+    run.manifest["notes"] = [note.as_dict for note in notes]
+    flight.add_intervals(run.manifest, recorded.database if recorded else None)
+    control.remove_stale_sockets(run.directory)
+    run.manifest["files"] = list_run_files(run.directory)
     run.save()
     for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
         if not run.failed:
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
-    expected = contract.expected(run.directory, run.manifest)
-    return Finished(run.directory, ended.status, recorded, problem, expected, readable)
+    expected = contract.load_expected_names(run.directory, run.manifest)
+    return RunResult(run.directory, ended.status, recorded, problem, expected, readable)
 
 
-def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Recorded | None, Message | None]:
+def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[CollectorResult | None, Message | None]:
     """Return what the collector left, or why that is not known."""
     try:
-        return collector.finalise(directory, stem), None
+        return collector.finalize(directory, stem), None
     except TraceableError as error:
-        return None, lost_run.named(error, directory, run_dir.read(directory)).message
+        return None, lost_run.add_remaining_data(error, directory, run_dir.load_manifest(directory)).message
 
 
-def files(directory: Path) -> list[str]:
+def list_run_files(directory: Path) -> list[str]:
     """What lies in a run directory, by name, its manifest and the launcher's own marks left out."""
     ours = {run_dir.MANIFEST, exec_shim.PID_FILE, exec_shim.EXIT_FILE}
     try:
@@ -460,7 +462,7 @@ def files(directory: Path) -> list[str]:
     return sorted(entry.name for entry in found if entry.name not in ours and entry.name[0] != ".")
 
 
-def short(path: Path) -> str:
+def format_path(path: Path) -> str:
     """The path as the user would type it: relative where it lies below the working directory."""
     with contextlib.suppress(OSError):
         if path.is_relative_to(Path.cwd()):

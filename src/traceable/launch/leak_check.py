@@ -27,29 +27,29 @@ class Leak:
 
     Attributes:
         file: where it lies: the file that was named, or one in the run directory that was.
-        what: what it is, as the begin of a sentence, with its code.
+        description: what it is, as the begin of a sentence, with its code.
         names: the variables whose values are there, those that have the name of a secret first; empty where it is no
             environment.
-        secrets: how many of them have such a name.
+        secret_count: how many of them have such a name.
     """
 
     file: Path
-    what: Message
+    description: Message
     names: tuple[str, ...] = ()
-    secrets: int = 0
+    secret_count: int = 0
 
     @property
     def message(self) -> Message:
         """The same as a sentence."""
-        said = f"{self.file.name}: {self.what}"
+        said = f"{self.file.name}: {self.description}"
         if self.names:
             shown = ", ".join(self.names[:NAMES_SHOWN])
             more = f" and {len(self.names) - NAMES_SHOWN} more" if len(self.names) > NAMES_SHOWN else ""
             said += f", with the values of {shown}{more}"
-        return Message(self.what.code, said)
+        return Message(self.description.code, said)
 
 
-def leaks(path: Path) -> list[Leak]:
+def find_leaks(path: Path) -> list[Leak]:
     """Return what there is of the environment in a recording, what has the names of secrets first.
 
     Args:
@@ -60,11 +60,11 @@ def leaks(path: Path) -> list[Leak]:
         CollectorError: nsys is missing or can't read the report.
     """
     found = list(_of_run(path) if path.is_dir() else _of_file(path))
-    return sorted(found, key=lambda one: -one.secrets)
+    return sorted(found, key=lambda one: -one.secret_count)
 
 
 def _of_run(directory: Path) -> Iterator[Leak]:
-    yield from _of_manifest(directory, run_dir.read(directory))
+    yield from _of_manifest(directory, run_dir.load_manifest(directory))
     for one in _reports(directory, ".sqlite"):
         yield from _of_file(one)
 
@@ -78,31 +78,31 @@ def _of_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]
     """Command lines that an older version wrote as they were, and those that nsys did."""
     for key, holder in (("argv", manifest), ("command", manifest.get("target")), ("argv", manifest.get("plan"))):
         words = (holder or {}).get(key) or []
-        if redact.without_values(words) != words:
+        if redact.redact_command(words) != words:
             what = Message("secret_in_manifest", f"a command line with the value of a secret ({key})")
-            yield Leak(directory / run_dir.MANIFEST, what, secrets=1)
-    hidden = any(redact.NOT_WRITTEN in word for word in (manifest.get("plan") or {}).get("argv") or ())
+            yield Leak(directory / run_dir.MANIFEST, what, secret_count=1)
+    hidden = any(redact.REDACTED in word for word in (manifest.get("plan") or {}).get("argv") or ())
     if hidden and (manifest.get("collector") or {}).get("name") == "nsys":
         for report in _reports(directory):
             what = Message("secret_on_command_line", "the command line, with a value that run.json leaves out")
-            yield Leak(report, what, secrets=1)
+            yield Leak(report, what, secret_count=1)
 
 
 def _of_file(path: Path) -> Iterator[Leak]:
-    with reports.opened(path) as database:
+    with reports.open_report(path) as database:
         try:
-            with closing(untrusted.connect(database)) as connection:
-                found = privacy.stored(connection)
+            with closing(untrusted.open_database(database)) as connection:
+                found = privacy.find_environments(connection)
                 printed = _printed(connection)
         except untrusted.SQLITE_ERRORS as error:
-            what = f"{path} can't be read ({untrusted.why(error)})"
+            what = f"{path} can't be read ({untrusted.format_sqlite_error(error)})"
             raise TraceError("file_unreadable", what, "give a report of nsys's") from None
-    strangers = [one for one in found if not one.planned]
+    strangers = [one for one in found if not one.is_from_launcher]
     of_processes = Message("environment_stored", f"the environment of {_counted(len(strangers))}")
     if leak := _leak(path, of_processes, strangers):
         yield leak
     of_nsys = Message("nsys_environment_stored", "nsys's own environment")
-    if leak := _leak(path, of_nsys, [one for one in found if one.planned]):
+    if leak := _leak(path, of_nsys, [one for one in found if one.is_from_launcher]):
         yield leak
     if len(strangers) > 1 and path.suffix != ".sqlite":
         what = "the command lines of the processes of the machine, which nsys's tables do not show"
@@ -111,7 +111,7 @@ def _of_file(path: Path) -> Iterator[Leak]:
         yield Leak(path, Message("output_stored", f"what the program printed ({printed} characters)"))
 
 
-def _leak(path: Path, what: Message, found: Iterable[privacy.Stored]) -> Leak | None:
+def _leak(path: Path, what: Message, found: Iterable[privacy.StoredEnvironment]) -> Leak | None:
     names = {name for one in found for name, value in one.variables.items() if name and value}
     secret = sorted(name for name in names if redact.is_secret(name))
     if not names:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MANIFEST_KEY = "client_of"
+CLIENT_OF_KEY = "client_of"
 """Where `run.json` keeps the server; null for a program that is no such client, as far as is known."""
 
-CLIENTS = frozenset(
+CLIENT_PROGRAMS = frozenset(
     (
         *("curl", "wget", "http", "https", "ab", "wrk", "wrk2", "hey", "oha", "siege"),
         *("bombardier", "h2load", "vegeta", "k6", "locust", "aiperf", "genai-perf"),
@@ -41,14 +41,14 @@ class _Socket:
     remote_port: int
 
 
-class Sockets:
+class SocketWatcher:
     """What was seen of the sockets of a program and of the processes below it."""
 
     def __init__(self) -> None:
         self._serves = False
         self._port: int | None = None
 
-    def look(self, pids: Sequence[int]) -> None:
+    def poll(self, pids: Sequence[int]) -> None:
         """Look at the sockets of these processes."""
         if self._serves:
             return
@@ -62,7 +62,7 @@ class Sockets:
             if one.inode in own and one.state != _LISTEN and one.local and one.remote_port in listening:
                 self._port = one.remote_port
 
-    def server(self, command: Sequence[str]) -> dict[str, Any] | None:
+    def find_server(self, command: Sequence[str]) -> dict[str, Any] | None:
         """Return `port`, `pid` and `name` of the server that listens still; the last two are None where not known."""
         ports = list(_named(command)) if self._port is None else [self._port]
         if self._serves or not ports:

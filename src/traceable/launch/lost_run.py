@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.units import size
+from traceable.analysis.units import format_bytes
 from traceable.errors import TraceableError
 from traceable.protocol import untrusted
 
 STREAM_SUFFIX = ".qdstrm"
-MANIFEST_KEY = "streams"
+STREAMS_KEY = "streams"
 """Where the manifest keeps the files that nsys recorded into; nsys deletes them once it has made its report."""
 
 NAMES_MAX = 6
@@ -28,7 +28,7 @@ PROCESSES_MAX = 4
 _OF_PROCESS = re.compile(r"status\.(\d+)\.(steps|lives)")
 
 
-def streams(pids: Iterable[int]) -> list[str]:
+def find_streams(pids: Iterable[int]) -> list[str]:
     """Return the paths of the streams that these processes of nsys's record into."""
     found = set()
     for pid in pids:
@@ -39,18 +39,18 @@ def streams(pids: Iterable[int]) -> list[str]:
     return sorted(path for path in found if path.endswith(STREAM_SUFFIX))
 
 
-def named(error: TraceableError, directory: Path, manifest: dict[str, Any]) -> TraceableError:
+def add_remaining_data(error: TraceableError, directory: Path, manifest: dict[str, Any]) -> TraceableError:
     """Return `error`, which is that a run's recording can't be read, with what is left of the run named in it."""
-    return type(error)(error.code, "; ".join((error.found, *_left(directory, manifest))), error.remedy)
+    return type(error)(error.code, "; ".join((error.problem, *_left(directory, manifest))), error.remedy)
 
 
 def _left(directory: Path, manifest: dict[str, Any]) -> list[str]:
     sentences = []
-    for path in manifest.get(MANIFEST_KEY) or ():
+    for path in manifest.get(STREAMS_KEY) or ():
         # Outside of the run directory, where nothing is opened because a manifest names it.
         stream = Path(path)
         if stream.suffix == STREAM_SUFFIX and untrusted.is_regular(stream):
-            sentences.append(f"nsys's stream {stream} ({size(stream.lstat().st_size)}) has no end and is lost")
+            sentences.append(f"nsys's stream {stream} ({format_bytes(stream.lstat().st_size)}) has no end and is lost")
     found = {int(match[1]) for path in directory.glob("status.*") if (match := _OF_PROCESS.fullmatch(path.name))}
     told = [one for pid in sorted(found) if (one := _of_process(directory, pid))]
     if told:
@@ -63,7 +63,7 @@ def _of_process(directory: Path, pid: int) -> str | None:
     """Return what a process told of its steps and, if Python ended in it, of its ranges; None for nothing."""
     clauses = []
     with contextlib.suppress(OSError, struct.error):
-        begun, ended = struct.unpack_from("<qq", untrusted.read(directory / f"status.{pid}.steps", 24))
+        begun, ended = struct.unpack_from("<qq", untrusted.read_file(directory / f"status.{pid}.steps", 24))
         if begun:
             clauses.append(f"took {ended} step{'s' * (ended != 1)}{' and began one more' * (begun > ended)}")
     names, distinct = _names(directory / f"status.{pid}.lives")
@@ -77,7 +77,7 @@ def _names(path: Path) -> tuple[list[str], int]:
     """Return the names of the ranges that a process said at its end that it made, and how many there were."""
     names: list[str] = []
     distinct = 0
-    for content in untrusted.lines(path, untrusted.ENDED):
+    for content in untrusted.read_json_lines(path, untrusted.PROCESS_END):
         if content["names"]:
             names, distinct = content["names"], content["distinct"]
     return names, distinct

@@ -10,17 +10,17 @@ import resource
 import sys
 from pathlib import Path
 
-from traceable.analysis.units import size
+from traceable.analysis.units import format_bytes
 from traceable.errors import TraceError
 
 _TRY = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2); import numpy"
 
 
-class LimitedError(TraceError):
+class MemoryLimitError(TraceError):
     """A limit on memory leaves too little to read a recording."""
 
 
-def check(path: Path) -> None:
+def check_memory_limit(path: Path) -> None:
     """Refuse to load numpy where there is no room for it. Free of cost where nothing is limited.
 
     Args:
@@ -39,9 +39,9 @@ def check(path: Path) -> None:
         [sys.executable, "-I", "-c", _TRY, str(room)], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     if tried.returncode:
-        raise LimitedError(
+        raise MemoryLimitError(
             "memory_limit_too_low",
-            f"the memory limit of {size(limit)} (ulimit -v) is too low to read recordings; this one is kept",
+            f"the memory limit of {format_bytes(limit)} (ulimit -v) is too low to read recordings; this one is kept",
             f"raise it, then type `traceable report {path}`",
         )
 

@@ -22,13 +22,13 @@ from traceable.protocol import environment
 
 
 @dataclass(frozen=True)
-class Request:
+class NcuRequest:
     """What the user asked for.
 
     Attributes:
         target: the program.
         selection: which launches are profiled.
-        where: the same in words, as a clause.
+        selection_text: the same in words, as a clause.
         directory: the directory of -o, or None for a dated one.
         force: take a directory that is not empty.
         variables: what else to set in the program's environment.
@@ -36,7 +36,7 @@ class Request:
 
     target: target.Target
     selection: ncu.Selection
-    where: str
+    selection_text: str
     directory: Path | None = None
     force: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Finished:
+class NcuResult:
     """A run that is over.
 
     Attributes:
@@ -64,14 +64,14 @@ class Finished:
     problem: TraceableError | None = None
 
 
-def check(request: Request) -> None:
+def check_ncu_request(request: NcuRequest) -> None:
     """Refuse what can't run, creating nothing.
 
     Raises:
         UsageError: the program, the directory, or another profiler around this.
     """
-    target.check(request.target, target.interpreter_flags())
-    run_dir.check(request.directory, request.target.name, force=request.force)
+    target.check_target(request.target, target.get_interpreter_flags())
+    run_dir.check_run_dir(request.directory, request.target.name, force=request.force)
     if os.environ.get(environment.NVTX_INJECTION):
         raise UsageError(
             "under_another_profiler",
@@ -80,69 +80,71 @@ def check(request: Request) -> None:
         )
 
 
-def describe(request: Request) -> str:
-    """Return the environment and command line that `launch` would use, as one line for a shell. Starts nothing.
+def format_ncu_command_line(request: NcuRequest) -> str:
+    """Return the environment and command line that `run_ncu` would use, as one line for a shell. Starts nothing.
 
     Raises:
-        UsageError: as for `check`.
+        UsageError: as for `check_ncu_request`.
     """
-    check(request)
+    check_ncu_request(request)
     try:
-        executable = str(installed(request).executable)
+        executable = str(find_ncu(request).executable)
     except CollectorError:
         executable = ncu.NAME
-    directory = request.directory.absolute() if request.directory else run_dir.dated(request.folder_name)
+    directory = request.directory.absolute() if request.directory else run_dir.make_dated_path(request.folder_name)
     plan = _plan(executable, request, directory)
     variables = {**request.variables, **plan.environment}
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     return " ".join([*words, shlex.join(plan.argv)])
 
 
-def launch(request: Request, install: ncu_install.Install, say: Callable[[str], None]) -> Finished:
+def run_ncu(request: NcuRequest, install: ncu_install.Install, say: Callable[[str], None]) -> NcuResult:
     """Run the program under ncu, and return when its report is read.
 
     Args:
         request: what to run.
-        install: the ncu to use, as `installed` found it.
+        install: the ncu to use, as `find_ncu` found it.
         say: prints one line to the user.
 
     Raises:
         UsageError: the program can't run, or the directory can't be used.
         CollectorError: ncu failed before it started the program.
     """
-    check(request)
-    directory = run_dir.create(request.directory, request.folder_name, force=request.force)
+    check_ncu_request(request)
+    directory = run_dir.create_run_dir(request.directory, request.folder_name, force=request.force)
     plan = _plan(str(install.executable), request, directory)
-    say(f"ncu {install.version} at {install.executable}; its report and {ncu.LOG} go to {launcher.short(directory)}")
+    say(
+        f"ncu {install.version} at {install.executable}; its report and {ncu.LOG} go to {launcher.format_path(directory)}"
+    )
     full = {**os.environ, **request.variables, **plan.environment}
     try:
-        ended = supervisor.run(plan, full, directory, lambda _pid: None, say)
+        ended = supervisor.supervise(plan, full, directory, lambda _pid: None, say)
     except supervisor.NeverStartedError:
-        raise ncu.failure(_said(directory), request.where) from None
+        raise ncu.explain_failure(_said(directory), request.selection_text) from None
     for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
         with contextlib.suppress(OSError):
             (directory / name).unlink()
     said = _said(directory)
     if ended.pid is None:
-        return Finished(
+        return NcuResult(
             directory, ended.status, problem=CollectorError("run_canceled", "the run was cancelled", "run it again")
         )
     if not ended.complete:
-        return Finished(
+        return NcuResult(
             directory,
             ended.status,
             problem=CollectorError("report_not_awaited", "ncu was left alone", f"read its report in {directory}"),
         )
-    report = ncu.report_in(directory, request.target.name)
+    report = ncu.find_report(directory, request.target.name)
     if report is None:
-        return Finished(directory, ended.status, problem=ncu.failure(said, request.where))
+        return NcuResult(directory, ended.status, problem=ncu.explain_failure(said, request.selection_text))
     try:
-        return Finished(directory, ended.status, _exported(report))
+        return NcuResult(directory, ended.status, _exported(report))
     except TraceableError as error:
-        return Finished(directory, ended.status, problem=error)
+        return NcuResult(directory, ended.status, problem=error)
 
 
-def read(path: Path) -> str:
+def read_report_csv(path: Path) -> str:
     """Return the CSV text of a report of ncu's, or of the one report in a directory.
 
     Raises:
@@ -158,17 +160,17 @@ def read(path: Path) -> str:
                 f"name one {ncu.SUFFIX} or .csv file",
             )
         path = reports[0]
-    return ncu_install.export(path)
+    return ncu_install.export_csv(path)
 
 
-def installed(request: Request) -> ncu_install.Install:
+def find_ncu(request: NcuRequest) -> ncu_install.Install:
     """Return the ncu to use.
 
     Raises:
         CollectorError: there is none that answers, or it is too old for what is asked.
     """
-    install = ncu_install.find()
-    if request.selection.includes and not install.filters_ranges:
+    install = ncu_install.find_ncu()
+    if request.selection.includes and not install.can_filter_ranges:
         oldest = ".".join(map(str, ncu_install.OLDEST_FOR_RANGES))
         raise CollectorError(
             "ncu_too_old",
@@ -178,13 +180,13 @@ def installed(request: Request) -> ncu_install.Install:
     return install
 
 
-def _plan(executable: str, request: Request, directory: Path) -> Plan:
-    command = request.target.command(target.interpreter_flags())
-    return ncu.plan(executable, request.selection, command, directory, request.target.name)
+def _plan(executable: str, request: NcuRequest, directory: Path) -> Plan:
+    command = request.target.command(target.get_interpreter_flags())
+    return ncu.make_plan(executable, request.selection, command, directory, request.target.name)
 
 
 def _exported(report: Path) -> Path:
-    text = ncu_install.export(report)
+    text = ncu_install.export_csv(report)
     path = report.with_suffix(".csv")
     try:
         path.write_text(text, encoding="utf-8")

@@ -24,12 +24,12 @@ from traceable.protocol import environment, untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.overhead import Process, Run
+    from traceable.analysis.overhead import ProcessTimes, RunTimes
 
-DIRECTORY = "plain"
+PLAIN_DIRECTORY = "plain"
 """What the run without a collector leaves, within the run directory."""
 
-MANIFEST_KEY = "overhead"
+OVERHEAD_KEY = "overhead"
 """Where `run.json` keeps what was measured."""
 
 PLAIN_KEY = "plain"
@@ -57,7 +57,7 @@ class NotComparableError(Exception):
         self.status = status
 
 
-def check(directory: Path | None) -> None:
+def check_repeatable(directory: Path | None) -> None:
     """Refuse what can't be run twice, creating nothing.
 
     Raises:
@@ -69,15 +69,15 @@ def check(directory: Path | None) -> None:
             "--measure-overhead runs the program twice, and what comes through a pipe to its stdin can be read once",
             "give it a file (`< FILE`), or nothing (`< /dev/null`)",
         )
-    if directory is not None and not (directory / run_dir.MANIFEST).exists() and (directory / DIRECTORY).exists():
+    if directory is not None and not (directory / run_dir.MANIFEST).exists() and (directory / PLAIN_DIRECTORY).exists():
         raise UsageError(
             "plain_run_dir_taken",
-            f"{directory / DIRECTORY} is where --measure-overhead keeps its first run",
+            f"{directory / PLAIN_DIRECTORY} is where --measure-overhead keeps its first run",
             "name another directory with -o",
         )
 
 
-def plain_environment(variables: Mapping[str, str], directory: Path) -> dict[str, str]:
+def make_plain_environment(variables: Mapping[str, str], directory: Path) -> dict[str, str]:
     """Return the environment of the run without a collector.
 
     Args:
@@ -85,7 +85,7 @@ def plain_environment(variables: Mapping[str, str], directory: Path) -> dict[str
         directory: the run directory.
     """
     found = {name: value for name, value in {**os.environ, **variables}.items() if name not in _RECORDING}
-    place = {environment.RUN_DIR: str(directory / DIRECTORY), environment.STEP_TIMES: "1"}
+    place = {environment.RUN_DIR: str(directory / PLAIN_DIRECTORY), environment.STEP_TIMES: "1"}
     return {**found, **place, environment.COLLECTOR: NoneCollector.name, environment.GATE: NoneCollector.name}
 
 
@@ -112,20 +112,20 @@ def run_plain(
     position = _position()
     plain: dict[str, Any] = {"pid": None, "start_wall_ns": None, "end_wall_ns": None, "exit_code": None, "signal": None}
     manifest[PLAIN_KEY] = plain
-    (directory / DIRECTORY).mkdir()
+    (directory / PLAIN_DIRECTORY).mkdir()
 
     def started(pid: int) -> None:
         plain.update(pid=pid, start_wall_ns=time.time_ns())
 
-    ended = supervisor.run(NoneCollector().plan(command, directory, ""), full, directory, started, say)
+    ended = supervisor.supervise(NoneCollector().plan(command, directory, ""), full, directory, started, say)
     plain["end_wall_ns"] = time.time_ns()
     code = os.waitstatus_to_exitcode(ended.status)
     plain.update(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
     if position is not None:
         with contextlib.suppress(OSError):
             os.lseek(0, position, os.SEEK_SET)
-    if code or ended.told_to_end:
-        if ended.told_to_end:
+    if code or ended.termination_requested:
+        if ended.termination_requested:
             words = "the run without a collector was told to end: there is no second one to compare"
             raise NotComparableError(Message("plain_run_interrupted", words), ended.status)
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
@@ -133,7 +133,7 @@ def run_plain(
         raise NotComparableError(Message("plain_run_failed", words), ended.status)
 
 
-def began_ns(directory: Path) -> int:
+def read_start_ns(directory: Path) -> int:
     """Return the wall clock of the program's start, asked when that is known: nsys's side writes its pid at once."""
     try:
         return (directory / exec_shim.PID_FILE).stat().st_mtime_ns
@@ -141,15 +141,15 @@ def began_ns(directory: Path) -> int:
         return time.time_ns()
 
 
-def ended_ns(directory: Path) -> int:
+def read_end_ns(directory: Path) -> int:
     """Return the wall clock of the program's end, asked when that is known: nsys goes on for a while."""
     try:
-        return int(untrusted.record(directory / exec_shim.EXIT_FILE, untrusted.EXIT)["end_ns"])
+        return int(untrusted.read_json_object(directory / exec_shim.EXIT_FILE, untrusted.EXIT)["end_ns"])
     except (OSError, ValueError, KeyError):
         return time.time_ns()
 
 
-def runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[Run, Run]:
+def load_runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[RunTimes, RunTimes]:
     """Return the run without a collector and the one under it, as far as they are known.
 
     Args:
@@ -157,19 +157,19 @@ def runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[Run, Run]:
         manifest: its manifest.
     """
     # It imports numpy, which a start must do without.
-    from traceable.analysis.overhead import Run
+    from traceable.analysis.overhead import RunTimes
 
     plain, start, end = manifest.get(PLAIN_KEY) or {}, manifest.get("start") or {}, manifest.get("end") or {}
-    asked = manifest.get(windows.MANIFEST_KEY) is not None
+    asked = manifest.get(windows.WINDOW_KEY) is not None
     # Where the launcher asked for no window, the program may have: the recorder heeds it, nsys has recorded all.
     heeds = manifest["collector"]["name"] == "recorder"
     alike = plain.get("exit_code") == end.get("exit_code") == 0
     return (
-        Run(
+        RunTimes(
             _between(plain.get("start_wall_ns"), plain.get("end_wall_ns")) if alike else None,
-            _processes(directory / DIRECTORY, plain.get("pid")),
+            _processes(directory / PLAIN_DIRECTORY, plain.get("pid")),
         ),
-        Run(
+        RunTimes(
             _between(start.get("program_wall_ns"), end.get("program_wall_ns")) if alike else None,
             _processes(directory, manifest.get("pid"), asked=asked, heeds=heeds),
         ),
@@ -178,7 +178,7 @@ def runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[Run, Run]:
 
 def _processes(
     directory: Path, program: int | None, *, asked: bool = False, heeds: bool = False
-) -> tuple[Process, ...]:
+) -> tuple[ProcessTimes, ...]:
     """Return what the processes of a run left of their steps, by pid.
 
     Args:
@@ -187,23 +187,23 @@ def _processes(
         asked: whether windows were asked for, so that nothing else is recorded.
         heeds: whether the same holds if a process opened one.
     """
-    from traceable.analysis.overhead import Process
+    from traceable.analysis.overhead import ProcessTimes
 
-    told = {one.pid: one for one in windows.told(directory)}
+    told = {one.pid: one for one in windows.load_statuses(directory)}
     found = []
     for path in directory.glob("status.*.times"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.name.split(".")[1])
-            content = untrusted.read(path)
+            content = untrusted.read_file(path)
             times = array("q", content[: len(content) // 24 * 24])
             windows_told = told[pid].windows if pid in told else ()
             opened = [window for window in windows_told if window.opened_step is not None]
             found.append(
-                Process(
+                ProcessTimes(
                     pid=pid,
-                    times=times,
-                    own=pid == program,
-                    recorded=tuple(map(_span, opened)) if asked or (heeds and opened) else None,
+                    step_times=times,
+                    is_program=pid == program,
+                    recorded_steps=tuple(map(_span, opened)) if asked or (heeds and opened) else None,
                     stall_ns=sum((one.open_stall_ns or 0) + (one.close_stall_ns or 0) for one in opened),
                 )
             )
@@ -215,20 +215,20 @@ def _span(window: Window) -> tuple[int, int]:
     return window.opened_step, window.stop_step if window.closed_step is None else window.closed_step
 
 
-def write(directory: Path, measured: dict[str, Any]) -> None:
+def write_overhead(directory: Path, measured: dict[str, Any]) -> None:
     """Write into the manifest what was measured.
 
     Raises:
         OSError: it can't be written.
         TraceError: it can't be read.
     """
-    manifest = run_dir.read(directory)
-    if MANIFEST_KEY not in manifest:
+    manifest = run_dir.load_manifest(directory)
+    if OVERHEAD_KEY not in manifest:
         raise TraceError(
             "overhead_not_measured", f"{directory} did not measure its overhead", "run with --measure-overhead"
         )
-    manifest[MANIFEST_KEY] = measured
-    run_dir.write(directory / run_dir.MANIFEST, manifest)
+    manifest[OVERHEAD_KEY] = measured
+    run_dir.write_json(directory / run_dir.MANIFEST, manifest)
 
 
 def _position() -> int | None:

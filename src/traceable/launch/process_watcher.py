@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from traceable.launch import local_client
-from traceable.launch.exit_release import Release
+from traceable.launch.exit_release import ExitReleaser
 from traceable.protocol import environment, untrusted
 
-SEEN = "status.unaware"
+WITHOUT_ENVIRONMENT_FILE = "status.unaware"
 """The file in the run directory that keeps what was seen, one line of JSON a process."""
 
-FIRST_SECONDS = 0.25
-SHARE = 0.1
-MOST_SECONDS = 10.0
+FIRST_INTERVAL_SECONDS = 0.25
+INTERVAL_SHARE = 0.1
+MAX_INTERVAL_SECONDS = 10.0
 """When it looks: at first soon, then at intervals that grow by a tenth of the run's age, at last every ten seconds."""
 
-RELEASE_SECONDS = 1.0
+RELEASE_INTERVAL_SECONDS = 1.0
 """How often it looks whether nsys's library holds what it has seen."""
 
 _PROC = Path("/proc")
@@ -40,7 +40,7 @@ _CORE = b"/traceable/_native/_core."
 _VARIABLE = os.fsencode(f"{environment.RUN_DIR}=")
 
 
-class Onlooker:
+class ProcessWatcher:
     """Looks from `begin` to `end`, in a thread of its own. Nothing that it meets is raised.
 
     Args:
@@ -48,52 +48,56 @@ class Onlooker:
         release: lets go what nsys's library holds; None where that is not in the program.
     """
 
-    def __init__(self, run_dir: Path, release: Release | None = None) -> None:
-        self._file = run_dir / SEEN
+    def __init__(self, run_dir: Path, release: ExitReleaser | None = None) -> None:
+        self._file = run_dir / WITHOUT_ENVIRONMENT_FILE
         self._release = release
         self._below: list[int] = []
         self._over = threading.Event()
         self._seen: set[int] = set()
         self._thread: threading.Thread | None = None
-        self._sockets = local_client.Sockets()
+        self._sockets = local_client.SocketWatcher()
 
-    def begin(self, pid: int) -> None:
+    def start(self, pid: int) -> None:
         """Begin to look at the program, and the processes below it."""
         self._thread = threading.Thread(target=self._look_on, args=(pid,), name="traceable-onlooker", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Look no more."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
-    def server(self, command: Sequence[str]) -> dict[str, Any] | None:
+    def find_server(self, command: Sequence[str]) -> dict[str, Any] | None:
         """Return the server on this machine that the program, which is over, talked to; None where it is no client.
 
         Args:
             command: the command line of the program, which may name one.
         """
         with contextlib.suppress(Exception):
-            return self._sockets.server(command)
+            return self._sockets.find_server(command)
         return None
 
     def _look_on(self, pid: int) -> None:
         began_s = now_s = time.monotonic()
-        due_s = now_s + FIRST_SECONDS
+        due_s = now_s + FIRST_INTERVAL_SECONDS
         # A fault of ours must not be printed between the lines of the program: all that is lost is evidence.
         with contextlib.suppress(Exception):
-            while not self._over.wait(min(due_s - now_s, MOST_SECONDS if self._release is None else RELEASE_SECONDS)):
+            while not self._over.wait(
+                min(due_s - now_s, MAX_INTERVAL_SECONDS if self._release is None else RELEASE_INTERVAL_SECONDS)
+            ):
                 now_s = time.monotonic()
                 if now_s >= due_s:
                     self._look(pid)
-                    due_s = now_s + min(MOST_SECONDS, FIRST_SECONDS + SHARE * (now_s - began_s))
+                    due_s = now_s + min(
+                        MAX_INTERVAL_SECONDS, FIRST_INTERVAL_SECONDS + INTERVAL_SHARE * (now_s - began_s)
+                    )
                 if self._release is not None:
-                    self._release.look([pid, *self._below])
+                    self._release.poll([pid, *self._below])
 
     def _look(self, pid: int) -> None:
         self._below = below = list(_below(pid))
-        self._sockets.look([pid, *below])
+        self._sockets.poll([pid, *below])
         for one in below:
             if one not in self._seen and _without_environment(one):
                 self._seen.add(one)
@@ -101,9 +105,12 @@ class Onlooker:
                     file.write(json.dumps({"pid": one, "name": _name(one)}) + "\n")
 
 
-def seen(run_dir: Path) -> list[tuple[int, str]]:
+def read_processes_without_environment(run_dir: Path) -> list[tuple[int, str]]:
     """Return pid and name of each process that was seen."""
-    return [(one["pid"], one["name"]) for one in untrusted.lines(run_dir / SEEN, untrusted.UNAWARE)]
+    return [
+        (one["pid"], one["name"])
+        for one in untrusted.read_json_lines(run_dir / WITHOUT_ENVIRONMENT_FILE, untrusted.WITHOUT_ENVIRONMENT)
+    ]
 
 
 def _below(pid: int) -> Iterator[int]:

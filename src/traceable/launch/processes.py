@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from traceable import selection
-from traceable.collectors.base import Recorded
+from traceable.collectors.base import CollectorResult
 from traceable.errors import Message, TraceError
 from traceable.launch import run_dir
-from traceable.launch.ranks import MANIFEST_KEY, NSYS, SELECTION_KEY, absent
+from traceable.launch.ranks import NSYS, RANK_KEY, SELECTION_KEY, find_absent_ranks
 from traceable.protocol import untrusted
 from traceable.selection import rank_asked
 
 _NAMES_MAX = 12
 
 
-def parts(directory: Path) -> tuple[Path, ...]:
+def list_parts(directory: Path) -> tuple[Path, ...]:
     """Return the run directories that make up `directory`, by rank; empty where it is no such directory.
 
     Raises:
@@ -44,20 +44,20 @@ def parts(directory: Path) -> tuple[Path, ...]:
     # An earlier run that --force has put aside keeps its name in its manifest.
     found = [(entry, manifest) for entry, manifest in found if Path(str(manifest.get("run_dir"))).name == entry.name]
     if own is None:
-        found = [(entry, manifest) for entry, manifest in found if (manifest.get(MANIFEST_KEY) or {}).get("grouped")]
+        found = [(entry, manifest) for entry, manifest in found if (manifest.get(RANK_KEY) or {}).get("grouped")]
         _check_one_job(directory, found)
     return tuple(entry for entry, _ in sorted(found, key=lambda one: (_rank_number(one[1]), one[0].name)))
 
 
-def recorded(directory: Path) -> Recorded:
+def load_recorded_parts(directory: Path) -> CollectorResult:
     """Return what the runs below the directory left, each of which has finalised its own."""
-    return Recorded(directory if parts(directory) else None)
+    return CollectorResult(directory if list_parts(directory) else None)
 
 
 def _check_one_job(directory: Path, found: list[tuple[Path, dict[str, Any]]]) -> None:
     first: dict[str, tuple[int, str]] = {}
     for entry, manifest in found:
-        host, started = (manifest.get("host") or {}).get("name"), manifest[MANIFEST_KEY].get("launcher_started_ns")
+        host, started = (manifest.get("host") or {}).get("name"), manifest[RANK_KEY].get("launcher_started_ns")
         if host is None or started is None:
             continue
         other = first.setdefault(host, (started, entry.name))
@@ -70,34 +70,40 @@ def _check_one_job(directory: Path, found: list[tuple[Path, dict[str, Any]]]) ->
 
 
 def _rank_number(manifest: Mapping[str, Any]) -> int:
-    rank = (manifest.get(MANIFEST_KEY) or {}).get("rank")
+    rank = (manifest.get(RANK_KEY) or {}).get("rank")
     return rank if isinstance(rank, int) else sys.maxsize
 
 
-def labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
+def load_labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
     """Return what the processes of a run are called, by pid, as far as rank or whoever started them gave them a name.
 
     Args:
         directory: the run directory.
         manifest: its manifest.
     """
-    rank, pid = manifest.get(MANIFEST_KEY), manifest.get("pid")
+    rank, pid = manifest.get(RANK_KEY), manifest.get("pid")
     stem = str(manifest.get("stem")) if isinstance(rank, dict) else ""
-    named = {one["pid"]: str(one["label"]) for one in told(directory) if one.get("name") or one.get("rank") is not None}
+    named = {
+        one["pid"]: str(one["label"])
+        for one in load_process_records(directory)
+        if one.get("name") or one.get("rank") is not None
+    }
     named = {number: label for number, label in named.items() if stem == "" or number != pid}
     for status in _read(directory.glob("status.*.json"), untrusted.STATUS):
-        if label := label_of(status.get("process") or {}, stem):
+        if label := format_label(status.get("process") or {}, stem):
             named.setdefault(status["pid"], label)
     if stem and isinstance(pid, int):
         named[pid] = stem
     # A process that became a run of its own has told of itself before, under the pid that is its launcher's now.
-    before = next((one for one in told(directory.parent) if one["pid"] == manifest.get("launcher_pid")), None)
+    before = next(
+        (one for one in load_process_records(directory.parent) if one["pid"] == manifest.get("launcher_pid")), None
+    )
     if before is not None and isinstance(pid, int):
         named[pid] = str(before["label"])
     return named
 
 
-def label_of(process: Mapping[str, Any], stem: str = "") -> str:
+def format_label(process: Mapping[str, Any], stem: str = "") -> str:
     """Return what a process that told of itself is called; empty where it is nothing but the program.
 
     Args:
@@ -109,11 +115,11 @@ def label_of(process: Mapping[str, Any], stem: str = "") -> str:
     return f"{base}-{name}" if base and name else base or str(name or "")
 
 
-def notes(directory: Path, manifest: Mapping[str, Any]) -> list[Message]:
+def check_selection(directory: Path, manifest: Mapping[str, Any]) -> list[Message]:
     """Return what is to be said of the selection of a run: that nothing was of it, and what nsys could not hear."""
-    heard = told(directory)
+    heard = load_process_records(directory)
     lost = [
-        *damaged(directory),
+        *find_damaged_records(directory),
         *_lost([one for one in heard if one.get("lost") and one.get("chosen")], manifest),
     ]
     asked = manifest.get(SELECTION_KEY)
@@ -122,7 +128,7 @@ def notes(directory: Path, manifest: Mapping[str, Any]) -> list[Message]:
     by_rank, by_name = asked.get("ranks"), asked.get("processes")
     ranks = sorted({one["rank"] for one in heard if isinstance(one.get("rank"), int)})
     if any(one.get("chosen") for one in heard):
-        missing = absent(by_rank, ranks) if by_rank is not None else None
+        missing = find_absent_ranks(by_rank, ranks) if by_rank is not None else None
         return [missing, *lost] if missing else lost
     if not heard:
         words = f"nothing was chosen: no Python process began that could tell what it is{_why_none(manifest)}"
@@ -171,19 +177,19 @@ def _listed(words: Iterable[str]) -> str:
     return ", ".join(found[:_NAMES_MAX]) + (f" and {len(found) - _NAMES_MAX} more" if len(found) > _NAMES_MAX else "")
 
 
-def told(directory: Path) -> list[dict[str, Any]]:
+def load_process_records(directory: Path) -> list[dict[str, Any]]:
     """Return what processes said of themselves, by pid."""
     found = _read(directory.glob("process.*.json"), untrusted.PROCESS)
     return sorted((one for one in found if one["schema"] == selection.SCHEMA), key=lambda one: int(one["pid"]))
 
 
-def damaged(directory: Path) -> list[Message]:
+def find_damaged_records(directory: Path) -> list[Message]:
     """Return a sentence on the records of processes that can't be read; empty where all can."""
     names = []
     for pattern, shape in (("process.*.json", untrusted.PROCESS), ("status.*.json", untrusted.STATUS)):
         for path in sorted(directory.glob(pattern)):
             try:
-                untrusted.record(path, shape)
+                untrusted.read_json_object(path, shape)
             except (OSError, ValueError) as error:  # noqa: PERF203 - each file by itself
                 names.append(f"{path.name} ({error.strerror if isinstance(error, OSError) else error})")
     words = f"records of processes are damaged, and nothing in them was used: {_listed(names)}"
@@ -194,12 +200,12 @@ def _read(paths: Iterable[Path], shape: Mapping[str, Any]) -> list[dict[str, Any
     found = []
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            found.append(untrusted.record(path, shape))
+            found.append(untrusted.read_json_object(path, shape))
     return found
 
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
     try:
-        return run_dir.read(directory)
+        return run_dir.load_manifest(directory)
     except TraceError:
         return None

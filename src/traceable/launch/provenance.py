@@ -21,11 +21,11 @@ GPU_SECONDS = 5.0
 PACKAGES = ("traceable", "nvtx", "numpy", "torch")
 
 
-def gather() -> dict[str, Any]:
+def collect_provenance() -> dict[str, Any]:
     """Return the circumstances, as they stand in `run.json`."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         gpus = pool.submit(_gpus)
-        commit = git()
+        commit = read_git_state()
     return {
         "cwd": str(Path.cwd()),
         "python": {
@@ -33,7 +33,7 @@ def gather() -> dict[str, Any]:
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
         },
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: get_package_version(name) for name in PACKAGES},
         "git": commit,
         "host": {
             "name": os.uname().nodename,
@@ -45,7 +45,7 @@ def gather() -> dict[str, Any]:
     }
 
 
-def git() -> dict[str, Any] | None:
+def read_git_state() -> dict[str, Any] | None:
     """Return the commit of the working directory, and whether what git knows of was changed since; None for none."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         commit = pool.submit(_answer, ["git", "rev-parse", "HEAD"], GIT_SECONDS)
@@ -54,12 +54,12 @@ def git() -> dict[str, Any] | None:
     return {"commit": found.strip(), "dirty": None if changed is None else bool(changed)} if found else None
 
 
-def gathered_versions() -> dict[str, str | None]:
+def get_versions() -> dict[str, str | None]:
     """Return the versions of Python and of the packages that the manifest names."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    return {"python": platform.python_version(), **{name: get_package_version(name) for name in PACKAGES}}
 
 
-def version(package: str) -> str | None:
+def get_package_version(package: str) -> str | None:
     """Return the version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)

@@ -12,14 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceable.annotation.counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, REST, key
+from traceable.annotation.counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, OTHER_ENTRY, make_entry_key
 from traceable.collectors.recorder import loss_table
 from traceable.errors import Message
 from traceable.protocol import environment, untrusted
 
 if TYPE_CHECKING:
-    from traceable.analysis.completeness import Completeness, Emitted, Lost
-    from traceable.collectors.base import Recorded
+    from traceable.analysis.completeness import CollectorLoss, Completeness, EmittedCounts
+    from traceable.collectors.base import CollectorResult
     from traceable.trace.model import Trace
 
 _FILES = "status.*.emitted"
@@ -37,29 +37,29 @@ _TRACES = {"-t", "--trace"}
 _RANGES = {"-c": "-c", "--capture-range": "-c", "-p": "-p", "--nvtx-capture": "-p"}
 
 
-def read(directory: Path) -> list[Emitted]:
+def read_range_counts(directory: Path) -> list[EmittedCounts]:
     """Return what the processes of the run in `directory` counted. A file that is none of ours is passed over."""
-    from traceable.analysis.completeness import Emitted
+    from traceable.analysis.completeness import EmittedCounts
 
-    found: list[Emitted] = []
+    found: list[EmittedCounts] = []
     for path in sorted(directory.glob(_FILES)):
         if (content := _content(path)) is None:
             continue
         names: dict[bytes, int] = {}
         rest = other = 0
-        for number, (certain, besides, text) in enumerate(_entries(content), REST):
-            if number == REST:
+        for number, (certain, besides, text) in enumerate(_entries(content), OTHER_ENTRY):
+            if number == OTHER_ENTRY:
                 rest, other = certain, besides
             elif not text.startswith(_WINDOWS):
                 names[text] = certain
                 other += besides
-        found.append(Emitted(int.from_bytes(content[8:16], "little"), names, rest, other))
+        found.append(EmittedCounts(int.from_bytes(content[8:16], "little"), names, rest, other))
     return found
 
 
 def _content(path: Path) -> bytes | None:
     try:
-        content = untrusted.read(path, ENTRIES_MAX * ENTRY_BYTES)
+        content = untrusted.read_file(path, ENTRIES_MAX * ENTRY_BYTES)
     except OSError:
         return None
     whole = content[: len(MAGIC)] == MAGIC and int.from_bytes(content[8:16], "little") < 1 << 31
@@ -76,7 +76,7 @@ def _entries(content: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
-def judge(
+def evaluate_completeness(
     directory: Path | None, manifest: Mapping[str, Any] | None, trace: Trace | None, databases: Sequence[Path] = ()
 ) -> Completeness:
     """Return whether a recording holds what was emitted.
@@ -87,41 +87,43 @@ def judge(
         trace: all of what was recorded, its names as recorded; None for nothing.
         databases: from which the trace was read, where it was.
     """
-    from traceable.analysis.completeness import completeness
+    from traceable.analysis.completeness import check_completeness
 
-    kept = [loss_table.read(path) for path in databases if path.is_file()]
+    kept = [loss_table.read_rows(path) for path in databases if path.is_file()]
     rows = [row for of_file in kept for row in of_file]
     lost = [one for kind, pid, content in rows if kind == loss_table.LOST and (one := _lost(pid, content))]
     if directory is not None and manifest is not None:
-        return completeness(trace, read(directory), lost, key, not_compared(manifest))
+        return check_completeness(
+            trace, read_range_counts(directory), lost, make_entry_key, get_incomparable_reason(manifest)
+        )
     # A report of one window of several does not know what is in the others: none has what was emitted.
     kept_counts = (_emitted(pid, content) for kind, pid, content in rows if kind == loss_table.EMITTED)
     emitted = [one for one in kept_counts if one is not None]
-    return completeness(trace, emitted if len(kept) == 1 else [], lost, key)
+    return check_completeness(trace, emitted if len(kept) == 1 else [], lost, make_entry_key)
 
 
-def _lost(pid: int, content: dict[str, Any]) -> Lost | None:
-    from traceable.analysis.completeness import Lost
+def _lost(pid: int, content: dict[str, Any]) -> CollectorLoss | None:
+    from traceable.analysis.completeness import CollectorLoss
 
     try:
         codes = {str(code): int(number) for code, number in content["codes"].items()}
         reason = content["reason"]
-        return Lost(pid, Message.parse(str(content["text"])), codes, None if reason is None else str(reason))
+        return CollectorLoss(pid, Message.parse(str(content["text"])), codes, None if reason is None else str(reason))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _emitted(pid: int, content: dict[str, Any]) -> Emitted | None:
-    from traceable.analysis.completeness import Emitted
+def _emitted(pid: int, content: dict[str, Any]) -> EmittedCounts | None:
+    from traceable.analysis.completeness import EmittedCounts
 
     try:
         names = {str(name).encode(): int(number) for name, number in content["names"].items()}
-        return Emitted(pid, names, int(content["rest"]), int(content["other"]))
+        return EmittedCounts(pid, names, int(content["rest"]), int(content["other"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def not_compared(manifest: Mapping[str, Any]) -> str | None:
+def get_incomparable_reason(manifest: Mapping[str, Any]) -> str | None:
     """Return why what the processes counted says nothing of the recording of a run; None where it does."""
     if isinstance(manifest.get("flight_recorder"), dict):
         return FLIGHT_RECORDER
@@ -153,12 +155,18 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else after
 
 
-def keep(directory: Path, manifest: Mapping[str, Any], recorded: Recorded | None) -> None:
+def store_range_counts(directory: Path, manifest: Mapping[str, Any], recorded: CollectorResult | None) -> None:
     """Write what the processes counted into the database of a run, once. Where it has several, none would be right."""
     database = recorded.database if recorded is not None else None
-    if database is None or recorded is None or recorded.more or not database.is_file() or not_compared(manifest):
+    if (
+        database is None
+        or recorded is None
+        or recorded.more_databases
+        or not database.is_file()
+        or get_incomparable_reason(manifest)
+    ):
         return
-    if any(kind == loss_table.EMITTED for kind, _, _ in loss_table.read(database)):
+    if any(kind == loss_table.EMITTED for kind, _, _ in loss_table.read_rows(database)):
         return
     rows = [
         (
@@ -169,7 +177,7 @@ def keep(directory: Path, manifest: Mapping[str, Any], recorded: Recorded | None
                 "other": one.other,
             },
         )
-        for one in read(directory)
+        for one in read_range_counts(directory)
     ]
     if rows:
         loss_table.replace_rows(database, loss_table.EMITTED, rows)

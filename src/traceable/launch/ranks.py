@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable import selection
-from traceable.annotation.bootstrap import bootstrap_path
+from traceable.annotation.bootstrap import make_bootstrap_path
 from traceable.collectors.base import Plan
 from traceable.errors import Message, UsageError
 from traceable.launch import run_dir
@@ -25,7 +25,7 @@ from traceable.launch.target import COMMAND, MODULE, Target
 from traceable.protocol import environment
 from traceable.selection import Rank, rank_asked, ranks_in
 
-MANIFEST_KEY = "rank"
+RANK_KEY = "rank"
 """Where `run.json` keeps which rank the run is of; null for none."""
 
 SELECTION_KEY = "selection"
@@ -47,7 +47,7 @@ _PROCESSES_FORM = "write patterns as in 'worker*', several with commas, and '!wo
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ProcessFilter:
     """Which processes of a run are recorded.
 
     Attributes:
@@ -62,7 +62,7 @@ class Chosen:
     name: str | None = None
     options: tuple[str, ...] = ()
 
-    def plan(self, plan: Plan, command: Iterable[str], given: Mapping[str, str], collector: str) -> Plan:
+    def adapt_plan(self, plan: Plan, command: Iterable[str], given: Mapping[str, str], collector: str) -> Plan:
         """Return how to start the program so that each of its processes decides whether it is recorded.
 
         Args:
@@ -83,12 +83,12 @@ class Chosen:
         decided_by = {
             **{name: text for name, text in asked.items() if text is not None},
             environment.CHOSEN: selection.to_text(variables),
-            "PYTHONPATH": bootstrap_path(os.environ),
+            "PYTHONPATH": make_bootstrap_path(os.environ),
         }
         return replace(plan, argv=argv, environment=decided_by, detached=False)
 
 
-def ranks_text(text: str) -> str:
+def check_ranks_option(text: str) -> str:
     """Check what --ranks is given, and return it without spaces.
 
     Raises:
@@ -103,7 +103,7 @@ def ranks_text(text: str) -> str:
     return "".join(text.split())
 
 
-def processes_text(text: str) -> str:
+def check_processes_option(text: str) -> str:
     """Check what --processes is given.
 
     Raises:
@@ -118,7 +118,7 @@ def processes_text(text: str) -> str:
 # ---- a launcher that is started once for each rank
 
 
-def starts_ranks(target: Target) -> bool:
+def is_rank_launcher(target: Target) -> bool:
     """Whether the program is one that starts ranks, so that they are its children and not this process."""
     if target.kind == COMMAND:
         return Path(target.program).name in _STARTERS or any(
@@ -128,7 +128,7 @@ def starts_ranks(target: Target) -> bool:
     return target.kind == MODULE and target.program in _STARTING_MODULES
 
 
-def asked_of(rank: Rank, text: str) -> bool:
+def is_requested_for(rank: Rank, text: str) -> bool:
     """Whether --ranks asks for this one.
 
     Raises:
@@ -143,7 +143,7 @@ def asked_of(rank: Rank, text: str) -> bool:
     return rank_asked(text, rank.rank)
 
 
-def absent(text: str, there: Collection[int]) -> Message | None:
+def find_absent_ranks(text: str, there: Collection[int]) -> Message | None:
     """Return a sentence on ranks that --ranks names and that there are not; None where all are there."""
     named = (range(low, min(high, low + _RANGE_MAX) + 1) for takes, low, high in ranks_in(text) if takes and there)
     missing = sorted({rank for ranks in named for rank in ranks} - set(there))
@@ -154,12 +154,12 @@ def absent(text: str, there: Collection[int]) -> Message | None:
     return Message("ranks_absent", f"--ranks {text}: there was no rank {numbers}{more}")
 
 
-def name_of(rank: Rank, name: str) -> str:
+def make_rank_name(rank: Rank, name: str) -> str:
     """Return what the run of this rank is called: `decode_0`."""
     return f"{name}_{rank.rank}"
 
 
-def directory_of(rank: Rank, name: str, asked: Path | None) -> Path:
+def make_rank_directory_path(rank: Rank, name: str, asked: Path | None) -> Path:
     """Return the run directory of this rank, which lies beside those of the other ranks.
 
     Args:
@@ -171,17 +171,17 @@ def directory_of(rank: Rank, name: str, asked: Path | None) -> Path:
     Raises:
         UsageError: that directory is a run's itself.
     """
-    own = name_of(rank, name) + (f"-restart{rank.restarts}" if rank.restarts else "")
+    own = make_rank_name(rank, name) + (f"-restart{rank.restarts}" if rank.restarts else "")
     if asked is not None:
         if (asked / run_dir.MANIFEST).exists():
             raise UsageError("not_a_dir_of_ranks", f"{asked} holds a run, not the ranks of one", "name another with -o")
         return asked / own
-    group = run_dir.dated(name, at_s=(started_ns() or time.time_ns()) / 1e9) / own
+    group = run_dir.make_dated_path(name, at_s=(get_parent_start_ns() or time.time_ns()) / 1e9) / own
     # Ranks that a shell started, which goes on to start others, are told apart by their own time.
-    return run_dir.dated(name) / own if group.exists() else group
+    return run_dir.make_dated_path(name) / own if group.exists() else group
 
 
-def started_ns() -> int | None:
+def get_parent_start_ns() -> int | None:
     """Return when the parent of this process was started, in ns since 1970; None where that can't be told."""
     try:
         ticks = int(Path(f"/proc/{os.getppid()}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
@@ -193,7 +193,7 @@ def started_ns() -> int | None:
     return booted * 10**9 + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
-def become(command: list[str]) -> None:
+def exec_program(command: list[str]) -> None:
     """Become the program of a rank that is not recorded, as if traceable had not been asked for.
 
     Raises:
@@ -212,7 +212,7 @@ def become(command: list[str]) -> None:
         ) from None
 
 
-def in_manifest(rank: Rank | None, *, grouped: bool) -> dict[str, Any] | None:
+def make_rank_entry(rank: Rank | None, *, grouped: bool) -> dict[str, Any] | None:
     """Return what the manifest says of the rank that a run is of; None for none.
 
     Args:
@@ -229,11 +229,11 @@ def in_manifest(rank: Rank | None, *, grouped: bool) -> dict[str, Any] | None:
         "by": rank.by,
         "restarts": rank.restarts,
         "grouped": grouped,
-        "launcher_started_ns": started_ns(),
+        "launcher_started_ns": get_parent_start_ns(),
     }
 
 
-def selection_in_manifest(chosen: Chosen | None, collector: str | None) -> dict[str, Any] | None:
+def make_selection_entry(chosen: ProcessFilter | None, collector: str | None) -> dict[str, Any] | None:
     """Return what the manifest says of which processes were chosen; None for all.
 
     Args:

@@ -27,7 +27,7 @@ WRITING_SECONDS = 120.0
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Path]:
+def open_report(path: Path) -> Iterator[Path]:
     """Yield what `trace.load` is to read for `path`. It lives as long as the `with` block.
 
     Args:
@@ -41,12 +41,12 @@ def opened(path: Path) -> Iterator[Path]:
     if path.is_dir():
         if _holds_torch_traces(path):
             yield path
-        elif run_dir.is_ours(path):
-            yield finalised(path)
+        elif run_dir.is_private(path):
+            yield finalize_run(path)
         else:
             # Another user's: it is only read.
             with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
-                yield finalised(path, Path(folder))
+                yield finalize_run(path, Path(folder))
     elif not path.exists():
         raise TraceError("no_such_file", f"there is no {path}", f"give {_READABLE}")
     elif not path.is_file():
@@ -57,14 +57,14 @@ def opened(path: Path) -> Iterator[Path]:
         _refuse_empty(path)
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
             database = Path(folder) / "report.sqlite"
-            nsys_install.export(path.absolute(), database)
+            nsys_install.export_sqlite(path.absolute(), database)
             yield database
     else:
         _check_file(path)
         yield path
 
 
-def finalised(directory: Path, into: Path | None = None) -> Path:
+def finalize_run(directory: Path, into: Path | None = None) -> Path:
     """Return the SQLite file of a run directory, making it where the run was cut short.
 
     Args:
@@ -79,51 +79,51 @@ def finalised(directory: Path, into: Path | None = None) -> Path:
     from traceable.launch import lost_run, range_counts
 
     directory = directory.absolute()
-    if flight.run_of(directory):
-        return flight.finalised(directory, into)
-    manifest = run_dir.read(directory)
+    if flight.find_run_of_dump(directory):
+        return flight.finalize_dump(directory, into)
+    manifest = run_dir.load_manifest(directory)
     name, stem = (manifest.get("collector") or {}).get("name"), manifest.get("stem")
     if name is None or stem is None:
         found = f"the run in {directory} ended before it started its program"
         raise TraceError("program_never_started", found, "run it again")
     if not run_dir.is_over(manifest, directory):
         remedy = "wait for it to end, or stop it"
-        if isinstance(manifest.get(flight.MANIFEST_KEY), dict):
+        if isinstance(manifest.get(flight.FLIGHT_RECORDER_KEY), dict):
             remedy = f"dump it: traceable control dump --run {directory}"
         raise TraceError("still_running", f"the program of {directory} is still running", remedy)
     if not (manifest.get("end") or {}).get("collector_ended"):
         _wait_for_collector(directory)
     try:
-        recorded = collectors.named(name).finalise(directory, stem, into)
+        recorded = collectors.create_collector(name).finalize(directory, stem, into)
     except CollectorError as error:
-        raise lost_run.named(error, directory, manifest) from None
+        raise lost_run.add_remaining_data(error, directory, manifest) from None
     if recorded.database is None:
         found = "; ".join((f"{directory} holds no recording (collector {name})", *recorded.notes[:_NOTES_SAID]))
         raise TraceError("no_recording", found, "run it again with another --collector")
-    range_counts.keep(directory, manifest, recorded)
+    range_counts.store_range_counts(directory, manifest, recorded)
     return recorded.database
 
 
-def manifest_of(path: Path) -> dict[str, Any] | None:
+def find_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest of `path` where it is a run directory, or None for a file or a directory of traces.
 
     Of a directory that holds the ranks of a run it is that of the first one; of a flight recorder's dump its run's.
     """
-    if run := flight.run_of(path):
-        return run_dir.read(run)
+    if run := flight.find_run_of_dump(path):
+        return run_dir.load_manifest(run)
     if not path.is_dir() or _holds_torch_traces(path):
         return None
     from traceable.launch import processes
 
-    of_ranks = () if (path / run_dir.MANIFEST).exists() else processes.parts(path)
-    return run_dir.read(of_ranks[0] if of_ranks else path)
+    of_ranks = () if (path / run_dir.MANIFEST).exists() else processes.list_parts(path)
+    return run_dir.load_manifest(of_ranks[0] if of_ranks else path)
 
 
 def _holds_torch_traces(directory: Path) -> bool:
     """Return whether it is no run directory, but one with traces that torch.profiler made."""
     from traceable.trace import kineto
 
-    return not (directory / run_dir.MANIFEST).exists() and bool(kineto.files_in(directory))
+    return not (directory / run_dir.MANIFEST).exists() and bool(kineto.list_trace_files(directory))
 
 
 def _wait_for_collector(directory: Path) -> None:
@@ -131,11 +131,11 @@ def _wait_for_collector(directory: Path) -> None:
     from traceable.launch import supervisor
 
     deadline = time.monotonic() + WRITING_SECONDS
-    while supervisor.collector_processes(directory):
+    while supervisor.find_collector_processes(directory):
         if time.monotonic() > deadline:
             found = f"nsys is still writing the report in {directory}"
             raise CollectorError("nsys_still_writing", found, "try again later")
-        time.sleep(supervisor.TURN_SECONDS)
+        time.sleep(supervisor.POLL_SECONDS)
 
 
 def _check_file(path: Path) -> None:

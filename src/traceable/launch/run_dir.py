@@ -33,7 +33,7 @@ _held: dict[Path, int] = {}
 """Descriptors of the run directories that this process has made, opened when they were."""
 
 
-def create(asked: Path | None, name: str, *, force: bool) -> Path:
+def create_run_dir(asked: Path | None, name: str, *, force: bool) -> Path:
     """Make the run directory and return its absolute path.
 
     Args:
@@ -50,7 +50,7 @@ def create(asked: Path | None, name: str, *, force: bool) -> Path:
             directory = _create_dated(name)
         else:
             directory = asked.absolute()
-            check(directory, name, force=force)
+            check_run_dir(directory, name, force=force)
             if (directory / MANIFEST).exists():
                 directory.rename(_free(directory))
             directory.mkdir(_MODE, parents=True, exist_ok=True)
@@ -63,11 +63,11 @@ def create(asked: Path | None, name: str, *, force: bool) -> Path:
     return directory
 
 
-def check(directory: Path | None, name: str, *, force: bool) -> None:
-    """Refuse a directory that `create` would refuse, creating nothing.
+def check_run_dir(directory: Path | None, name: str, *, force: bool) -> None:
+    """Refuse a directory that `create_run_dir` would refuse, creating nothing.
 
     Raises:
-        UsageError: as for `create`.
+        UsageError: as for `create_run_dir`.
     """
     directory = (directory or PARENT).absolute()
     standing = next(place for place in (directory, *directory.parents) if place.exists() or place.is_symlink())
@@ -97,7 +97,7 @@ def _check_movable(directory: Path) -> None:
             "run_in_working_directory", f"{directory} holds a run and is the working directory", "name another with -o"
         )
     try:
-        over = is_over(read(directory), directory)
+        over = is_over(load_manifest(directory), directory)
     except TraceError:
         return
     if not over:
@@ -109,13 +109,13 @@ def _is_ours(entry: str, stem: str) -> bool:
     return entry.startswith(ours) or entry in ("report.json", "recording", NSYS_LOG)
 
 
-def dated(name: str, attempt: int = 1, at_s: float | None = None) -> Path:
+def make_dated_path(name: str, attempt: int = 1, at_s: float | None = None) -> Path:
     """Return `traceable-runs/<name>-<UTC time>`, with a number where that is taken; the time is now or `at_s`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_s))
     return PARENT.absolute() / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
 
 
-def latest() -> Path:
+def find_latest_run() -> Path:
     """Return the run directory in `traceable-runs` whose manifest was written last.
 
     Raises:
@@ -135,7 +135,7 @@ def _create_dated(name: str) -> Path:
     PARENT.absolute().mkdir(_MODE, parents=True, exist_ok=True)
     attempt = 1
     while True:
-        directory = dated(name, attempt)
+        directory = make_dated_path(name, attempt)
         with contextlib.suppress(FileExistsError):
             directory.mkdir(_MODE)
             return directory
@@ -149,7 +149,7 @@ def _free(directory: Path) -> Path:
     return aside
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` as JSON to `path` in a run directory, whole or not at all. No link is followed.
 
     Raises:
@@ -172,7 +172,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def _opened(directory: Path) -> Iterator[int]:
     """Yield a descriptor of a run directory: where this process has made it, of the directory that it made."""
     if directory in _held:
-        check_held(directory)
+        check_not_replaced(directory)
         yield _held[directory]
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -182,17 +182,17 @@ def _opened(directory: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def check_held(directory: Path) -> None:
+def check_not_replaced(directory: Path) -> None:
     """Refuse to go on with a directory that is not the one that this process has made at that place.
 
     Raises:
         OSError: it is gone, or somebody has put another in its place.
     """
     if directory in _held and not os.path.samestat(directory.stat(), os.fstat(_held[directory])):
-        raise untrusted.RefusedError(errno.ESTALE, "another was put in its place", os.fspath(directory))
+        raise untrusted.RejectedFileError(errno.ESTALE, "another was put in its place", os.fspath(directory))
 
 
-def exposed(directory: Path) -> Message | None:
+def find_other_writers(directory: Path) -> Message | None:
     """Return who else may put something else in the place of a run directory, or of files in it, as the begin of a
     sentence; None for nobody. root is trusted, and so is the group that this process has by itself.
     """
@@ -221,21 +221,25 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-def is_ours(directory: Path) -> bool:
+def is_private(directory: Path) -> bool:
     """Whether what is made of the recording in a directory may be kept there: it is this user's alone."""
     try:
-        return directory.stat().st_uid == os.geteuid() and os.access(directory, os.W_OK) and exposed(directory) is None
+        return (
+            directory.stat().st_uid == os.geteuid()
+            and os.access(directory, os.W_OK)
+            and find_other_writers(directory) is None
+        )
     except OSError:
         return False
 
 
-def read(directory: Path) -> dict[str, Any]:
+def load_manifest(directory: Path) -> dict[str, Any]:
     """Return the manifest of a run directory.
 
     Raises:
         TraceError: it has none, or one that is not ours.
     """
-    return untrusted.manifest(directory / MANIFEST)
+    return untrusted.read_manifest(directory / MANIFEST)
 
 
 def is_over(manifest: dict[str, Any], directory: Path) -> bool:
@@ -255,7 +259,7 @@ def is_over(manifest: dict[str, Any], directory: Path) -> bool:
 def _published_pid(directory: Path) -> int | None:
     """The program's pid where the launcher was killed before it wrote that into the manifest."""
     try:
-        pid = int(untrusted.read(directory / exec_shim.PID_FILE, 32))
+        pid = int(untrusted.read_file(directory / exec_shim.PID_FILE, 32))
     except (OSError, ValueError):
         return None
     return pid if 0 < pid < untrusted.PID_MAX else None

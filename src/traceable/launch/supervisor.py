@@ -4,7 +4,7 @@ Signals are blocked and waited for one at a time, so there is no handler and not
 the terminal sends reaches the whole foreground group by itself and is not sent a second time; but for the hangup of a
 terminal that is ours.
 
-Past a collector that stands between, the program is handed stdio, environment, signals and permission (`Handover`). The
+Past a collector that stands between, the program is handed stdio, environment, signals and permission (`StdioHandoff`). The
 other end is `collectors/exec_shim.py`; what passes is described in one JSON variable (`environment.HANDOVER`). The
 descriptors lie in a socket that the collector inherits, and so it holds none of them: a reader of the user's stdout
 must see its end when the program has ended, even where the launcher was killed and the collector lives on.
@@ -31,31 +31,37 @@ from traceable.errors import CollectorError, Message, UsageError
 from traceable.launch import finalize_progress
 from traceable.protocol import environment, redact
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-OF_TERMINALS = (signal.SIGTSTP, signal.SIGWINCH)
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+TERMINAL_SIGNALS = (signal.SIGTSTP, signal.SIGWINCH)
 """What else a terminal sends. A program in a session of its own gets none of it from there."""
 
 SI_KERNEL = 0x80
 """`siginfo.si_code` of a signal that the terminal driver sent (Linux, asm-generic/siginfo.h)."""
 
-TURN_SECONDS = 0.05
+POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """How long a process that has done its part may take to say so."""
 
-WAKE_SECONDS = 1.0
+IDLE_POLL_SECONDS = 1.0
 """How often the launcher looks whether the program of a collector is over, whose end nobody tells it."""
 
-TRANSIENT = ("Connection reset by peer", "End of file", "terminate called", "boost::", "Connection to the Agent lost")
+TRANSIENT_ERRORS = (
+    "Connection reset by peer",
+    "End of file",
+    "terminate called",
+    "boost::",
+    "Connection to the Agent lost",
+)
 """What nsys 2022.4 says when it now and then fails at the start for no reason of ours: trying again helps."""
 
 FIRST_DESCRIPTOR = 10
 """The handed descriptor is this or above: shells and programs use the ones below for themselves."""
 
-GIVEN = frozenset(
+COLLECTOR_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP", "LD_LIBRARY_PATH"}
     | {"LD_PRELOAD", "DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR"}
 )
-GIVEN_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NSYS_", "QUADD_")
+COLLECTOR_VARIABLE_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NSYS_", "QUADD_")
 """What of the user's environment the collector itself may see: it writes all it sees into the report."""
 
 
@@ -70,26 +76,26 @@ class NeverStartedError(CollectorError):
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramExit:
     """How the program ended.
 
     Attributes:
         status: wait status, as `os.waitpid` returns it.
         pid: the program's; None where a signal came before it was started.
         complete: the collector has finished. False: the user did not wait for it.
-        told_to_end: a signal that asks a program to end came; how it ended need not show it. Not known of a program
+        termination_requested: a signal that asks a program to end came; how it ended need not show it. Not known of a program
             that the collector started.
     """
 
     status: int
     pid: int | None
     complete: bool = True
-    told_to_end: bool = False
+    termination_requested: bool = False
 
 
-def run(
+def supervise(
     plan: Plan, full: Mapping[str, str], run_dir: Path, on_start: Callable[[int], None], say: Callable[[str], None]
-) -> Ended:
+) -> ProgramExit:
     """Start `plan` and return when the program has ended and the collector has written what it will write.
 
     Args:
@@ -104,7 +110,7 @@ def run(
         CollectorError: the collector failed while it started the program, which may have run.
         UsageError: the program can't be executed.
     """
-    signals = {*FORWARDED, *OF_TERMINALS}
+    signals = {*FORWARDED_SIGNALS, *TERMINAL_SIGNALS}
     # Started by a parent that ignores SIGCHLD, a process gets no wait status of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with _blocked({*signals, signal.SIGCHLD, signal.SIGALRM}) as before:
@@ -138,7 +144,7 @@ def _next_signal(signals: set[signal.Signals], seconds: float) -> int | None:
     return None if number == signal.SIGALRM else number
 
 
-def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start: Callable[[int], None]) -> Ended:
+def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start: Callable[[int], None]) -> ProgramExit:
     try:
         # Not `subprocess`: descriptors that the user passed on stay open, as without us.
         pid = os.posix_spawnp(
@@ -153,16 +159,16 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
     on_start(pid)
     told_to_end = told_to_stop = stopped = False
     while True:
-        info = signal.sigwaitinfo({*FORWARDED, *OF_TERMINALS, signal.SIGCHLD})
+        info = signal.sigwaitinfo({*FORWARDED_SIGNALS, *TERMINAL_SIGNALS, signal.SIGCHLD})
         if info.si_signo == signal.SIGCHLD:
             # One SIGCHLD may stand for several changes.
             while (change := os.waitpid(pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
                 status = change[1]
                 if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-                    return Ended(status, pid, told_to_end=told_to_end)
+                    return ProgramExit(status, pid, termination_requested=told_to_end)
                 stopped = os.WIFSTOPPED(status)
         else:
-            told_to_end = told_to_end or info.si_signo in finalize_progress.ENDING
+            told_to_end = told_to_end or info.si_signo in finalize_progress.TERMINATION_SIGNALS
             told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
             if info.si_code != SI_KERNEL or _for_leader_alone(info.si_signo):
                 os.kill(pid, info.si_signo)
@@ -198,28 +204,30 @@ class _Detached:
     ) -> None:
         self.run_dir = run_dir
         self.say = say
-        self.signals = {*FORWARDED, *OF_TERMINALS, signal.SIGCHLD}
+        self.signals = {*FORWARDED_SIGNALS, *TERMINAL_SIGNALS, signal.SIGCHLD}
         self.program = Path(plan.argv[0]).name
         planned = {**plan.environment, environment.RUN_DIR: str(run_dir)}
-        self.handover = Handover(run_dir, full, given(full, planned), before, plan.own_environment)
+        self.handover = StdioHandoff(
+            run_dir, full, make_collector_environment(full, planned), before, plan.collector_environment
+        )
         self.log = run_dir / plan.log
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
-        self.writing = finalize_progress.Writing(self.program, collector_processes, run_dir, say)
+        self.writing = finalize_progress.ReportProgress(self.program, find_collector_processes, run_dir, say)
         self.collector: int | None = self._spawn(plan, before)
         self.collector_status = 0
         self.pid: int | None = None
         self.pidfd: int | None = None
         self.told_to_wait = False
 
-    def run(self, on_start: Callable[[int], None]) -> Ended:
+    def run(self, on_start: Callable[[int], None]) -> ProgramExit:
         try:
             cancelled = self._start()
             if cancelled:
-                return Ended(int(cancelled), None)
+                return ProgramExit(int(cancelled), None)
             assert self.pid is not None
             on_start(self.pid)
             complete = self._wait()
-            return Ended(self._status(), self.pid, complete)
+            return ProgramExit(self._status(), self.pid, complete)
         finally:
             self.handover.close()
             if self.pidfd is not None:
@@ -239,7 +247,7 @@ class _Detached:
                 ],
                 setsid=True,
                 setsigmask=before,
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, *FORWARDED],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, *FORWARDED_SIGNALS],
             )
         except OSError as error:
             self.handover.close()
@@ -248,14 +256,14 @@ class _Detached:
 
     def _start(self) -> signal.Signals | None:
         """Wait until the program's pid is known. Returns the signal that came first and was obeyed, if one did."""
-        seconds = finalize_progress.seconds_of(environment.START_SECONDS, 60.0)
+        seconds = finalize_progress.read_seconds(environment.START_SECONDS, 60.0)
         deadline: finalize_progress.Deadline | None = finalize_progress.Deadline(seconds)
         pending: list[int] = []
-        while (pid := self.handover.program_pid()) is None:
-            number = _next_signal(self.signals, TURN_SECONDS)
+        while (pid := self.handover.read_program_pid()) is None:
+            number = _next_signal(self.signals, POLL_SECONDS)
             if number == signal.SIGCHLD:
                 self._reap()
-            elif number in FORWARDED:
+            elif number in FORWARDED_SIGNALS:
                 if self.handover.withdraw():
                     self._kill_collector()
                     return signal.Signals(number)
@@ -263,7 +271,7 @@ class _Detached:
             elif number is not None:
                 # The program may run already, without our knowing it yet.
                 pending.append(number)
-            if deadline is not None and (deadline.passed() or self.collector is None):
+            if deadline is not None and (deadline.has_passed() or self.collector is None):
                 self._give_up(seconds if self.collector else None)
                 # The permission is gone, so the program is being started at this moment.
                 deadline = None
@@ -297,7 +305,7 @@ class _Detached:
         first = next((line.strip() for line in said.splitlines() if line.strip()), "")
         ended += f" ({first[:300]})" if first else ""
         error = NeverStartedError("collector_ended_early", f"{self.program} {ended}", remedy)
-        error.transient = os.WIFSIGNALED(self.collector_status) or any(words in said for words in TRANSIENT)
+        error.transient = os.WIFSIGNALED(self.collector_status) or any(words in said for words in TRANSIENT_ERRORS)
         raise error
 
     def _said(self) -> str:
@@ -308,19 +316,19 @@ class _Detached:
 
     def _last_chance(self) -> int:
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
-        while (pid := self.handover.program_pid()) is None:
-            if deadline.passed():
+        while (pid := self.handover.read_program_pid()) is None:
+            if deadline.has_passed():
                 raise CollectorError(
                     "collector_ended_at_start", f"{self.program} ended while it started the program", "run again"
                 )
-            time.sleep(TURN_SECONDS)
+            time.sleep(POLL_SECONDS)
         return pid
 
     def _wait(self) -> bool:
         """Pass signals on until program and collector have ended. False: the user did not wait for the collector."""
         while self.collector is not None or not self._program_over() or self._left_behind():
-            number = _next_signal(self.signals, WAKE_SECONDS if self.collector is not None else TURN_SECONDS)
-            if self._program_over() and not self.writing.goes_on():
+            number = _next_signal(self.signals, IDLE_POLL_SECONDS if self.collector is not None else POLL_SECONDS)
+            if self._program_over() and not self.writing.check_progress():
                 return False
             if number is None:
                 continue
@@ -338,7 +346,7 @@ class _Detached:
 
     def _left_behind(self) -> bool:
         """Whether nsys writes the report although it was killed: its agent still does."""
-        return os.WIFSIGNALED(self.collector_status) and bool(collector_processes(self.run_dir))
+        return os.WIFSIGNALED(self.collector_status) and bool(find_collector_processes(self.run_dir))
 
     def _reap(self) -> None:
         if self.collector is not None:
@@ -347,7 +355,7 @@ class _Detached:
                 self.collector, self.collector_status = None, status
 
     def _program_over(self) -> bool:
-        if self.handover.wait_status() is not None:
+        if self.handover.read_wait_status() is not None:
             return True
         if self.pidfd is None:
             assert self.pid is not None
@@ -376,15 +384,15 @@ class _Detached:
     def _status(self) -> int:
         """How the program ended, from its own parent; from the collector only if that parent was killed."""
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
-        while (ended := self.handover.wait_status()) is None:
-            if self.handover.silent() or deadline.passed():
+        while (ended := self.handover.read_wait_status()) is None:
+            if self.handover.is_closed() or deadline.has_passed():
                 words = (
                     f"what stood between {self.program} and the program was killed: nothing is recorded from then on, "
                     f"and how the program ended is not known (the exit code is {self.program}'s)"
                 )
                 self.say(Message("wrapper_killed", words))
                 return self.collector_status
-            time.sleep(TURN_SECONDS)
+            time.sleep(POLL_SECONDS)
         return ended
 
     def _kill_collector(self) -> None:
@@ -393,12 +401,12 @@ class _Detached:
             os.killpg(self.collector, signal.SIGKILL)
             _, self.collector_status = os.waitpid(self.collector, 0)
             self.collector = None
-        for pid in collector_processes(self.run_dir):
+        for pid in find_collector_processes(self.run_dir):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def collector_processes(run_dir: Path) -> list[int]:
+def find_collector_processes(run_dir: Path) -> list[int]:
     """Return the pids of nsys's own processes that serve the run in `run_dir`.
 
     nsys's agent leaves nsys's session and process tree, but keeps its environment.
@@ -418,14 +426,18 @@ def _is_nsys(entry: Path) -> bool:
     return (entry / "exe").readlink().name.startswith(("nsys", "QdstrmImporter"))
 
 
-def given(full: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
+def make_collector_environment(full: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
     """Return the small environment for the collector: what it needs of `full`, and what is `planned` for it."""
-    needed = {name: value for name, value in full.items() if name in GIVEN or name.startswith(GIVEN_PREFIXES)}
+    needed = {
+        name: value
+        for name, value in full.items()
+        if name in COLLECTOR_VARIABLES or name.startswith(COLLECTOR_VARIABLE_PREFIXES)
+    }
     needed = {name: value for name, value in needed.items() if not redact.is_secret(name)}
     return {**needed, **planned}
 
 
-class Handover:
+class StdioHandoff:
     """The descriptors of one start. Close it when the program has started or never will."""
 
     def __init__(
@@ -481,15 +493,15 @@ class Handover:
             environment.HANDOVER: json.dumps(content),
         }
 
-    def program_pid(self) -> int | None:
+    def read_program_pid(self) -> int | None:
         """Return the program's pid once it has been started."""
         return self._line(0)
 
-    def wait_status(self) -> int | None:
+    def read_wait_status(self) -> int | None:
         """Return how the program ended, as `os.waitpid` says it, once it has."""
         return self._line(1)
 
-    def silent(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the bystander is gone and tells nothing any more. True only after `release`."""
         try:
             while chunk := os.read(self._telling, 64):
@@ -499,7 +511,7 @@ class Handover:
         return True
 
     def _line(self, number: int) -> int | None:
-        self.silent()
+        self.is_closed()
         lines = self._said.split(b"\n")[:-1]
         return int(lines[number]) if number < len(lines) else None
 

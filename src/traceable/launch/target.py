@@ -70,7 +70,7 @@ _STARTERS = frozenset(
 """Executables that start other programs, which may be Python."""
 
 
-def is_no_python(target: Target) -> bool:
+def is_not_python(target: Target) -> bool:
     """Return whether no Python runs in the program, as far as its file and its command line show.
 
     It is an executable file and no script, not an interpreter of Python, and nothing that starts other programs.
@@ -90,7 +90,7 @@ def is_no_python(target: Target) -> bool:
         return False
 
 
-def parse(words: Sequence[str]) -> Target:
+def parse_target(words: Sequence[str]) -> Target:
     """Read `app.py args`, `-m module args`, `-c code args` or `-- command args`, as Python reads its own.
 
     Raises:
@@ -111,7 +111,7 @@ def parse(words: Sequence[str]) -> Target:
     return Target(SCRIPT, first, tuple(rest))
 
 
-def interpreter_flags(original: Sequence[str] | None = None) -> list[str]:
+def get_interpreter_flags(original: Sequence[str] | None = None) -> list[str]:
     """Return the options of the running interpreter itself, as they were typed (`-X dev -W error -u`).
 
     Args:
@@ -143,7 +143,7 @@ def _cluster(word: str) -> tuple[str, int | None]:
     return word, 0
 
 
-def check(target: Target, flags: Sequence[str] = ()) -> None:
+def check_target(target: Target, flags: Sequence[str] = ()) -> None:
     """Refuse what can't run, before anything is started or created.
 
     Raises:

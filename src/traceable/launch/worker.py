@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from traceable.collectors.tools import end_with
-from traceable.launch.finalize_progress import ENDING
+from traceable.collectors.tools import die_with_parent
+from traceable.launch.finalize_progress import TERMINATION_SIGNALS
 
 _LENGTH_BYTES = 8
 
@@ -25,7 +25,7 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-class DiedError(Exception):
+class WorkerDiedError(Exception):
     """The process ended before its work was done; the text says how, as a clause with a verb."""
 
 
@@ -70,15 +70,15 @@ class Worker:
         except BrokenPipeError:
             reply = None
         except OSError as error:
-            raise DiedError(f"could not be started ({error.strerror})") from None
+            raise WorkerDiedError(f"could not be started ({error.strerror})") from None
         except BaseException:
             self._end()
             raise
         if reply is None:
-            raise DiedError(self._end())
+            raise WorkerDiedError(self._end())
         result, problem = reply
         if problem == MemoryError.__name__:
-            raise DiedError("ran out of memory")
+            raise WorkerDiedError("ran out of memory")
         if problem:
             raise RuntimeError(problem)
         returned: _Result = result
@@ -128,10 +128,10 @@ def _work(requests: int, replies: int, parent: int, prepare: Callable[[], object
     """Do what is asked for until nobody is there any more."""
     try:
         # What the terminal sends is for the launcher, which ends this process if it is to end.
-        for number in ENDING:
+        for number in TERMINATION_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _ignore)
-        end_with(parent)
+        die_with_parent(parent)
         _be_killed_first()
         if prepare is not None:
             prepare()

@@ -165,7 +165,7 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 _warned: set[tuple[str, str]] = set()
 
 
-def flag(name: str) -> bool:
+def read_flag(name: str) -> bool:
     """Read a yes/no variable: 1/true/yes/on against 0/false/no/off, unset or empty (any case)."""
     value = os.environ.get(name, "").strip().lower()
     if value in _TRUE:
@@ -175,7 +175,7 @@ def flag(name: str) -> bool:
     return False
 
 
-def digit(name: str, default: int) -> int:
+def read_digit(name: str, default: int) -> int:
     """Read a variable of one digit, 0 to 9."""
     value = os.environ.get(name, "").strip()
     if len(value) == 1 and value in "0123456789":
@@ -185,17 +185,17 @@ def digit(name: str, default: int) -> int:
     return default
 
 
-def listener_possible() -> bool:
+def can_have_profiler() -> bool:
     """Whether anyone can hear this process: an NVTX listener, for which NVTX asks once, at its first call, or torch."""
-    return bool(os.environ.get(NVTX_INJECTION)) or torch_records()
+    return bool(os.environ.get(NVTX_INJECTION)) or is_torch_collector()
 
 
-def torch_records() -> bool:
+def is_torch_collector() -> bool:
     """Whether the ranges of this process go into torch.profiler and not into NVTX."""
     return os.environ.get(COLLECTOR) == "torch"
 
 
-def escaped(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     r"""Return a text with control characters and other invisible ones as escapes: what it holds steers no terminal.
 
     Examples:
@@ -224,6 +224,6 @@ def warn_once(code: str, message: str, key: str = "") -> None:
         if "\n" in message:
             lines = message.strip().split("\n")
             message = f"{lines[0].rstrip()} ... {lines[-1].strip()}"
-        sys.stderr.write(f"traceable: {escaped(message)} [{code}]\n")
+        sys.stderr.write(f"traceable: {escape_unprintable(message)} [{code}]\n")
     except Exception:  # noqa: BLE001 - stderr may be closed or replaced, the interpreter may be ending
         return

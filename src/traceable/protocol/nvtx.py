@@ -52,17 +52,17 @@ IDENTITY_TAG = 1 << 62
 """Set in every identity. An int of the user's that has it set and is positive would be taken for one."""
 
 
-def identity(instance: int, parent: int) -> int:
+def pack_identity(instance: int, parent: int) -> int:
     """Pack an instance's number and its parent's (0 for none) into the payload that carries them."""
     return IDENTITY_TAG | (parent & INSTANCE_BITS) << 32 | (instance & INSTANCE_BITS)
 
 
-def instance_of(payload: int) -> int:
+def unpack_instance(payload: int) -> int:
     """Return the instance's number in an identity."""
     return payload & INSTANCE_BITS
 
 
-def parent_of(payload: int) -> int:
+def unpack_parent(payload: int) -> int:
     """Return the number of the parent in an identity; 0 for none."""
     return payload >> 32 & INSTANCE_BITS
 

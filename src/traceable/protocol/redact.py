@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-NOT_WRITTEN = "***"
+REDACTED = "***"
 """What stands in the place of a value that is not written."""
 
 _SECRET = re.compile(
@@ -47,23 +47,23 @@ def is_secret(name: str) -> bool:
     return name not in _FOLDERS and _SECRET.search(name) is not None
 
 
-def without_values(words: Iterable[str]) -> list[str]:
+def redact_command(words: Iterable[str]) -> list[str]:
     """Return a command line with `***` for each value of an option, variable or header that has the name of a secret.
 
     So are the password in an address, a user who has none in one of the web, and what follows `Bearer`. Code that
     follows `-c` is left as it is, but for these; what a shell is given so is not code.
     """
     found = []
-    for word, spans in secret_spans(words):
+    for word, spans in find_secret_spans(words):
         kept, place = "", 0
         for begin, end in spans:
-            kept += word[place:begin] + NOT_WRITTEN
+            kept += word[place:begin] + REDACTED
             place = end
         found.append(kept + word[place:])
     return found
 
 
-def secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+def find_secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield each word of a command line with the parts of it that are secret, in order, none empty, none touching.
 
     `_native/recorder_secrets.c` does the same to what the recorder writes.

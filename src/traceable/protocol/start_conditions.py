@@ -42,7 +42,7 @@ class Conditions(NamedTuple):
     delay_from_start: bool = False
 
     @property
-    def hold(self) -> bool:
+    def has_start_condition(self) -> bool:
         """Whether windows have anything to wait for."""
         return bool(self.warmup_steps or self.delay_s or self.requests or self.idle_s)
 
@@ -51,7 +51,7 @@ class Conditions(NamedTuple):
         """Whether only a program that takes steps can meet them."""
         return bool(self.warmup_steps or self.idle_s)
 
-    def variables(self) -> dict[str, str]:
+    def to_environment(self) -> dict[str, str]:
         """Return them as the environment says them to a process."""
         given = {variable: getattr(self, name) for name, (variable, _, _) in _READ.items()}
         said = {
@@ -62,28 +62,28 @@ class Conditions(NamedTuple):
         return said
 
     @property
-    def delay_since(self) -> str:
+    def delay_origin(self) -> str:
         """What the delay is counted from."""
         return "the start of the process" if self.delay_from_start else "the first range or step"
 
     def __str__(self) -> str:
         """Return what is waited for as the end of a sentence: `after 5 warm-up steps and 3 s`; empty for nothing."""
         words = [
-            counted(self.warmup_steps, "warm-up step") if self.warmup_steps else "",
-            f"{self.delay_s:g} s from {self.delay_since}" if self.delay_s else "",
-            counted(self.requests, "request") if self.requests else "",
+            pluralize(self.warmup_steps, "warm-up step") if self.warmup_steps else "",
+            f"{self.delay_s:g} s from {self.delay_origin}" if self.delay_s else "",
+            pluralize(self.requests, "request") if self.requests else "",
             f"{self.idle_s:g} s without a step" if self.idle_s else "",
         ]
         given = [word for word in words if word]
         return f"after {' and '.join(given)}" if given else ""
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """Return `1 step`, `2 steps`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def number(name: str, text: str) -> int:
+def parse_count(name: str, text: str) -> int:
     """Read a number of steps or requests.
 
     Raises:
@@ -95,7 +95,7 @@ def number(name: str, text: str) -> int:
     return int(digits)
 
 
-def seconds(name: str, text: str, *, least: str = "from 0 on") -> float:
+def parse_seconds(name: str, text: str, *, least: str = "from 0 on") -> float:
     """Read a number of seconds.
 
     Raises:
@@ -112,23 +112,23 @@ def seconds(name: str, text: str, *, least: str = "from 0 on") -> float:
 
 
 def _above(name: str, text: str) -> float:
-    return seconds(name, text, least="above 0")
+    return parse_seconds(name, text, least="above 0")
 
 
 _FROM_START = "start+"
 """What stands before a delay that is counted from the start of the process."""
 
 _READ: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
-    "warmup_steps": (environment.WARMUP_STEPS, "--warmup-steps", number),
-    "delay_s": (environment.DELAY, "--delay", seconds),
-    "requests": (environment.AFTER_REQUEST, "--after-request", number),
+    "warmup_steps": (environment.WARMUP_STEPS, "--warmup-steps", parse_count),
+    "delay_s": (environment.DELAY, "--delay", parse_seconds),
+    "requests": (environment.AFTER_REQUEST, "--after-request", parse_count),
     "idle_s": (environment.IDLE, "--idle", _above),
     "duration_s": (environment.DURATION, "--duration", _above),
 }
 """For each condition its variable, its option, and what reads either."""
 
 
-def read(texts: Mapping[str, str | None], *, by_option: bool = True) -> Conditions:
+def parse_conditions(texts: Mapping[str, str | None], *, by_option: bool = True) -> Conditions:
     """Return what is asked.
 
     Args:
@@ -155,7 +155,7 @@ OPTIONS = tuple(_READ)
 """The names of those conditions that have an option and a variable."""
 
 
-def merged(found: Conditions, more: Conditions, names: Iterable[str]) -> Conditions:
+def merge_conditions(found: Conditions, more: Conditions, names: Iterable[str]) -> Conditions:
     """Return `found` with the conditions of these names as in `more`."""
     taken = {name: getattr(more, name) for name in names}
     if "delay_s" in taken:
@@ -163,22 +163,22 @@ def merged(found: Conditions, more: Conditions, names: Iterable[str]) -> Conditi
     return found._replace(**taken)
 
 
-def texts_of_environment() -> dict[str, str]:
+def read_environment() -> dict[str, str]:
     """Return what the environment asks, unread, by the names of `Conditions`."""
     return {name: os.environ[variable] for name, (variable, _, _) in _READ.items() if os.environ.get(variable)}
 
 
-def from_environment() -> Conditions:
+def load_conditions() -> Conditions:
     """Return what the launcher asks of this process. A malformed value is said once and asks for nothing."""
     found = Conditions()
-    for name, text in texts_of_environment().items():
+    for name, text in read_environment().items():
         try:
-            found = merged(found, read({name: text}, by_option=False), (name,))
+            found = merge_conditions(found, parse_conditions({name: text}, by_option=False), (name,))
         except UsageError as error:  # noqa: PERF203 - five at most
             variable = _READ[name][0]
             environment.warn_once("variable_invalid", f"{variable} is ignored: {error.message}", key=variable)
     return found
 
 
-NONE = Conditions()
+NO_CONDITIONS = Conditions()
 """Nothing was asked."""

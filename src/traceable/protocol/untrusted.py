@@ -44,14 +44,14 @@ _NAME_CHARACTERS = 255
 _NAME_SHORTENED = 40
 
 
-class RefusedError(OSError):
+class RejectedFileError(OSError):
     """A file that is not read. `strerror` says why, as the end of a sentence."""
 
 
 # ---- limits
 
 
-def limit(amount: int) -> int:
+def scale_limit(amount: int) -> int:
     """Return a limit, as often as `TRACEABLE_READ_LIMIT` says.
 
     Args:
@@ -60,7 +60,7 @@ def limit(amount: int) -> int:
     return amount * _factor()
 
 
-def raised() -> str:
+def format_limit_remedy() -> str:
     """Return how to raise the limits, as an imperative clause."""
     return f"if you trust the file, set {environment.READ_LIMIT}={10 * _factor()}, which raises the limits"
 
@@ -97,7 +97,7 @@ def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
     try:
         _check_regular(os.fstat(descriptor).st_mode, path)
-    except RefusedError:
+    except RejectedFileError:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "rb")
@@ -106,7 +106,7 @@ def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
 def _check_regular(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
         what = "a link" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
-        raise RefusedError(errno.EINVAL, f"it is {what} and not a regular file", os.fspath(path))
+        raise RejectedFileError(errno.EINVAL, f"it is {what} and not a regular file", os.fspath(path))
 
 
 def exists(path: Path) -> bool:
@@ -131,17 +131,17 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def read(path: Path, most: int = RECORD_BYTES) -> bytes:
+def read_file(path: Path, most: int = RECORD_BYTES) -> bytes:
     """Return the content of a file in a run directory.
 
     Args:
         path: the file.
-        most: how many bytes it may have, before `limit`.
+        most: how many bytes it may have, before `scale_limit`.
 
     Raises:
         OSError: it can't be read, is no regular file, or is larger.
     """
-    allowed = limit(most)
+    allowed = scale_limit(most)
     parts, left = [], allowed + 1
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > allowed:
@@ -151,7 +151,9 @@ def read(path: Path, most: int = RECORD_BYTES) -> bytes:
             parts.append(part)
             left -= len(part)
     if not left:
-        raise RefusedError(errno.EFBIG, f"it is larger than {allowed} bytes; {raised()}", os.fspath(path))
+        raise RejectedFileError(
+            errno.EFBIG, f"it is larger than {allowed} bytes; {format_limit_remedy()}", os.fspath(path)
+        )
     return b"".join(parts)
 
 
@@ -177,11 +179,11 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeError, OverflowError)
 text of an error, which quotes the file."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     """Open a SQLite file to be read, and read tables alone: a view may be endless, a virtual table runs code.
 
     A statement that uses a view, or takes more instructions than a file of this size can need, fails with one of
-    `SQLITE_ERRORS`, of which `why` says what it means. Nothing is created beside the file.
+    `SQLITE_ERRORS`, of which `format_sqlite_error` says what it means. Nothing is created beside the file.
 
     Raises:
         OSError: there is no such file, or it is not a regular one.
@@ -205,7 +207,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
         connection.set_authorizer(allow)
         left = [0]
-        most = limit(_STEPS_MIN + _STEPS_OF_A_BYTE * size)
+        most = scale_limit(_STEPS_MIN + _STEPS_OF_A_BYTE * size)
 
         def went_on() -> bool:
             left[0] += _STEPS_AT_ONCE
@@ -218,11 +220,11 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def why(error: Exception) -> str:
-    """Return what one of `SQLITE_ERRORS` means, of a connection of `connect`, as the end of a sentence."""
+def format_sqlite_error(error: Exception) -> str:
+    """Return what one of `SQLITE_ERRORS` means, of a connection of `open_database`, as the end of a sentence."""
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
     if text == "interrupted":
-        return f"it takes more steps to read than a file of its size can need; {raised()}"
+        return f"it takes more steps to read than a file of its size can need; {format_limit_remedy()}"
     if text.startswith("not authorized") or text.endswith("prohibited"):
         return f"it has a view or virtual table in the place of a table: {text}"
     return text
@@ -231,7 +233,7 @@ def why(error: Exception) -> str:
 # ---- JSON
 
 
-def parse(text: bytes | str) -> Any:
+def parse_json(text: bytes | str) -> Any:
     """Return what JSON holds; numbers that are none (NaN, Infinity) become None.
 
     Raises:
@@ -243,32 +245,32 @@ def parse(text: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def record(path: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
+def read_json_object(path: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return the one JSON object in a file of a run directory.
 
     Raises:
         OSError: the file can't be read.
         ValueError: it holds anything else than `shape`; the text says what, as the end of a sentence.
     """
-    return checked(parse(read(path)), shape)
+    return validate_shape(parse_json(read_file(path)), shape)
 
 
-def lines(path: Path, shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path, shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file with one a line. Lines that hold anything else are passed over, and so is a file
     that can't be read: a process may have died while it wrote.
     """
     try:
-        content = read(path)
+        content = read_file(path)
     except OSError:
         return
     for line in content.splitlines():
         try:
-            yield checked(parse(line), shape)
+            yield validate_shape(parse_json(line), shape)
         except ValueError:  # noqa: PERF203 - one line is not to cost the others
             continue
 
 
-def checked(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
+def validate_shape(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return `value` if it is an object of this shape.
 
     Raises:
@@ -279,7 +281,7 @@ def checked(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fits(value: Any, shape: Mapping[str, Any]) -> bool:
+def has_shape(value: Any, shape: Mapping[str, Any]) -> bool:
     """Whether `value` is an object of this shape."""
     try:
         _check(value, shape, "")
@@ -437,7 +439,7 @@ _OVERHEAD = {
 }
 _ENDED = {"exit_code": WHOLE, "signal": WHOLE}
 
-FLIGHT = {
+FLIGHT_INTERVAL = {
     "pid!": PID,
     "start_ns!": WHOLE,
     "end_ns!": WHOLE,
@@ -469,7 +471,7 @@ MANIFEST = {
         "windows": [(COUNT, COUNT)],
     },
     "timed_window": TEXT,
-    "flight_recorder": {"asked": TEXT, "limit_ns": COUNT, "limit_bytes": COUNT, "shown": [FLIGHT]},
+    "flight_recorder": {"asked": TEXT, "limit_ns": COUNT, "limit_bytes": COUNT, "shown": [FLIGHT_INTERVAL]},
     "cwd": PATH,
     "python": {"version": TEXT},
     "versions": {"*": TEXT},
@@ -517,7 +519,7 @@ STATUS = {
 }
 """`status.<pid>.json`."""
 
-BEGUN = {
+PROCESS_START = {
     "began_wall_ns!": COUNT,
     "pid!": PID,
     "disabled!": FLAG,
@@ -527,7 +529,7 @@ BEGUN = {
 }
 """A line of `status.<pid>.lives` that a process wrote when it began."""
 
-ENDED = {
+PROCESS_END = {
     "ended_wall_ns!": COUNT,
     "end!": TEXT,
     "names!": [TEXT],
@@ -540,7 +542,7 @@ ENDED = {
 EXPECT = {"schema!": TEXT, "names!": [TEXT]}
 """`expect.*.json`."""
 
-UNAWARE = {"pid!": PID, "name!": TEXT}
+WITHOUT_ENVIRONMENT = {"pid!": PID, "name!": TEXT}
 """A line of `status.unaware`."""
 
 EXIT = {"wait_status!": COUNT, "end_ns": COUNT}
@@ -559,7 +561,7 @@ GPU_CLOCK = {
 """What a process says in its trace in `gpu/` of its clocks and GPUs."""
 
 
-def manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest `run.json`.
 
     Raises:
@@ -567,7 +569,7 @@ def manifest(path: Path) -> dict[str, Any]:
     """
     remedy = "give the .nsys-rep or .sqlite file in it"
     try:
-        content = parse(read(path))
+        content = parse_json(read_file(path))
     except OSError as error:
         raise TraceError(
             "not_a_run_dir",
@@ -579,6 +581,6 @@ def manifest(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not str(content.get("schema", "")).startswith("traceable.run/"):
         raise TraceError("not_a_manifest", f"{path} is not a manifest of traceable's", remedy)
     try:
-        return checked(content, MANIFEST)
+        return validate_shape(content, MANIFEST)
     except ValueError as error:
         raise TraceError("manifest_damaged", f"{path} is damaged: {error}", remedy) from None

@@ -33,7 +33,7 @@ class Window(NamedTuple):
         return f"{self.start}:{self.stop}"
 
 
-class Every(NamedTuple):
+class PeriodicWindows(NamedTuple):
     """Windows of `steps` steps that begin `period` steps apart, the first at step `first`."""
 
     period: int
@@ -55,7 +55,7 @@ class Spec:
 
     __slots__ = ("every", "windows")
 
-    def __init__(self, windows: Iterable[Window] = (), every: Every | None = None) -> None:
+    def __init__(self, windows: Iterable[Window] = (), every: PeriodicWindows | None = None) -> None:
         self.windows = tuple(sorted(windows))
         self.every = every
         _check(self)
@@ -88,7 +88,7 @@ class Spec:
         return hash((self.windows, self.every))
 
 
-def parse(text: str) -> Spec:
+def parse_windows(text: str) -> Spec:
     """Return the windows that `text` asks for.
 
     Raises:
@@ -117,12 +117,12 @@ def _window(word: str) -> Window:
     return Window(_number(start, word), _number(stop, word))
 
 
-def _every(word: str) -> Every:
+def _every(word: str) -> PeriodicWindows:
     name, *parts = word.split(":")
     if name != _EVERY or len(parts) not in (2, 3):
         raise UsageError("every_invalid", f"steps {word[:40]!r} are no row of windows", _FORMS)
     numbers = [_number(part, word) for part in parts]
-    return Every(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else numbers[0])
+    return PeriodicWindows(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else numbers[0])
 
 
 def _number(text: str, word: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from traceable.analysis import units
 from traceable.report.layout import Cells
 from traceable.report.row_filter import Row
-from traceable.report.text import printable
+from traceable.report.text import escape_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 ABSENT = "-"
 _UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
-    ("_ns", units.time),
-    ("_bytes", units.size),
-    ("_share", units.share),
-    ("_gb_per_s", units.rate),
+    ("_ns", units.format_duration),
+    ("_bytes", units.format_bytes),
+    ("_share", units.format_percent),
+    ("_gb_per_s", units.format_rate),
 )
 MARKS = {
     "*": "more time than the range it lies in took: several ran side by side, and each counts",
@@ -54,7 +54,7 @@ class Column:
         rank: where not all columns fit, the one with the highest goes first.
         only_if_any: left out where no row has anything but zero. What no row has at all is always left out.
         only_if_several: left out where all rows have the same.
-        unless: left out where this other column tells the same rows apart, without a gap: a rank, instead of its pid.
+        redundant_with: left out where this other column tells the same rows apart, without a gap: a rank, instead of its pid.
         write: how to write a value; by the name's end if not said.
         whole: a text that is not cut: other columns go first.
         mark: which of `MARKS` stands behind a row's value; "" for none.
@@ -66,12 +66,12 @@ class Column:
     only_if_any: bool = False
     write: Callable[[Any], str] | None = None
     only_if_several: bool = False
-    unless: str = ""
+    redundant_with: str = ""
     mark: Callable[[Row], str] | None = None
     whole: bool = False
 
 
-def cells(column: Column, rows: Sequence[Row]) -> Cells:
+def format_column(column: Column, rows: Sequence[Row]) -> Cells:
     """Return a column, written."""
     values = [row[column.source] for row in rows]
     write = column.write or _writer(column.source)
@@ -81,16 +81,16 @@ def cells(column: Column, rows: Sequence[Row]) -> Cells:
     if any(marks):
         lines = [line + one.ljust(1) for line, one in zip(lines, marks, strict=True)]
     return Cells(
-        heading=(column.heading or heading(column.source)) + (" " if any(marks) else ""),
+        heading=(column.heading or format_heading(column.source)) + (" " if any(marks) else ""),
         lines=lines,
-        words=any(isinstance(value, str | list | dict) for value in values),
+        is_text=any(isinstance(value, str | list | dict) for value in values),
         rank=column.rank,
         whole=column.whole,
         marks=[f"{one} {MARKS[one]}" for one in dict.fromkeys(filter(None, marks))],
     )
 
 
-def exceeds(row: Row) -> str:
+def mark_excess(row: Row) -> str:
     """Return the mark of a CPU total that looks impossible."""
     if reason := row.get("cpu_exceeds"):
         return {"parallel": "*", "outlives": "^"}[reason]
@@ -104,7 +104,7 @@ def _few(row: Row) -> str:
     return "~" if number - (row.get("clipped") or 0) < _ENOUGH else ""
 
 
-def worth_showing(column: Column, rows: Sequence[Row], every: Table | None = None) -> bool:
+def is_worth_showing(column: Column, rows: Sequence[Row], every: Table | None = None) -> bool:
     """Whether a column says anything: what only some traces have is shown where they have it.
 
     Args:
@@ -116,8 +116,8 @@ def worth_showing(column: Column, rows: Sequence[Row], every: Table | None = Non
         return False
     if column.only_if_several and len(set(values if every is None else every.column(column.source))) == 1:
         return False
-    if column.unless:
-        columns = (column.unless, column.source)
+    if column.redundant_with:
+        columns = (column.redundant_with, column.source)
         told = [[row[name] for row in rows] if every is None else every.column(name) for name in columns]
         pairs = set(zip(*told, strict=True))
         others = {other for other, _ in pairs}
@@ -126,7 +126,7 @@ def worth_showing(column: Column, rows: Sequence[Row], every: Table | None = Non
     return not column.only_if_any or any(values)
 
 
-def heading(name: str) -> str:
+def format_heading(name: str) -> str:
     """Return what stands above a column of this name.
 
     Examples:
@@ -143,15 +143,15 @@ def _stem(name: str) -> tuple[str, Callable[[Any], str] | None]:
         stem = name.removesuffix(end) if name != end[1:] else "rate"
         if stem != name:
             instant = stem.rpartition("_")[2] in _MOMENTS or stem == "time"
-            return stem, units.moment if write is units.time and instant else write
+            return stem, units.format_timestamp if write is units.format_duration and instant else write
     return name, str if name.rpartition("_")[2] in _IDENTITIES else None
 
 
 def _writer(name: str) -> Callable[[Any], str]:
-    return _stem(name)[1] or written
+    return _stem(name)[1] or format_value
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Write a value of no known unit.
 
     Examples:
@@ -159,16 +159,16 @@ def written(value: Any) -> str:
         ('step / forward', 'yes', '12 345', '0.5')
     """
     if isinstance(value, str):
-        return printable(value)
+        return escape_name(value)
     if isinstance(value, dict):
-        return ", ".join(f"{printable(name)}={_field(one)}" for name, one in value.items())
+        return ", ".join(f"{escape_name(name)}={_field(one)}" for name, one in value.items())
     if isinstance(value, list):
-        return " / ".join(printable(part) if isinstance(part, str) else written(part) for part in value)
+        return " / ".join(escape_name(part) if isinstance(part, str) else format_value(part) for part in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return units.value(value)
+    return units.format_number(value)
 
 
 def _field(value: Any) -> str:
     """Write the value of a field, an id as it is: nobody searches for `12 345`."""
-    return printable(value if isinstance(value, str) else json.dumps(value))
+    return escape_name(value if isinstance(value, str) else json.dumps(value))

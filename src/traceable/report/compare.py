@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from traceable.analysis.compare import LETTERS, column, ratio_column
+from traceable.analysis.compare import LETTERS, format_column_name, format_ratio_name
 from traceable.analysis.table import Table
 from traceable.report import flight, overhead, windows
-from traceable.report.columns import Column, cells, worth_showing
-from traceable.report.document import answer
+from traceable.report.columns import Column, format_column, is_worth_showing
+from traceable.report.document import table_to_dict
 from traceable.report.layout import Cells
-from traceable.report.row_filter import Choice
-from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, Page, head_lines, range_labels
-from traceable.report.text import as_printed
+from traceable.report.row_filter import RowFilter
+from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, Page, format_header, format_range_labels
+from traceable.report.text import format_line
 
 SCHEMA = "traceable.beside/1"
 """Name and version of the document, as those of `report.json`."""
 
 
-def document(heads: Sequence[Mapping[str, Any]], by: str, table: Table, choice: Choice) -> dict[str, Any]:
+def build_comparison(heads: Sequence[Mapping[str, Any]], by: str, table: Table, choice: RowFilter) -> dict[str, Any]:
     """Return the document that docs/report.md describes, in plain Python values; None for absent.
 
     Args:
@@ -32,11 +32,13 @@ def document(heads: Sequence[Mapping[str, Any]], by: str, table: Table, choice: 
         {"recording": letter, **{name: value for name, value in head.items() if name != "schema"}}
         for letter, head in zip(LETTERS, heads, strict=False)
     ]
-    return {"schema": SCHEMA, "recordings": recordings, "by": by, **answer(table, choice)}
+    return {"schema": SCHEMA, "recordings": recordings, "by": by, **table_to_dict(table, choice)}
 
 
-def write(page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], table: Table, choice: Choice) -> None:
-    """Print what the recordings are, the ranges, and the steps; arguments as for `document`.
+def write_comparison(
+    page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], table: Table, choice: RowFilter
+) -> None:
+    """Print what the recordings are, the ranges, and the steps; arguments as for `build_comparison`.
 
     Args:
         paths: as the user gave them.
@@ -44,27 +46,27 @@ def write(page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], 
     page.line(f"{len(heads)} recordings side by side")
     for letter, head, path in zip(LETTERS, heads, paths, strict=False):
         page.line(f"{letter}  {path}")
-        of_the_run = (*flight.lines(head["flight_recorder"]), *windows.lines(head["capture"]))
-        for line in (*of_the_run, *overhead.lines(head["overhead"]), *head_lines(head)):
-            page.line(f"   {as_printed(line)}")
+        of_the_run = (*flight.format_flight_recorder(head["flight_recorder"]), *windows.format_capture(head["capture"]))
+        for line in (*of_the_run, *overhead.format_overhead(head["overhead"]), *format_header(head)):
+            page.line(f"   {format_line(line)}")
     page.line()
     rows = choice.rows(table)
     if rows:
         tree = "path" in table.columns and choice.sort is None
-        named = Cells("range", range_labels(rows, tree), words=True)
-        shown = [one for one in _columns(LETTERS[: len(heads)]) if worth_showing(one, rows)]
-        page.table([named, *(cells(one, rows) for one in shown)])
+        named = Cells("range", format_range_labels(rows, tree), is_text=True)
+        shown = [one for one in _columns(LETTERS[: len(heads)]) if is_worth_showing(one, rows)]
+        page.table([named, *(format_column(one, rows) for one in shown)])
     else:
         page.line((NO_RANGE_MATCHES if len(table) else NO_RANGES).printed)
-    if left_out := len(choice.matching(table)) - len(rows):
+    if left_out := len(choice.match_indices(table)) - len(rows):
         page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
     steps = list(table.others["steps"].rows())
     if steps:
         page.line()
         page.line("the steady steps:")
-        page.table([cells(one, steps) for one in _STEPS if worth_showing(one, steps)])
+        page.table([format_column(one, steps) for one in _STEPS if is_worth_showing(one, steps)])
     for note in table.notes:
-        page.line(as_printed(note))
+        page.line(format_line(note))
 
 
 def _columns(letters: str) -> list[Column]:
@@ -73,16 +75,16 @@ def _columns(letters: str) -> list[Column]:
     shown = []
     for letter in letters:
         shown += [
-            Column(column(letter, "count"), f"{letter} count", 6),
-            Column(column(letter, "cpu_mean_ns"), f"{letter} mean", 8),
-            Column(column(letter, "cpu_p50_ns"), f"{letter} p50", 1),
-            Column(column(letter, "gpu_busy_mean_ns"), f"{letter} GPU busy", 4, only_if_any=True),
+            Column(format_column_name(letter, "count"), f"{letter} count", 6),
+            Column(format_column_name(letter, "cpu_mean_ns"), f"{letter} mean", 8),
+            Column(format_column_name(letter, "cpu_p50_ns"), f"{letter} p50", 1),
+            Column(format_column_name(letter, "gpu_busy_mean_ns"), f"{letter} GPU busy", 4, only_if_any=True),
         ]
         if letter != first:
             shown += [
-                Column(ratio_column(letter, "cpu_mean_ns"), f"mean {letter}/{first}", 7, write=_ratio),
-                Column(ratio_column(letter, "cpu_p50_ns"), f"p50 {letter}/{first}", 2, write=_ratio),
-                Column(ratio_column(letter, "gpu_busy_mean_ns"), f"GPU {letter}/{first}", 3, True, _ratio),
+                Column(format_ratio_name(letter, "cpu_mean_ns"), f"mean {letter}/{first}", 7, write=_ratio),
+                Column(format_ratio_name(letter, "cpu_p50_ns"), f"p50 {letter}/{first}", 2, write=_ratio),
+                Column(format_ratio_name(letter, "gpu_busy_mean_ns"), f"GPU {letter}/{first}", 3, True, _ratio),
             ]
     return shown
 

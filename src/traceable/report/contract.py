@@ -5,42 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from traceable.analysis.contract import NEVER_ENTERED, WITHOUT_GPU_WORK, Verdict
-from traceable.analysis.units import count
+from traceable.analysis.contract import NEVER_ENTERED, WITHOUT_GPU_WORK, ExpectationResult
+from traceable.analysis.units import format_count
 from traceable.errors import Message
-from traceable.report.text import printable
+from traceable.report.text import escape_name
 
 
-def rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def build_expectation_rows(verdicts: Sequence[ExpectationResult]) -> list[dict[str, Any]]:
     """Return the verdicts as docs/contract.md describes them."""
     return [
         {
             "name": one.name,
             "verdict": one.verdict,
-            "met": one.met,
+            "met": one.ok,
             "count": one.count,
             "gpu_count": one.gpu_count,
-            "near": list(one.near),
+            "near": list(one.suggestions),
         }
         for one in verdicts
     ]
 
 
-def lines(verdicts: Sequence[Verdict], *, unmet_alone: bool = False) -> list[str]:
+def format_expectations(verdicts: Sequence[ExpectationResult], *, unmet_only: bool = False) -> list[str]:
     """Return one line an expectation, or an unmet one, and a last one where any is unmet."""
-    said = [_outcome(one) for one in verdicts if not (one.met and unmet_alone)]
-    unmet = sum(not one.met for one in verdicts)
+    said = [_outcome(one) for one in verdicts if not (one.ok and unmet_only)]
+    unmet = sum(not one.ok for one in verdicts)
     if not unmet:
         return said
-    return [*said, Message("expectations_not_met", f"{count(unmet)} of {count(len(verdicts), 'expectation')} not met")]
+    return [
+        *said,
+        Message(
+            "expectations_not_met", f"{format_count(unmet)} of {format_count(len(verdicts), 'expectation')} not met"
+        ),
+    ]
 
 
-def _outcome(verdict: Verdict) -> str:
-    expected = f"expected {printable(verdict.name)}"
+def _outcome(verdict: ExpectationResult) -> str:
+    expected = f"expected {escape_name(verdict.name)}"
     if verdict.verdict == NEVER_ENTERED:
-        near = " or ".join(map(printable, verdict.near))
+        near = " or ".join(map(escape_name, verdict.suggestions))
         hint = f"; did you mean {near}?" if near else ""
         return Message("never_entered", f"{expected}: never entered{hint}")
     if verdict.verdict == WITHOUT_GPU_WORK:
-        return Message("without_gpu_work", f"{expected}: entered {count(verdict.count, 'time')} without GPU work")
-    return f"{expected}: seen {count(verdict.count, 'time')}"
+        return Message(
+            "without_gpu_work", f"{expected}: entered {format_count(verdict.count, 'time')} without GPU work"
+        )
+    return f"{expected}: seen {format_count(verdict.count, 'time')}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from traceable.protocol.environment import escaped
+from traceable.protocol.environment import escape_unprintable
 from traceable.report.row_filter import Row
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -39,7 +39,7 @@ def _cell(value: Any, raw: bool) -> str:
         return str(value)
     if raw:
         return _quoted(value)
-    return _quoted(("'" if value.startswith(_FORMULA) else "") + escaped(value))
+    return _quoted(("'" if value.startswith(_FORMULA) else "") + escape_unprintable(value))
 
 
 def _quoted(text: str) -> str:

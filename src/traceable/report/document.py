@@ -12,28 +12,28 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
-from traceable.analysis.recording_gaps import unrecorded_ns
+from traceable.analysis.recording_gaps import measure_unrecorded_ns
 from traceable.analysis.table import Table
-from traceable.errors import TraceableError, UnanswerableError
+from traceable.errors import MissingDataError, TraceableError
 from traceable.report import windows
-from traceable.report.contract import rows as expectation_rows
-from traceable.report.row_filter import LARGEST, Choice
+from traceable.report.contract import build_expectation_rows as expectation_rows
+from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import Verdict
+    from traceable.analysis.contract import ExpectationResult
     from traceable.recording import Recording
 
 SCHEMA = "traceable.report/1"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
 
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 """How many rows a list of the document that `run` saves has at most: a program may have a name for each range."""
 
 
-def head(recording: Recording) -> dict[str, Any]:
+def build_header(recording: Recording) -> dict[str, Any]:
     """Return what stands before every answer: what was read, over which time, and how much of the GPU is explained."""
     trace = recording.trace
     extent = trace.extent_ns()
@@ -50,7 +50,7 @@ def head(recording: Recording) -> dict[str, Any]:
             "threads": len(trace.threads),
             "range_instances": len(trace.ranges),
             "marks": len(trace.marks),
-            "notes": [note.plain for note in recording.notes],
+            "notes": [note.as_dict for note in recording.notes],
         },
         "window": {
             "start_ns": start,
@@ -66,19 +66,22 @@ def head(recording: Recording) -> dict[str, Any]:
         ],
         "coverage": _coverage(recording.coverage),
         "selection": recording.selection,
-        "capture": windows.plain(recording.windows),
+        "capture": windows.capture_to_dict(recording.windows),
         "flight_recorder": recording.flight,
         "overhead": recording.overhead,
-        "completeness": completeness(recording.completeness),
+        "completeness": completeness_to_dict(recording.completeness),
     }
 
 
 def _between_windows(trace: Trace, start_ns: int, end_ns: int) -> int:
-    return int(unrecorded_ns(trace, np.array([start_ns]), np.array([end_ns]))[0])
+    return int(measure_unrecorded_ns(trace, np.array([start_ns]), np.array([end_ns]))[0])
 
 
-def document(
-    recording: Recording, choice: Choice, verdicts: Sequence[Verdict], thresholds: Mapping[str, float] | None = None
+def build_report(
+    recording: Recording,
+    choice: RowFilter,
+    verdicts: Sequence[ExpectationResult],
+    thresholds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the report of the ranges as docs/report.md describes it, in plain Python values; None for absent.
 
@@ -89,21 +92,21 @@ def document(
         thresholds: of the findings, as `Recording.findings` takes them.
     """
     profile, counters = recording.profile, recording.counters()
-    places = choice.places(profile.ranges, LARGEST)
+    places = choice.select_indices(profile.ranges, DEFAULT_SORT)
     fields = [profile.fields[place] for place in places]
-    names = choice.places(profile.names, LARGEST)
+    names = choice.select_indices(profile.names, DEFAULT_SORT)
     left_out = {
-        "ranges": len(choice.matching(profile.ranges)) - len(places),
-        "names": len(choice.matching(profile.names)) - len(names),
+        "ranges": len(choice.match_indices(profile.ranges)) - len(places),
+        "names": len(choice.match_indices(profile.names)) - len(names),
     }
     return {
-        **head(recording),
+        **build_header(recording),
         "ranges": [
             row if carried is None else {**row, "fields": carried}
             for row, carried in zip(profile.ranges.take(places).rows(), fields, strict=True)
         ],
         "names": list(profile.names.take(names).rows()),
-        "counters": list(counters.take(choice.matching(counters)).rows()),
+        "counters": list(counters.take(choice.match_indices(counters)).rows()),
         "outside_ranges": list(recording.outside_ranges().rows()),
         **_findings(recording, thresholds),
         "expectations": expectation_rows(verdicts),
@@ -111,18 +114,18 @@ def document(
     }
 
 
-def bounded_document(recording: Recording, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def build_bounded_report(recording: Recording, verdicts: Sequence[ExpectationResult]) -> dict[str, Any]:
     """Return the report of all ranges with at most MOST_ROWS rows in each list, of the ranges the largest.
 
-    Arguments as of `document`.
+    Arguments as of `build_report`.
     """
-    report = document(recording, Choice(top=MOST_ROWS), verdicts)
+    report = build_report(recording, RowFilter(top=MAX_ROWS), verdicts)
     lists = [(report, key) for key in ("folded_names", "counters", "outside_ranges", "findings", "expectations")]
     lists += [(report, "flight_recorder"), (report["source"], "processes"), (report["source"], "notes")]
     for holder, key in lists:
-        if (count := len(holder[key])) > MOST_ROWS:
-            holder[key] = holder[key][:MOST_ROWS]
-            report["left_out"][key] = count - MOST_ROWS
+        if (count := len(holder[key])) > MAX_ROWS:
+            holder[key] = holder[key][:MAX_ROWS]
+            report["left_out"][key] = count - MAX_ROWS
     return report
 
 
@@ -130,23 +133,23 @@ def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> d
     """Return all findings and what became of each rule; instead of the rules why the recording supports none."""
     try:
         found = recording.findings(thresholds=thresholds)
-    except UnanswerableError as error:
-        return {"findings": [], "finding_rules": unanswered(error)}
+    except MissingDataError as error:
+        return {"findings": [], "finding_rules": missing_data_to_dict(error)}
     return {"findings": list(found.rows()), "finding_rules": list(found.others["rules"].rows())}
 
 
-def answer(table: Table, choice: Choice) -> dict[str, Any]:
+def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:
     """Return what a document holds of one answer: the chosen rows, all rows of its other tables, and its notes."""
     return {
         "rows": choice.rows(table),
         "others": {name: list(other.rows()) for name, other in table.others.items()},
-        "notes": [note.plain for note in table.notes],
+        "notes": [note.as_dict for note in table.notes],
     }
 
 
-def unanswered(error: UnanswerableError) -> dict[str, Any]:
+def missing_data_to_dict(error: MissingDataError) -> dict[str, Any]:
     """Return what a document holds in place of an answer that the trace can't give."""
-    return {"unanswerable": error.message.plain}
+    return {"unanswerable": error.message.as_dict}
 
 
 def to_json(report: dict[str, Any]) -> str:
@@ -154,7 +157,7 @@ def to_json(report: dict[str, Any]) -> str:
     return json.dumps(report, allow_nan=False)
 
 
-def save(report: dict[str, Any], path: Path) -> None:
+def write_report(report: dict[str, Any], path: Path) -> None:
     """Write the document to `path`, as `write_file` does."""
     write_file(to_json(report) + "\n", path)
 
@@ -186,7 +189,7 @@ def write_file(text: str, path: Path) -> None:
         ) from error
 
 
-def completeness(found: Completeness) -> dict[str, Any]:
+def completeness_to_dict(found: Completeness) -> dict[str, Any]:
     """Return whether a recording holds what was emitted, as docs/report.md describes it."""
     return {
         "state": found.state,

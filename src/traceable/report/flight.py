@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from traceable.analysis.units import time
-from traceable.report.text import printable
+from traceable.analysis.units import format_duration
+from traceable.report.text import escape_name
 
 _LINES_MAX = 4
 
 
-def lines(shown: Sequence[dict[str, Any]]) -> list[str]:
+def format_flight_recorder(shown: Sequence[dict[str, Any]]) -> list[str]:
     """Return what is shown: a line for each process, the ones that ended last first."""
     ordered = sorted(shown, key=lambda one: (one["end"] is None, -one["end_ns"], one["pid"]))
     said = [_line(one) for one in ordered[:_LINES_MAX]]
@@ -22,7 +22,7 @@ def lines(shown: Sequence[dict[str, Any]]) -> list[str]:
 def _line(one: dict[str, Any]) -> str:
     length_ns = one["end_ns"] - one["start_ns"]
     if one["dumped_by"] is not None:
-        why = f" before it was dumped by {printable(one['dumped_by'])}"
+        why = f" before it was dumped by {escape_name(one['dumped_by'])}"
     else:
         why = f" ({one['end']})" if one["end"] else ""
     line = f"the last {_short(length_ns)} of process {one['pid']}{why}"
@@ -36,5 +36,5 @@ def _line(one: dict[str, Any]) -> str:
 
 
 def _short(ns: int) -> str:
-    number, unit = time(ns).split(" ")
+    number, unit = format_duration(ns).split(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from traceable.report.text import LONGEST_NAME, cut_apart, width_of
+from traceable.report.text import MAX_NAME_LENGTH, measure_width, truncate_distinct
 
 GAP = 2
 _WIDEST_FURTHER_TEXT = 60
@@ -35,7 +35,7 @@ class Cells:
     Attributes:
         heading: its first line.
         lines: one text a row.
-        words: text, which stands left and may be cut, against numbers, which stand right and are whole or not there.
+        is_text: text, which stands left and may be cut, against numbers, which stand right and are whole or not there.
         rank: where not all columns fit, the one with the highest goes first. The first column never goes.
         marks: what marks in its lines mean, a line each.
         whole: a text that is not cut, as numbers are not.
@@ -43,24 +43,24 @@ class Cells:
 
     heading: str
     lines: Sequence[str]
-    words: bool = False
+    is_text: bool = False
     rank: int = 0
     marks: Sequence[str] = ()
     whole: bool = False
 
     @property
-    def cuttable(self) -> bool:
+    def truncatable(self) -> bool:
         """Whether it may be narrower than its widest cell."""
-        return self.words and not self.whole
+        return self.is_text and not self.whole
 
     @property
     def width(self) -> int:
         """The width of its widest cell; of words no more than a name may have."""
-        widest = max(map(width_of, (self.heading, *self.lines)))
-        return min(widest, LONGEST_NAME) if self.words else widest
+        widest = max(map(measure_width, (self.heading, *self.lines)))
+        return min(widest, MAX_NAME_LENGTH) if self.is_text else widest
 
 
-def laid_out(columns: Sequence[Cells], width: int | None) -> tuple[list[str], list[Cells]]:
+def layout_columns(columns: Sequence[Cells], width: int | None) -> tuple[list[str], list[Cells]]:
     """Return the heading line and one line a row, and the columns that are shown.
 
     Args:
@@ -68,18 +68,18 @@ def laid_out(columns: Sequence[Cells], width: int | None) -> tuple[list[str], li
         width: how wide a line may be; None for as wide as needed.
     """
     wanted = {i: column.width for i, column in enumerate(columns)}
-    wanted |= {i: min(size, _WIDEST_FURTHER_TEXT) for i, size in wanted.items() if i and columns[i].cuttable}
+    wanted |= {i: min(size, _WIDEST_FURTHER_TEXT) for i, size in wanted.items() if i and columns[i].truncatable}
     if width is not None:
         wanted = _fitted(columns, wanted, width)
     shown = [columns[i] for i in wanted]
     cells = [
-        [_padded(cell, size, column.words) for cell in cut_apart([column.heading, *column.lines], size)]
+        [_padded(cell, size, column.is_text) for cell in truncate_distinct([column.heading, *column.lines], size)]
         for column, size in zip(shown, wanted.values(), strict=True)
     ]
     return [(" " * GAP).join(row).rstrip() for row in zip(*cells, strict=True)], shown
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap_text(text: str, width: int) -> list[str]:
     """Return a text as lines of at most `width` cells, broken between words, and inside one that is longer than a line.
 
     Examples:
@@ -88,13 +88,13 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     lines = [""]
     for word in _BREAKS.split(text):
-        if lines[-1] and width_of(lines[-1]) + 1 + width_of(word) > width:
+        if lines[-1] and measure_width(lines[-1]) + 1 + measure_width(word) > width:
             lines.append("")
         lines[-1] += f" {word}" if lines[-1] else word
-        while width_of(lines[-1]) > width:
+        while measure_width(lines[-1]) > width:
             line = lines.pop()
             # At least one character a line, however wide it is: else this would not end.
-            fits = next((n for n in range(len(line) - 1, 1, -1) if width_of(line[:n]) <= width), 1)
+            fits = next((n for n in range(len(line) - 1, 1, -1) if measure_width(line[:n]) <= width), 1)
             lines += [line[:fits], line[fits:]]
             if not line[fits:]:
                 lines.pop()
@@ -104,15 +104,15 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def _fitted(columns: Sequence[Cells], wanted: dict[int, int], width: int) -> dict[int, int]:
     """Return the width of each column that stays: numbers as wanted, words with what is left."""
-    least = {i: min(size, _NARROWEST_TEXT) if columns[i].cuttable else size for i, size in wanted.items()}
+    least = {i: min(size, _NARROWEST_TEXT) if columns[i].truncatable else size for i, size in wanted.items()}
     first = next(iter(wanted))
-    if columns[first].words:
+    if columns[first].is_text:
         least[first] = min(wanted[first], max(_NARROWEST_TEXT, min(_NARROWEST_FIRST, width * 2 // 5)))
     while len(least) > 1 and _total(least) > width:
         least.pop(max(list(least)[1:], key=lambda i: columns[i].rank))
     left = width - _total(least)
     # What is left goes to those who need least of it, until the rest shares alike.
-    hungry = sorted((i for i in least if columns[i].cuttable), key=lambda i: wanted[i] - least[i])
+    hungry = sorted((i for i in least if columns[i].truncatable), key=lambda i: wanted[i] - least[i])
     for served, i in enumerate(hungry):
         more = min(wanted[i] - least[i], max(0, left) // (len(hungry) - served))
         least[i] += more
@@ -126,11 +126,11 @@ def _total(widths: dict[int, int]) -> int:
 
 
 def _padded(text: str, width: int, words: bool) -> str:
-    space = " " * (width - width_of(text))
+    space = " " * (width - measure_width(text))
     return text + space if words else space + text
 
 
-def width_to_keep(stream: TextIO) -> int | None:
+def get_line_width(stream: TextIO) -> int | None:
     """Return how wide lines on `stream` may be: as COLUMNS says, else as its terminal is; None where there is none."""
     said = os.environ.get("COLUMNS", "")
     if said.isascii() and said.isdigit() and int(said):

@@ -6,14 +6,14 @@ from typing import Any, TextIO
 
 from traceable.analysis.table import Table
 from traceable.report.columns import Column
-from traceable.report.document import answer
-from traceable.report.row_filter import Choice
+from traceable.report.document import table_to_dict
+from traceable.report.row_filter import RowFilter
 from traceable.report.terminal import Page, write_view
-from traceable.report.text import as_printed, cut, printable
+from traceable.report.text import escape_name, format_line, truncate
 from traceable.report.views import View
 
 SCHEMA = "traceable.ncu/1"
-NAME_SHOWN = 60
+MAX_NAME_CELLS = 60
 VIEW = View(
     "ncu",
     "what holds each kernel back",
@@ -37,20 +37,22 @@ VIEW = View(
 """The columns of the main table; the launches one by one are in the JSON."""
 
 
-def document(table: Table, source: str) -> dict[str, Any]:
+def build_kernel_report(table: Table, source: str) -> dict[str, Any]:
     """Return what `--json` prints: the rows by kernel, and the launches."""
-    return {"schema": SCHEMA, "source": source, **answer(table, Choice())}
+    return {"schema": SCHEMA, "source": source, **table_to_dict(table, RowFilter())}
 
 
-def write(stream: TextIO, table: Table, title: str) -> None:
+def write_kernels(stream: TextIO, table: Table, title: str) -> None:
     """Print the kernels, each with the reason of its verdict below the table, and the notes."""
     page = Page(stream)
     page.line(title)
     page.line()
-    write_view(page, VIEW, Table(table.values, {}, ()), Choice(), 0)
+    write_view(page, VIEW, Table(table.values, {}, ()), RowFilter(), 0)
     page.line()
     for row in table.rows():
         if row["reason"] is not None:
-            page.paragraph([row["bound"].ljust(8)], f"{cut(printable(row['name']), NAME_SHOWN)}: {row['reason']}")
+            page.paragraph(
+                [row["bound"].ljust(8)], f"{truncate(escape_name(row['name']), MAX_NAME_CELLS)}: {row['reason']}"
+            )
     for note in table.notes:
-        page.line(as_printed(note))
+        page.line(format_line(note))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from traceable.analysis.units import count, share, time
+from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.overhead import Compared, Overhead
+    from traceable.analysis.overhead import Overhead, StepComparison
 
 _WITHOUT = {
     "recorder": "without the recorder",
@@ -26,7 +26,7 @@ _WORTH_SAYING_NS = 10_000_000
 """From when on it is said how long opening and closing windows took."""
 
 
-def plain(found: Overhead, collector: str) -> dict[str, Any]:
+def overhead_to_dict(found: Overhead, collector: str) -> dict[str, Any]:
     """Return what was measured as docs/measure-overhead.md describes it.
 
     Args:
@@ -37,23 +37,23 @@ def plain(found: Overhead, collector: str) -> dict[str, Any]:
     more = None if before is None or after is None else after / before - 1
     return {
         "collector": collector,
-        "recorded_steps": _compared(found.recorded),
-        "other_steps": _compared(found.outside),
+        "recorded_steps": _compared(found.recorded_steps),
+        "other_steps": _compared(found.other_steps),
         "warm_up_steps": found.warm_up_steps,
         "plain_steps": found.plain_steps,
         "profiled_steps": found.profiled_steps,
         "pid": found.pid,
-        "stepping_processes": found.processes,
+        "stepping_processes": found.stepping_processes,
         "stall_ns": found.stall_ns,
-        "plain_waited_share": found.plain_waited_share,
-        "profiled_waited_share": found.profiled_waited_share,
+        "plain_waited_share": found.plain_cpu_wait_share,
+        "profiled_waited_share": found.profiled_cpu_wait_share,
         "plain_run_ns": before,
         "profiled_run_ns": after,
         "run_more_share": more,
     }
 
 
-def lines(overhead: Mapping[str, Any] | None) -> list[str]:
+def format_overhead(overhead: Mapping[str, Any] | None) -> list[str]:
     """Return what is said of it: what a step costs, those that were not recorded, and the whole run."""
     if overhead is None:
         return []
@@ -70,7 +70,7 @@ def lines(overhead: Mapping[str, Any] | None) -> list[str]:
         said[0] += f"; of process {overhead['pid']}, one of {overhead['stepping_processes']} that took steps"
     waited = [overhead[key] for key in ("profiled_waited_share", "plain_waited_share")]
     if recorded is not None and max(part or 0 for part in waited) >= _WORTH_SAYING_SHARE:
-        parts = ["an unknown part" if part is None else share(part) for part in waited]
+        parts = ["an unknown part" if part is None else format_percent(part) for part in waited]
         waiting = f"the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {first}"
         said.append(Message("machine_busy", f"a busy machine: {waiting}"))
     if overhead["run_more_share"] is not None:
@@ -82,10 +82,10 @@ def lines(overhead: Mapping[str, Any] | None) -> list[str]:
 
 
 def _run(overhead: Mapping[str, Any], first: str) -> str:
-    times = f"{time(overhead['profiled_run_ns'])}, {time(overhead['plain_run_ns'])} {first}"
+    times = f"{format_duration(overhead['profiled_run_ns'])}, {format_duration(overhead['plain_run_ns'])} {first}"
     stall = overhead["stall_ns"]
-    stalled = f", {time(stall)} of it opening and closing windows" if stall >= _WORTH_SAYING_NS else ""
-    return f"profiled run {signed(overhead['run_more_share'])}: {times}{stalled}"
+    stalled = f", {format_duration(stall)} of it opening and closing windows" if stall >= _WORTH_SAYING_NS else ""
+    return f"profiled run {format_change(overhead['run_more_share'])}: {times}{stalled}"
 
 
 def _why_no_steps(overhead: Mapping[str, Any]) -> str:
@@ -99,20 +99,20 @@ def _why_no_steps(overhead: Mapping[str, Any]) -> str:
 def _more(part: Mapping[str, Any]) -> str:
     low, high = part["low_share"], part["high_share"]
     if low is None:
-        return f"{signed(part['more_share'])} (too few to tell it from chance)"
+        return f"{format_change(part['more_share'])} (too few to tell it from chance)"
     chance = "" if part["beyond_chance"] else ", which may be chance"
-    return f"{signed(part['more_share'])} (between {signed(low)} and {signed(high)}{chance})"
+    return f"{format_change(part['more_share'])} (between {format_change(low)} and {format_change(high)}{chance})"
 
 
 def _medians(part: Mapping[str, Any], first: str) -> str:
-    return f"median {time(part['profiled_p50_ns'])}, {time(part['plain_p50_ns'])} {first}"
+    return f"median {format_duration(part['profiled_p50_ns'])}, {format_duration(part['plain_p50_ns'])} {first}"
 
 
 def _steps(part: Mapping[str, Any]) -> str:
-    return count(part["steps"], "step")
+    return format_count(part["steps"], "step")
 
 
-def signed(more: float) -> str:
+def format_change(more: float) -> str:
     """Write a difference in percent: with a decimal below ten percent, and without where it would say nothing.
 
     Examples:
@@ -122,20 +122,20 @@ def signed(more: float) -> str:
     percent = more * 100
     if abs(percent) < 9.95:
         return f"{round(percent, 1) + 0.0:+.1f} %"  # adding 0.0 makes -0.0 positive
-    return f"{'-' if percent < 0 else '+'}{count(round(abs(percent)))} %"
+    return f"{'-' if percent < 0 else '+'}{format_count(round(abs(percent)))} %"
 
 
-def _compared(part: Compared | None) -> dict[str, Any] | None:
+def _compared(part: StepComparison | None) -> dict[str, Any] | None:
     if part is None:
         return None
     return {
         "steps": part.steps,
         "plain_p50_ns": part.plain_p50_ns,
         "profiled_p50_ns": part.profiled_p50_ns,
-        "more_share": part.more_share,
+        "more_share": part.overhead_share,
         "low_share": part.low_share,
         "high_share": part.high_share,
-        "beyond_chance": part.beyond_chance,
+        "beyond_chance": part.significant,
         "plain_total_ns": part.plain_total_ns,
         "profiled_total_ns": part.profiled_total_ns,
     }

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-LARGEST = "cpu_total_ns"
+DEFAULT_SORT = "cpu_total_ns"
 """By what the rows of the ranges are the largest where nothing else is said."""
 
-FEW = 30
+MAX_UNFOLDED_ROWS = 30
 """So many rows of ranges are shown whatever is in them, unless something else is said."""
 
-SMALL = 0.01
+MIN_UNFOLDED_SHARE = 0.01
 """Below this share of the CPU's and of the GPU's time a range is not shown by default if it lies inside another."""
 
 _ABOUT = ("{}", "{}_ns", "{}_bytes", "{}_share", "cpu_{}", "cpu_{}_ns", "{}_total_ns", "cpu_{}_total_ns")
@@ -27,7 +27,7 @@ _ABOUT = ("{}", "{}_ns", "{}_bytes", "{}_share", "cpu_{}", "cpu_{}_ns", "{}_tota
 
 
 @dataclass(frozen=True)
-class Choice:
+class RowFilter:
     """Which rows, in which order.
 
     Attributes:
@@ -47,28 +47,28 @@ class Choice:
     name: str | None = None
     fold: bool = False
 
-    def for_terminal(self, rows: int) -> Choice:
+    def for_terminal(self, rows: int) -> RowFilter:
         """Return the choice with what a terminal does where --top is not given: so many rows, and folded ranges.
 
         Ranges are folded only where nothing else is chosen, either.
         """
         if self.top is not None:
             return self
-        return replace(self, top=rows, fold=self == Choice())
+        return replace(self, top=rows, fold=self == RowFilter())
 
     def rows(self, table: Table, largest: str | None = None) -> list[Row]:
         """Return the rows to show; arguments as for `places`."""
-        return list(table.take(self.places(table, largest)).rows())
+        return list(table.take(self.select_indices(table, largest)).rows())
 
-    def places(self, table: Table, largest: str | None = None) -> list[int]:
+    def select_indices(self, table: Table, largest: str | None = None) -> list[int]:
         """Return which rows of a table to show, in order.
 
         Args:
             table: has the columns that this choice names.
             largest: column whose largest values `top` keeps where there is no `sort`; None for the first rows.
         """
-        kept = self.matching(table)
-        if self.fold and "path" in table.columns and len(kept) > FEW:
+        kept = self.match_indices(table)
+        if self.fold and "path" in table.columns and len(kept) > MAX_UNFOLDED_ROWS:
             kept = [place for place, worth in zip(kept, _worth_a_row(table.take(kept)), strict=True) if worth]
         top, by = self.top or None, self.sort or largest
         if by is None or (self.sort is None and (top is None or top >= len(kept))):
@@ -78,7 +78,7 @@ class Choice:
         # Without a column to sort by, what is kept stays in order: that of the tree, for the ranges.
         return ranked if self.sort else sorted(ranked)
 
-    def matching(self, table: Table) -> list[int]:
+    def match_indices(self, table: Table) -> list[int]:
         """Return which rows have a domain and a name that are wanted, however many."""
         places = list(range(len(table)))
         if self.domain is not None:
@@ -101,19 +101,19 @@ def _worth_a_row(table: Table) -> list[bool]:
     total = sum(time for path, time in zip(paths, busy, strict=True) if len(path) == 1)
     worth: set[tuple[str, ...]] = set()
     for path, share, time in zip(paths, shares, busy, strict=True):
-        if len(path) == 1 or share >= SMALL or time >= SMALL * total > 0:
+        if len(path) == 1 or share >= MIN_UNFOLDED_SHARE or time >= MIN_UNFOLDED_SHARE * total > 0:
             worth.update(path[:depth] for depth in range(1, len(path) + 1))
     return [path in worth for path in paths]
 
 
-def column_meant(asked: str, columns: Sequence[str]) -> str | None:
+def resolve_column(request: str, columns: Sequence[str]) -> str | None:
     """Return the column that is asked for, which may be named without its unit; None where there is none.
 
     Examples:
         >>> column_meant("p99", ["name", "cpu_p99_ns"])
         'cpu_p99_ns'
     """
-    word = asked.strip().lower().replace("-", "_").replace(" ", "_")
+    word = request.strip().lower().replace("-", "_").replace(" ", "_")
     forms = [form.format(word) for form in _ABOUT]
     return next((form for form in forms if form in columns and form != "path"), None)
 

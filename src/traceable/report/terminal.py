@@ -15,24 +15,24 @@ from typing import Any, TextIO
 
 from traceable.analysis.attribution import INFERRED
 from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.analysis.profile import OUTLIVES, Profile
+from traceable.analysis.profile import OUTLIVES, RangeProfile
 from traceable.analysis.table import Table
-from traceable.analysis.units import count, moment, share, time
+from traceable.analysis.units import format_count, format_duration, format_percent, format_timestamp
 from traceable.errors import Message
-from traceable.protocol.environment import escaped
+from traceable.protocol.environment import escape_unprintable
 from traceable.report import flight, overhead, windows
-from traceable.report.columns import Column, cells, worth_showing
-from traceable.report.layout import GAP, Cells, laid_out, width_to_keep, wrapped
-from traceable.report.row_filter import LARGEST, Choice, Row
-from traceable.report.text import as_printed, encodable, message, printable, width_of
+from traceable.report.columns import Column, format_column, is_worth_showing
+from traceable.report.layout import GAP, Cells, get_line_width, layout_columns, wrap_text
+from traceable.report.row_filter import DEFAULT_SORT, Row, RowFilter
+from traceable.report.text import escape_name, escape_unencodable, format_line, measure_width, message_from_dict
 from traceable.report.views import (
     COUNTER_COLUMNS,
     FINDINGS,
     OUTSIDE_COLUMNS,
     RANGE_COLUMNS,
     TREE_COLUMNS,
-    Other,
     View,
+    ViewTable,
 )
 
 _COUNTERS_MAX = 100
@@ -71,7 +71,7 @@ class Page:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._width = width_to_keep(stream)
+        self._width = get_line_width(stream)
         self._bold = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
     def line(self, text: str = "") -> None:
@@ -86,7 +86,7 @@ class Page:
     def table(self, columns: Sequence[Cells]) -> None:
         """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit."""
         written = [replace(column, lines=list(map(self._writable, column.lines))) for column in columns]
-        (first, *rest), shown = laid_out(written, self._width)
+        (first, *rest), shown = layout_columns(written, self._width)
         self.heading(first)
         for line in rest:
             self._stream.write(line + "\n")
@@ -105,34 +105,34 @@ class Page:
         """
         beside = "".join(cell + " " * GAP for cell in map(self._writable, first))
         text = self._writable(text)
-        indent = width_of(beside)
+        indent = measure_width(beside)
         if self._width is not None and self._width - indent < _NARROWEST_TEXT:
             beside, indent = beside.rstrip(), 0
             if beside:
                 self._stream.write(beside + "\n")
                 beside = ""
-        lines = [text] if self._width is None else wrapped(text, max(1, self._width - indent))
+        lines = [text] if self._width is None else wrap_text(text, max(1, self._width - indent))
         for line in lines:
             self._stream.write(f"{beside}{line}".rstrip() + "\n")
             beside = " " * indent
 
     def _writable(self, text: str) -> str:
-        return encodable(escaped(text), getattr(self._stream, "encoding", None))
+        return escape_unencodable(escape_unprintable(text), getattr(self._stream, "encoding", None))
 
 
-def write_head(page: Page, report: Mapping[str, Any], title: str) -> None:
+def write_header(page: Page, report: Mapping[str, Any], title: str) -> None:
     """Print what this is, what was read, and how much of the GPU's work the ranges explain."""
     of_the_run = (
-        *flight.lines(report["flight_recorder"]),
-        *windows.lines(report["capture"]),
-        *overhead.lines(report["overhead"]),
+        *flight.format_flight_recorder(report["flight_recorder"]),
+        *windows.format_capture(report["capture"]),
+        *overhead.format_overhead(report["overhead"]),
     )
-    for line in (title, *of_the_run, *head_lines(report)):
-        page.line(as_printed(line))
+    for line in (title, *of_the_run, *format_header(report)):
+        page.line(format_line(line))
 
 
 def write_ranges(
-    page: Page, profile: Profile, counters: Table, choice: Choice, by: str, folded: Sequence[Mapping[str, Any]]
+    page: Page, profile: RangeProfile, counters: Table, choice: RowFilter, by: str, folded: Sequence[Mapping[str, Any]]
 ) -> None:
     """Print the ranges and the counters of a recording.
 
@@ -144,26 +144,26 @@ def write_ranges(
         folded: the names that stand for several, as in the head of a document.
     """
     every = profile.names if by == "name" else profile.ranges
-    rows = choice.rows(every, LARGEST)
+    rows = choice.rows(every, DEFAULT_SORT)
     if rows:
         page.line()
         tree = by == "path" and choice.sort is None
-        labels = range_labels(rows, tree)
+        labels = format_range_labels(rows, tree)
         if tree and choice.fold:
             labels = [label + more for label, more in zip(labels, _folded_below(rows, every), strict=True)]
-        page.table([Cells("range", labels, words=True), *_columns(RANGE_COLUMNS, rows)])
+        page.table([Cells("range", labels, is_text=True), *_columns(RANGE_COLUMNS, rows)])
     elif not len(every):
         page.line(NO_RANGES.printed)
     else:
         page.line(NO_RANGE_MATCHES.printed)
-    if left_out := len(choice.matching(every)) - len(rows):
+    if left_out := len(choice.match_indices(every)) - len(rows):
         page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
     names = {row["name"] for row in rows}
     for one in [one for one in folded if one["name"] in names][:_FOLDED_MAX]:
         expand = f"--expand {shlex.quote(one['name'])}"
         ways = " or ".join((expand, *(f"--by field:{field}" for field in one["fields"])))
-        page.line(f"{one['name']} stands for {count(one['names'])} names: {ways}")
-    _write_counters(page, list(counters.take(choice.matching(counters)).rows()))
+        page.line(f"{one['name']} stands for {format_count(one['names'])} names: {ways}")
+    _write_counters(page, list(counters.take(choice.match_indices(counters)).rows()))
 
 
 def write_outside_ranges(page: Page, outside: Table) -> None:
@@ -173,25 +173,25 @@ def write_outside_ranges(page: Page, outside: Table) -> None:
     if shown:
         page.line()
         labels = [f"{row['thread'] or row['process'] or 'thread'} {row['tid']}" for row in shown]
-        page.table([Cells("thread", list(map(printable, labels)), words=True), *_columns(OUTSIDE_COLUMNS, shown)])
+        page.table([Cells("thread", list(map(escape_name, labels)), is_text=True), *_columns(OUTSIDE_COLUMNS, shown)])
     if len(some) > len(shown):
         page.line(f"and {len(some) - len(shown)} more threads: --json has all")
 
 
-def write_rhythm(page: Page, summary: Table) -> None:
+def write_step_rates(page: Page, summary: Table) -> None:
     """Print throughput and jitter of the steps that a program counts itself, a line a process."""
     for row in list(summary.rows())[:_OUTSIDE_MAX]:
         if row["steps_per_s"] is None:
             continue
         parts = [
-            f"process {row['pid']}: {row['steady']} of {count(row['steps'], 'step')}, {row['steps_per_s']:.4g} steps/s"
+            f"process {row['pid']}: {row['steady']} of {format_count(row['steps'], 'step')}, {row['steps_per_s']:.4g} steps/s"
         ]
         if row["interval_p50_ns"] is not None:
-            middle, most = time(row["interval_p50_ns"]), time(row["interval_max_ns"])
-            jitter = time(row["interval_stddev_ns"])
+            middle, most = format_duration(row["interval_p50_ns"]), format_duration(row["interval_max_ns"])
+            jitter = format_duration(row["interval_stddev_ns"])
             parts.append(f"from one to the next {middle} (p50), {most} at most, jitter (standard deviation) {jitter}")
         if row["wait_share"] is not None:
-            parts.append(f"{share(row['wait_share'])} of the time waiting for the next item")
+            parts.append(f"{format_percent(row['wait_share'])} of the time waiting for the next item")
         page.line("; ".join(parts))
 
 
@@ -203,18 +203,18 @@ def write_largest_findings(page: Page, findings: Table) -> None:
     page.line()
     of = " in the steady part" if rows[0]["bound_of"] == "steady" else ""
     page.paragraph([], f"Potential savings (upper bound){of}:")
-    for row, won in zip(rows, _aligned([_bound(time, row["won_ns"]) for row in rows]), strict=True):
+    for row, won in zip(rows, _aligned([_bound(format_duration, row["won_ns"]) for row in rows]), strict=True):
         page.paragraph([won], row["sentence"])
     left_out = len(findings) - len(rows)
     more = f"{left_out} more: " if left_out else ""
     page.paragraph([], f"{more}--view {FINDINGS.name} says what to do, and what was looked for")
 
 
-def write_findings(page: Page, findings: Table, choice: Choice) -> None:
+def write_findings(page: Page, findings: Table, choice: RowFilter) -> None:
     """Print the findings with what to do, what became of each rule, and the notes."""
     rows = choice.rows(findings)
-    won = _aligned([_bound(time, row["won_ns"]) for row in rows])
-    part = _aligned([_bound(share, row["won_share"]) for row in rows])
+    won = _aligned([_bound(format_duration, row["won_ns"]) for row in rows])
+    part = _aligned([_bound(format_percent, row["won_share"]) for row in rows])
     for row, *cells_of_row in zip(rows, won, part, strict=True):
         page.paragraph(cells_of_row, row["sentence"])
         indent = [" " * len(cell) for cell in cells_of_row]
@@ -237,7 +237,7 @@ def write_findings(page: Page, findings: Table, choice: Choice) -> None:
         page.paragraph([f"{len(alike)} {alike[0]['state']}"], _refusal(alike[0]))
         page.paragraph([""], ", ".join(row["rule"] for row in alike))
     for note in findings.notes:
-        page.paragraph([], as_printed(note))
+        page.paragraph([], format_line(note))
 
 
 def _refusal(rule: Row) -> str:
@@ -259,12 +259,12 @@ def _aligned(texts: Sequence[str]) -> list[str]:
 def write_notes(page: Page, report: Mapping[str, Any]) -> None:
     """Print what of the file could not be read as it stood."""
     for note in report["source"]["notes"]:
-        page.line(f"note: {message(note).printed}")
+        page.line(f"note: {message_from_dict(note).printed}")
 
 
-def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows: int) -> None:
+def write_view(page: Page, view: View, table: Table, choice: RowFilter, other_rows: int) -> None:
     """Print the tables of a view, of each but the main one at most `other_rows` rows, and its notes."""
-    if view.sentences:
+    if view.as_text:
         write_findings(page, table, choice)
         return
     if "slowest" in table.columns:
@@ -273,13 +273,13 @@ def write_view(page: Page, view: View, table: Table, choice: Choice, other_rows:
     main = [column for column in view.columns if column.source in table.columns]
     _write_table(page, table, main, choice, "--top 0 shows all")
     for name, other in table.others.items():
-        known = view.others.get(name, Other(name.replace("_", " ")))
+        known = view.others.get(name, ViewTable(name.replace("_", " ")))
         page.line()
         page.line(f"{known.heading}:")
         columns = [column for column in known.columns if column.source in other.columns]
-        _write_table(page, other, columns, Choice(top=other_rows), "--json has all")
+        _write_table(page, other, columns, RowFilter(top=other_rows), "--json has all")
     for note in table.notes:
-        page.line(as_printed(note))
+        page.line(format_line(note))
 
 
 def write_trees(page: Page, table: Table) -> None:
@@ -296,13 +296,13 @@ def write_trees(page: Page, table: Table) -> None:
         took = {row["instance"]: row["cpu_ns"] for row in rows}
         more = f" ... and {len(rows) - len(kept)} below" if len(rows) > len(kept) else ""
         for row in kept:
-            label = f"{'  ' * row['depth']}{printable(row['name'])}"
+            label = f"{'  ' * row['depth']}{escape_name(row['name'])}"
             labels.append(label if row["depth"] else f"{number}. {label}{more}")
             # Of single instances the one reason is that they went on: side by side none is longer than what is around.
             around = took.get(row["parent_instance"], row["cpu_ns"]) if row["depth"] else row["cpu_ns"]
             outlives = OUTLIVES if row["cpu_ns"] > around else None
             shown.append({**row, "after_ns": row["start_ns"] - rows[0]["start_ns"], "cpu_exceeds": outlives})
-    page.table([Cells("range", labels, words=True), *_columns(TREE_COLUMNS, shown)])
+    page.table([Cells("range", labels, is_text=True), *_columns(TREE_COLUMNS, shown)])
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:
@@ -317,7 +317,7 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["instance"] in kept]
 
 
-def head_lines(report: Mapping[str, Any]) -> list[str]:
+def format_header(report: Mapping[str, Any]) -> list[str]:
     """Return what was read, and how much of the GPU's work the ranges explain."""
     source, window, coverage = report["source"], report["window"], report["coverage"]
     collector = " ".join(filter(None, (source["collector"], source["collector_version"]))) or "unknown collector"
@@ -327,9 +327,9 @@ def head_lines(report: Mapping[str, Any]) -> list[str]:
     parts = [
         source["path"],
         collector,
-        f"{time(window['recorded_ns'])} recorded" if window["recorded_ns"] is not None else "no events",
+        f"{format_duration(window['recorded_ns'])} recorded" if window["recorded_ns"] is not None else "no events",
         processes,
-        f"{count(source['range_instances'])} ranges",
+        f"{format_count(source['range_instances'])} ranges",
     ]
     lines = [" | ".join(filter(None, parts))]
     if coverage["gpu_operations"] is not None:
@@ -344,27 +344,31 @@ def _selection_line(selection: Mapping[str, Any]) -> str:
     parts = [
         *(f"process {one}" for one in selection["processes"] or ()),
         *(f"GPU {one}" for one in selection["devices"] or ()),
-        *([f"from {moment(first)}"] if first is not None else []),
-        *([f"until {moment(last)}"] if last is not None else []),
+        *([f"from {format_timestamp(first)}"] if first is not None else []),
+        *([f"until {format_timestamp(last)}"] if last is not None else []),
     ]
     line = f"only {', '.join(parts)}" if parts else "all of it"
-    return line + (f" (steady: {message(selection['steady'][0]).printed})" if selection["steady"] else "")
+    return line + (f" (steady: {message_from_dict(selection['steady'][0]).printed})" if selection["steady"] else "")
 
 
 def _coverage_line(coverage: Mapping[str, Any]) -> str:
     reasons = [
-        f"{count(part['operations'])} {_REASONS[reason]}"
+        f"{format_count(part['operations'])} {_REASONS[reason]}"
         for reason, part in coverage["unattributed"].items()
         if part["operations"]
     ]
     total = max(1, coverage["gpu_ns"])
     inferred = {label: coverage["attributed"][label] for label in INFERRED}
     parts = [
-        f"GPU: {count(coverage['gpu_operations'])} operations, {time(coverage['gpu_ns'])}",
+        f"GPU: {format_count(coverage['gpu_operations'])} operations, {format_duration(coverage['gpu_ns'])}",
         ", ".join(
             [
-                f"{share(coverage['by_launch']['gpu_ns'] / total)} of GPU time attributed by launch",
-                *(f"{share(part['gpu_ns'] / total)} {label}" for label, part in inferred.items() if part["operations"]),
+                f"{format_percent(coverage['by_launch']['gpu_ns'] / total)} of GPU time attributed by launch",
+                *(
+                    f"{format_percent(part['gpu_ns'] / total)} {label}"
+                    for label, part in inferred.items()
+                    if part["operations"]
+                ),
             ]
         ),
         *_kernel_share(coverage),
@@ -378,20 +382,20 @@ def _kernel_share(coverage: Mapping[str, Any]) -> list[str]:
     kernels, by_launch = coverage["kernels"], coverage["kernels_by_launch"]["gpu_ns"]
     if not kernels["gpu_ns"] or kernels["operations"] == coverage["gpu_operations"]:
         return []
-    line = f"of kernel time {share(by_launch / kernels['gpu_ns'])} by launch"
+    line = f"of kernel time {format_percent(by_launch / kernels['gpu_ns'])} by launch"
     inferred = coverage["attributed_kernels"]["gpu_ns"] - by_launch
-    return [line + (f", {share(inferred / kernels['gpu_ns'])} inferred" if inferred else "")]
+    return [line + (f", {format_percent(inferred / kernels['gpu_ns'])} inferred" if inferred else "")]
 
 
-def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Choice, more: str) -> None:
+def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: RowFilter, more: str) -> None:
     """Print the chosen rows of a table with these columns, with all if there are none; and where to find more rows."""
     shown = choice.rows(table)
     if not shown:
         page.line(_NO_ROW_MATCHES.printed if len(table) else "none")
         return
     first, *rest = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
-    page.table([cells(first, shown), *_columns(rest, shown, table)])
-    if left_out := len(choice.matching(table)) - len(shown):
+    page.table([format_column(first, shown), *_columns(rest, shown, table)])
+    if left_out := len(choice.match_indices(table)) - len(shown):
         page.line(f"and {left_out} more: {more}")
 
 
@@ -399,29 +403,29 @@ def _write_counters(page: Page, rows: Sequence[Row]) -> None:
     shown = rows[:_COUNTERS_MAX]
     if shown:
         page.line()
-        labels = Cells("counter", [_counter(row) for row in shown], words=True)
+        labels = Cells("counter", [_counter(row) for row in shown], is_text=True)
         page.table([labels, *_columns(COUNTER_COLUMNS, shown)])
     if len(rows) > len(shown):
         page.line(f"and {len(rows) - len(shown)} more counters: --match narrows, --json has all")
 
 
 def _columns(columns: Sequence[Column], rows: Sequence[Row], every: Table | None = None) -> list[Cells]:
-    return [cells(column, rows) for column in columns if worth_showing(column, rows, every)]
+    return [format_column(column, rows) for column in columns if is_worth_showing(column, rows, every)]
 
 
-def range_labels(rows: Sequence[Row], tree: bool) -> list[str]:
+def format_range_labels(rows: Sequence[Row], tree: bool) -> list[str]:
     """Return the text of each row's first column: its path below the nearest row above that it lies inside."""
     if "path" not in rows[0]:
         return [_counter(row) + _pause(row) for row in rows]
     if not tree:
-        return [" / ".join(map(printable, row["path"])) + _pause(row) for row in rows]
+        return [" / ".join(map(escape_name, row["path"])) + _pause(row) for row in rows]
     shown = {tuple(row["path"]) for row in rows}
     labels = []
     for row in rows:
         path = tuple(row["path"])
         above = [n for n in range(1, len(path)) if path[:n] in shown]
         below = path[above[-1] :] if above else path
-        labels.append("  " * len(above) + " / ".join(map(printable, below)) + _pause(row))
+        labels.append("  " * len(above) + " / ".join(map(escape_name, below)) + _pause(row))
     return labels
 
 
@@ -445,9 +449,9 @@ def _pause(row: Row) -> str:
     if row["domain"] != LOOP_DOMAIN:
         return ""
     inside = row.get("pause_in")
-    return f" [loop pause in {printable(inside[-1])}]" if inside else " [loop pause]"
+    return f" [loop pause in {escape_name(inside[-1])}]" if inside else " [loop pause]"
 
 
 def _counter(row: Row) -> str:
-    name = printable(row["name"])
-    return name if row["domain"] is None else f"{printable(row['domain'])}:{name}"
+    name = escape_name(row["name"])
+    return name if row["domain"] is None else f"{escape_name(row['domain'])}:{name}"

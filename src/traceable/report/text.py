@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from traceable.errors import Message
-from traceable.protocol.environment import escaped
+from traceable.protocol.environment import escape_unprintable
 
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 _DOTS = ".."
 _NARROWEST_CORE = 3
 """With less room between the dots than this nothing can be told apart."""
@@ -16,31 +16,31 @@ _ROUNDS = 3
 """How often names that are cut to the same are told apart anew, together with more of them each time."""
 
 
-def as_printed(line: str) -> str:
+def format_line(line: str) -> str:
     """Return a line as people read it: a message with its code."""
     return line.printed if isinstance(line, Message) else line
 
 
-def message(plain: Mapping[str, str]) -> Message:
+def message_from_dict(plain: Mapping[str, str]) -> Message:
     """Return the message that a document holds as this."""
     code, text = plain["code"], plain["text"]
     return Message(code, text)
 
 
-def printable(name: str) -> str:
+def escape_name(name: str) -> str:
     """Return a name as one line that is safe to print, of more than 200 characters the first and last 100."""
-    if len(name) > LONGEST_NAME:
-        name = f"{name[: LONGEST_NAME // 2]}...{name[-LONGEST_NAME // 2 :]}"
-    return escaped(name) or "(no name)"
+    if len(name) > MAX_NAME_LENGTH:
+        name = f"{name[: MAX_NAME_LENGTH // 2]}...{name[-MAX_NAME_LENGTH // 2 :]}"
+    return escape_unprintable(name) or "(no name)"
 
 
-def encodable(text: str, encoding: str | None) -> str:
+def escape_unencodable(text: str, encoding: str | None) -> str:
     """Return a text with escapes for what `encoding` (None: UTF-8) lacks: Greek on an ASCII terminal."""
     encoding = encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def width_of(text: str) -> int:
+def measure_width(text: str) -> int:
     """Return how many cells of a terminal a text takes: Chinese takes two a character."""
     if text.isascii():
         return len(text)
@@ -50,28 +50,28 @@ def width_of(text: str) -> int:
     return cell_len(text)
 
 
-def cut(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """Return a text in at most `width` cells; of one that is cut, begin and end with two dots between.
 
     Examples:
         >>> cut("forward", 7), cut("forward", 6), cut("encoder.layers.attention", 12)
         ('forward', 'fo..rd', 'encod..ntion')
     """
-    if width_of(text) <= width:
+    if measure_width(text) <= width:
         return text
     dots = _DOTS if width > len(_DOTS) else ""
     end = (width - len(dots)) // 2 if dots else 0
     return _first(text, width - len(dots) - end) + dots + (_first(text[::-1], end)[::-1] if end else "")
 
 
-def cut_apart(texts: Sequence[str], width: int) -> list[str]:
+def truncate_distinct(texts: Sequence[str], width: int) -> list[str]:
     """Return the texts in at most `width` cells, so that those that differ still do where there is room for that.
 
     Examples:
         >>> cut_apart(["model.layers.1.attention.weight", "model.layers.2.attention.weight"], 14)
         ['model..1..ight', 'model..2..ight']
     """
-    short = {text: cut(text, width) for text in dict.fromkeys(texts)}
+    short = {text: truncate(text, width) for text in dict.fromkeys(texts)}
     together = {text: [text] for text in short}
     # What was told apart from its own kind may look like one of another kind: then those are taken together.
     for _ in range(_ROUNDS):
@@ -96,8 +96,8 @@ def _around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
         return {}
     found = {}
     # A third is left for what they have in common, by which they are recognized.
-    for text, core in zip(texts, cut_apart(cores, max(_NARROWEST_CORE, room * 2 // 3)), strict=True):
-        left = room - width_of(core)
+    for text, core in zip(texts, truncate_distinct(cores, max(_NARROWEST_CORE, room * 2 // 3)), strict=True):
+        left = room - measure_width(core)
         head, tail = _first(text[:begin], left - left // 2), _first(text[len(text) - end :][::-1], left // 2)[::-1]
         found[text] = f"{head}{_DOTS}{core}{_DOTS}{tail}"
     return found
@@ -115,4 +115,4 @@ def _first(text: str, width: int) -> str:
         return text[:width]
     from rich.cells import set_cell_size
 
-    return set_cell_size(text, width) if width_of(text) > width else text
+    return set_cell_size(text, width) if measure_width(text) > width else text

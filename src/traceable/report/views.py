@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from traceable.analysis.columns import FIELD
-from traceable.analysis.units import value
-from traceable.report.columns import Column, exceeds
+from traceable.analysis.columns import FIELD_PREFIX
+from traceable.analysis.units import format_number
+from traceable.report.columns import Column, mark_excess
 
 ALL = "all"
 """What asks for every view."""
 
 
 @dataclass(frozen=True)
-class Other:
+class ViewTable:
     """A further table of a view: what stands above it, and the columns that a terminal shows; all if none are said."""
 
     heading: str
@@ -38,9 +38,9 @@ class View:
         by: what its rows may be by; the first is the default. Empty where that is fixed.
         fields: whether they may also be by the value of a field of the ranges.
         options: the options that its question takes beside `by`, and its keyword argument for each.
-        chooses: which of `match` and `domain` can choose among its rows: they have names, and domains.
+        row_filters: which of `match` and `domain` can choose among its rows: they have names, and domains.
         others: heading and columns of the further tables, by name; all columns where none are said.
-        sentences: whether its rows are findings, which a terminal shows as wrapped sentences instead of columns.
+        as_text: whether its rows are findings, which a terminal shows as wrapped sentences instead of columns.
     """
 
     name: str
@@ -49,20 +49,20 @@ class View:
     by: tuple[str, ...] = ()
     fields: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
-    chooses: frozenset[str] = frozenset()
-    others: Mapping[str, Other] = field(default_factory=dict)
-    sentences: bool = False
+    row_filters: frozenset[str] = frozenset()
+    others: Mapping[str, ViewTable] = field(default_factory=dict)
+    as_text: bool = False
 
-    def takes_by(self, by: str) -> bool:
+    def supports_grouping(self, by: str) -> bool:
         """Whether the rows may be by this."""
-        return by in self.by or (self.fields and by.startswith(FIELD) and by != FIELD)
+        return by in self.by or (self.fields and by.startswith(FIELD_PREFIX) and by != FIELD_PREFIX)
 
 
 RANGE_COLUMNS = (
     Column("count"),
     Column("clipped", rank=2, only_if_any=True),
-    Column("cpu_total_ns", "total", 1, mark=exceeds),
-    Column("cpu_share", "share", 9, mark=exceeds),
+    Column("cpu_total_ns", "total", 1, mark=mark_excess),
+    Column("cpu_share", "share", 9, mark=mark_excess),
     Column("cpu_mean_ns", "mean", 8),
     Column("cpu_p50_ns", "p50", 3),
     Column("cpu_p90_ns", "p90", 14),
@@ -80,7 +80,7 @@ RANGE_COLUMNS = (
 
 TREE_COLUMNS = (
     Column("after_ns", "after", 2),
-    Column("cpu_ns", "CPU", 0, mark=exceeds),
+    Column("cpu_ns", "CPU", 0, mark=mark_excess),
     Column("cpu_self_ns", "self", 1),
     Column("active_ns", "active", 4, only_if_any=True),
     Column("clipped", rank=3, only_if_any=True),
@@ -96,12 +96,12 @@ TREE_COLUMNS = (
 
 COUNTER_COLUMNS = (
     Column("samples"),
-    Column("first", rank=6, write=value),
-    Column("last", rank=5, write=value),
-    Column("min", rank=2, write=value),
-    Column("max", rank=1, write=value),
-    Column("mean", rank=4, write=value),
-    Column("time_mean", "time mean", 3, write=value),
+    Column("first", rank=6, write=format_number),
+    Column("last", rank=5, write=format_number),
+    Column("min", rank=2, write=format_number),
+    Column("max", rank=1, write=format_number),
+    Column("mean", rank=4, write=format_number),
+    Column("time_mean", "time mean", 3, write=format_number),
 )
 """What a terminal shows of the counters, below the ranges."""
 
@@ -120,7 +120,7 @@ RANGES = View(
     by=("path", "name", "instance", "process", "thread", "device"),
     fields=True,
     options={**_BY_RANGE, "slowest": "slowest"},
-    chooses=frozenset({"domain", "match"}),
+    row_filters=frozenset({"domain", "match"}),
     columns=(
         Column("name", "range"),
         Column("recorded_name", "as recorded", 19, only_if_any=True),
@@ -153,7 +153,7 @@ _KERNELS = View(
     "how long which kernels took",
     by=("kernel", "family", "range", "geometry", "launch"),
     options={**_BY_RANGE, "names": "names", "families": "families"},
-    chooses=frozenset({"match"}),
+    row_filters=frozenset({"match"}),
     columns=(
         Column("range", rank=1),
         Column("name", "kernel", rank=1),
@@ -186,7 +186,7 @@ _API = View(
     "how long CUDA API calls took",
     by=("call", "kind", "range"),
     options=_BY_RANGE,
-    chooses=frozenset({"match"}),
+    row_filters=frozenset({"match"}),
     columns=(
         Column("range", rank=1),
         Column("name", "call", 1),
@@ -206,7 +206,7 @@ _API = View(
         Column("error", rank=3, only_if_any=True),
     ),
     others={
-        "paths": Other(
+        "paths": ViewTable(
             "by range path",
             (
                 Column("path"),
@@ -252,7 +252,7 @@ _MEMORY = View(
         Column("releases", rank=6),
     ),
     others={
-        "processes": Other(
+        "processes": ViewTable(
             "by process and GPU",
             (
                 Column("pid"),
@@ -266,11 +266,11 @@ _MEMORY = View(
                 Column("peak_share", "of peak", 5),
             ),
         ),
-        "sizes": Other("by size"),
-        "calls": Other("by call"),
-        "usage": Other("device memory in use"),
-        "usage_by_range": Other("device memory in use, by range"),
-        "usage_over_time": Other("device memory over time"),
+        "sizes": ViewTable("by size"),
+        "calls": ViewTable("by call"),
+        "usage": ViewTable("device memory in use"),
+        "usage_by_range": ViewTable("device memory in use, by range"),
+        "usage_over_time": ViewTable("device memory over time"),
     },
 )
 
@@ -293,7 +293,7 @@ _GAPS = View(
         Column("gap_max_ns", "gap max", 5),
     ),
     others={
-        "buckets": Other(
+        "buckets": ViewTable(
             "by length",
             (
                 Column("device"),
@@ -303,7 +303,7 @@ _GAPS = View(
                 Column("idle_share", "of idle"),
             ),
         ),
-        "causes": Other(
+        "causes": ViewTable(
             "by cause",
             (
                 Column("device"),
@@ -313,7 +313,7 @@ _GAPS = View(
                 Column("idle_share", "of idle"),
             ),
         ),
-        "largest": Other(
+        "largest": ViewTable(
             "the largest",
             (
                 Column("device"),
@@ -349,7 +349,7 @@ _SYNC = View(
         Column("cpu_share", "of CPU time", 10),
     ),
     others={
-        "calls": Other(
+        "calls": ViewTable(
             "by call",
             (
                 Column("range"),
@@ -363,7 +363,7 @@ _SYNC = View(
                 Column("wait_share", "share", 7),
             ),
         ),
-        "operations": Other(
+        "operations": ViewTable(
             "by operation waited for",
             (
                 Column("range"),
@@ -380,7 +380,7 @@ _SYNC = View(
 
 _WHOSE = (
     Column("process", rank=3, only_if_several=True),
-    Column("pid", rank=3, only_if_several=True, unless="process"),
+    Column("pid", rank=3, only_if_several=True, redundant_with="process"),
 )
 """Of which of several processes: by its name (of a rank, say), and by its pid where names are missing or the same."""
 
@@ -409,7 +409,7 @@ _STEPS = View(
         Column("allocations", rank=11, only_if_any=True),
     ),
     others={
-        "summary": Other(
+        "summary": ViewTable(
             "the steady steps",
             (
                 Column("steady", "steps", 5),
@@ -432,7 +432,7 @@ _STEPS = View(
                 Column("copy_mean_ns", "copy", 12),
             ),
         ),
-        "breakdown": Other(
+        "breakdown": ViewTable(
             "the median step, by range",
             (
                 Column("path"),
@@ -445,7 +445,7 @@ _STEPS = View(
                 Column("sync_self_ns", "sync self", 4),
             ),
         ),
-        "slowest": Other(
+        "slowest": ViewTable(
             "the slowest steps, against the median step",
             (
                 Column("step"),
@@ -487,7 +487,7 @@ _STREAMS = View(
         Column("mean_concurrency", "concurrency", 12),
     ),
     others={
-        "overlap": Other(
+        "overlap": ViewTable(
             "what ran side by side",
             (
                 Column("device"),
@@ -512,8 +512,8 @@ FINDINGS = View(
     "where time can be saved",
     options={"threshold": "thresholds"},
     columns=(),
-    others={"rules": Other("rules")},
-    sentences=True,
+    others={"rules": ViewTable("rules")},
+    as_text=True,
 )
 """Of all findings the largest also stand below the ranges."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from traceable.analysis.units import count, time
-from traceable.analysis.windows import CAPTURED, ON_REQUEST, WHOLE, Verdict, Windows
+from traceable.analysis.units import format_count, format_duration
+from traceable.analysis.windows import CAPTURED, ON_REQUEST, WHOLE_RUN, CaptureResult, WindowOutcome
 from traceable.errors import Message
-from traceable.report.text import printable
+from traceable.report.text import escape_name
 
 _WORTH_SAYING_NS = 10_000_000
 """From when on it is said how long opening and closing took: less is not felt by anybody."""
@@ -17,24 +17,24 @@ _LINES_MAX = 20
 _LISTED_MAX = 12
 
 
-def plain(windows: Windows | None) -> dict[str, Any] | None:
+def capture_to_dict(windows: CaptureResult | None) -> dict[str, Any] | None:
     """Return the verdicts as docs/report.md describes them; None where no steps were asked for."""
     if windows is None:
         return None
     return {
-        "asked": windows.asked,
+        "asked": windows.requested,
         "conditions": windows.conditions or None,
         "duration_s": windows.duration_s or None,
-        "asked_steps": sum(one.steps for one in windows.verdicts),
-        "captured_steps": sum(one.captured for one in windows.verdicts),
-        "met": windows.met,
-        "problems": [problem.plain for problem in windows.problems],
-        "aside": [sentence.plain for sentence in windows.aside],
-        "windows": [_row(one) for one in windows.verdicts],
+        "asked_steps": sum(one.steps for one in windows.outcomes),
+        "captured_steps": sum(one.captured_steps for one in windows.outcomes),
+        "met": windows.ok,
+        "problems": [problem.as_dict for problem in windows.problems],
+        "aside": [sentence.as_dict for sentence in windows.non_participating],
+        "windows": [_row(one) for one in windows.outcomes],
     }
 
 
-def lines(capture: Mapping[str, Any] | None) -> list[str]:
+def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
     """Return what is said of it: first how many steps were captured, then what went wrong, then what it cost."""
     if capture is None:
         return []
@@ -44,17 +44,19 @@ def lines(capture: Mapping[str, Any] | None) -> list[str]:
     files = sorted({row["file"] for row in rows if row["file"]})
     first = f"asked {_asked(capture)}{_of_the_program(capture)}, captured {_captured(capture)}"
     if len(rows) > 1:
-        first += f" in {count(sum(row['outcome'] == CAPTURED for row in rows))} of {count(len(rows))} windows"
+        first += (
+            f" in {format_count(sum(row['outcome'] == CAPTURED for row in rows))} of {format_count(len(rows))} windows"
+        )
     said = [first + (f" ({len(files)} reports)" if len(files) > 1 else "")]
     several = len({row["pid"] for row in rows}) > 1
     bad = [row for row in rows if row["outcome"] != CAPTURED]
     for row in bad[:_LINES_MAX]:
-        of = f" of {printable(row['process']) if row['process'] else 'process ' + str(row['pid'])}" if several else ""
-        steps = "the window" if capture["asked"] == WHOLE else f"steps {row['start_step']}-{row['stop_step']}"
+        of = f" of {escape_name(row['process']) if row['process'] else 'process ' + str(row['pid'])}" if several else ""
+        steps = "the window" if capture["asked"] == WHOLE_RUN else f"steps {row['start_step']}-{row['stop_step']}"
         never = "never reached: " if row["outcome"] == "never_reached" else ""
         said.append(_message(row["why"], f"{steps}{of}: {never}"))
     if len(bad) > _LINES_MAX:
-        more = f"{count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all"
+        more = f"{format_count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all"
         said.append(Message("windows_not_captured", more))
     said += [_message(problem) for problem in capture["problems"]]
     said += _ranks_together(rows)
@@ -64,7 +66,7 @@ def lines(capture: Mapping[str, Any] | None) -> list[str]:
         said.append(
             Message(
                 "program_paused",
-                f"opening a window held the program up for {time(stalls[0])}, closing it for {time(stalls[1])} at "
+                f"opening a window held the program up for {format_duration(stalls[0])}, closing it for {format_duration(stalls[1])} at "
                 "most; no step holds any of it",
             )
         )
@@ -72,7 +74,7 @@ def lines(capture: Mapping[str, Any] | None) -> list[str]:
 
 
 def _message(plain: Mapping[str, str], about: str = "") -> Message:
-    code, text = plain["code"], printable(plain["text"])
+    code, text = plain["code"], escape_name(plain["text"])
     return Message(code, about + text)
 
 
@@ -80,8 +82,8 @@ def _asked(capture: Mapping[str, Any]) -> str:
     """Return what was asked, as `steps 10-30 after 5 warm-up steps`."""
     words = capture["asked"]
     limit = f"{capture['duration_s']:g} s" if capture["duration_s"] else ""
-    if words == WHOLE:
-        asked = limit or WHOLE
+    if words == WHOLE_RUN:
+        asked = limit or WHOLE_RUN
     else:
         asked = f"steps {words if words.startswith('every') else words.replace(':', '-')}"
         asked += f" for {limit} at most" if limit else ""
@@ -91,25 +93,25 @@ def _asked(capture: Mapping[str, Any]) -> str:
 def _of_the_program(capture: Mapping[str, Any]) -> str:
     """Return the program's own numbers of the steps, where they are not those that were asked for."""
     rows = [row for row in capture["windows"] if row["opened_step"] is not None and row["steps"]]
-    if not any(row["counted_from_step"] or capture["asked"] == WHOLE for row in rows):
+    if not any(row["counted_from_step"] or capture["asked"] == WHOLE_RUN for row in rows):
         return ""
     own = list(dict.fromkeys(f"{row['start_step']}-{row['stop_step']}" for row in rows))
     more = f" and {len(own) - _LISTED_MAX} more" if len(own) > _LISTED_MAX else ""
-    return f": the program's {'steps ' if capture['asked'] == WHOLE else ''}{', '.join(own[:_LISTED_MAX])}{more}"
+    return f": the program's {'steps ' if capture['asked'] == WHOLE_RUN else ''}{', '.join(own[:_LISTED_MAX])}{more}"
 
 
 def _captured(capture: Mapping[str, Any]) -> str:
     """Return how much of it: steps, or time where the program takes none."""
     rows = capture["windows"]
-    if capture["asked"] != WHOLE or capture["asked_steps"]:
-        return f"{count(capture['captured_steps'])} of {count(capture['asked_steps'])}"
+    if capture["asked"] != WHOLE_RUN or capture["asked_steps"]:
+        return f"{format_count(capture['captured_steps'])} of {format_count(capture['asked_steps'])}"
     lasted = [
         row["closed_wall_ns"] - (row["close_stall_ns"] or 0) - row["opened_wall_ns"]
         for row in rows
         if row["closed_wall_ns"] and row["opened_wall_ns"] and row["file"]
     ]
     if lasted:
-        return time(max(lasted))
+        return format_duration(max(lasted))
     return "until the program's end" if any(row["file"] for row in rows) else "nothing"
 
 
@@ -149,15 +151,15 @@ def _words(first: int, last: int) -> list[str]:
     return [str(number) for number in range(first, last + 1)] if last - first < 2 else [f"{first}-{last}"]
 
 
-def _row(one: Verdict) -> dict[str, Any]:
+def _row(one: WindowOutcome) -> dict[str, Any]:
     window = one.window
     return {
         "start_step": one.start_step,
         "stop_step": one.stop_step,
         "steps": one.steps,
-        "captured_steps": one.captured,
+        "captured_steps": one.captured_steps,
         "outcome": one.outcome,
-        "why": one.why.plain if one.why else None,
+        "why": one.reason.as_dict if one.reason else None,
         "pid": one.pid,
         "process": one.label or None,
         "rank": one.rank,

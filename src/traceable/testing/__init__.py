@@ -29,7 +29,7 @@ def pytest_addoption() -> None:
 
 def pytest_report_header() -> list[str]:
     """Say at the top of the run why `nvtx_events` can't hear, or what it will miss."""
-    return [f"traceable: {line.printed}" for line in attachment.remarks()]
+    return [f"traceable: {line.printed}" for line in attachment.list_attachment_problems()]
 
 
 @pytest.fixture
@@ -48,6 +48,6 @@ def nvtx_events() -> Iterator[NvtxEvents]:
 def _events() -> NvtxEvents | TraceableError:
     """Return the error instead of raising it: pytest shows a chain of errors where one sentence says it all."""
     try:
-        return NvtxEvents(LiveRecording(*attachment.hearing()))
+        return NvtxEvents(LiveRecording(*attachment.find_recording()))
     except TraceableError as error:
         return error

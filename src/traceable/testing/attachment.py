@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from traceable._native import recorder_library
+from traceable._native import find_recorder_library
 from traceable.errors import CollectorError, Message, TraceableError
 from traceable.protocol import environment
 
@@ -47,7 +47,7 @@ class _Attachment:
             self.trouble = error
 
     def _attach(self) -> None:
-        library = recorder_library()
+        library = find_recorder_library()
         if library is None:
             raise CollectorError(
                 "recorder_not_built",
@@ -87,7 +87,7 @@ def attach() -> None:
         _state = _Attachment()
 
 
-def remarks() -> list[Message]:
+def list_attachment_problems() -> list[Message]:
     """Return what the user should know before the first test: why nothing can be heard, or what will be missing."""
     if _state is None:
         return []
@@ -102,7 +102,7 @@ def remarks() -> list[Message]:
     ]
 
 
-def hearing() -> tuple[Path, bool]:
+def find_recording() -> tuple[Path, bool]:
     """Return the recording's directory, and whether other processes than this one and its children write there.
 
     Raises:
@@ -151,7 +151,7 @@ def _wake_traceable() -> None:
             f"annotation is switched off by {environment.DISABLE} or NVTX_DISABLE",
             "unset both for the tests",
         )
-    if engine.unheard:
+    if engine.has_skipped_annotations:
         found = "functions were annotated before traceable.testing was loaded"
         raise CollectorError("annotated_too_early", found, _LOAD_FIRST)
     if engine.core is not None:

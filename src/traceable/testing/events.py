@@ -1,6 +1,6 @@
 """What a test is given: the ranges, marks and counters that were emitted, as plain objects.
 
-How ranges nest, and how the stretches of a coroutine become one range, is decided in `analysis.instances`; here its
+How ranges nest, and how the stretches of a coroutine become one range, is decided in `analysis.find_instances`; here its
 columns only get names and the few values that a trace leaves out (payloads, colours). What annotations emit beyond
 names (identities, named fields, samples) is told apart as in `trace.emitted`.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.instances import Instances, instances
+from traceable.analysis.instances import Instances, find_instances
 from traceable.testing.live import LiveRecording, Row
-from traceable.trace.emitted import COUNTER_DOMAIN, PAYLOAD_DOMAIN, in_stretch_domain, is_identity
+from traceable.trace.emitted import COUNTER_DOMAIN, PAYLOAD_DOMAIN, is_identity, is_segment_domain
 from traceable.trace.model import PUSH_POP, START_END, Trace
 
 Payload = int | float | dict[str, Any] | None
@@ -184,7 +184,7 @@ class NvtxEvents:
     def _read(self) -> _Heard:
         if self._closed:
             return self._heard
-        places = self._recording.places()
+        places = self._recording.read_end_offsets()
         if places != self._places:
             found = self._recording.read(places)
             self._heard = _Heard() if found is None else _heard(*found)
@@ -203,7 +203,7 @@ def _heard(trace: Trace, rows: list[Row]) -> _Heard:
     if [row.start_ns for row in range_rows] != trace.ranges.start_ns.tolist():
         raise AssertionError("the rows of the recording do not stand in the trace's order")
     fields = _fields(row for row in mark_rows if row.domain == PAYLOAD_DOMAIN)
-    found = instances(trace)
+    found = find_instances(trace)
     first = _first_ranges(trace, found)
     order = np.lexsort((np.arange(len(found)), found.start_ns))
     place = np.empty(len(found), np.int64)
@@ -236,7 +236,7 @@ def _payload(row: Row, fields: _Fields) -> Payload:
 def _first_ranges(trace: Trace, found: Instances) -> Any:
     """Return for each instance its row in `trace.ranges`; for a coroutine without a whole, its first stretch's."""
     ranges = trace.ranges
-    stretch = in_stretch_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP) & ranges.has_payload
+    stretch = is_segment_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP) & ranges.has_payload
     own = np.flatnonzero(~stretch)
     if not np.array_equal(ranges.start_ns[own], found.start_ns[: len(own)]):
         raise AssertionError("the instances of the trace do not begin with its ranges")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from traceable.collectors.recorder import recording as rec
-from traceable.collectors.recorder.recording import attributes_at
+from traceable.collectors.recorder.recording import read_attributes_at
 from traceable.collectors.recorder.schema import write_database
 from traceable.errors import CollectorError
 from traceable.trace import Trace, load
@@ -80,10 +80,10 @@ class LiveRecording:
 
     def restart(self) -> None:
         """Read from now on."""
-        self._from = self.places()
+        self._from = self.read_end_offsets()
         self._dropped = {process.directory: process.dropped for process in self._processes()}
 
-    def places(self) -> dict[Path, int]:
+    def read_end_offsets(self) -> dict[Path, int]:
         """Return how far each thread's file is written, in bytes: the end of its last whole event."""
         for directory in self._process_directories():
             for path in sorted(directory.glob("*.events")):
@@ -162,7 +162,7 @@ def _copy_part(path: Path, begin: int, end: int, into: Path) -> None:
     _link(path.parent, (path.with_suffix(".text").name,), into)
     with path.open("rb") as file, (into / path.name).open("wb") as part:
         part.write(file.read(_HEADER_BYTES))
-        part.write(attributes_at(path, begin))
+        part.write(read_attributes_at(path, begin))
         file.seek(begin)
         left = end - begin
         while left and (content := file.read(min(left, 1 << 20))):

@@ -29,7 +29,7 @@ COUNTER_DOMAIN = "traceable.counter"
 WINDOW_DOMAIN = "traceable.window"
 """The domain of what a window of steps emits: nsys's capture range, and in it a range that says the window's id."""
 
-WINDOW = "window "
+WINDOW_PREFIX = "window "
 """How the name of that range begins; the id follows."""
 
 NO_FIELDS = "{}"
@@ -47,7 +47,7 @@ def is_identity(payload: Int64) -> Bool:
     return found
 
 
-def in_stretch_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
+def is_segment_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
     """Return which of these are the domains of stretches.
 
     Args:
@@ -59,18 +59,18 @@ def in_stretch_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
     return stretch if generator < 0 else stretch | (domain == generator)
 
 
-def number_of(identity: Int64) -> Int64:
+def decode_number(identity: Int64) -> Int64:
     """Return the instance's number in each identity."""
     return identity & _NUMBER_BITS
 
 
-def parent_number_of(identity: Int64) -> Int64:
+def decode_parent_number(identity: Int64) -> Int64:
     """Return the number of the parent in each identity; 0 for none."""
     return identity >> _PARENT_BIT & _NUMBER_BITS
 
 
 @dataclass(frozen=True)
-class Said:
+class PayloadMarks:
     """The marks of PAYLOAD_DOMAIN, as equally long columns.
 
     `text` is an index into the trace's names, `bare` whether it is NO_FIELDS, `process` any number of the process.
@@ -78,18 +78,18 @@ class Said:
 
     start_ns: Int64
     text: Int32
-    bare: Bool
+    identity_only: Bool
     thread: Int32
     process: Int64
     identity: Int64
 
-    def take(self, which: Bool) -> Said:
+    def take(self, which: Bool) -> PayloadMarks:
         """Return the marks `which`."""
-        return Said(*(column[which] for column in vars(self).values()))
+        return PayloadMarks(*(column[which] for column in vars(self).values()))
 
 
-def matched(
-    said: Said, start_ns: Int64, thread: Int32, process: Int64, stretch: Bool, payload: Int64
+def match_payload_marks(
+    said: PayloadMarks, start_ns: Int64, thread: Int32, process: Int64, stretch: Bool, payload: Int64
 ) -> tuple[Int64, Int32]:
     """Return the identity of each range (NULL for none) and the text that says its fields (-1 for none).
 
@@ -103,13 +103,13 @@ def matched(
     identity = np.where(carried, payload, NULL)
     fields = np.full(len(start_ns), -1, np.int32)
 
-    announced = said.take(said.bare)
+    announced = said.take(said.identity_only)
     ranges = np.flatnonzero(~stretch)
     found = _next(announced.thread, announced.start_ns, thread[ranges], start_ns[ranges])
     found = np.where(carried[ranges[found]], -1, found) if len(ranges) else found
     identity[ranges[found[found >= 0]]] = announced.identity[found >= 0]
 
-    spoken = said.take(~said.bare)
+    spoken = said.take(~said.identity_only)
     ranges = np.flatnonzero(carried & ~stretch)
     kinds = _numbered(
         np.concatenate([spoken.process, process[ranges]]), np.concatenate([spoken.identity, payload[ranges]])

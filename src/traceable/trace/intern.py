@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from traceable.trace.model import NULL, Int32, Int64, Process, Thread
-from traceable.trace.rows import Coded, distinct
+from traceable.trace.rows import EncodedColumn, distinct
 
 _PROCESS_MASK = ~0xFFFFFF
 """nsys's globalTid is `<hardware 8><VM 8><process 24><thread 24>`; a globalPid has the thread bits 0."""
 
 
-def process_of(global_tid: Int64) -> Int64:
+def to_global_pid(global_tid: Int64) -> Int64:
     """Return the globalPid of each globalTid; NULL stays NULL (its low bits are 0)."""
     return global_tid & _PROCESS_MASK
 
@@ -28,11 +28,11 @@ class Names:
         """Return the number of `name`, a new one where it was not seen before."""
         return self._index.setdefault(name, len(self._index))
 
-    def known(self, name: str) -> int:
+    def find(self, name: str) -> int:
         """Return the number of `name`; -2, which is no number and not that of an absent name, where it was not seen."""
         return self._index.get(name, -2)
 
-    def numbers(self, texts: Iterable[str]) -> Int32:
+    def index_all(self, texts: Iterable[str]) -> Int32:
         """Return the number of each text."""
         return np.fromiter((self.index(text) for text in texts), np.int32)
 
@@ -50,7 +50,7 @@ class Strings:
         names: where the strings that events use are numbered.
     """
 
-    def __init__(self, ids: Int64, values: Coded, names: Names) -> None:
+    def __init__(self, ids: Int64, values: EncodedColumn, names: Names) -> None:
         order = np.argsort(ids, kind="stable")
         self._ids = ids[order]
         self._codes = values.codes[order]
@@ -65,12 +65,12 @@ class Strings:
         codes = np.full(len(ids), -1, np.int32)
         codes[known] = self._codes[at[known]]
         found = np.full(len(ids), -1, np.int32)
-        found[codes >= 0] = self._names.numbers([self._texts[code] for code in codes[codes >= 0].tolist()])
+        found[codes >= 0] = self._names.index_all([self._texts[code] for code in codes[codes >= 0].tolist()])
         return found
 
-    def column(self, ids: Coded) -> Int32:
+    def column(self, ids: EncodedColumn) -> Int32:
         """Return the name index of each row of a key of one column; as `indices`."""
-        return ids.mapped(self.indices(ids.values[:, 0]))
+        return ids.map_values(self.indices(ids.values[:, 0]))
 
 
 class Threads:
@@ -81,11 +81,11 @@ class Threads:
         self._seen_processes: list[Int64] = []
         self._ids = self._process_ids = np.empty(0, np.int64)
 
-    def see(self, global_tids: Int64) -> None:
+    def add_threads(self, global_tids: Int64) -> None:
         """Take note of the threads of some events, before `close`; each once is enough."""
         self._seen.append(_known(global_tids))
 
-    def see_processes(self, global_pids: Int64) -> None:
+    def add_processes(self, global_pids: Int64) -> None:
         """Take note of the processes of some events, before `close`; each once is enough."""
         self._seen_processes.append(_known(global_pids))
 
@@ -93,7 +93,7 @@ class Threads:
         """End the taking of notes: from here on numbers are given."""
         nothing = np.empty(0, np.int64)
         self._ids = distinct(np.concatenate([nothing, *self._seen]))
-        self._process_ids = distinct(np.concatenate([process_of(self._ids), *self._seen_processes]))
+        self._process_ids = distinct(np.concatenate([to_global_pid(self._ids), *self._seen_processes]))
 
     @property
     def ids(self) -> Int64:
@@ -108,7 +108,7 @@ class Threads:
         """Return the number of each process that was seen."""
         return np.searchsorted(self._process_ids, _known(global_pids)).astype(np.int32)
 
-    def process_indices_if_seen(self, global_pids: Int64) -> Int32:
+    def find_process_indices(self, global_pids: Int64) -> Int32:
         """Return the number of each process; -1 for one that no event named before `close`."""
         at = np.searchsorted(self._process_ids, global_pids)
         seen = np.isin(global_pids, self._process_ids)
@@ -119,7 +119,7 @@ class Threads:
     ) -> tuple[tuple[Process, ...], tuple[Thread, ...]]:
         """Return the tables, given what names a globalTid and a globalPid."""
         processes = tuple(Process(g, g >> 24 & 0xFFFFFF, process_name(g)) for g in self._process_ids.tolist())
-        of_thread = self.process_indices(process_of(self._ids)).tolist()
+        of_thread = self.process_indices(to_global_pid(self._ids)).tolist()
         threads = tuple(
             Thread(g, g & 0xFFFFFF, process, thread_name(g))
             for g, process in zip(self._ids.tolist(), of_thread, strict=True)

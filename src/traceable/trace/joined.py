@@ -34,7 +34,7 @@ _KINDS = (
 _Kind = TypeVar("_Kind", bound=Events)
 
 
-def joined(parts: Sequence[Trace]) -> Trace:
+def join_traces(parts: Sequence[Trace]) -> Trace:
     """Return the events of all parts as one trace, whose time 0 is that of the earliest.
 
     Raises:

@@ -28,20 +28,20 @@ from traceable.trace.emitted import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
-    WINDOW,
     WINDOW_DOMAIN,
-    Said,
-    in_stretch_domain,
+    WINDOW_PREFIX,
+    PayloadMarks,
     is_identity,
-    matched,
+    is_segment_domain,
+    match_payload_marks,
 )
 from traceable.trace.intern import Names
-from traceable.trace.kineto_events import OPERATIONS, Events, File, Table, read_file, readable, whole
+from traceable.trace.kineto_events import OPERATIONS, File, FileEvents, Table, escape_text, parse_id, read_file
 from traceable.trace.kineto_json import Document
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, NDArray, Trace
-from traceable.trace.rows import distinct, folded, same, start_order
+from traceable.trace.rows import argsort_by_start, distinct, fold_constant, make_constant_column
 
-APART_NS = 60 * 10**9
+MAX_DISTANCE_NS = 60 * 10**9
 """How long nothing may have been recorded between two files that are read as one. The ranks of a job record the same
 steps, so that their files overlap, and windows of a process follow each other; what is further apart is mostly of
 another run, and would be one recording in which the GPU does nothing for hours or days."""
@@ -75,10 +75,10 @@ def is_trace(path: Path) -> bool:
         TraceError: it can't be read.
     """
     with Document(path) as document:
-        return document.begins_like_a_trace()
+        return document.is_trace()
 
 
-def files_in(directory: Path) -> list[Path]:
+def list_trace_files(directory: Path) -> list[Path]:
     """Return the trace files that lie in a directory itself, by name.
 
     Raises:
@@ -98,12 +98,12 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
 
     Args:
         path: a file, or a directory with the files of several ranks, which are put on one clock.
-        allow_unrelated: read files as one recording even where between them nothing was recorded for `APART_NS`.
+        allow_unrelated: read files as one recording even where between them nothing was recorded for `MAX_DISTANCE_NS`.
 
     Raises:
         TraceError: a file is not whole or no such trace, or they can't be put together; the message says which.
     """
-    paths = files_in(path) if path.is_dir() else [path]
+    paths = list_trace_files(path) if path.is_dir() else [path]
     if not paths:
         found = f"{path} is a directory without a trace of torch.profiler"
         raise TraceError("no_trace_in_directory", found, "name the file that is to be read")
@@ -122,7 +122,7 @@ class _Merger:
         self.names, self.geometries = names, geometries
         self.processes: dict[tuple[Any, ...], model.Process] = {}
         self.threads: dict[tuple[Any, ...], model.Thread] = {}
-        self.gpus = gpu_numbers(self.files)
+        self.gpus = number_gpus(self.files)
 
     def trace(self, allow_unrelated: bool) -> Trace:
         self._check_alone()
@@ -136,12 +136,12 @@ class _Merger:
             for file, zero in zip(self.files, zero_ns, strict=True)
             if file.events.end_ns is not None
         ]
-        wall = self.files[0].to_wall_ns
+        wall = self.files[0].wall_offset_ns
         nothing = _nothing()
         geometries = np.array(list(self.geometries), np.int64).reshape(-1, len(model.GEOMETRY))
         return Trace(
             source=self._source(frozenset(table for kind, table in _TABLES.items() if len(kinds[kind]["start_ns"]))),
-            names=tuple(map(readable, self.names.all())),
+            names=tuple(map(escape_text, self.names.all())),
             processes=tuple(self.processes.values()),
             threads=tuple(self.threads.values()),
             utc_epoch_ns=None if wall is None else zero_ns[0] + wall,
@@ -154,10 +154,10 @@ class _Merger:
             kernels=model.Kernels(**kinds["kernels"]),
             copies=model.Copies(**kinds["copies"]),
             memsets=model.Memsets(**kinds["memsets"]),
-            synchronisations=model.Synchronisations(**kinds["synchronisations"]),
+            synchronizations=model.Synchronizations(**kinds["synchronisations"]),
             overheads=model.Overheads(**kinds["overheads"]),
             geometries=geometries,
-            devices=devices(self.files, self.gpus),
+            devices=build_devices(self.files, self.gpus),
             cuda_devices={},
             **nothing,
         )
@@ -168,7 +168,7 @@ class _Merger:
         for file in self.files:
             first, last = file.events.first_ns, file.events.last_ns
             if first is not None and last is not None:
-                of_process.setdefault(file.process(file.main), []).append((first, last, file.path))
+                of_process.setdefault(file.process_key(file.main_pid), []).append((first, last, file.path))
         for spans in of_process.values():
             spans.sort()
             for (_, last, path), (first, _, other) in itertools.pairwise(spans):
@@ -187,7 +187,7 @@ class _Merger:
         for i in range(1, len(spans)):
             _, end, before = max(spans[:i], key=lambda span: span[1])
             begin, _, path = spans[i]
-            if begin - end > APART_NS:
+            if begin - end > MAX_DISTANCE_NS:
                 apart = timedelta(seconds=(begin - end) // 10**9)
                 raise TraceError(
                     "traces_unrelated",
@@ -204,12 +204,12 @@ class _Merger:
         lost = [
             file.path
             for file, begin in zip(self.files, begins, strict=True)
-            if begin is not None and file.to_wall_ns is None
+            if begin is not None and file.wall_offset_ns is None
         ]
         if lost:
             found = f"{lost[0]} says no wall clock, by which it could be put beside the others"
             raise TraceError("wall_clock_unknown", found, "give it alone")
-        walls = [file.to_wall_ns or 0 for file in self.files]
+        walls = [file.wall_offset_ns or 0 for file in self.files]
         zero = min((begin + wall for begin, wall in zip(begins, walls, strict=True) if begin is not None), default=0)
         return [zero - wall for wall in walls]
 
@@ -226,14 +226,14 @@ class _Merger:
         for kind, own in OPERATIONS.items():
             table: Table = getattr(events, kind)
             columns: dict[str, NDArray[Any]] = {name: _int32(table, name) for name in ("context", "stream", *own)}
-            columns["device"] = renumbered(_int32(table, "device"), gpus)
+            columns["device"] = renumber_devices(_int32(table, "device"), gpus)
             columns["correlation"] = table.column("correlation")
-            columns["graph_node"] = folded(table.column("graph_node"))
+            columns["graph_node"] = fold_constant(table.column("graph_node"))
             if "size_bytes" in table.columns:
                 columns["size_bytes"] = table.column("size_bytes")
             columns["process"] = self._processes_of(file, table, process_of)
             found[kind] = columns
-        found["kernels"]["short_name"] = same(-1, len(events.kernels), np.int32)
+        found["kernels"]["short_name"] = make_constant_column(-1, len(events.kernels), np.int32)
         found["overheads"]["process"] = self._processes_of(file, events.overheads, {})
         for kind, columns in found.items():
             table = getattr(events, kind)
@@ -241,25 +241,25 @@ class _Merger:
             columns["end_ns"] = table.column("end") - zero_ns
         known = list(self.threads.values())
         processes = np.array([known[thread].process for thread in threads.tolist()], np.int32)
-        return {**found, **annotation_columns(events, zero_ns, self.names, threads, processes)}
+        return {**found, **build_annotation_columns(events, zero_ns, self.names, threads, processes)}
 
     def _processes_of(self, file: File, table: Table, process_of: dict[int, Any]) -> Int32:
         if not len(table):
             return np.empty(0, np.int32)
         if not process_of:
-            return same(self._process(file, file.main), len(table), np.int32)
+            return make_constant_column(self._process(file, file.main_pid), len(table), np.int32)
         numbers = {correlation: self._process(file, pid) for correlation, pid in process_of.items()}
-        main = self._process(file, file.main)
+        main = self._process(file, file.main_pid)
         return np.array([numbers.get(one, main) for one in table.column("correlation").tolist()], np.int32)
 
     def _process(self, file: File, pid: Any) -> int:
         """Return the number of a process."""
-        key = file.process(pid)
+        key = file.process_key(pid)
         if key not in self.processes:
-            name = readable(file.events.process_names.get(pid, ""))
+            name = escape_text(file.events.process_names.get(pid, ""))
             if file.rank is not None:
                 name = f"rank {file.rank} ({name})" if name else f"rank {file.rank}"
-            self.processes[key] = model.Process((len(self.processes) + 1) << 24, whole(pid), name)
+            self.processes[key] = model.Process((len(self.processes) + 1) << 24, parse_id(pid), name)
         return list(self.processes).index(key)
 
     def _thread(self, file: File, pid: Any, tid: Any) -> int:
@@ -267,10 +267,10 @@ class _Merger:
         process = self._process(file, pid)
         key = (process, tid)
         if key not in self.threads:
-            stated = readable(file.events.thread_names.get((pid, tid), ""))
+            stated = escape_text(file.events.thread_names.get((pid, tid), ""))
             within = _THREAD_NAME.fullmatch(stated)
             global_id = (process + 1) << 24 | (len(self.threads) + 1)
-            self.threads[key] = model.Thread(global_id, whole(tid), process, within[1] if within else stated)
+            self.threads[key] = model.Thread(global_id, parse_id(tid), process, within[1] if within else stated)
         return list(self.threads).index(key)
 
     def _source(self, tables: frozenset[str]) -> model.Source:
@@ -296,9 +296,9 @@ class _Merger:
         ]
         if moved:
             yield Message("gpus_renumbered", f"ranks have GPUs of their own: {', '.join(moved)}")
-        left_out: Counter[str] = sum((file.events.left_out for file in self.files), Counter())
+        left_out: Counter[str] = sum((file.events.excluded for file in self.files), Counter())
         if left_out:
-            told = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(left_out.items())[:_KINDS_TOLD])
+            told = ", ".join(f"{count} {escape_text(kind)}" for kind, count in sorted(left_out.items())[:_KINDS_TOLD])
             more = f" and {len(left_out) - _KINDS_TOLD} other kinds" if len(left_out) > _KINDS_TOLD else ""
             yield Message("events_left_out", f"events left out (traceable help kineto): {told}{more}")
         untimed = sum(file.events.untimed for file in self.files)
@@ -313,7 +313,7 @@ def _calls(table: Table, threads: Int32) -> dict[str, NDArray[Any]]:
         "thread": threads[table.column("thread")],
         "correlation": table.column("correlation"),
         "driver": table.column("driver").astype(np.int8),
-        "return_value": same(NULL, len(table), np.int64),
+        "return_value": make_constant_column(NULL, len(table), np.int64),
     }
 
 
@@ -329,7 +329,7 @@ def _process_of_correlations(file: File) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for correlation, thread in zip(calls.column("correlation").tolist(), calls.column("thread").tolist(), strict=True):
         pid = pids[thread]
-        found[correlation] = pid if found.get(correlation, pid) == pid else file.main
+        found[correlation] = pid if found.get(correlation, pid) == pid else file.main_pid
     return found
 
 
@@ -338,7 +338,7 @@ def _joined(parts: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]
     columns = (
         parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     )
-    order = start_order(columns["start_ns"], columns.get("end_ns", columns["start_ns"]))
+    order = argsort_by_start(columns["start_ns"], columns.get("end_ns", columns["start_ns"]))
     # A column of a table is a view of it: what is in order is copied too, or it would keep all others in memory.
     return {
         name: column if column.strides == (0,) else np.ascontiguousarray(column if order is None else column[order])
@@ -361,7 +361,7 @@ def _nothing() -> dict[str, Any]:
     }
 
 
-def gpu_numbers(files: Sequence[File]) -> dict[Path, dict[int, int]]:
+def number_gpus(files: Sequence[File]) -> dict[Path, dict[int, int]]:
     """Return the number of the GPU behind each CUDA device, by file.
 
     Two ranks never share a GPU (NCCL refuses that): where both have a device 0, they are on two machines, or see one
@@ -387,7 +387,7 @@ def gpu_numbers(files: Sequence[File]) -> dict[Path, dict[int, int]]:
     return found
 
 
-def devices(files: Sequence[File], gpus: dict[Path, dict[int, int]]) -> tuple[model.Device, ...]:
+def build_devices(files: Sequence[File], gpus: dict[Path, dict[int, int]]) -> tuple[model.Device, ...]:
     """Return the GPUs by number; those that no one used only where no number was changed."""
     moved = any(device != number for numbers in gpus.values() for device, number in numbers.items())
     found: dict[int, model.Device] = {}
@@ -410,7 +410,7 @@ def _device(number: int, properties: dict[str, Any]) -> model.Device:
     major, minor, name = size("computeMajor"), size("computeMinor"), properties.get("name")
     return model.Device(
         number=number,
-        name=readable(name) if isinstance(name, str) else "",
+        name=escape_text(name) if isinstance(name, str) else "",
         bus="",
         memory_bytes=size("totalGlobalMem"),
         memory_bytes_per_s=None,
@@ -419,7 +419,7 @@ def _device(number: int, properties: dict[str, Any]) -> model.Device:
     )
 
 
-def renumbered(device: Int32, numbers: dict[int, int]) -> Int32:
+def renumber_devices(device: Int32, numbers: dict[int, int]) -> Int32:
     """Return the number of the GPU of each event, given CUDA's number of its device."""
     if all(cuda == number for cuda, number in numbers.items()):
         return device
@@ -429,8 +429,8 @@ def renumbered(device: Int32, numbers: dict[int, int]) -> Int32:
     return found
 
 
-def annotation_columns(
-    events: Events, zero_ns: int, names: Names, threads: Int32, processes: Int32
+def build_annotation_columns(
+    events: FileEvents, zero_ns: int, names: Names, threads: Int32, processes: Int32
 ) -> dict[str, Columns]:
     """Return the columns of `Trace.ranges`, `marks`, `counters` and `windows`.
 
@@ -447,9 +447,9 @@ def annotation_columns(
         clipped |= rows["end_ns"] >= events.end_ns - zero_ns
     rows["clipped"] = clipped
     marks = _rows(events.marks, zero_ns, threads, processes)
-    says = marks["domain"] == names.known(PAYLOAD_DOMAIN)
-    samples = marks["domain"] == names.known(COUNTER_DOMAIN)
-    of_window = rows["domain"] == names.known(WINDOW_DOMAIN)
+    says = marks["domain"] == names.find(PAYLOAD_DOMAIN)
+    samples = marks["domain"] == names.find(COUNTER_DOMAIN)
+    of_window = rows["domain"] == names.find(WINDOW_DOMAIN)
     return {
         "ranges": _ranges(_taken(rows, ~of_window), _taken(marks, says), names),
         "windows": _windows(_taken(rows, of_window), names),
@@ -488,27 +488,27 @@ def _only(rows: Columns, names: tuple[str, ...]) -> Columns:
 
 def _ranges(rows: Columns, marks: Columns, names: Names) -> Columns:
     payload = rows["payload"]
-    stretch = in_stretch_domain(rows["domain"], names.known) & (rows["style"] == PUSH_POP)
-    bare = marks["name"] == names.known(NO_FIELDS)
+    stretch = is_segment_domain(rows["domain"], names.find) & (rows["style"] == PUSH_POP)
+    bare = marks["name"] == names.find(NO_FIELDS)
     place = marks["thread"], marks["process"].astype(np.int64)
-    said = Said(marks["start_ns"], marks["name"], bare, *place, marks["payload"])
+    said = PayloadMarks(marks["start_ns"], marks["name"], bare, *place, marks["payload"])
     of = rows["start_ns"], rows["thread"], rows["process"].astype(np.int64)
-    identity, fields = matched(said, *of, stretch, payload)
+    identity, fields = match_payload_marks(said, *of, stretch, payload)
     same = ("start_ns", "end_ns", "name", "domain", "category", "thread", "end_thread", "style", "clipped", "payload")
     return {
-        **{name: folded(column) for name, column in _only(rows, same).items()},
-        "has_payload": folded((payload != NULL) & (stretch | ~is_identity(payload))),
-        "identity": folded(identity),
-        "fields": folded(fields),
+        **{name: fold_constant(column) for name, column in _only(rows, same).items()},
+        "has_payload": fold_constant((payload != NULL) & (stretch | ~is_identity(payload))),
+        "identity": fold_constant(identity),
+        "fields": fold_constant(fields),
     }
 
 
 def _windows(rows: Columns, names: Names) -> Columns:
     """Return the windows among the ranges of WINDOW_DOMAIN, under their ids."""
     texts = names.all()
-    which = np.array([texts[name].startswith(WINDOW) for name in rows["name"].tolist()], np.bool_)
+    which = np.array([texts[name].startswith(WINDOW_PREFIX) for name in rows["name"].tolist()], np.bool_)
     found = _only(_taken(rows, which), ("start_ns", "end_ns", "name", "thread", "clipped"))
-    ids = [names.index(texts[name].removeprefix(WINDOW)) for name in found["name"].tolist()]
+    ids = [names.index(texts[name].removeprefix(WINDOW_PREFIX)) for name in found["name"].tolist()]
     return {**found, "name": np.array(ids, np.int32)}
 
 

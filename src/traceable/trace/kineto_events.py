@@ -28,7 +28,7 @@ import numpy as np
 
 from traceable.errors import TraceError
 from traceable.trace.intern import Names
-from traceable.trace.kineto_json import Document, nanoseconds
+from traceable.trace.kineto_json import Document, to_nanoseconds
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int64
 
 _SINCE_NS, _UNTIL_NS = 946_684_800 * 10**9, 4_102_444_800 * 10**9
@@ -57,7 +57,7 @@ _OPERATION = ("start", "end", "device", "context", "stream", "correlation", "gra
 KERNELS = (*_OPERATION, "name", "geometry")
 COPIES = (*_OPERATION, "size_bytes", "kind", "source_kind", "target_kind", "source_device", "target_device")
 MEMSETS = (*_OPERATION, "size_bytes", "memory_kind")
-SYNCHRONISATIONS = (*_OPERATION, "kind")
+SYNCHRONIZATIONS = (*_OPERATION, "kind")
 OVERHEADS = ("start", "end", "name")
 """The columns of each kind of event; those of `Trace` but that a thread is an index into `Events.threads`."""
 
@@ -105,18 +105,18 @@ class File:
     """One file that was read.
 
     Attributes:
-        to_wall_ns: what its times lack to ns since 1970; None where that is not known.
+        wall_offset_ns: what its times lack to ns since 1970; None where that is not known.
         rank, host: empty where they were not recorded.
-        main: pid of the process that GPU operations are of where nothing says more.
+        main_pid: pid of the process that GPU operations are of where nothing says more.
     """
 
     path: Path
     size_bytes: int
-    events: Events
-    to_wall_ns: int | None
+    events: FileEvents
+    wall_offset_ns: int | None
     rank: int | None
     host: str
-    main: Any
+    main_pid: Any
 
     @property
     def begin_ns(self) -> int | None:
@@ -124,7 +124,7 @@ class File:
         times = [time for time in (self.events.begin_ns, self.events.first_ns) if time is not None]
         return min(times, default=None)
 
-    def process(self, pid: Any) -> tuple[Any, ...]:
+    def process_key(self, pid: Any) -> tuple[Any, ...]:
         """Return what tells a process from those of other files."""
         return self.host, self.rank, pid
 
@@ -136,10 +136,10 @@ def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) 
         TraceError: it is no trace of torch.profiler, or is cut off, or damaged.
     """
     with Document(path) as document:
-        events = Events(document, names, geometries)
+        events = FileEvents(document, names, geometries)
         has_events = document.has_events
     metadata = events.metadata
-    if not has_events or not (events.known or "schemaVersion" in metadata or "deviceProperties" in metadata):
+    if not has_events or not (events.is_kineto or "schemaVersion" in metadata or "deviceProperties" in metadata):
         found = f"{path} is JSON, but no trace of torch.profiler"
         raise TraceError("not_a_torch_trace", found, "give a file that export_chrome_trace wrote")
     distributed = metadata.get("distributedInfo")
@@ -149,15 +149,15 @@ def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) 
         path=path,
         size_bytes=path.stat().st_size,
         events=events,
-        to_wall_ns=_to_wall_ns(metadata.get("baseTimeNanoseconds"), events),
+        wall_offset_ns=_to_wall_ns(metadata.get("baseTimeNanoseconds"), events),
         # Kineto has written it as a text, too.
         rank=int(rank) if isinstance(rank, int | str) and str(rank).isdecimal() else None,
         host=host if isinstance(host, str) else "",
-        main=events.cpu_pids.most_common(1)[0][0] if events.cpu_pids else -1,
+        main_pid=events.cpu_pids.most_common(1)[0][0] if events.cpu_pids else -1,
     )
 
 
-def _to_wall_ns(base: Any, events: Events) -> int | None:
+def _to_wall_ns(base: Any, events: FileEvents) -> int | None:
     """Return what a time lacks to ns since 1970. Until 2024 the times themselves were that, and no base was written."""
     times = [time for time in (events.begin_ns, events.first_ns) if time is not None]
     if not times:
@@ -168,14 +168,14 @@ def _to_wall_ns(base: Any, events: Events) -> int | None:
     return None
 
 
-def whole(value: Any) -> int:
+def parse_id(value: Any) -> int:
     """Return a pid or tid as a number; -1 where the file has a word for it."""
     if isinstance(value, int):
         return value
     return int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else -1
 
 
-def readable(text: str) -> str:
+def escape_text(text: str) -> str:
     r"""Return a name with bytes that are not UTF-8, and halves of characters, as escapes (`\xd6`)."""
 
     def escape(half: re.Match[str]) -> str:
@@ -185,7 +185,7 @@ def readable(text: str) -> str:
     return _SURROGATE.sub(escape, text)
 
 
-class Events:
+class FileEvents:
     """What one file holds.
 
     Args:
@@ -194,13 +194,13 @@ class Events:
         geometries: where launch geometries are numbered, by their columns.
 
     Attributes:
-        ranges, marks, calls, kernels, copies, memsets, synchronisations, overheads: the events.
+        ranges, marks, calls, kernels, copies, memsets, synchronizations, overheads: the events.
         threads: number of each thread by (pid, tid), as the file writes them.
         first_ns, last_ns: first start and last end of all events, those left out included; None for none.
         begin_ns, end_ns: of the recording, where that was written.
-        left_out: how many events of which category are in no table.
+        excluded: how many events of which category are in no table.
         untimed: how many have no time or no length, or an impossible one.
-        known: whether any event is of a category that Kineto writes.
+        is_kineto: whether any event is of a category that Kineto writes.
         process_names: by pid.
         cpu_pids: how many events of the CPU are of which pid; by frequency it tells the process.
     """
@@ -210,7 +210,7 @@ class Events:
         self.ranges, self.calls, self.kernels = Table(RANGES), Table(CALLS), Table(KERNELS)
         self.marks = Table(MARKS)
         self.copies, self.memsets = Table(COPIES), Table(MEMSETS)
-        self.synchronisations, self.overheads = Table(SYNCHRONISATIONS), Table(OVERHEADS)
+        self.synchronizations, self.overheads = Table(SYNCHRONIZATIONS), Table(OVERHEADS)
         self.threads: dict[tuple[Any, Any], int] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.process_names: dict[Any, str] = {}
@@ -219,14 +219,14 @@ class Events:
         self.last_ns: int | None = None
         self.begin_ns: int | None = None
         self.end_ns: int | None = None
-        self.left_out: Counter[str] = Counter()
+        self.excluded: Counter[str] = Counter()
         self.untimed = 0
-        self.known = False
+        self.is_kineto = False
         self._pieces: list[tuple[int, bool, dict[str, Any]]] = []
         self._flows = Flows()
         self._momentary: list[tuple[int, Any]] = []
         self._launching: set[Any] = set()
-        self._begun: dict[int, tuple[int, Named, int]] = {}
+        self._begun: dict[int, tuple[int, DecodedName, int]] = {}
         self._ended: dict[int, tuple[int, int]] = {}
         self._metadata_so_far = document.metadata
         self._take: dict[str, Callable[[dict[str, Any], int, int], None]] = {
@@ -255,8 +255,8 @@ class Events:
     def _event(self, event: dict[str, Any]) -> None:
         phase = event.get("ph")
         if phase == "X":
-            start = nanoseconds(event.get("ts"))
-            length = nanoseconds(event.get("dur"))
+            start = to_nanoseconds(event.get("ts"))
+            length = to_nanoseconds(event.get("dur"))
             if start is None or length is None or not 0 <= length < _LONGEST_NS:
                 self.untimed += 1
             else:
@@ -269,13 +269,13 @@ class Events:
         elif phase == "i":
             self._instant(event)
         elif phase in ("B", "E"):
-            time = nanoseconds(event.get("ts"))
+            time = to_nanoseconds(event.get("ts"))
             if time is None:
                 self.untimed += 1
             else:
                 self._pieces.append((time, phase == "B", event))
         else:
-            self.left_out[f"phase {str(phase)[:20]}"] += 1
+            self.excluded[f"phase {str(phase)[:20]}"] += 1
 
     def _complete(self, event: dict[str, Any], start: int, end: int) -> None:
         # Kineto wrote Kernel, Memcpy, Runtime and Operator until 2022.
@@ -288,13 +288,13 @@ class Events:
             return
         if take is None:
             if kind == "gpu_user_annotation":
-                self._launching.add(integer(arguments(event).get("External id")))
+                self._launching.add(integer(get_args(event).get("External id")))
             if kind in _OF_THE_CPU:
-                self.known = True
+                self.is_kineto = True
                 self._see_process(event)
-            self.left_out[kind[:40]] += 1
+            self.excluded[kind[:40]] += 1
         else:
-            self.known = True
+            self.is_kineto = True
             take(event, start, end)
         if self.first_ns is None or start < self.first_ns:
             self.first_ns = start
@@ -305,11 +305,11 @@ class Events:
         name = text(event.get("name")) or ""
         step = _STEP.fullmatch(name)
         if step is not None:
-            found = Named(step[1], int(step[2]))
+            found = DecodedName(step[1], int(step[2]))
         elif METADATA in self._metadata_so_far:
-            found = read_name(name)
+            found = decode_name(name)
         else:
-            found = Named(name)
+            found = DecodedName(name)
         thread = self._thread(event)
         if found.kind == START:
             self._begun[found.number] = start, found, thread
@@ -317,15 +317,15 @@ class Events:
             self._ended[found.number] = start, thread
         elif found.kind == MARK:
             scope = self._optional(found.domain), self._optional(found.category)
-            row = (start, start, self._names.index(found.name), thread, found.payload, found.real, *scope)
+            row = (start, start, self._names.index(found.name), thread, found.payload, found.float_payload, *scope)
             self.marks.values.extend(row)
         else:
             if start == end:
-                self._momentary.append((len(self.ranges), integer(arguments(event).get("External id"))))
+                self._momentary.append((len(self.ranges), integer(get_args(event).get("External id"))))
             self._add_range(found, start, end, thread, "still open" in event, PUSH_POP, -1)
 
     def _add_range(
-        self, found: Named, start: int, end: int, thread: int, still_open: bool, style: int, closer: int
+        self, found: DecodedName, start: int, end: int, thread: int, still_open: bool, style: int, closer: int
     ) -> None:
         name, domain, category = (
             self._names.index(found.name),
@@ -346,44 +346,44 @@ class Events:
         self._call(event, start, end, 1)
 
     def _call(self, event: dict[str, Any], start: int, end: int, driver: int) -> None:
-        correlation = integer(arguments(event).get("correlation")) or NULL
+        correlation = integer(get_args(event).get("correlation")) or NULL
         if correlation == NULL:
             self._flows.await_flow(self.calls, event, start)
         name = self._name(event)
         self.calls.values.extend((start, end, name, self._thread(event), correlation, driver))
 
     def _kernel(self, event: dict[str, Any], start: int, end: int) -> None:
-        args = arguments(event)
+        args = get_args(event)
         operation = self._operation(self.kernels, event, args, start, end)
         self.kernels.values.extend((*operation, self._name(event), self._geometry(args)))
 
     def _copy(self, event: dict[str, Any], start: int, end: int) -> None:
-        args = arguments(event)
+        args = get_args(event)
         operation = self._operation(self.copies, event, args, start, end)
-        kinds = copy_kinds(event.get("name"))
+        kinds = parse_copy_kinds(event.get("name"))
         devices = small(args.get("fromDevice")), small(args.get("toDevice"))
         self.copies.values.extend((*operation, size(args.get("bytes")), *kinds, *devices))
 
     def _memset(self, event: dict[str, Any], start: int, end: int) -> None:
-        args = arguments(event)
+        args = get_args(event)
         operation = self._operation(self.memsets, event, args, start, end)
-        self.memsets.values.extend((*operation, size(args.get("bytes")), memory_kind(event.get("name"))))
+        self.memsets.values.extend((*operation, size(args.get("bytes")), parse_memory_kind(event.get("name"))))
 
     def _synchronisation(self, event: dict[str, Any], start: int, end: int) -> None:
-        args = arguments(event)
-        operation = self._operation(self.synchronisations, event, args, start, end)
-        kind = synchronisation_kind(args.get("cuda_sync_kind", event.get("name")))
-        self.synchronisations.values.extend((*operation, kind))
+        args = get_args(event)
+        operation = self._operation(self.synchronizations, event, args, start, end)
+        kind = parse_synchronization_kind(args.get("cuda_sync_kind", event.get("name")))
+        self.synchronizations.values.extend((*operation, kind))
 
     def _overhead(self, event: dict[str, Any], start: int, end: int) -> None:
         self.overheads.values.extend((start, end, self._name(event)))
 
     def _instant(self, event: dict[str, Any]) -> None:
         if event.get("name") == "Record Window End":
-            self.end_ns = nanoseconds(event.get("ts"))
+            self.end_ns = to_nanoseconds(event.get("ts"))
         elif event.get("pid") not in _SPANS:
             category = text(event.get("cat")) or "no category"
-            self.left_out[f"instant {category[:40]}"] += 1
+            self.excluded[f"instant {category[:40]}"] += 1
 
     def _metadata(self, event: dict[str, Any]) -> None:
         args, pid = event.get("args"), event.get("pid")
@@ -401,7 +401,7 @@ class Events:
     ) -> tuple[int, ...]:
         """Return the columns that every GPU operation has. Kineto shows a GPU as a process, a stream as a thread."""
         correlation = integer(args.get("correlation")) or NULL
-        if correlation == NULL and table is not self.synchronisations:
+        if correlation == NULL and table is not self.synchronizations:
             self._flows.await_flow(table, event, start)
         return (
             start,
@@ -452,9 +452,9 @@ class Events:
                 stack.append((time, event))
             elif stack:
                 start, first = stack.pop()
-                self._complete({**event, **first, "args": {**arguments(event), **arguments(first)}}, start, time)
+                self._complete({**event, **first, "args": {**get_args(event), **get_args(first)}}, start, time)
             else:
-                self.left_out["end without a begin"] += 1
+                self.excluded["end without a begin"] += 1
         last = max((piece[0] for piece in self._pieces), default=0)
         last = max(last, self.last_ns if self.last_ns is not None else last)
         for stack in begun.values():
@@ -462,7 +462,7 @@ class Events:
                 if event.get("cat") == "user_annotation":
                     self._complete({**event, "still open": True}, start, last)
                 else:
-                    self.left_out["begin without an end"] += 1
+                    self.excluded["begin without an end"] += 1
 
     def _leave_open(self) -> None:
         """Give ranges that were open when the profiler stopped the end of the recording.
@@ -501,7 +501,7 @@ class Events:
 
     def tables(self) -> tuple[Table, ...]:
         """Return all tables."""
-        operations = (self.kernels, self.copies, self.memsets, self.synchronisations)
+        operations = (self.kernels, self.copies, self.memsets, self.synchronizations)
         return (self.ranges, self.marks, self.calls, *operations, self.overheads)
 
 
@@ -528,7 +528,7 @@ class Table:
         self.values = array("q", kept.tobytes())
 
 
-def arguments(event: dict[str, Any]) -> dict[str, Any]:
+def get_args(event: dict[str, Any]) -> dict[str, Any]:
     """Return the `args` of an event."""
     args = event.get("args")
     return args if type(args) is dict else {}
@@ -554,7 +554,7 @@ def small(value: Any) -> int:
     return value if type(value) is int and 0 <= value < 1 << 31 else -1
 
 
-def copy_kinds(name: Any) -> tuple[int, int, int]:
+def parse_copy_kinds(name: Any) -> tuple[int, int, int]:
     """Return the kind of a copy, of its source and of its target, from its name; -1 for what is not known.
 
     Example:
@@ -566,19 +566,19 @@ def copy_kinds(name: Any) -> tuple[int, int, int]:
     return _COPY_KINDS.get(kind or "", -1), _MEMORY_KINDS.get(source or "", -1), _MEMORY_KINDS.get(target or "", -1)
 
 
-def memory_kind(name: Any) -> int:
+def parse_memory_kind(name: Any) -> int:
     """Return the kind of memory that a memset sets, from its name; -1 for not known."""
     words = _MEMSET.fullmatch(text(name) or "")
     return _MEMORY_KINDS.get(words[1], -1) if words else -1
 
 
-def synchronisation_kind(word: Any) -> int:
+def parse_synchronization_kind(word: Any) -> int:
     """Return the kind of a synchronisation; -1 for not known."""
     return _SYNCHRONISATIONS.get(text(word) or "", -1)
 
 
 @dataclass(frozen=True)
-class Named:
+class DecodedName:
     """What a name says.
 
     Attributes:
@@ -590,18 +590,18 @@ class Named:
 
     name: str
     payload: int = NULL
-    real: int = NULL
+    float_payload: int = NULL
     domain: str = ""
     category: str = ""
     kind: str = RANGE
     number: int = 0
 
 
-def read_name(text: str) -> Named:
+def decode_name(text: str) -> DecodedName:
     """Return what the name of an annotation says."""
     found = _CODED.fullmatch(text) if text.endswith("]") else None
     if found is None:
-        return Named(text)
+        return DecodedName(text)
     payload, real = NULL, NULL
     number = found["payload"]
     if number is not None and number.lstrip("-").isdecimal():
@@ -609,7 +609,7 @@ def read_name(text: str) -> Named:
         payload -= _TOP if payload >= _TOP >> 1 else 0
     elif number is not None:
         (real,) = struct.unpack("<q", struct.pack("<d", float(number)))
-    return Named(
+    return DecodedName(
         _plain(found["name"]),
         payload,
         real,
@@ -673,7 +673,7 @@ def _flows(path: Path) -> tuple[dict[_Place, int], dict[_Place, int]]:
     with Document(path) as document:
         for event in document.events():
             if event.get("ph") in ("s", "f") and event.get("cat") in _FLOWS:
-                number, time = integer(event.get("id")), nanoseconds(event.get("ts"))
+                number, time = integer(event.get("id")), to_nanoseconds(event.get("ts"))
                 place = _Place(integer(event.get("pid")), integer(event.get("tid")), NULL if time is None else time)
                 if number != NULL:
                     (begins if event["ph"] == "s" else ends)[place] = number

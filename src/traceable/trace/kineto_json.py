@@ -55,8 +55,10 @@ _STRING_OR_NO_NUMBER = re.compile(
 _DECODER = json.JSONDecoder(parse_float=str, strict=False)
 """Leaves numbers with a fraction as their text, and takes control characters in names."""
 
-CUT_OFF = "record again and let the profiler finish: it is cut off if the process dies while the trace is being written"
-DAMAGED = "take the file again from where it was written"
+TRUNCATED_HINT = (
+    "record again and let the profiler finish: it is cut off if the process dies while the trace is being written"
+)
+DAMAGED_HINT = "take the file again from where it was written"
 
 
 class Document:
@@ -93,8 +95,8 @@ class Document:
         self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._opened) if packed else self._opened
         self._packed = packed
         self._unpacked_bytes = 0
-        self._blanks_max, self._value_max = map(untrusted.limit, (_BLANK_CHARACTERS, _VALUE_CHARACTERS))
-        self._unpacked_min, self._times_max = map(untrusted.limit, (_UNPACKED_BYTES, _TIMES_PACKED))
+        self._blanks_max, self._value_max = map(untrusted.scale_limit, (_BLANK_CHARACTERS, _VALUE_CHARACTERS))
+        self._unpacked_min, self._times_max = map(untrusted.scale_limit, (_UNPACKED_BYTES, _TIMES_PACKED))
 
     def __enter__(self) -> Document:
         return self
@@ -103,7 +105,7 @@ class Document:
         self._file.close()
         self._opened.close()
 
-    def begins_like_a_trace(self) -> bool:
+    def is_trace(self) -> bool:
         """Return whether it is JSON in which a list of events begins, or is cut off or damaged before one can."""
         try:
             if self._next(_SPACE) not in ("{", "[", "\ufeff"):
@@ -241,7 +243,7 @@ class Document:
         except EOFError:
             raise self._cut_off() from None
         except (gzip.BadGzipFile, zlib.error):
-            raise TraceError("file_damaged", f"{self.path} is damaged: it can't be unpacked", DAMAGED) from None
+            raise TraceError("file_damaged", f"{self.path} is damaged: it can't be unpacked", DAMAGED_HINT) from None
         except OSError as error:
             raise _unreadable(self.path, error) from None
         self._ended = not content
@@ -254,23 +256,23 @@ class Document:
         return True
 
     def _cut_off(self) -> TraceError:
-        return TraceError("file_cut_off", f"{self.path} is cut off after {self.events_read} events", CUT_OFF)
+        return TraceError("file_cut_off", f"{self.path} is cut off after {self.events_read} events", TRUNCATED_HINT)
 
     def _refused(self, why: Message) -> TraceError:
         found = f"{self.path} is not a trace that any profiler writes: {why}"
-        return TraceError(why.code, found, untrusted.raised())
+        return TraceError(why.code, found, untrusted.format_limit_remedy())
 
     def _damaged(self, why: Message, at: int | None = None) -> TraceError:
         place = self._before + (self._at if at is None else at)
         where = f"after {self.events_read} events, at character {place}"
-        return TraceError(why.code, f"{self.path} is damaged {where}: {why.lower()}", DAMAGED)
+        return TraceError(why.code, f"{self.path} is damaged {where}: {why.lower()}", DAMAGED_HINT)
 
 
 def _malformed(error: json.JSONDecodeError) -> Message:
     return Message("file_damaged", error.msg)
 
 
-def nanoseconds(microseconds: Any) -> int | None:
+def to_nanoseconds(microseconds: Any) -> int | None:
     """Return a time in ns, to the nearest, from what `Document` made of a number of us; None for what is no time.
 
     Examples:

@@ -17,14 +17,14 @@ _QUERY = """SELECT DISTINCT demangled.value, mangled.value
             JOIN StringIds AS mangled ON mangled.id = kernel.mangledName"""
 
 
-def mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
+def load_mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
     """Return the symbols of the kernels of these demangled names, in their order.
 
     None where the file does not hold one for each: it is no nsys SQLite file, or one that lacks that column.
     """
     found: dict[str, list[str]] = {}
     try:
-        connection = untrusted.connect(path)
+        connection = untrusted.open_database(path)
         try:
             # Names are not always UTF-8.
             connection.text_factory = lambda value: value.decode("utf-8", "replace")

@@ -109,7 +109,7 @@ class Windows(Intervals):
     clipped: Bool
 
     @staticmethod
-    def none() -> Windows:
+    def empty() -> Windows:
         """Return no windows: nothing was gated."""
         times, indices = np.empty(0, np.int64), np.empty(0, np.int32)
         return Windows(times, times, indices, indices, np.empty(0, np.bool_))
@@ -228,7 +228,7 @@ class GraphLaunches(Operations):
 
 
 @dataclass(frozen=True)
-class Synchronisations(Operations):
+class Synchronizations(Operations):
     """CUPTI's synchronisation records. `kind`: 1 event, 2 stream wait event, 3 stream, 4 context; -1 if unknown."""
 
     kind: Int32
@@ -398,18 +398,18 @@ class Trace:
     copies: Copies
     memsets: Memsets
     graph_launches: GraphLaunches
-    synchronisations: Synchronisations
+    synchronizations: Synchronizations
     graph_nodes: GraphNodes
     allocations: Allocations
     overheads: Overheads
     geometries: Int64
     devices: tuple[Device, ...]
     cuda_devices: Mapping[tuple[int, int], int]
-    windows: Windows = field(default_factory=Windows.none)
+    windows: Windows = field(default_factory=Windows.empty)
     whole: Trace | None = None
     cut: Cut | None = None
 
-    def part(self, **tables: Any) -> Trace:
+    def with_tables(self, **tables: Any) -> Trace:
         """Return the trace with these tables, by name, each with the rows of some processes or GPUs.
 
         Which range an operation belongs to rests on calls and operations that a part may lack: those are in `whole`.
@@ -438,7 +438,7 @@ class Trace:
             self.copies,
             self.memsets,
             self.graph_launches,
-            self.synchronisations,
+            self.synchronizations,
         )
         instants: tuple[Events, ...] = (self.marks, self.counters)
         starts = [int(events.start_ns.min()) for events in (*intervals, *instants) if len(events)]

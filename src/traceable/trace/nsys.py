@@ -21,28 +21,28 @@ from traceable.trace.emitted import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
-    WINDOW,
     WINDOW_DOMAIN,
-    Said,
-    in_stretch_domain,
+    WINDOW_PREFIX,
+    PayloadMarks,
     is_identity,
-    matched,
+    is_segment_domain,
+    match_payload_marks,
 )
-from traceable.trace.intern import Names, Strings, Threads, process_of
+from traceable.trace.intern import Names, Strings, Threads, to_global_pid
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Counters, Int32, Int64, Marks, Ranges, Trace, Windows
 from traceable.trace.rows import (
-    Coded,
     Column,
+    ColumnSpec,
+    EncodedColumn,
     Rows,
-    Wanted,
-    chosen,
+    argsort_by_start,
     distinct,
-    folded,
-    in_one,
-    is_same,
-    nothing,
-    start_order,
-    taken,
+    fold_constant,
+    is_constant,
+    make_empty_rows,
+    pack_columns,
+    select_values,
+    take_values,
 )
 from traceable.trace.sqlite import RE_EXPORT, Database
 
@@ -73,7 +73,7 @@ _LAUNCH = (
 )
 _THREAD = {"thread": ("globalTid",)}
 
-NVTX = Wanted(
+NVTX = ColumnSpec(
     ("start", "end", "uint64Value", "int64Value"),
     ("eventType", "traceableClipped"),
     ("doubleValue",),
@@ -83,17 +83,17 @@ NVTX = Wanted(
 """What is read of NVTX_EVENTS. The column of our own is the flight recorder's: `collectors/nsys/tables.py`."""
 
 
-def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Wanted:
+def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> ColumnSpec:
     """Return what is read of a table of GPU operations: what all of them have, and these."""
-    return Wanted(
+    return ColumnSpec(
         ("start", "end", "correlationId", "graphNodeId", *integers),
         ("deviceId", "contextId", "streamId", *small),
         keys={"process": ("globalPid",), **{name.replace("_", " "): columns for name, columns in keys.items()}},
     )
 
 
-TABLES: dict[str, Wanted] = {
-    CUPTI + "RUNTIME": Wanted(
+TABLES: dict[str, ColumnSpec] = {
+    CUPTI + "RUNTIME": ColumnSpec(
         ("start", "end", "correlationId", "returnValue"), ("eventClass",), keys={**_THREAD, "name": ("nameId",)}
     ),
     CUPTI + "KERNEL": _operations(name=("demangledName",), short_name=("shortName",), launch=_LAUNCH),
@@ -101,19 +101,19 @@ TABLES: dict[str, Wanted] = {
     CUPTI + "MEMSET": _operations("bytes", small=("memKind",)),
     CUPTI + "GRAPH_TRACE": _operations("graphId"),
     CUPTI + "SYNCHRONIZATION": _operations(small=("syncType",)),
-    "CUDA_GRAPH_NODE_EVENTS": Wanted(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
-    "CUDA_GRAPH_EVENTS": Wanted(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
-    MEMORY_USAGE: Wanted(
+    "CUDA_GRAPH_NODE_EVENTS": ColumnSpec(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
+    "CUDA_GRAPH_EVENTS": ColumnSpec(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
+    MEMORY_USAGE: ColumnSpec(
         ("start", "bytes", "address", "correlationId"),
         ("deviceId", "memKind", "memoryOperationType"),
         keys={"process": ("globalPid",)},
     ),
-    **{table: Wanted(("start", "end"), keys={**_THREAD, "name": ("nameId",)}) for table in OVERHEADS},
+    **{table: ColumnSpec(("start", "end"), keys={**_THREAD, "name": ("nameId",)}) for table in OVERHEADS},
     NVTX_EVENTS: NVTX,
 }
 """The tables of events and what is read of each."""
 
-SPOKEN = {
+TABLE_LABELS = {
     CUPTI + "RUNTIME": "API calls",
     CUPTI + "KERNEL": "kernels",
     CUPTI + "MEMCPY": "copies",
@@ -136,9 +136,9 @@ REQUIRED = {
 """Columns without which a table is not read; all others may be absent."""
 
 NAMES = {
-    "StringIds": Wanted(("id",), texts=("value",)),
-    "ThreadNames": Wanted(("nameId", "priority", "globalTid")),
-    "PROCESSES": Wanted(("globalPid",), texts=("name",)),
+    "StringIds": ColumnSpec(("id",), texts=("value",)),
+    "ThreadNames": ColumnSpec(("nameId", "priority", "globalTid")),
+    "PROCESSES": ColumnSpec(("globalPid",), texts=("name",)),
 }
 
 _CATEGORY = 33
@@ -187,17 +187,19 @@ class _Reader:
         whole = {name: wanted for name, wanted in TABLES.items() if self._complete(name)}
         found = self.database.read(whole | NAMES, self._prepared, self._begun)
         self._note_what_was_left_out()
-        strings = Strings(found["StringIds"]["id"], found["StringIds"].coded["value"], self.names)
-        tables = {name: found.pop(name) if name in found else nothing(wanted) for name, wanted in TABLES.items()}
+        strings = Strings(found["StringIds"]["id"], found["StringIds"].encoded["value"], self.names)
+        tables = {
+            name: found.pop(name) if name in found else make_empty_rows(wanted) for name, wanted in TABLES.items()
+        }
         nvtx = tables.pop(NVTX_EVENTS)
         for name, events in tables.items():
-            if "process" in events.coded:
-                self.threads.see_processes(events.coded["process"].values[:, 0])
+            if "process" in events.encoded:
+                self.threads.add_processes(events.encoded["process"].values[:, 0])
             elif name not in OVERHEADS:  # The profiler's own threads are none of the program's.
-                self.threads.see(events.coded["thread"].values[:, 0])
-        self.threads.see(nvtx.coded["scope"].values[:, 0])
-        closers = nvtx.coded["closer"].values[:, 0]
-        self.threads.see(closers[closers != NULL])
+                self.threads.add_threads(events.encoded["thread"].values[:, 0])
+        self.threads.add_threads(nvtx.encoded["scope"].values[:, 0])
+        closers = nvtx.encoded["closer"].values[:, 0]
+        self.threads.add_threads(closers[closers != NULL])
         self.threads.close()
         capture_ns = self._first("ANALYSIS_DETAILS", "duration")
         product = metadata.get("EXPORT_PRODUCT_NAME", "")
@@ -238,7 +240,7 @@ class _Reader:
     def _metadata(self) -> dict[str, str]:
         """Return name and value of the export's metadata, under the table's name of today or of before 2023."""
         for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            rows = self.database.read({table: Wanted(texts=("name", "value"))})[table]
+            rows = self.database.read({table: ColumnSpec(texts=("name", "value"))})[table]
             if rows.count:
                 pairs = zip(rows.texts("name"), rows.texts("value"), strict=True)
                 return {name: value for name, value in pairs if name is not None and value is not None}
@@ -275,7 +277,7 @@ class _Reader:
 
     def _first(self, table: str, column: str) -> int | None:
         """Return the value in the first row of `table`; None where it was not recorded."""
-        values = self.database.read({table: Wanted(integers=(column,))})[table][column]
+        values = self.database.read({table: ColumnSpec(integers=(column,))})[table][column]
         return int(values[0]) if len(values) and values[0] != NULL else None
 
     def _complete(self, table: str) -> bool:
@@ -290,7 +292,7 @@ class _Reader:
     def _begun(self, tables: Sequence[str]) -> None:
         """Say which tables are being read."""
         if self.progress is not None:
-            what = dict.fromkeys(SPOKEN.get(table, "names") for table in tables)
+            what = dict.fromkeys(TABLE_LABELS.get(table, "names") for table in tables)
             self.progress(f"reading {_spoken(self.database.size_bytes)}: {' and '.join(what)}")
 
     def _prepared(self, table: str, rows: Rows) -> Rows:
@@ -306,8 +308,8 @@ class _Reader:
         sane = _sane(rows["start"], end, open_ended=table == NVTX_EVENTS)
         if not sane.all():
             self.left_out[table] = int((~sane).sum())
-            rows = rows.take(sane).without_unused()
-        order = start_order(rows["start"], rows.columns.get("end", rows["start"]))
+            rows = rows.take(sane).drop_unused_codes()
+        order = argsort_by_start(rows["start"], rows.columns.get("end", rows["start"]))
         if order is not None:
             rows.sort(order)
         return rows
@@ -341,11 +343,11 @@ class _Reader:
         }
 
     def _kernels(self, rows: Rows, strings: Strings) -> tuple[Int64, model.Kernels]:
-        geometries, geometry = _geometries(rows.coded["launch"])
+        geometries, geometry = _geometries(rows.encoded["launch"])
         return geometries, model.Kernels(
             **self._operation(rows),
-            name=strings.column(rows.coded["name"]),
-            short_name=strings.column(rows.coded["short name"]),
+            name=strings.column(rows.encoded["name"]),
+            short_name=strings.column(rows.encoded["short name"]),
             geometry=geometry,
         )
 
@@ -353,7 +355,7 @@ class _Reader:
         return model.Calls(
             rows["start"],
             rows["end"],
-            name=strings.column(rows.coded["name"]),
+            name=strings.column(rows.encoded["name"]),
             thread=self._threads_of(rows),
             correlation=rows["correlationId"],
             driver=(rows["eventClass"] == 1).astype(np.int8),
@@ -377,8 +379,8 @@ class _Reader:
     def _graph_launches(self, rows: Rows) -> model.GraphLaunches:
         return model.GraphLaunches(**self._operation(rows), graph=rows["graphId"])
 
-    def _synchronisations(self, rows: Rows) -> model.Synchronisations:
-        return model.Synchronisations(**self._operation(rows), kind=rows["syncType"])
+    def _synchronisations(self, rows: Rows) -> model.Synchronizations:
+        return model.Synchronizations(**self._operation(rows), kind=rows["syncType"])
 
     def _graph_nodes(self, newer: Rows, older: Rows) -> model.GraphNodes:
         # Until 2024 CUDA_GRAPH_EVENTS held the nodes; since then it holds whole graphs and has no such column.
@@ -401,27 +403,27 @@ class _Reader:
 
     def _overheads(self, tables: list[Rows], strings: Strings) -> model.Overheads:
         start, end = (np.concatenate([rows[name] for rows in tables]) for name in ("start", "end"))
-        name = np.concatenate([strings.column(rows.coded["name"]) for rows in tables])
+        name = np.concatenate([strings.column(rows.encoded["name"]) for rows in tables])
         process = np.concatenate([self._processes_of_threads(rows) for rows in tables])
         order = np.lexsort((-end, start))
         return model.Overheads(start[order], end[order], name=name[order], process=process[order])
 
     def _processes_of_threads(self, rows: Rows) -> model.Int32:
-        threads = rows.coded["thread"]
-        return threads.mapped(self.threads.process_indices_if_seen(process_of(threads.values[:, 0])))
+        threads = rows.encoded["thread"]
+        return threads.map_values(self.threads.find_process_indices(to_global_pid(threads.values[:, 0])))
 
     def _threads_of(self, rows: Rows) -> model.Int32:
-        threads = rows.coded["thread"]
-        return threads.mapped(self.threads.indices(threads.values[:, 0]))
+        threads = rows.encoded["thread"]
+        return threads.map_values(self.threads.indices(threads.values[:, 0]))
 
     def _processes_of(self, rows: Rows) -> model.Int32:
-        processes = rows.coded["process"]
-        return processes.mapped(self.threads.process_indices(processes.values[:, 0]))
+        processes = rows.encoded["process"]
+        return processes.map_values(self.threads.process_indices(processes.values[:, 0]))
 
     def _devices(self) -> tuple[model.Device, ...]:
         """Return the GPUs, by number."""
         numbers = ("id", "totalMemory", "memoryBandwidth", "smCount", "computeMajor", "computeMinor")
-        wanted = Wanted(integers=numbers, texts=("name", "busLocation"))
+        wanted = ColumnSpec(integers=numbers, texts=("name", "busLocation"))
         rows = self.database.read({"TARGET_INFO_GPU": wanted})["TARGET_INFO_GPU"]
         columns = [[None if value == NULL else value for value in rows[name].tolist()] for name in numbers]
         found = [
@@ -443,7 +445,7 @@ class _Reader:
 
     def _cuda_devices(self) -> dict[tuple[int, int], int]:
         table = "TARGET_INFO_CUDA_DEVICE"
-        rows = self.database.read({table: Wanted(integers=("gpuId", "cudaId", "pid"))})[table]
+        rows = self.database.read({table: ColumnSpec(integers=("gpuId", "cudaId", "pid"))})[table]
         known = (rows["gpuId"] != NULL) & (rows["cudaId"] != NULL) & (rows["pid"] != NULL)
         pairs = zip(rows["pid"][known].tolist(), rows["cudaId"][known].tolist(), strict=True)
         return dict(zip(pairs, rows["gpuId"][known].tolist(), strict=True))
@@ -475,7 +477,7 @@ class _Reader:
 def _share_columns(operations: dict[str, model.Operations]) -> None:
     """Make what all kinds of operation have parts of one array each: the analysis needs them end to end."""
     for column in fields(model.Operations):
-        parts = in_one([getattr(events, column.name) for events in operations.values()])
+        parts = pack_columns([getattr(events, column.name) for events in operations.values()])
         for kind, part in zip(tuple(operations), parts, strict=True):
             operations[kind] = replace(operations[kind], **{column.name: part})
 
@@ -511,13 +513,13 @@ def _sane_part(start: Int64, end: Int64, open_ended: bool) -> Bool:
     return sane
 
 
-def _geometries(launch: Coded) -> tuple[Int64, model.Int32]:
+def _geometries(launch: EncodedColumn) -> tuple[Int64, model.Int32]:
     """Return the distinct launch geometries, one a row, and the row of each kernel; -1 where it has none."""
     known = np.flatnonzero(launch.values[:, 0] != NULL)
     known = known[np.lexsort(launch.values[known].T[::-1])]
     number = np.full(len(launch.values), -1, np.int32)
     number[known] = np.arange(len(known), dtype=np.int32)
-    return launch.values[known], launch.mapped(number)
+    return launch.values[known], launch.map_values(number)
 
 
 @dataclass(frozen=True)
@@ -545,8 +547,8 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
     """
     kind = events["eventType"]
     text = _texts(events, strings, names)
-    scope = _Scope(events.coded["scope"], kind, text, threads)
-    global_tids = events.coded["scope"].values[:, 0]
+    scope = _Scope(events.encoded["scope"], kind, text, threads)
+    global_tids = events.encoded["scope"].values[:, 0]
     unnamed = names.index("")
     rows: dict[str, Column] = {
         **events.columns,
@@ -554,14 +556,14 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
         "domain": scope.column(scope.domain),
         "category": scope.column(scope.category),
         "thread": scope.column(scope.thread),
-        "process": scope.column(process_of(global_tids)),
+        "process": scope.column(to_global_pid(global_tids)),
         "end_thread": _end_threads(events, threads),
         "payload": _payload(events["uint64Value"], events["int64Value"]),
     }
     is_range, is_mark = np.isin(kind, _PUSH_POPS + _START_ENDS), np.isin(kind, _MARKS)
-    says = is_mark & (rows["domain"] == names.known(PAYLOAD_DOMAIN))
-    samples = is_mark & (rows["domain"] == names.known(COUNTER_DOMAIN))
-    of_window = is_range & (rows["domain"] == names.known(WINDOW_DOMAIN))
+    says = is_mark & (rows["domain"] == names.find(PAYLOAD_DOMAIN))
+    samples = is_mark & (rows["domain"] == names.find(COUNTER_DOMAIN))
+    of_window = is_range & (rows["domain"] == names.find(WINDOW_DOMAIN))
     last_ns = _last_ns(events)
     windows = _windows(_ended(_ranges(_taken(rows, of_window), None, names), last_ns, closed_at_ns), names)
     ranges = _ranges(_taken(rows, is_range & ~of_window), _said(_taken(rows, says), names), names)
@@ -573,7 +575,7 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
         counters=counters,
         lost_samples=int(samples.sum()) - len(counters),
         thread_names=_thread_names(
-            global_tids[events.coded["scope"].codes[kind == _THREAD_NAME]], text[kind == _THREAD_NAME], names
+            global_tids[events.encoded["scope"].codes[kind == _THREAD_NAME]], text[kind == _THREAD_NAME], names
         ),
     )
 
@@ -581,9 +583,9 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
 class _Scope:
     """The thread, domain and category of each distinct (globalTid, domainId, category), as numbers."""
 
-    def __init__(self, scope: Coded, kind: Int32, text: Int32, threads: Threads) -> None:
+    def __init__(self, scope: EncodedColumn, kind: Int32, text: Int32, threads: Threads) -> None:
         self._codes = scope.codes
-        keys = np.stack([process_of(scope.values[:, 0]), scope.values[:, 1], scope.values[:, 2]])
+        keys = np.stack([to_global_pid(scope.values[:, 0]), scope.values[:, 1], scope.values[:, 2]])
         of_domain, of_category = np.flatnonzero(kind == _DOMAIN), np.flatnonzero(kind == _CATEGORY)
         domains = _first_names(text[of_domain], keys[:2, scope.codes[of_domain]])
         categories = _first_names(text[of_category], keys[:, scope.codes[of_category]])
@@ -593,52 +595,52 @@ class _Scope:
 
     def column(self, of_scope: Column) -> Column:
         """Return for each row what its scope has."""
-        return taken(of_scope, self._codes)
+        return take_values(of_scope, self._codes)
 
 
 def _texts(events: Rows, strings: Strings, names: Names) -> Int32:
     """Return the name index of each row, from its text or else its textId; -1 where it has neither."""
-    texts = events.coded["text"]
-    registered = strings.indices(events.coded["textId"].values[:, 0])
+    texts = events.encoded["text"]
+    registered = strings.indices(events.encoded["textId"].values[:, 0])
     if not texts.values:
-        return events.coded["textId"].mapped(registered)
-    text = np.append(names.numbers(texts.values), np.int32(-1))[texts.codes]
+        return events.encoded["textId"].map_values(registered)
+    text = np.append(names.index_all(texts.values), np.int32(-1))[texts.codes]
     unsaid = text < 0
-    text[unsaid] = registered[events.coded["textId"].codes[unsaid]]
+    text[unsaid] = registered[events.encoded["textId"].codes[unsaid]]
     return text
 
 
 def _end_threads(events: Rows, threads: Threads) -> Int32:
     """Return the number of the thread that closed each range where that is another one than opened it; else -1."""
-    closers, openers = events.coded["closer"], events.coded["scope"]
+    closers, openers = events.encoded["closer"], events.encoded["scope"]
     closer = threads.indices(closers.values[:, 0])
     closer[closers.values[:, 0] == NULL] = -1
-    end_threads = closers.mapped(closer)
+    end_threads = closers.map_values(closer)
     if len(closer) == 1 and closer[0] == -1:
         return end_threads
-    opener = openers.mapped(threads.indices(openers.values[:, 0]))
+    opener = openers.map_values(threads.indices(openers.values[:, 0]))
     return np.where(end_threads == opener, -1, end_threads).astype(np.int32)
 
 
 def _payload(unsigned: Int64, signed: Int64) -> Int64:
-    if is_same(unsigned):
+    if is_constant(unsigned):
         return signed if unsigned[0] == NULL else unsigned
     return np.where(unsigned == NULL, signed, unsigned)
 
 
 def _taken(rows: dict[str, Column], which: Bool) -> dict[str, Column]:
     count = int(which.sum())
-    return {name: chosen(column, which, count) for name, column in rows.items()}
+    return {name: select_values(column, which, count) for name, column in rows.items()}
 
 
-def _ranges(rows: dict[str, Column], said: Said | None, names: Names) -> Ranges:
+def _ranges(rows: dict[str, Column], said: PayloadMarks | None, names: Names) -> Ranges:
     """Return the ranges; the end of one that was left open is NULL."""
     payload = rows["payload"]
     style = np.where(np.isin(rows["eventType"], _START_ENDS), START_END, PUSH_POP).astype(np.int8)
-    stretch = in_stretch_domain(rows["domain"], names.known) & (style == PUSH_POP)
+    stretch = is_segment_domain(rows["domain"], names.find) & (style == PUSH_POP)
     identity, fields = np.full(len(style), NULL), np.full(len(style), -1, np.int32)
     if said is not None:
-        identity, fields = matched(said, rows["start"], rows["thread"], rows["process"], stretch, payload)
+        identity, fields = match_payload_marks(said, rows["start"], rows["thread"], rows["process"], stretch, payload)
     return Ranges(
         start_ns=rows["start"],
         end_ns=rows["end"],
@@ -647,19 +649,19 @@ def _ranges(rows: dict[str, Column], said: Said | None, names: Names) -> Ranges:
         category=rows["category"],
         thread=rows["thread"],
         end_thread=rows["end_thread"],
-        style=folded(style),
+        style=fold_constant(style),
         clipped=_clipped(rows["end"], rows["traceableClipped"]),
         payload=payload,
-        has_payload=folded((payload != NULL) & (stretch | ~is_identity(payload))),
-        identity=folded(identity),
-        fields=folded(fields),
+        has_payload=fold_constant((payload != NULL) & (stretch | ~is_identity(payload))),
+        identity=fold_constant(identity),
+        fields=fold_constant(fields),
     )
 
 
 def _clipped(end: Column, said: Column) -> Bool:
     """Return which ranges were left open, or are said to be clipped."""
     left_open: Bool = end == NULL
-    return left_open if is_same(said) and len(said) and said[0] != 1 else left_open | (said == 1)
+    return left_open if is_constant(said) and len(said) and said[0] != 1 else left_open | (said == 1)
 
 
 def _ended(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Windows | None = None) -> Ranges:
@@ -676,16 +678,16 @@ def _ended(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Wind
         within = left_open & (at >= 0) & (ranges.start_ns <= window_end)
         end_ns = np.where(within, np.minimum(end_ns, window_end), end_ns)
     clipped = ranges.clipped if closed_at_ns is None else ranges.clipped | (ranges.end_ns >= closed_at_ns)
-    return replace(ranges, end_ns=end_ns, clipped=folded(clipped))
+    return replace(ranges, end_ns=end_ns, clipped=fold_constant(clipped))
 
 
 def _windows(ranges: Ranges, names: Names) -> Windows:
     """Return the windows among the ranges of WINDOW_DOMAIN; the others are nsys's capture ranges."""
     texts = names.all()
     ids = {
-        name: names.index(texts[name].removeprefix(WINDOW))
+        name: names.index(texts[name].removeprefix(WINDOW_PREFIX))
         for name in distinct(ranges.name).tolist()
-        if texts[name].startswith(WINDOW)
+        if texts[name].startswith(WINDOW_PREFIX)
     }
     which = np.isin(ranges.name, np.array(list(ids), np.int32))
     identity = np.array([ids[name] for name in ranges.name[which].tolist()], np.int32)
@@ -698,9 +700,9 @@ def _marks(rows: dict[str, Column]) -> Marks:
     return Marks(rows["start"], rows["name"], rows["domain"], rows["category"], rows["thread"])
 
 
-def _said(rows: dict[str, Column], names: Names) -> Said:
-    bare = rows["name"] == names.known(NO_FIELDS)
-    return Said(rows["start"], rows["name"], bare, rows["thread"], rows["process"], rows["payload"])
+def _said(rows: dict[str, Column], names: Names) -> PayloadMarks:
+    bare = rows["name"] == names.find(NO_FIELDS)
+    return PayloadMarks(rows["start"], rows["name"], bare, rows["thread"], rows["process"], rows["payload"])
 
 
 def _counters(rows: dict[str, Column], threads: Threads) -> Counters:

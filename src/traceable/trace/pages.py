@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, same
+from traceable.trace.rows import Column, ColumnSpec, EncodedColumn, Rows, make_constant_column, make_null_columns
 
 try:
     from traceable._native import _pages
@@ -35,7 +35,7 @@ class Layout:
         positions: of each column in a record.
         types: declared type of each column, in capitals.
         rowid: the column that stands for the rowid; None for none.
-        usual: False where only SQLite knows how to read it: generated columns.
+        decodable: False where only SQLite knows how to read it: generated columns.
         defaults: the columns that have another default than NULL, which rows made before the column don't hold.
     """
 
@@ -43,7 +43,7 @@ class Layout:
     positions: dict[str, int]
     types: dict[str, str]
     rowid: str | None
-    usual: bool
+    decodable: bool
     defaults: frozenset[str]
 
 
@@ -108,7 +108,7 @@ class Pages:
         """Have `rows` in other threads end soon, with `StoppedError`, and every later one."""
         self._stop[0] = 1
 
-    def rows(self, layout: Layout, wanted: Wanted) -> Rows | None:
+    def decode_rows(self, layout: Layout, wanted: ColumnSpec) -> Rows | None:
         """Return the rows of a table in the order in which SQLite would; None where SQLite should read it.
 
         Raises:
@@ -118,25 +118,25 @@ class Pages:
         present = frozenset(layout.positions)
         asked = _asked(wanted, present)
         read = [name for _, _, members in asked for name in members]
-        if not self.readable or not layout.usual or not _storable(layout, wanted, read):
+        if not self.readable or not layout.decodable or not _storable(layout, wanted, read):
             return None
         columns = tuple((kind, tuple(layout.positions[name] for name in members)) for kind, _, members in asked)
         rowid = layout.positions[layout.rowid] if layout.rowid else -1
         try:
-            count, found = _pages.decode(
+            count, found = _pages.decode_table(
                 self._descriptor, self._page_size, self._usable, self._count, layout.root, rowid, columns, self._stop
             )
-        except _pages.Damaged as error:
+        except _pages.DamagedError as error:
             raise DamagedPagesError(str(error)) from error
-        except _pages.Stopped as error:
+        except _pages.StoppedError as error:
             raise StoppedError from error
-        except _pages.Unusual:
+        except _pages.UnsupportedError:
             return None
         results = {name: value for (_, name, _), value in zip(asked, found, strict=True)}
         return _assembled(wanted, present, count, results)
 
 
-def _asked(wanted: Wanted, present: frozenset[str]) -> list[tuple[int, str, tuple[str, ...]]]:
+def _asked(wanted: ColumnSpec, present: frozenset[str]) -> list[tuple[int, str, tuple[str, ...]]]:
     """Return what the decoder is asked for: kind, name and columns of each."""
     singles = ((_pages.INTEGER, wanted.integers), (_pages.SMALL, wanted.small), (_pages.REAL, wanted.reals))
     asked: list[tuple[int, str, tuple[str, ...]]] = []
@@ -149,7 +149,7 @@ def _asked(wanted: Wanted, present: frozenset[str]) -> list[tuple[int, str, tupl
     return asked + [(_pages.TEXT, name, (name,)) for name in wanted.texts if name in present]
 
 
-def _storable(layout: Layout, wanted: Wanted, read: list[str]) -> bool:
+def _storable(layout: Layout, wanted: ColumnSpec, read: list[str]) -> bool:
     """Return whether what the columns hold is what SQLite would return: whole numbers of a REAL turn into others."""
     if not read or layout.defaults.intersection(read):
         return False
@@ -162,19 +162,19 @@ def _storable(layout: Layout, wanted: Wanted, read: list[str]) -> bool:
 _MOST_COLUMNS = 2000
 
 
-def _assembled(wanted: Wanted, present: frozenset[str], count: int, results: dict[str, Any]) -> Rows:
-    columns = absent(wanted, present, count)
+def _assembled(wanted: ColumnSpec, present: frozenset[str], count: int, results: dict[str, Any]) -> Rows:
+    columns = make_null_columns(wanted, present, count)
     columns |= {name: _array(results[name], count, np.int64) for name in wanted.integers if name in results}
     columns |= {name: _array(results[name], count, np.int32) for name in wanted.small if name in results}
     columns |= {name: _array(results[name], count, np.float64) for name in wanted.reals if name in results}
     coded = {name: _key(results.get(name), members, present, count) for name, members in wanted.keys.items()}
     for name in wanted.texts:
         codes, texts = results.get(name, (-1, []))
-        coded[name] = Coded(_array(codes, count, np.int32), texts)
+        coded[name] = EncodedColumn(_array(codes, count, np.int32), texts)
     return Rows(count, columns, coded)
 
 
-def _key(found: Any, members: tuple[str, ...], present: frozenset[str], count: int) -> Coded:
+def _key(found: Any, members: tuple[str, ...], present: frozenset[str], count: int) -> EncodedColumn:
     codes, distinct = found or (0, b"")
     there = [i for i, member in enumerate(members) if member in present]
     packed = np.frombuffer(distinct, np.int64) if len(memoryview(distinct)) else np.empty(0, np.int64)
@@ -182,8 +182,12 @@ def _key(found: Any, members: tuple[str, ...], present: frozenset[str], count: i
     values = np.full((numbers, len(members)), np.iinfo(np.int64).min)
     if there:
         values[:, there] = packed.reshape(numbers, len(there))
-    return Coded(_array(codes, count, np.int32), values)
+    return EncodedColumn(_array(codes, count, np.int32), values)
 
 
 def _array(values: Any, count: int, dtype: Any) -> Column:
-    return same(values, count, dtype) if isinstance(values, int | float) else np.frombuffer(values, dtype, count)
+    return (
+        make_constant_column(values, count, dtype)
+        if isinstance(values, int | float)
+        else np.frombuffer(values, dtype, count)
+    )

@@ -1,7 +1,7 @@
 """What is read of a table, and the rows of it in memory: as few bytes a row as its columns need. Reads nothing.
 
 A column in which all rows hold the same value is an array with a stride of 0: it takes no memory, and can't be written.
-What is looked up later (names, threads, launch geometries) comes as `Coded`: a small number a row and, once, what each
+What is looked up later (names, threads, launch geometries) comes as `EncodedColumn`: a small number a row and, once, what each
 number stands for, so that a lookup is one over the distinct values and not one over the rows.
 """
 
@@ -20,15 +20,15 @@ _ROWS_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnSpec:
     """Columns of a table by the form in which they are needed; a column is named once. Each may be absent.
 
     Attributes:
         integers: as int64, with `model.NULL` for NULL.
         small: as int32, with -1 for NULL and for what is below 0 or no int32.
         reals: as float64, with NaN for NULL.
-        keys: several columns of integers as one `Coded`, by a name for it; `model.NULL` for NULL.
-        texts: as `Coded`, with the code -1 for NULL.
+        keys: several columns of integers as one `EncodedColumn`, by a name for it; `model.NULL` for NULL.
+        texts: as `EncodedColumn`, with the code -1 for NULL.
     """
 
     integers: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Coded:
+class EncodedColumn:
     """A column of numbers that stand for values.
 
     Attributes:
@@ -55,9 +55,9 @@ class Coded:
     codes: Int32
     values: Any
 
-    def mapped(self, values: Column) -> Column:
+    def map_values(self, values: Column) -> Column:
         """Return for each row the one of `values` that stands at its code; every row must have a code."""
-        return taken(values, self.codes)
+        return take_values(values, self.codes)
 
 
 @dataclass(frozen=True)
@@ -66,59 +66,65 @@ class Rows:
 
     count: int
     columns: dict[str, Column]
-    coded: dict[str, Coded]
+    encoded: dict[str, EncodedColumn]
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
 
     def texts(self, name: str) -> list[str | None]:
         """Return one column of texts, None for NULL."""
-        known = [*self.coded[name].values, None]
-        return [known[code] for code in self.coded[name].codes.tolist()]
+        known = [*self.encoded[name].values, None]
+        return [known[code] for code in self.encoded[name].codes.tolist()]
 
     def take(self, which: Any) -> Rows:
         """Return the rows `which`: an order or a mask."""
         count = int(which.sum()) if which.dtype == bool else len(which)
         return Rows(
             count,
-            {name: chosen(column, which, count) for name, column in self.columns.items()},
-            {name: Coded(chosen(one.codes, which, count), one.values) for name, one in self.coded.items()},
+            {name: select_values(column, which, count) for name, column in self.columns.items()},
+            {
+                name: EncodedColumn(select_values(one.codes, which, count), one.values)
+                for name, one in self.encoded.items()
+            },
         )
 
     def sort(self, order: Int64) -> None:
         """Bring the rows into `order`. Columns are sorted where they stand: new ones would leave holes in memory."""
         for name, column in self.columns.items():
             self.columns[name] = _sorted(column, order)
-        for name, one in self.coded.items():
-            self.coded[name] = Coded(_sorted(one.codes, order), one.values)
+        for name, one in self.encoded.items():
+            self.encoded[name] = EncodedColumn(_sorted(one.codes, order), one.values)
 
-    def without_unused(self) -> Rows:
+    def drop_unused_codes(self) -> Rows:
         """Return the same rows, and of what the codes stand for only what some row has."""
-        return Rows(self.count, self.columns, {name: _without_unused(one) for name, one in self.coded.items()})
+        return Rows(self.count, self.columns, {name: _without_unused(one) for name, one in self.encoded.items()})
 
 
-def nothing(wanted: Wanted) -> Rows:
+def make_empty_rows(wanted: ColumnSpec) -> Rows:
     """Return no rows."""
-    coded = {name: Coded(np.empty(0, np.int32), np.empty((0, len(key)), np.int64)) for name, key in wanted.keys.items()}
-    coded |= {name: Coded(np.empty(0, np.int32), []) for name in wanted.texts}
-    return Rows(0, absent(wanted, frozenset(), 0), coded)
+    coded = {
+        name: EncodedColumn(np.empty(0, np.int32), np.empty((0, len(key)), np.int64))
+        for name, key in wanted.keys.items()
+    }
+    coded |= {name: EncodedColumn(np.empty(0, np.int32), []) for name in wanted.texts}
+    return Rows(0, make_null_columns(wanted, frozenset(), 0), coded)
 
 
-def same(value: float, count: int, dtype: Any) -> Column:
+def make_constant_column(value: float, count: int, dtype: Any) -> Column:
     """Return a column of `count` rows that all hold `value`."""
     return np.broadcast_to(np.array(value, dtype), (count,))
 
 
-def is_same(column: Column) -> bool:
+def is_constant(column: Column) -> bool:
     """Return whether the column is known to hold one value in all rows."""
     return len(column) > 0 and column.strides == (0,)
 
 
-def folded(column: Column) -> Column:
+def fold_constant(column: Column) -> Column:
     """Return the column, without memory a row where all rows hold the same value."""
-    if not len(column) or is_same(column) or column[0] != column[-1] or not bool((column == column[0]).all()):
+    if not len(column) or is_constant(column) or column[0] != column[-1] or not bool((column == column[0]).all()):
         return column
-    return same(column[0], len(column), column.dtype)
+    return make_constant_column(column[0], len(column), column.dtype)
 
 
 def distinct(values: Column) -> Column:
@@ -131,8 +137,8 @@ def distinct(values: Column) -> Column:
     return first
 
 
-def end_to_end(columns: Sequence[Column]) -> Column:
-    """Return columns of one type, one after another: the array that they are parts of, where `in_one` made them so.
+def concatenate_columns(columns: Sequence[Column]) -> Column:
+    """Return columns of one type, one after another: the array that they are parts of, where `pack_columns` made them so.
 
     What is returned may share memory with the columns, and so must not be written to.
     """
@@ -140,8 +146,8 @@ def end_to_end(columns: Sequence[Column]) -> Column:
     count = sum(map(len, filled))
     if not filled:
         return columns[0]
-    if all(is_same(column) and column[0] == filled[0][0] for column in filled):
-        return same(filled[0][0], count, filled[0].dtype)
+    if all(is_constant(column) and column[0] == filled[0][0] for column in filled):
+        return make_constant_column(filled[0][0], count, filled[0].dtype)
     whole = filled[0].base
     if isinstance(whole, np.ndarray) and whole.shape == (count,) and whole.strides == filled[0].strides:
         first = np.cumsum([0, *map(len, filled)])[:-1] * whole.itemsize + whole.ctypes.data
@@ -150,22 +156,22 @@ def end_to_end(columns: Sequence[Column]) -> Column:
     return np.concatenate(columns)
 
 
-def in_one(columns: Sequence[Column]) -> list[Column]:
-    """Return the same columns as parts of one array, so that who needs them `end_to_end` has them without a copy."""
-    whole = end_to_end(columns)
+def pack_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the same columns as parts of one array, so that who needs them `concatenate_columns` has them without a copy."""
+    whole = concatenate_columns(columns)
     # Its parts have many readers, of whom one may take it for an array of its own.
     whole.flags.writeable = False
     return np.split(whole, np.cumsum([len(column) for column in columns])[:-1])
 
 
-def taken(values: Column, index: Column) -> Column:
+def take_values(values: Column, index: Column) -> Column:
     """Return `values[index]`, without memory a row where all rows hold the same value."""
-    if len(index) and (is_same(index) or (len(values) and bool((values == values[0]).all()) and index.min() >= 0)):
-        return same(values[index[0]], len(index), values.dtype)
+    if len(index) and (is_constant(index) or (len(values) and bool((values == values[0]).all()) and index.min() >= 0)):
+        return make_constant_column(values[index[0]], len(index), values.dtype)
     return np.take(values, index, axis=0)  # Half the time of an index, where that is int32.
 
 
-def start_order(start: Int64, end: Int64) -> Int64 | None:
+def argsort_by_start(start: Int64, end: Int64) -> Int64 | None:
     """Return the order by start, the longer of two first, equal ones as they stand; None where they are in order."""
     if _in_order(start, end):
         return None
@@ -190,25 +196,29 @@ def _in_order(start: Int64, end: Int64) -> bool:
     return True
 
 
-def small(values: Int64) -> Int32:
+def to_int32(values: Int64) -> Int32:
     """Return int32 numbers; -1 for NULL and for what is no such number."""
-    if is_same(values):
-        return same(int(values[0]) if 0 <= values[0] <= np.iinfo(np.int32).max else -1, len(values), np.int32)
+    if is_constant(values):
+        return make_constant_column(
+            int(values[0]) if 0 <= values[0] <= np.iinfo(np.int32).max else -1, len(values), np.int32
+        )
     return np.where((values < 0) | (values > np.iinfo(np.int32).max), -1, values).astype(np.int32)
 
 
-def absent(wanted: Wanted, names: frozenset[str], count: int) -> dict[str, Column]:
+def make_null_columns(wanted: ColumnSpec, names: frozenset[str], count: int) -> dict[str, Column]:
     """Return the columns of integers, small numbers and reals that are not among `names`: NULL in every row."""
-    found: dict[str, Column] = {name: same(NULL, count, np.int64) for name in wanted.integers if name not in names}
-    found |= {name: same(-1, count, np.int32) for name in wanted.small if name not in names}
-    found |= {name: same(np.nan, count, np.float64) for name in wanted.reals if name not in names}
+    found: dict[str, Column] = {
+        name: make_constant_column(NULL, count, np.int64) for name in wanted.integers if name not in names
+    }
+    found |= {name: make_constant_column(-1, count, np.int32) for name in wanted.small if name not in names}
+    found |= {name: make_constant_column(np.nan, count, np.float64) for name in wanted.reals if name not in names}
     return found
 
 
-def chosen(column: Column, which: Any, count: int) -> Column:
+def select_values(column: Column, which: Any, count: int) -> Column:
     """Return `column[which]`, which has `count` rows."""
-    if is_same(column):
-        return same(column[0], count, column.dtype)
+    if is_constant(column):
+        return make_constant_column(column[0], count, column.dtype)
     if which.dtype == bool:
         return column if count == len(column) else column[which]
     found: Column = np.take(column, which)
@@ -217,15 +227,15 @@ def chosen(column: Column, which: Any, count: int) -> Column:
 
 def _sorted(column: Column, order: Int64) -> Column:
     """Return the column in `order`, in its own memory where it can be written to."""
-    if is_same(column) or not column.flags.writeable:
-        return chosen(column, order, len(column))
+    if is_constant(column) or not column.flags.writeable:
+        return select_values(column, order, len(column))
     column[:] = np.take(column, order)
     return column
 
 
-def _without_unused(one: Coded) -> Coded:
+def _without_unused(one: EncodedColumn) -> EncodedColumn:
     used = np.bincount(one.codes[one.codes >= 0], minlength=len(one.values)) > 0
     number = np.append(np.cumsum(used) - 1, -1).astype(np.int32)
     kept = np.flatnonzero(used).tolist()
     values = one.values[used] if isinstance(one.values, np.ndarray) else [one.values[code] for code in kept]
-    return Coded(number[one.codes], values)
+    return EncodedColumn(number[one.codes], values)

@@ -25,7 +25,7 @@ from traceable.errors import TraceError
 from traceable.protocol import untrusted
 from traceable.trace.model import NULL, NDArray
 from traceable.trace.pages import DamagedPagesError, Layout, Pages
-from traceable.trace.rows import Coded, Column, Rows, Wanted, absent, nothing, small
+from traceable.trace.rows import Column, ColumnSpec, EncodedColumn, Rows, make_empty_rows, make_null_columns, to_int32
 
 MAGIC = b"SQLite format 3\x00"
 RE_EXPORT = "export the report again with `nsys export --type sqlite`, or copy the file again from where it was made"
@@ -42,7 +42,7 @@ _COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "
 Prepare: TypeAlias = Callable[[str, Rows], Rows]
 """What is done with the rows of a table, by its name, as soon as they are read."""
 
-Begun: TypeAlias = Callable[[Sequence[str]], None]
+OnTableStart: TypeAlias = Callable[[Sequence[str]], None]
 """Hears which tables are being read, each time one is begun."""
 
 _BEGUN, _ENDED = object(), object()
@@ -77,7 +77,7 @@ class Database:
                 opened.callback(os.close, self._descriptor)
                 self._opened = self._state()
                 self._pages = Pages(self._descriptor, self.size_bytes)
-                self._connection = untrusted.connect(path)
+                self._connection = untrusted.open_database(path)
                 opened.callback(self._connection.close)
                 # Names in real exports are not always UTF-8 (a Windows capture in a Cyrillic locale): decode by hand.
                 self._connection.text_factory = bytes
@@ -117,14 +117,14 @@ class Database:
         return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
     def read(
-        self, tables: Mapping[str, Wanted], prepare: Prepare = _as_read, begun: Begun = _told_nobody
+        self, tables: Mapping[str, ColumnSpec], prepare: Prepare = _as_read, on_table_start: OnTableStart = _told_nobody
     ) -> dict[str, Rows]:
         """Read tables, each of which may be absent, which is the same as empty.
 
         Args:
             tables: what is wanted of each.
             prepare: may be called in two threads at once, each time with another table.
-            begun: is called in this thread only.
+            on_table_start: is called in this thread only.
 
         Raises:
             TraceError: a table can't be read, or a column of numbers holds something else.
@@ -132,14 +132,14 @@ class Database:
         present = [name for name in tables if not self.columns(name).isdisjoint(tables[name].names())]
         found: dict[str, Rows] = {}
         if self._decode and self._pages.readable:
-            found = self._decoded({name: tables[name] for name in present}, prepare, begun)
+            found = self._decoded({name: tables[name] for name in present}, prepare, on_table_start)
         for name in present:
             if name not in found:
-                begun((name,))
+                on_table_start((name,))
                 found[name] = prepare(name, self._selected(name, tables[name]))
-        return {name: found[name] if name in found else nothing(wanted) for name, wanted in tables.items()}
+        return {name: found[name] if name in found else make_empty_rows(wanted) for name, wanted in tables.items()}
 
-    def _decoded(self, tables: Mapping[str, Wanted], prepare: Prepare, begun: Begun) -> dict[str, Rows]:
+    def _decoded(self, tables: Mapping[str, ColumnSpec], prepare: Prepare, begun: OnTableStart) -> dict[str, Rows]:
         """Return the rows of the tables that the decoder can read."""
         decoding = Decoding(self._pages, {name: (self._tables[name], tables[name]) for name in tables}, prepare)
         several = self.size_bytes >= _WORTH_A_THREAD_BYTES and len(tables) > 1
@@ -151,7 +151,7 @@ class Database:
         except OSError as error:
             raise _unreadable(self.path, error) from error
 
-    def _selected(self, table: str, wanted: Wanted) -> Rows:
+    def _selected(self, table: str, wanted: ColumnSpec) -> Rows:
         """Return the rows of a table as SQLite reads them."""
         present = self.columns(table)
         integers = [name for name in wanted.names() if name in present and name not in (*wanted.reals, *wanted.texts)]
@@ -189,7 +189,7 @@ class Database:
             {name: numbers[:, i] for i, name in enumerate(integers)},
             {name: np.concatenate(parts) for name, parts in zip(reals, floats, strict=True)},
             {
-                name: Coded(np.concatenate(parts), [str(_text(value)) for value in seen])
+                name: EncodedColumn(np.concatenate(parts), [str(_text(value)) for value in seen])
                 for name, parts, seen in zip(texts, codes, known, strict=True)
             },
         )
@@ -234,7 +234,7 @@ class Database:
             positions={str(_text(row[1])): row[0] for row in shown},
             types=types,
             rowid=keys[0] if is_rowid else None,
-            usual=isinstance(root, int)
+            decodable=isinstance(root, int)
             and 1 < root < 1 << 32
             and len(shown) == len(rows)
             and not (is_rowid and indexed),
@@ -259,7 +259,7 @@ class Database:
     def _damaged(self, error: Exception, table: str | None = None) -> TraceError:
         where = f" in table {table}" if table else ""
         # SQLite quotes the damaged text itself, which may be long and run over many lines.
-        what = "".join(c if c.isprintable() else "?" for c in untrusted.why(error))[:_LONGEST_CAUSE]
+        what = "".join(c if c.isprintable() else "?" for c in untrusted.format_sqlite_error(error))[:_LONGEST_CAUSE]
         return TraceError("file_damaged", f"{self.path} is damaged{where} ({what})", RE_EXPORT)
 
 
@@ -324,34 +324,34 @@ def _is_made_by_sqlite(index: object) -> bool:
 
 
 def _assembled(
-    wanted: Wanted,
+    wanted: ColumnSpec,
     present: frozenset[str],
     count: int,
     integers: Mapping[str, Column],
     reals: Mapping[str, Column],
-    texts: Mapping[str, Coded],
+    texts: Mapping[str, EncodedColumn],
 ) -> Rows:
     """Return columns that SQLite read in the forms that are wanted."""
-    columns = absent(wanted, present, count)
+    columns = make_null_columns(wanted, present, count)
     columns |= {name: integers[name] for name in wanted.integers if name in integers}
-    columns |= {name: small(integers[name]) for name in wanted.small if name in integers}
+    columns |= {name: to_int32(integers[name]) for name in wanted.small if name in integers}
     columns |= reals
     coded = {name: _key([integers.get(member) for member in members], count) for name, members in wanted.keys.items()}
-    coded |= {name: texts.get(name, Coded(np.full(count, -1, np.int32), [])) for name in wanted.texts}
+    coded |= {name: texts.get(name, EncodedColumn(np.full(count, -1, np.int32), [])) for name in wanted.texts}
     return Rows(count, columns, coded)
 
 
-def _key(members: list[Column | None], count: int) -> Coded:
+def _key(members: list[Column | None], count: int) -> EncodedColumn:
     """Number the distinct rows of some columns, of which those that are absent hold NULL, in order of appearance."""
     columns = [np.full(count, NULL) if member is None else member for member in members]
     rows = np.stack(columns, axis=1) if columns else np.empty((count, 0), np.int64)
     if not count:
-        return Coded(np.empty(0, np.int32), rows)
+        return EncodedColumn(np.empty(0, np.int32), rows)
     _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     number = np.empty(len(order), np.int32)
     number[order] = np.arange(len(order), dtype=np.int32)
-    return Coded(number[inverse.reshape(-1)], rows[first[order]])
+    return EncodedColumn(number[inverse.reshape(-1)], rows[first[order]])
 
 
 def _text_codes(rows: list[Any], offset: int, known: dict[object, int]) -> Column:
@@ -383,14 +383,14 @@ class Decoding:
         failed: the table at which `run` raised.
     """
 
-    def __init__(self, pages: Pages, tables: Mapping[str, tuple[Layout, Wanted]], prepare: Prepare) -> None:
+    def __init__(self, pages: Pages, tables: Mapping[str, tuple[Layout, ColumnSpec]], prepare: Prepare) -> None:
         self._pages = pages
         self._prepare = prepare
         self._waiting = list(tables.items())[::-1]
         self._heard: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         self.failed = ""
 
-    def run(self, threads: int, begun: Begun) -> dict[str, Rows]:
+    def run(self, threads: int, begun: OnTableStart) -> dict[str, Rows]:
         """Return what became of the tables that can be decoded.
 
         Args:
@@ -427,14 +427,14 @@ class Decoding:
                 break
             self._heard.put((name, _BEGUN))
             try:
-                rows = self._pages.rows(layout, wanted)
+                rows = self._pages.decode_rows(layout, wanted)
                 self._heard.put((name, None if rows is None else self._prepare(name, rows)))
             except Exception as error:  # noqa: BLE001 - raised where it is heard
                 self._heard.put((name, error))
                 break
         self._heard.put(("", _ENDED))
 
-    def _found(self, working: int, begun: Begun) -> dict[str, Rows]:
+    def _found(self, working: int, begun: OnTableStart) -> dict[str, Rows]:
         """Hear what becomes of each table until nobody works any more."""
         found: dict[str, Rows] = {}
         now: dict[str, None] = {}

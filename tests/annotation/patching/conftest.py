@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import traceable
-from traceable.annotation.bootstrap import bootstrap_environment
-from traceable.annotation.patch_report import notes
+from traceable.annotation.bootstrap import make_bootstrap_environment
+from traceable.annotation.patch_report import collect_warnings
 from traceable.annotation.patterns import Target, parse_pattern
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.errors import Message
@@ -83,11 +83,11 @@ def run(tmp_path: Path) -> Run:
         base = {**base, "PYTHONPATH": SOURCE, **(variables or {}), **plan.environment}
         if in_run_dir:
             base["TRACEABLE_RUN_DIR"] = str(run_dir)
-        base.update(bootstrap_environment(targets, base))
+        base.update(make_bootstrap_environment(targets, base))
         result = subprocess.run(plan.argv, env=base, cwd=tmp_path / "code", capture_output=True, text=True, timeout=120)
         assert result.returncode == status, result.stderr
-        database = RecorderCollector().finalise(run_dir, "program").database
-        said = notes(run_dir, targets) if in_run_dir else ()
+        database = RecorderCollector().finalize(run_dir, "program").database
+        said = collect_warnings(run_dir, targets) if in_run_dir else ()
         return Ran(result.stdout, result.stderr, _ranges(database), said)
 
     return run_it

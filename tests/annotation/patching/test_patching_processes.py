@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from traceable.annotation.bootstrap import DIRECTORY, bootstrap_environment, bootstrap_problem
+from traceable.annotation.bootstrap import DIRECTORY, find_bootstrap_problem, make_bootstrap_environment
 from traceable.annotation.patterns import parse_pattern
 from traceable.errors import Message
 
@@ -213,7 +213,7 @@ def test_the_program_sees_its_path_as_without_us(code: Callable[..., Path], path
         base["PYTHONPATH"] = path
     targets = [parse_pattern("nowhere:nothing")]
     outputs = []
-    for variables in (base, {**base, **bootstrap_environment(targets, base)}):
+    for variables in (base, {**base, **make_bootstrap_environment(targets, base)}):
         words = [sys.executable, "seen.py", "an argument"]
         ran = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, check=True)
         outputs.append(ran.stdout)
@@ -229,7 +229,7 @@ def test_the_users_own_sitecustomize_runs_as_without_us(code: Callable[..., Path
     base = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_")}
     base |= {"PYTHONPATH": "own", "TRACEABLE_RUN_DIR": str(folder)}
     outputs = []
-    for variables in (base, {**base, **bootstrap_environment([parse_pattern("json:loads")], base)}):
+    for variables in (base, {**base, **make_bootstrap_environment([parse_pattern("json:loads")], base)}):
         ran = subprocess.run([sys.executable, "seen.py"], env=variables, cwd=folder, capture_output=True, text=True)
         # After a SystemExit the interpreter lists its frames and extension modules; its first line is what counts.
         outputs.append((ran.returncode, ran.stdout, ran.stderr.partition("\n")[0]))
@@ -265,7 +265,7 @@ def test_another_python_runs_as_without_us(code: Callable[..., Path], version: s
     base |= {"PYTHONPATH": "own", "PYTHONDONTWRITEBYTECODE": "1", "TRACEABLE_RUN_DIR": str(folder)}
     words = [*_interpreter(version, folder), "seen.py"]
     outputs = []
-    for variables in (base, {**base, **bootstrap_environment([parse_pattern("json:loads")], base)}):
+    for variables in (base, {**base, **make_bootstrap_environment([parse_pattern("json:loads")], base)}):
         ran = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True)
         outputs.append((ran.returncode, ran.stdout, ran.stderr))
     assert outputs[0] == outputs[1]
@@ -303,7 +303,7 @@ def test_the_file_that_every_python_reads_is_in_what_all_of_them_know() -> None:
 def test_an_interpreter_without_traceable_says_so_and_runs(code: Callable[..., Path]) -> None:
     folder = code({"traceable.py": "raise ImportError('no traceable here')", "work.py": WORK})
     base = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_")} | {"PYTHONPATH": str(folder)}
-    variables = {**base, **bootstrap_environment([parse_pattern("work:step")], base)}
+    variables = {**base, **make_bootstrap_environment([parse_pattern("work:step")], base)}
     program = "import work; print(work.step(1))"
     ran = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
     assert ran.stdout == "2\n"
@@ -378,16 +378,16 @@ def test_what_only_a_killed_worker_imported_has_matched(run: Run, code: Callable
     ],
 )
 def test_which_commands_patterns_can_not_reach(command: list[str], flag: str | None) -> None:
-    problem = bootstrap_problem(command)
+    problem = find_bootstrap_problem(command)
     assert (problem is None) if flag is None else (problem is not None and problem.startswith(flag))
 
 
 def test_a_script_is_judged_by_its_first_line(tmp_path: Path) -> None:
     script = tmp_path / "tool"
     script.write_text("#!/usr/bin/python3 -Es\n")
-    assert "-E keeps Python" in str(bootstrap_problem([str(script)]))
+    assert "-E keeps Python" in str(find_bootstrap_problem([str(script)]))
     script.write_text("#!/bin/sh\n")
-    assert bootstrap_problem([str(script)]) is None
+    assert find_bootstrap_problem([str(script)]) is None
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])

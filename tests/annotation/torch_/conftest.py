@@ -110,7 +110,7 @@ def record(scenarios: Path, folder: Path, *arguments: str, environment: dict[str
         plan.argv, env={**os.environ, **plan.environment, **(environment or {})}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    database = collector.finalise(folder, "run").database
+    database = collector.finalize(folder, "run").database
     assert database is not None
     return Recording(database, json.loads(answers.read_text()))
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.grouping import totals
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
-from traceable.analysis.units import count, time
+from traceable.analysis.grouping import sum_groups
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    format_range_name,
+    make_share_threshold,
+)
+from traceable.analysis.units import format_count, format_duration
 from traceable.trace.model import NULL, Bool, Float64, Int64
 from traceable.trace.rows import distinct
 
 
-def bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
+def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes have steady steps of two kinds, and the range in which they differ most.
 
     won_ns: what the slow steps take longer than the median fast one.
@@ -22,7 +30,7 @@ def bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     for pid, device in np.unique(lane, axis=1).T.tolist():
         rows = np.flatnonzero((lane[0] == pid) & (lane[1] == device) & table["steady"])
         wall = table["wall_ns"][rows]
-        if (edge := split(wall, values["steps"], values["spread"])) is None:
+        if (edge := find_slow_threshold_ns(wall, values["steps"], values["spread"])) is None:
             continue
         slow = wall >= edge
         fast_ns = int(np.median(wall[~slow]))
@@ -30,12 +38,12 @@ def bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
         found.append(
             Finding(
                 sentence=(
-                    f"process {pid}: {count(int(slow.sum()))} of {count(len(rows), 'step')} take "
-                    f"{time(float(np.median(wall[slow])))}, the others {time(fast_ns)} (p50 each)"
+                    f"process {pid}: {format_count(int(slow.sum()))} of {format_count(len(rows), 'step')} take "
+                    f"{format_duration(float(np.median(wall[slow])))}, the others {format_duration(fast_ns)} (p50 each)"
                     f"{_rhythm(np.flatnonzero(slow))}{_where(evidence, pid, start, end, slow)}"
                 ),
                 advice="move what only some steps do out of the loop (to a thread), or do a part of it in each step",
-                won_ns=int((wall[slow] - fast_ns).sum()),
+                potential_saving_ns=int((wall[slow] - fast_ns).sum()),
                 device=device if device >= 0 else None,
                 pid=pid,
                 count=int(slow.sum()),
@@ -46,7 +54,7 @@ def bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     return found
 
 
-def split(wall_ns: Int64, fewest: float, spread: float) -> int | None:
+def find_slow_threshold_ns(wall_ns: Int64, fewest: float, spread: float) -> int | None:
     """Return the shortest slow step of two kinds; None where there are not two.
 
     Between the two lies more than `spread` of the longest fast one, and no less than the middle half of either kind
@@ -70,13 +78,17 @@ def split(wall_ns: Int64, fewest: float, spread: float) -> int | None:
 def _rhythm(slow: Int64) -> str:
     """Write whether the slow steps come at equal distances."""
     apart = distinct(np.diff(slow))
-    return f", one every {count(int(apart[0]), 'step')}" if len(slow) > 2 and len(apart) == 1 and apart[0] > 3 else ""
+    return (
+        f", one every {format_count(int(apart[0]), 'step')}"
+        if len(slow) > 2 and len(apart) == 1 and apart[0] > 3
+        else ""
+    )
 
 
 def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
     """Write in which range the slow steps take most longer on average, what lies inside of it left out."""
     context = evidence.context
-    found, labels = context.found, evidence.labels
+    found, labels = context.instances, evidence.labels
     pids = np.array([context.trace.processes[thread.process].pid for thread in context.trace.threads], np.int64)
     order = np.argsort(start_ns, kind="stable")
     at = np.searchsorted(start_ns[order], found.start_ns, "right") - 1
@@ -89,9 +101,13 @@ def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: B
     more: Float64 = np.zeros(len(labels.names))
     for kind, sign in ((of_slow, 1), (~of_slow, -1)):
         number = int(slow.sum()) if sign > 0 else int((~slow).sum())
-        more += sign * totals(label[kind], found.self_ns[rows[kind]], len(labels.names)) / max(1, number)
+        more += sign * sum_groups(label[kind], found.self_ns[rows[kind]], len(labels.names)) / max(1, number)
     most = int(np.argmax(more))
-    return f"; most of it in {named(labels.names[most][0])}: {time(float(more[most]))} more" if more[most] > 0 else ""
+    return (
+        f"; most of it in {format_range_name(labels.names[most][0])}: {format_duration(float(more[most]))} more"
+        if more[most] > 0
+        else ""
+    )
 
 
 BIMODAL_STEPS = Rule(
@@ -100,8 +116,8 @@ BIMODAL_STEPS = Rule(
     (
         Threshold("steps", 5, "count", "fewest steps of each kind"),
         Threshold("spread", 0.25, "share", "how much longer than any fast step the slow ones take, at least"),
-        share_of(0.005),
+        make_share_threshold(0.005),
     ),
-    bimodal_steps,
+    find_bimodal_steps,
     needs_gpu=False,
 )

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.grouping import numbered
+from traceable.analysis.grouping import number_groups
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
     Rule,
     Threshold,
     Values,
-    gpu_words,
-    listed,
-    share_of,
+    format_gpu,
+    join_words,
+    make_share_threshold,
 )
-from traceable.analysis.units import count, share, time
-from traceable.errors import UnanswerableError
+from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.errors import MissingDataError
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct
 
 
-def device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
+def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     """Return whether one GPU works longer than the others.
 
     Work is the union of a GPU's operations but for kernels of NCCL, which run while they wait for other GPUs. GPUs
@@ -32,11 +32,11 @@ def device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     the begin of each steady step of the process that has most of them to that of the next. With the same work shared
     out evenly within each step, each GPU takes the mean of the step.
     """
-    if len(evidence.used) < 2:
-        raise UnanswerableError(
+    if len(evidence.active_gpus) < 2:
+        raise MissingDataError(
             "single_gpu", "the recording has one GPU only", "record the processes of all GPUs together"
         )
-    part = evidence.part
+    part = evidence.scope
     work = _work_between(evidence, np.array([part.start_ns, part.end_ns]))[0]
     member = np.flatnonzero(work >= max(1.0, values["member"] * work.max()))
     if len(member) < 2 or work[member].min() > (1 - values["spread"]) * work.max():
@@ -45,18 +45,22 @@ def device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     mean = float(work[member].mean())
     by_step = _work_between(evidence, _step_bounds(evidence))[:, member]
     won = by_step.max(axis=1) - by_step.mean(axis=1)
-    others = [f"{gpu_words(evidence.device(i))} {time(int(work[i]))}" for i in member.tolist() if i != busiest]
-    listing = listed(others[:8]) + (f" and {count(len(others) - 8, 'other')}" if len(others) > 8 else "")
+    others = [
+        f"{format_gpu(evidence.device_number(i))} {format_duration(int(work[i]))}"
+        for i in member.tolist()
+        if i != busiest
+    ]
+    listing = join_words(others[:8]) + (f" and {format_count(len(others) - 8, 'other')}" if len(others) > 8 else "")
     return [
         Finding(
             sentence=(
-                f"{gpu_words(evidence.device(idlest))} is busy {share(1 - work[idlest] / work[busiest])} less than "
-                f"{gpu_words(evidence.device(busiest))} (excluding NCCL): {gpu_words(evidence.device(busiest))} works "
-                f"{time(int(work[busiest]))}, {listing}; the mean is {time(mean)}"
+                f"{format_gpu(evidence.device_number(idlest))} is busy {format_percent(1 - work[idlest] / work[busiest])} less than "
+                f"{format_gpu(evidence.device_number(busiest))} (excluding NCCL): {format_gpu(evidence.device_number(busiest))} works "
+                f"{format_duration(int(work[busiest]))}, {listing}; the mean is {format_duration(mean)}"
             ),
             advice="distribute the work more evenly: the batch, the layers or the requests of each GPU",
-            won_ns=int(won.sum()),
-            device=evidence.device(busiest),
+            potential_saving_ns=int(won.sum()),
+            device=evidence.device_number(busiest),
             pid=evidence.only_pid(busiest),
             count=len(member),
         )
@@ -65,12 +69,12 @@ def device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
 
 def _step_bounds(evidence: Evidence) -> Int64:
     """Return the ends of the part that bounds are of and, between them, where the steady steps of one process begin."""
-    part = evidence.part
-    if part.unsteady:
+    part = evidence.scope
+    if part.unsteady_reason:
         return np.array([part.start_ns, part.end_ns])
     steps = evidence.steps.values
     starts = steps["start_ns"][steps["steady"]]
-    pid, first = numbered(steps["pid"][steps["steady"]])
+    pid, first = number_groups(steps["pid"][steps["steady"]])
     mine = starts[pid == int(np.bincount(pid, minlength=len(first)).argmax())]
     inside = mine[(mine > part.start_ns) & (mine < part.end_ns)]
     return distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
@@ -78,9 +82,9 @@ def _step_bounds(evidence: Evidence) -> Int64:
 
 def _work_between(evidence: Evidence, bounds_ns: Int64) -> Int64:
     """Return how long each GPU worked from each of some times to the next, shape (times - 1, GPUs)."""
-    gpus, times = len(evidence.used), len(bounds_ns) - 1
+    gpus, times = len(evidence.active_gpus), len(bounds_ns) - 1
     lane = np.tile(np.arange(gpus), times)
-    worked = evidence.working_ns(lane, np.repeat(bounds_ns[:-1], gpus), np.repeat(bounds_ns[1:], gpus))
+    worked = evidence.busy_without_nccl_ns(lane, np.repeat(bounds_ns[:-1], gpus), np.repeat(bounds_ns[1:], gpus))
     return worked.reshape(times, gpus)
 
 
@@ -90,7 +94,7 @@ DEVICE_IMBALANCE = Rule(
     (
         Threshold("spread", 0.1, "share", "how much less than the busiest the least busy GPU works, at least"),
         Threshold("member", 0.05, "share", "a GPU takes part from this share of the busiest one's work on"),
-        share_of(0.005),
+        make_share_threshold(0.005),
     ),
-    device_imbalance,
+    find_device_imbalance,
 )

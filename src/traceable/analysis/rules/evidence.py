@@ -14,21 +14,29 @@ from functools import cached_property
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.gaps import CAUSES, causes_of
-from traceable.analysis.gpus import Gpus, gpus, timelines, unseen_graphs
-from traceable.analysis.grouping import numbered, totals
-from traceable.analysis.interval_index import spread
-from traceable.analysis.intervals import Between, Union, covered_ns, lanes_of, merged, touched, union
-from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, Moves, moves_of
-from traceable.analysis.named import call_name, range_labels
+from traceable.analysis.gaps import CAUSES, classify_gaps
+from traceable.analysis.gpus import Gpus, check_graphs_recorded, compute_timelines, find_gpus
+from traceable.analysis.grouping import number_groups, sum_groups
+from traceable.analysis.interval_index import expand_slices
+from traceable.analysis.intervals import (
+    Gaps,
+    Union,
+    build_lanes,
+    measure_covered_ns,
+    merge_intervals,
+    overlaps_any,
+    union_by_lane,
+)
+from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, MemoryOperations, find_memory_operations
+from traceable.analysis.named import number_ranges, strip_call_version
 from traceable.analysis.naming import fold_numbers
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
-from traceable.analysis.recording_gaps import unrecorded, unrecorded_ns
-from traceable.analysis.shared import nccl_kernels, once
-from traceable.analysis.steps import steady_window
-from traceable.analysis.sync import waiting_calls
+from traceable.analysis.recording_gaps import find_unrecorded_spans, measure_unrecorded_ns
+from traceable.analysis.shared import cache_per_context, find_nccl_kernels
+from traceable.analysis.steps import find_steady_interval
+from traceable.analysis.sync import find_waiting_calls
 from traceable.analysis.table import Table
-from traceable.errors import UnanswerableError
+from traceable.errors import MissingDataError
 from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray
 from traceable.trace.rows import distinct
 
@@ -45,13 +53,13 @@ Values = Mapping[str, float]
 STEADY, RECORDING = "steady", "recording"
 """What bounds are of: the steady part, or the whole recording where no steady part is known."""
 
-DEEPER = 0.8
+MIN_CHILD_SHARE = 0.8
 """A range inside another is the better place if it has this share of the other's sum."""
 
-FEW = 20
+TRIM_DIVISOR = 20
 """Of the time of the copies, the first and the last part of so many may lie anywhere."""
 
-ONE_PLACE = 10
+RECURRENCE_DIVISOR = 10
 """Copies do not recur if between the rest of them the GPUs do less than one part in so many of their kernels' time."""
 
 _LONGEST_NAME = 80
@@ -65,13 +73,13 @@ class Threshold:
         name: within its rule; `rule.name` on the command line.
         default: in `unit`; never negative.
         unit: `bytes`, `us`, `share` (of 1) or `count`.
-        meaning: half a sentence.
+        description: half a sentence.
     """
 
     name: str
     default: float
     unit: str
-    meaning: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Finding:
     Attributes:
         sentence: what, where and how much, with units; its numbers are of the part that the bound is of.
         advice: the next thing to do, as an imperative clause.
-        won_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.part`; 0 or less where the
+        potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.part`; 0 or less where the
             rule saw the same outside of that part only. None for a statement, which promises nothing: its rule decides
             what is worth stating.
         total_ns: how long what the finding is about lasted in the whole recording (waits, copies, gaps, ...).
@@ -95,7 +103,7 @@ class Finding:
 
     sentence: str
     advice: str
-    won_ns: int | None
+    potential_saving_ns: int | None
     total_ns: int | None = None
     before_steady_ns: int | None = None
     range: str | None = None
@@ -114,37 +122,37 @@ class Rule:
 
     Attributes:
         name: stable; what `Finding`s are known by.
-        question: what it answers, as half a sentence.
-        thresholds: what decides whether it speaks. Each rule has `share` too: see `share_of`.
+        description: what it answers, as half a sentence.
+        thresholds: what decides whether it speaks. Each rule has `share` too: see `make_share_threshold`.
         find: returns its findings, in any order; those with a bound under `share` are dropped later. Raises
             UnanswerableError where the trace can't support it.
         needs_gpu: whether it looks at GPU operations; without any it is not asked.
     """
 
     name: str
-    question: str
+    description: str
     thresholds: tuple[Threshold, ...]
     find: Callable[[Evidence, Values], list[Finding]]
     needs_gpu: bool = True
 
 
 @dataclass(frozen=True)
-class Part:
+class Scope:
     """The time that bounds are of.
 
     Attributes:
-        start_ns, end_ns: of the steady part (`steps.steady_window`), or from the first event to the end of the last.
-        unsteady: why no steady part is known; None for a steady part.
+        start_ns, end_ns: of the steady part (`steps.find_steady_interval`), or from the first event to the end of the last.
+        unsteady_reason: why no steady part is known; None for a steady part.
     """
 
     start_ns: int
     end_ns: int
-    unsteady: UnanswerableError | None = None
+    unsteady_reason: MissingDataError | None = None
 
     @property
     def kind(self) -> str:
         """STEADY or RECORDING."""
-        return RECORDING if self.unsteady else STEADY
+        return RECORDING if self.unsteady_reason else STEADY
 
 
 class Evidence:
@@ -152,28 +160,28 @@ class Evidence:
 
     Args:
         context: of the trace.
-        ask: answers another question, by its name, as it is answered without options.
+        get_view: answers another question, by its name, as it is answered without options.
     """
 
     def __init__(self, context: Context, ask: Callable[[str], Table]) -> None:
         self.context = context
-        self.ask = ask
+        self.get_view = ask
         self.pids = tuple(process.pid for process in context.trace.processes)
         self._cause = np.empty(0, np.int8)
 
     @cached_property
-    def used(self) -> Gpus:
+    def active_gpus(self) -> Gpus:
         """The GPUs that ran anything.
 
         Raises:
             UnanswerableError: the trace holds no GPU operations.
         """
-        return gpus(self.context)
+        return find_gpus(self.context)
 
     @cached_property
     def gpu_of_operation(self) -> Int64:
         """The place of each operation's GPU in `used`."""
-        return self.used.of_operation
+        return self.active_gpus.gpu_of_operation
 
     @cached_property
     def steps(self) -> Table:
@@ -182,15 +190,15 @@ class Evidence:
         Raises:
             UnanswerableError: no steps are known.
         """
-        return self.ask("steps")
+        return self.get_view("steps")
 
     @cached_property
-    def part(self) -> Part:
+    def scope(self) -> Scope:
         """The time that bounds are of."""
         try:
-            return Part(*steady_window(self.steps))
-        except UnanswerableError as error:
-            return Part(*self.extent_ns, unsteady=error)
+            return Scope(*find_steady_interval(self.steps))
+        except MissingDataError as error:
+            return Scope(*self.extent_ns, unsteady_reason=error)
 
     @cached_property
     def extent_ns(self) -> tuple[int, int]:
@@ -198,53 +206,53 @@ class Evidence:
         return self.context.trace.extent_ns() or (0, 0)
 
     @cached_property
-    def window_ns(self) -> int:
+    def scope_ns(self) -> int:
         """Length of the part that bounds are of, the time between windows excluded."""
-        return self.recorded_ns(self.part.start_ns, self.part.end_ns)
+        return self.recorded_ns(self.scope.start_ns, self.scope.end_ns)
 
     def recorded_ns(self, start_ns: int, end_ns: int) -> int:
         """Return the length of a time, that between windows excluded."""
-        outside = unrecorded_ns(self.context.trace, np.array([start_ns]), np.array([end_ns]))
+        outside = measure_unrecorded_ns(self.context.trace, np.array([start_ns]), np.array([end_ns]))
         return end_ns - start_ns - int(outside[0])
 
-    def clipped(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    def clip_to_scope(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
         """Return what of intervals lies in the part that bounds are of; one that lies outside is empty."""
-        start = np.clip(start_ns, self.part.start_ns, self.part.end_ns)
-        return start, np.maximum(start, np.minimum(end_ns, self.part.end_ns))
+        start = np.clip(start_ns, self.scope.start_ns, self.scope.end_ns)
+        return start, np.maximum(start, np.minimum(end_ns, self.scope.end_ns))
 
-    def clipped_before(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    def clip_before_steady(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
         """Return what of intervals lies before the steady part; all are empty where no steady part is known."""
-        until = NULL if self.part.unsteady else self.part.start_ns
+        until = NULL if self.scope.unsteady_reason else self.scope.start_ns
         return np.minimum(start_ns, until), np.minimum(end_ns, until)
 
-    def inside_ns(self, start_ns: Int64, end_ns: Int64) -> Int64:
+    def in_scope_ns(self, start_ns: Int64, end_ns: Int64) -> Int64:
         """Return how much of each interval lies in the part that bounds are of."""
-        start, end = self.clipped(start_ns, end_ns)
+        start, end = self.clip_to_scope(start_ns, end_ns)
         length: Int64 = end - start
         return length
 
-    def inside_share(self, start_ns: Int64, end_ns: Int64) -> Float64:
+    def in_scope_share(self, start_ns: Int64, end_ns: Int64) -> Float64:
         """Return which share of each interval lies in the part that bounds are of; an empty one is in it or not."""
         length = end_ns - start_ns
-        within = (start_ns >= self.part.start_ns) & (start_ns < self.part.end_ns)
-        return np.where(length > 0, self.inside_ns(start_ns, end_ns) / np.maximum(1, length), within)
+        within = (start_ns >= self.scope.start_ns) & (start_ns < self.scope.end_ns)
+        return np.where(length > 0, self.in_scope_ns(start_ns, end_ns) / np.maximum(1, length), within)
 
-    def before_ns(self, start_ns: Int64, end_ns: Int64) -> Int64:
+    def before_steady_ns(self, start_ns: Int64, end_ns: Int64) -> Int64:
         """Return how much of each interval lies before the steady part; 0 where no steady part is known."""
-        start, end = self.clipped_before(start_ns, end_ns)
+        start, end = self.clip_before_steady(start_ns, end_ns)
         length: Int64 = end - start
         return length
 
-    def any_ns(self, start_ns: Int64, end_ns: Int64) -> int:
+    def union_in_scope_ns(self, start_ns: Int64, end_ns: Int64) -> int:
         """Return in how much of the part that bounds are of any of the intervals lasts."""
-        return merged_ns(*self.clipped(start_ns, end_ns))
+        return union_ns(*self.clip_to_scope(start_ns, end_ns))
 
-    def before_steady(self, ns: int) -> int | None:
+    def before_steady_or_none(self, ns: int) -> int | None:
         """Return a sum of `before_ns` as the column of a finding: None where no steady part is known."""
-        return None if self.part.unsteady else ns
+        return None if self.scope.unsteady_reason else ns
 
     @property
-    def gaps(self) -> Between:
+    def gaps(self) -> Gaps:
         """When each GPU was idle between its first and its last operation, but for gaps that span two windows.
 
         They are whole, in or outside the part that bounds are of: `gap_ns` is what a bound may count.
@@ -252,27 +260,27 @@ class Evidence:
         return self._recorded_and_not[0]
 
     @cached_property
-    def _recorded_and_not(self) -> tuple[Between, Between]:
-        gaps = timelines(self.context).gaps
-        across = touched(gaps, *unrecorded(self.context.trace))
+    def _recorded_and_not(self) -> tuple[Gaps, Gaps]:
+        gaps = compute_timelines(self.context).gaps
+        across = overlaps_any(gaps, *find_unrecorded_spans(self.context.trace))
         return gaps.take(~across) if across.any() else gaps, gaps.take(across)
 
     @cached_property
     def gap_ns(self) -> Int64:
         """How much of each gap lies in the part that bounds are of."""
-        return self.inside_ns(self.gaps.start_ns, self.gaps.end_ns)
+        return self.in_scope_ns(self.gaps.start_ns, self.gaps.end_ns)
 
     @cached_property
     def idle_ns(self) -> Int64:
         """Summed length of the gaps of each GPU in the part that bounds are of."""
-        return totals(self.gaps.lane, self.gap_ns, len(self.used))
+        return sum_groups(self.gaps.lane, self.gap_ns, len(self.active_gpus))
 
     @cached_property
     def total_ns(self) -> Int64:
         """Of each GPU the time from its first operation to the end of its last, within the part that bounds are of."""
-        when, apart = timelines(self.context), self._recorded_and_not[1]
-        whole = self.inside_ns(when.first_ns, when.last_ns)
-        return whole - totals(apart.lane, self.inside_ns(apart.start_ns, apart.end_ns), len(self.used))
+        when, apart = compute_timelines(self.context), self._recorded_and_not[1]
+        whole = self.in_scope_ns(when.first_ns, when.last_ns)
+        return whole - sum_groups(apart.lane, self.in_scope_ns(apart.start_ns, apart.end_ns), len(self.active_gpus))
 
     def causes(self, which: Bool) -> Int8:
         """Return the causes of these gaps, as indices into `gaps.CAUSES`."""
@@ -280,20 +288,20 @@ class Evidence:
             self._cause = np.full(len(self.gaps), -1, np.int8)
         missing = np.flatnonzero(which & (self._cause < 0))
         if len(missing):
-            found = causes_of(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
+            found = classify_gaps(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
             self._cause[missing] = found
         return self._cause[which]
 
     @cached_property
-    def working(self) -> Union:
+    def busy_without_nccl(self) -> Union:
         """When each GPU ran anything but kernels of NCCL, which wait for other GPUs while they run."""
-        return self._union(self.gpu_of_operation, len(self.used))
+        return self._union(self.gpu_of_operation, len(self.active_gpus))
 
-    def working_ns(self, gpu: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+    def busy_without_nccl_ns(self, gpu: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
         """Return how much of each time a GPU, given its place in `used`, ran anything but kernels of NCCL."""
-        return covered_ns(self.working, gpu, start_ns, end_ns)
+        return measure_covered_ns(self.busy_without_nccl, gpu, start_ns, end_ns)
 
-    def room_ns(self, process: int | None = None) -> int:
+    def max_host_saving_ns(self, process: int | None = None) -> int:
         """Return how much shorter the part that bounds are of could be if the host took no time.
 
         Its length less the time in which the busiest GPU of a process worked for it: that work remains. NCCL's kernels
@@ -302,36 +310,38 @@ class Evidence:
         """
         busiest = self._busiest_ns
         if process is not None:
-            return self.window_ns - int(busiest[process])
-        return self.window_ns - int(busiest[sorted({one for users in self.used.processes for one in users})].min())
+            return self.scope_ns - int(busiest[process])
+        return self.scope_ns - int(
+            busiest[sorted({one for users in self.active_gpus.processes for one in users})].min()
+        )
 
     @cached_property
     def _busiest_ns(self) -> Int64:
         gpu, processes = self.context.gpu, len(self.pids)
-        if all(len(users) == 1 for users in self.used.processes):
-            worked, owner = self.working, np.array(self.used.processes, np.int64)[:, 0]
+        if all(len(users) == 1 for users in self.active_gpus.processes):
+            worked, owner = self.busy_without_nccl, np.array(self.active_gpus.processes, np.int64)[:, 0]
         else:
-            pair, first = numbered(gpu.process, self.gpu_of_operation)
+            pair, first = number_groups(gpu.process, self.gpu_of_operation)
             worked, owner = self._union(pair, len(first)), gpu.process[first].astype(np.int64)
         lanes = np.arange(len(worked))
-        start, end = (np.full(len(lanes), time) for time in (self.part.start_ns, self.part.end_ns))
+        start, end = (np.full(len(lanes), time) for time in (self.scope.start_ns, self.scope.end_ns))
         found = np.zeros(processes, np.int64)
-        np.maximum.at(found, owner, covered_ns(worked, lanes, start, end))
+        np.maximum.at(found, owner, measure_covered_ns(worked, lanes, start, end))
         return found
 
     def _union(self, lane: Int64, lanes: int) -> Union:
         gpu, lane = self.context.gpu, lane.copy()
-        lane[nccl_kernels(self.context)] = -1
-        return union(gpu.start_ns, gpu.end_ns, lanes_of(lane, lanes, gpu.by_start))
+        lane[find_nccl_kernels(self.context)] = -1
+        return union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, lanes, gpu.by_start))
 
-    def device(self, place: int) -> int | None:
+    def device_number(self, place: int) -> int | None:
         """Return the number of a GPU, given its place in `used`; None where the trace does not tell."""
-        number = self.used.number[place]
+        number = self.active_gpus.number[place]
         return number if number >= 0 else None
 
     def only_pid(self, place: int) -> int | None:
         """Return the process that used a GPU, given its place in `used`, where it was one."""
-        users = self.used.processes[place]
+        users = self.active_gpus.processes[place]
         return self.pids[users[0]] if len(users) == 1 else None
 
     @cached_property
@@ -339,17 +349,17 @@ class Evidence:
         """The ranges by name and domain."""
         return Labels(self.context)
 
-    def need_calls(self) -> None:
+    def require_calls(self) -> None:
         """Raise UnanswerableError where the trace holds no API calls."""
         if not len(self.context.trace.calls):
-            raise UnanswerableError(
+            raise MissingDataError(
                 "no_calls_recorded", "no CUDA API calls in the trace", "record with --trace=cuda,nvtx"
             )
 
-    def need_ranges(self) -> None:
+    def require_ranges(self) -> None:
         """Raise UnanswerableError where the trace holds no ranges."""
-        if not len(self.context.found):
-            raise UnanswerableError(
+        if not len(self.context.instances):
+            raise MissingDataError(
                 "no_ranges_recorded", "no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx"
             )
 
@@ -363,26 +373,26 @@ class Labels:
     """
 
     def __init__(self, context: Context) -> None:
-        trace, found = context.trace, context.found
-        label, first = range_labels(found)
+        trace, found = context.trace, context.instances
+        label, first = number_ranges(found)
         numbers: dict[tuple[str | None, str | None], int] = {}
         merged = []
         for name, domain in zip(found.name[first].tolist(), found.domain[first].tolist(), strict=True):
-            key = (range_names(context)[name], trace.names[domain] if domain >= 0 else None)
+            key = (fold_range_names(context)[name], trace.names[domain] if domain >= 0 else None)
             merged.append(numbers.setdefault(key, len(numbers)))
         self.of_instance: Int64 = np.append(np.array(merged, np.int64)[label], -1)
         self.names = (*numbers, (None, None))
 
 
-class Places:
+class RangePaths:
     """The range paths of a trace, numbered, and one more for what is outside every range."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        names = range_names(context)
+        names = fold_range_names(context)
         numbers: dict[tuple[str, ...], int] = {}
         of_path = [
-            numbers.setdefault(tuple(names[name] for name in path), len(numbers)) for path in context.found.paths
+            numbers.setdefault(tuple(names[name] for name in path), len(numbers)) for path in context.instances.paths
         ]
         self._of_path = np.array([*of_path, len(numbers)], np.int64)
         self._paths = tuple(numbers)
@@ -396,9 +406,9 @@ class Places:
 
     @cached_property
     def _of_instance(self) -> Int64:
-        return np.append(self._of_path[self._context.found.path], self.outside)
+        return np.append(self._of_path[self._context.instances.path], self.outside)
 
-    def sums(self, operation: Int64, value: Int64 | None = None) -> Int64:
+    def sum_operations(self, operation: Int64, value: Int64 | None = None) -> Int64:
         """Return of each place the sum of a value (or the number) of the operations that belong to it."""
         of_place = np.zeros(self.outside + 1, np.int64)
         np.add.at(of_place, self._of_instance[self._context.innermost[operation]], 1 if value is None else value)
@@ -407,7 +417,7 @@ class Places:
             np.add.at(of_place, self._parent[here], of_place[here])
         return of_place
 
-    def deepest(self, total: Int64, least: float) -> Iterator[int]:
+    def find_deepest(self, total: Int64, least: float) -> Iterator[int]:
         """Yield for each outermost path with at least `least` the deepest place that has most of its total.
 
         From each path it goes down to the one inside it that has the most (of equals the first), as long as that has
@@ -422,28 +432,28 @@ class Places:
             at = place
             while children := inside.get(at):
                 most = max(children, key=lambda child: int(total[child]))
-                if total[most] < DEEPER * total[at]:
+                if total[most] < MIN_CHILD_SHARE * total[at]:
                     break
                 at = most
             yield at
 
-    def range_of(self, place: int) -> tuple[str | None, str | None]:
+    def get_range(self, place: int) -> tuple[str | None, str | None]:
         """Return the name of the range of a place, and the domain where it is the same for all of them."""
         if place == self.outside:
             return None, None
-        names, found = self._context.trace.names, self._context.found
+        names, found = self._context.trace.names, self._context.instances
         domains = distinct(found.domain[self._of_instance[:-1] == place]).tolist()
         domain = names[domains[0]] if len(domains) == 1 and domains[0] >= 0 else None
         return self._paths[place][-1], domain
 
 
-class Loads:
+class OneOffCopies:
     """Tells host-to-device copies that do not recur from those that do."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
 
-    def one_off(self, operation: Int64) -> Bool:
+    def is_one_off(self, operation: Int64) -> Bool:
         """Return which of some operations are host-to-device copies if these, taken together, do not recur; else none.
 
         Only the part that bounds are of counts. The copies are taken by start; the first is that at which a twentieth
@@ -458,14 +468,14 @@ class Loads:
         copies = (operation >= 0) & (gpu.direction[operation] == DIRECTIONS.index("h2d"))
         rows = operation[copies]
         rows = rows[np.argsort(gpu.start_ns[rows], kind="stable")]
-        lasting = np.cumsum(evidence.inside_ns(gpu.start_ns[rows], gpu.end_ns[rows]))
+        lasting = np.cumsum(evidence.in_scope_ns(gpu.start_ns[rows], gpu.end_ns[rows]))
         starts, done = self._kernel_time
         nothing = np.zeros(len(operation), np.bool_)
         if not len(rows) or not lasting[-1] or not done[-1]:
             return nothing
-        ends = np.searchsorted(FEW * lasting, np.array([1, FEW - 1]) * lasting[-1], "left")
+        ends = np.searchsorted(TRIM_DIVISOR * lasting, np.array([1, TRIM_DIVISOR - 1]) * lasting[-1], "left")
         before, until = done[np.searchsorted(starts, gpu.start_ns[rows[ends]], "left")].tolist()
-        return copies if ONE_PLACE * (until - before) < done[-1] else nothing
+        return copies if RECURRENCE_DIVISOR * (until - before) < done[-1] else nothing
 
     @cached_property
     def _kernel_time(self) -> tuple[Int64, Int64]:
@@ -473,21 +483,21 @@ class Loads:
         gpu, evidence = self.evidence.context.gpu, self.evidence
         kernels = gpu.by_start[np.isin(gpu.kind[gpu.by_start], (KERNEL, GRAPH))]
         start = gpu.start_ns[kernels]
-        return start, np.cumsum(np.append(0, evidence.inside_ns(start, gpu.end_ns[kernels])))
+        return start, np.cumsum(np.append(0, evidence.in_scope_ns(start, gpu.end_ns[kernels])))
 
 
-def merged_ns(start_ns: Int64, end_ns: Int64) -> int:
+def union_ns(start_ns: Int64, end_ns: Int64) -> int:
     """Return for how long any of the intervals lasts."""
     some = end_ns > start_ns
-    return int(merged(start_ns[some], end_ns[some]).total_ns()[0])
+    return int(merge_intervals(start_ns[some], end_ns[some]).total_ns()[0])
 
 
-def share_of(default: float) -> Threshold:
+def make_share_threshold(default: float) -> Threshold:
     """Return the threshold that every rule has: findings with a lower bound are not reported."""
     return Threshold("share", default, "share", "least bound, as a share of the time that bounds are of")
 
 
-def folded(names: Iterable[str]) -> dict[str, str]:
+def fold_names(names: Iterable[str]) -> dict[str, str]:
     """Return what each name is called in findings: numbers are `*` where names differ by nothing else.
 
     Examples:
@@ -499,16 +509,16 @@ def folded(names: Iterable[str]) -> dict[str, str]:
     return {name: pattern if number[pattern] > 1 else name for name, pattern in patterns.items()}
 
 
-@once
-def range_names(context: Context) -> dict[int, str]:
+@cache_per_context
+def fold_range_names(context: Context) -> dict[int, str]:
     """Return what the ranges of a trace are called in findings, by the index of their name."""
     names = context.trace.names
-    used = {name for path in context.found.paths for name in path}
-    as_folded = folded(names[index] for index in used)
+    used = {name for path in context.instances.paths for name in path}
+    as_folded = fold_names(names[index] for index in used)
     return {index: as_folded[names[index]] for index in used}
 
 
-def named(name: str | None) -> str:
+def format_range_name(name: str | None) -> str:
     """Write the name of a range, cut where it is long.
 
     Examples:
@@ -520,7 +530,7 @@ def named(name: str | None) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 2] + ".."
 
 
-def gpu_words(number: int | None) -> str:
+def format_gpu(number: int | None) -> str:
     """Write which GPU; the trace may not tell its number.
 
     Examples:
@@ -530,7 +540,7 @@ def gpu_words(number: int | None) -> str:
     return "the GPU" if number is None else f"GPU {number}"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words.
 
     Examples:
@@ -540,18 +550,18 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def with_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
+def has_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
     """Return which copies go over a link whose peak is known.
 
     Raises:
         UnanswerableError: there are some, and none of them does.
     """
-    known: Bool = ~np.isnan(copies.peak[row])
+    known: Bool = ~np.isnan(copies.peak_gb_per_s[row])
     if len(row) and not known.any():
-        used = {int(gpu) for gpu in distinct(copies.moves.gpu[row]).tolist()}
+        used = {int(gpu) for gpu in distinct(copies.memory_operations.gpu[row]).tolist()}
         names = [device.name or "without a name" for device in evidence.context.trace.devices if device.number in used]
-        of = f" ({listed(names)})" if names else ""
-        raise UnanswerableError(
+        of = f" ({join_words(names)})" if names else ""
+        raise MissingDataError(
             "link_peak_unknown",
             f"the peak of the link to the GPU{of} is not known, and without it no bound",
             "`--view memory` shows the rate that the copies reached",
@@ -559,20 +569,20 @@ def with_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
     return known
 
 
-def part_of_copies(evidence: Evidence, copies: Copies, row: Int64) -> tuple[Float64, Bool]:
+def compute_copy_shares(evidence: Evidence, copies: Copies, row: Int64) -> tuple[Float64, Bool]:
     """Return which share of each copy lies in the part that bounds are of, and whether any of it does."""
-    gpu, operation = evidence.context.gpu, copies.first + row
-    part = evidence.inside_share(gpu.start_ns[operation], gpu.end_ns[operation])
+    gpu, operation = evidence.context.gpu, copies.first_operation + row
+    part = evidence.in_scope_share(gpu.start_ns[operation], gpu.end_ns[operation])
     return part, part > 0
 
 
-def bytes_and_least_ns(copies: Copies, row: Int64, part: Float64) -> tuple[float, float]:
+def sum_bytes_and_min_ns(copies: Copies, row: Int64, part: Float64) -> tuple[float, float]:
     """Return the bytes of these shares of the copies, and the ns that they take at the peak of the link."""
-    moved = copies.moves.size_bytes[row] * part
-    return float(moved.sum()), float((moved / copies.peak[row]).sum())
+    moved = copies.memory_operations.size_bytes[row] * part
+    return float(moved.sum()), float((moved / copies.peak_gb_per_s[row]).sum())
 
 
-def room_beside_copies_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
+def max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
     """Return the length of the part that bounds are of, less the time in which their GPU worked on anything else.
 
     NCCL's kernels are no such work: they may wait for a GPU that waits for these copies.
@@ -580,23 +590,23 @@ def room_beside_copies_ns(evidence: Evidence, copies: Copies, row: Int64) -> int
     Args:
         row: copies of one GPU.
     """
-    gpu, operation = evidence.context.gpu, copies.first + row
+    gpu, operation = evidence.context.gpu, copies.first_operation + row
     other = evidence.gpu_of_operation == evidence.gpu_of_operation[operation[0]]
     other[operation] = False
-    other[nccl_kernels(evidence.context)] = False
+    other[find_nccl_kernels(evidence.context)] = False
     rows = gpu.by_start[other[gpu.by_start]]
-    return evidence.window_ns - evidence.any_ns(gpu.start_ns[rows], gpu.end_ns[rows])
+    return evidence.scope_ns - evidence.union_in_scope_ns(gpu.start_ns[rows], gpu.end_ns[rows])
 
 
 @dataclass(frozen=True)
-class PlaceOfCopies:
+class CopyPlace:
     """Where copies were made: the innermost range, the process and the GPU; and in words as much of it as is needed."""
 
     range: str | None
     domain: str | None
     device: int | None
     pid: int
-    words: str
+    description: str
 
 
 class Copies:
@@ -604,18 +614,18 @@ class Copies:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.moves: Moves = moves_of(context)
-        self.first = self.moves.first
-        self.direction = context.gpu.direction[self.first : self.first + len(self)]
-        self.sized: Bool = context.trace.copies.size_bytes >= 0
+        self.memory_operations: MemoryOperations = find_memory_operations(context)
+        self.first_operation = self.memory_operations.first_operation
+        self.direction = context.gpu.direction[self.first_operation : self.first_operation + len(self)]
+        self.has_size: Bool = context.trace.copies.size_bytes >= 0
 
     def __len__(self) -> int:
         return len(self.context.trace.copies)
 
     @property
-    def peak(self) -> Float64:
+    def peak_gb_per_s(self) -> Float64:
         """Of each copy the peak of its link, in bytes a ns; NaN where it is not known."""
-        return self.moves.peak_gb_per_s[: len(self)]
+        return self.memory_operations.peak_gb_per_s[: len(self)]
 
     def intervals(self, row: Int64, from_copy: Bool) -> tuple[Int64, Int64]:
         """Return when these copies lasted, and the copying calls that made them.
@@ -624,7 +634,7 @@ class Copies:
             from_copy: of which of them the call counts from the begin of the copy only.
         """
         gpu, calls = self.context.gpu, self.context.trace.calls
-        start, end = gpu.start_ns[self.first + row], gpu.end_ns[self.first + row]
+        start, end = gpu.start_ns[self.first_operation + row], gpu.end_ns[self.first_operation + row]
         call = self._copying_call(row)
         called = np.flatnonzero(call >= 0)
         begun = calls.start_ns[call[called]]
@@ -632,53 +642,53 @@ class Copies:
         ended = np.maximum(begun, calls.end_ns[call[called]])
         return np.append(start, begun), np.append(end, ended)
 
-    def longest_call(self, row: Int64) -> str | None:
+    def find_longest_call(self, row: Int64) -> str | None:
         """Return the copying call that took most time to make these copies."""
         calls = self.context.trace.calls
         call = distinct(self._copying_call(row))
         call = call[call >= 0]
         if not len(call):
             return None
-        name, first = numbered(calls.name[call])
-        total = totals(name, calls.end_ns[call] - calls.start_ns[call], len(first))
-        return call_name(self.context.trace.names[int(calls.name[call[first[int(total.argmax())]]])])
+        name, first = number_groups(calls.name[call])
+        total = sum_groups(name, calls.end_ns[call] - calls.start_ns[call], len(first))
+        return strip_call_version(self.context.trace.names[int(calls.name[call[first[int(total.argmax())]]])])
 
     def _copying_call(self, row: Int64) -> Int64:
         """Return the call of each copy that was made by a call that copies, not by the launch of a graph; else -1."""
-        kind = self.moves.call_kind[row]
+        kind = self.memory_operations.call_kind[row]
         copying = (kind == SYNCHRONOUS) | (kind == ASYNCHRONOUS)
         # One outside the time that the trace was cut to took none of it.
-        copying &= self.moves.call[row] < len(self.context.trace.calls)
-        call: Int64 = np.where(copying, self.moves.call[row], -1)
+        copying &= self.memory_operations.call[row] < len(self.context.trace.calls)
+        call: Int64 = np.where(copying, self.memory_operations.call[row], -1)
         return call
 
 
-def copies_by_place(
+def group_copies_by_place(
     evidence: Evidence, copies: Copies, row: Int64, further: Int64 | None = None
-) -> list[tuple[Int64, PlaceOfCopies]]:
+) -> list[tuple[Int64, CopyPlace]]:
     """Return the places in `row` of the copies of each range, process and GPU (and of each value of `further`)."""
     context, labels = evidence.context, evidence.labels
-    operation = copies.first + row
+    operation = copies.first_operation + row
     of_row = labels.of_instance[context.innermost[operation]]
-    process, gpu = context.gpu.process[operation], evidence.used.of(operation)
+    process, gpu = context.gpu.process[operation], evidence.active_gpus.index_of(operation)
     keys = (of_row, process, gpu) if further is None else (of_row, process, gpu, further)
-    group, first = numbered(*keys)
+    group, first = number_groups(*keys)
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(first) + 1))
     found = []
     for i, one in enumerate(first.tolist()):
         name, domain = labels.names[of_row[one]]
-        device, pid = evidence.device(int(gpu[one])), evidence.pids[int(process[one])]
-        words = named(name)
-        if len(evidence.used) > 1:
-            words += f" on {gpu_words(device)}"
-        if len(evidence.used.processes[int(gpu[one])]) > 1:
+        device, pid = evidence.device_number(int(gpu[one])), evidence.pids[int(process[one])]
+        words = format_range_name(name)
+        if len(evidence.active_gpus) > 1:
+            words += f" on {format_gpu(device)}"
+        if len(evidence.active_gpus.processes[int(gpu[one])]) > 1:
             words += f" by process {pid}"
-        found.append((order[bounds[i] : bounds[i + 1]], PlaceOfCopies(name, domain, device, pid, words)))
+        found.append((order[bounds[i] : bounds[i + 1]], CopyPlace(name, domain, device, pid, words)))
     return found
 
 
-def winnable_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> tuple[int, int]:
+def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> tuple[int, int]:
     """Return how much wall time can be saved at most if some calls took no time, in the part that bounds are of.
 
     Without a call its thread goes on that much earlier. That saves time only where the GPU then gets work that it is
@@ -687,7 +697,7 @@ def winnable_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64
 
     - the time in which any of the calls lasted,
     - the time in which a GPU of the process was idle for want of work between the begin of any of the calls and the
-      end of the next wait of its thread (`sync.waiting_calls`), or the end of the recording where none follows.
+      end of the next wait of its thread (`sync.find_waiting_calls`), or the end of the recording where none follows.
       Idle time at which an operation of the process had been launched for that GPU and had not begun counts for the
       moment of that launch (of several operations the earliest): what was launched before a call does not wait for it,
     - what the GPU leaves (`Evidence.room_ns`).
@@ -709,8 +719,8 @@ def winnable_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64
     processes = distinct(process).tolist()
     for one in processes:
         mine = process == one
-        period = merged(start_ns[mine], until[mine])
-        for lane, users in enumerate(evidence.used.processes):
+        period = merge_intervals(start_ns[mine], until[mine])
+        for lane, users in enumerate(evidence.active_gpus.processes):
             if one in users:
                 idle = _idle(evidence, one, lane)
                 _, free_start, free_end = _shared(idle.start_ns, np.minimum(idle.end_ns, idle.launched_ns), period)
@@ -718,9 +728,9 @@ def winnable_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64
                 caused = queued[contains(period, idle.launched_ns[queued])]
                 starts += [free_start, np.maximum(idle.start_ns[caused], idle.launched_ns[caused])]
                 ends += [free_end, idle.end_ns[caused]]
-    idle_ns = evidence.any_ns(np.concatenate(starts), np.concatenate(ends))
-    room = max((evidence.room_ns(one) for one in processes), default=0)
-    return max(0, min(evidence.any_ns(start_ns, end_ns), idle_ns, room)), idle_ns
+    idle_ns = evidence.union_in_scope_ns(np.concatenate(starts), np.concatenate(ends))
+    room = max((evidence.max_host_saving_ns(one) for one in processes), default=0)
+    return max(0, min(evidence.union_in_scope_ns(start_ns, end_ns), idle_ns, room)), idle_ns
 
 
 @dataclass(frozen=True)
@@ -744,26 +754,26 @@ def _idle(evidence: Evidence, process: int, lane: int) -> _Idle:
     The time between windows is left out: nothing is known of it.
     """
     trace, gpu = evidence.context.trace, evidence.context.gpu
-    when, first, last = timelines(evidence.context), *evidence.extent_ns
+    when, first, last = compute_timelines(evidence.context), *evidence.extent_ns
     mine = when.gaps.lane == lane
     start = np.concatenate([[first], when.gaps.start_ns[mine], when.last_ns[lane : lane + 1]])
     end = np.concatenate([when.first_ns[lane : lane + 1], when.gaps.end_ns[mine], [last]])
     own = gpu.by_start[((evidence.gpu_of_operation == lane) & (gpu.process == process))[gpu.by_start]]
-    call = evidence.context.launched.call_of[own]
+    call = evidence.context.launches.call_of[own]
     never = np.iinfo(np.int64).max
     begun = np.full(len(own), never)
-    begun[call >= 0] = evidence.context.launched.calls.start_ns[call[call >= 0]]
+    begun[call >= 0] = evidence.context.launches.calls.start_ns[call[call >= 0]]
     earliest = np.append(np.minimum.accumulate(begun[::-1])[::-1], never)
     launched = earliest[np.searchsorted(gpu.start_ns[own], end, "left")]
-    closed, opened = unrecorded(trace)
-    recorded = merged(np.append(first, opened), np.append(closed, last))
+    closed, opened = find_unrecorded_spans(trace)
+    recorded = merge_intervals(np.append(first, opened), np.append(closed, last))
     row, start, end = _shared(start, end, recorded)
     return _Idle(start, end, launched[row])
 
 
 def _next_wait_ns(context: Context, thread: NDArray[np.integer], start_ns: Int64) -> Int64:
     """Return when the first wait ends that a thread begins after each of these times; the largest int64 for none."""
-    waits = waiting_calls(context)
+    waits = find_waiting_calls(context)
     of_wait = context.trace.calls.thread[waits.call]
     until = np.full(len(thread), np.iinfo(np.int64).max)
     for one in distinct(thread).tolist():
@@ -780,7 +790,7 @@ def _shared(start_ns: Int64, end_ns: Int64, within: Union) -> tuple[Int64, Int64
     first = np.searchsorted(within.end_ns, start_ns, "right")
     number = np.maximum(0, np.searchsorted(within.start_ns, end_ns, "left") - first)
     number[end_ns <= start_ns] = 0
-    row, other = np.repeat(np.arange(len(start_ns)), number), spread(first, number)
+    row, other = np.repeat(np.arange(len(start_ns)), number), expand_slices(first, number)
     return row, np.maximum(start_ns[row], within.start_ns[other]), np.minimum(end_ns[row], within.end_ns[other])
 
 
@@ -793,19 +803,19 @@ def contains(within: Union, at_ns: Int64) -> Bool:
     return found
 
 
-def gaps_called_queued(evidence: Evidence) -> Between:
+def select_queued_gaps(evidence: Evidence) -> Gaps:
     """Return the gaps whose cause is `queued`.
 
     Raises:
         UnanswerableError: no launch is recorded, or graphs ran that left no operation.
     """
-    if not (evidence.context.launched.call_of >= 0).any():
-        raise UnanswerableError(
+    if not (evidence.context.launches.call_of >= 0).any():
+        raise MissingDataError(
             "launches_not_recorded",
             "no launch call is recorded for any GPU operation",
             "record the launches too, with --trace=cuda,nvtx",
         )
-    unseen = unseen_graphs(evidence.context)
+    unseen = check_graphs_recorded(evidence.context)
     if unseen is not None:
         raise unseen
     gaps = evidence.gaps

@@ -7,28 +7,28 @@ from collections.abc import Iterator
 import numpy as np
 
 from traceable.analysis.gaps import CAUSES
-from traceable.analysis.grouping import totals
+from traceable.analysis.grouping import sum_groups
 from traceable.analysis.operations import KERNEL
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
-    Places,
+    RangePaths,
     Rule,
     Threshold,
     Values,
-    gpu_words,
-    named,
-    share_of,
+    format_gpu,
+    format_range_name,
+    make_share_threshold,
 )
-from traceable.analysis.units import count, time
-from traceable.errors import UnanswerableError
+from traceable.analysis.units import format_count, format_duration
+from traceable.errors import MissingDataError
 from traceable.trace.model import Bool
 from traceable.trace.rows import distinct
 
 _LAUNCHING = (CAUSES.index("host_late"), CAUSES.index("launch_latency"))
 
 
-def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
+def find_launch_bound_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     """Return in which ranges a GPU waits for the launch of its next kernel again and again.
 
     A gap counts if it is at most `gap` long, its cause is that the host was late or launch latency, and the launch of
@@ -41,10 +41,10 @@ def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
     themselves become no shorter by being launched earlier.
     """
     context = evidence.context
-    evidence.need_calls()
-    call = context.launched.call_of[evidence.gaps.after]
-    if not (context.launched.call_of >= 0).any():
-        raise UnanswerableError(
+    evidence.require_calls()
+    call = context.launches.call_of[evidence.gaps.after]
+    if not (context.launches.call_of >= 0).any():
+        raise MissingDataError(
             "launches_not_recorded",
             "no launch call is recorded for any GPU operation",
             "record the launches too, with --trace=cuda,nvtx",
@@ -52,10 +52,10 @@ def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
     gaps = evidence.gaps
     length = gaps.end_ns - gaps.start_ns
     late = (length <= 1_000 * values["gap"]) & (call >= 0)
-    late[late] = context.launched.calls.end_ns[call[late]] > gaps.start_ns[late]
-    least = values["share"] * evidence.window_ns
+    late[late] = context.launches.calls.end_ns[call[late]] > gaps.start_ns[late]
+    least = values["share"] * evidence.scope_ns
     # The causes of gaps are the most expensive part: they are computed only where they can matter.
-    late &= totals(gaps.lane[late], evidence.gap_ns[late], len(evidence.used))[gaps.lane] >= least
+    late &= sum_groups(gaps.lane[late], evidence.gap_ns[late], len(evidence.active_gpus))[gaps.lane] >= least
     late[late] = np.isin(evidence.causes(late), _LAUNCHING)
     return [
         finding
@@ -66,38 +66,38 @@ def launch_bound(evidence: Evidence, values: Values) -> list[Finding]:
 
 def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, least: float) -> Iterator[Finding]:
     context, gaps = evidence.context, evidence.gaps
-    places = Places(context)
+    places = RangePaths(context)
     here = evidence.gpu_of_operation == lane
-    duration = evidence.inside_ns(context.gpu.start_ns, context.gpu.end_ns)
+    duration = evidence.in_scope_ns(context.gpu.start_ns, context.gpu.end_ns)
     kernels = here & (context.gpu.kind == KERNEL) & (duration > 0)
-    idle = places.sums(gaps.after[late], evidence.gap_ns[late])
-    number = places.sums(gaps.after[late & (evidence.gap_ns > 0)])
-    whole = places.sums(gaps.after[late], (gaps.end_ns - gaps.start_ns)[late])
-    before = places.sums(gaps.after[late], evidence.before_ns(gaps.start_ns[late], gaps.end_ns[late]))
-    work = places.sums(np.flatnonzero(here), duration[here])
+    idle = places.sum_operations(gaps.after[late], evidence.gap_ns[late])
+    number = places.sum_operations(gaps.after[late & (evidence.gap_ns > 0)])
+    whole = places.sum_operations(gaps.after[late], (gaps.end_ns - gaps.start_ns)[late])
+    before = places.sum_operations(gaps.after[late], evidence.before_steady_ns(gaps.start_ns[late], gaps.end_ns[late]))
+    work = places.sum_operations(np.flatnonzero(here), duration[here])
     kernel_ns, kernel_number = (
-        places.sums(np.flatnonzero(kernels), duration[kernels]),
-        places.sums(np.flatnonzero(kernels)),
+        places.sum_operations(np.flatnonzero(kernels), duration[kernels]),
+        places.sum_operations(np.flatnonzero(kernels)),
     )
-    for place in places.deepest(idle, least):
+    for place in places.find_deepest(idle, least):
         mean = kernel_ns[place] / max(1, kernel_number[place])
         if not kernel_number[place] or mean > 1_000 * values["kernel"]:
             continue
         if idle[place] < values["idle"] * (idle[place] + work[place]):
             continue
-        name, domain = places.range_of(place)
-        device = evidence.device(lane)
+        name, domain = places.get_range(place)
+        device = evidence.device_number(lane)
         yield Finding(
             sentence=(
-                f"{named(name)}: {gpu_words(device)} waits {time(int(idle[place]))} for launches in "
-                f"{count(int(number[place]), 'gap')} of up to {time(1_000 * values['gap'])}, compared with "
-                f"{time(int(work[place]))} of work in {count(int(kernel_number[place]), 'kernel')} of {time(mean)} on "
+                f"{format_range_name(name)}: {format_gpu(device)} waits {format_duration(int(idle[place]))} for launches in "
+                f"{format_count(int(number[place]), 'gap')} of up to {format_duration(1_000 * values['gap'])}, compared with "
+                f"{format_duration(int(work[place]))} of work in {format_count(int(kernel_number[place]), 'kernel')} of {format_duration(mean)} on "
                 "average"
             ),
             advice="launch more at once: a CUDA graph (torch.compile with mode='reduce-overhead'), or a larger batch",
-            won_ns=int(idle[place]),
+            potential_saving_ns=int(idle[place]),
             total_ns=int(whole[place]),
-            before_steady_ns=evidence.before_steady(int(before[place])),
+            before_steady_ns=evidence.before_steady_or_none(int(before[place])),
             range=name,
             domain=domain,
             device=device,
@@ -113,7 +113,7 @@ LAUNCH_BOUND = Rule(
         Threshold("gap", 100, "us", "longest gap that a launch explains; longer ones are other work of the host"),
         Threshold("kernel", 20, "us", "longest mean time of a kernel"),
         Threshold("idle", 0.2, "share", "least share of such gaps in them and the GPU's work together"),
-        share_of(0.005),
+        make_share_threshold(0.005),
     ),
-    launch_bound,
+    find_launch_bound_ranges,
 )

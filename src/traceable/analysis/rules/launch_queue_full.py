@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.intervals import Union, covered_ns, lanes_of, merged, union
+from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.naming import QUEUE_FULL_OVERHEAD
 from traceable.analysis.rules.evidence import (
     Evidence,
@@ -12,25 +12,25 @@ from traceable.analysis.rules.evidence import (
     Rule,
     Threshold,
     Values,
-    gpu_words,
-    listed,
+    format_gpu,
+    join_words,
 )
-from traceable.analysis.shared import overheads_like
-from traceable.analysis.units import count, share, time
-from traceable.errors import UnanswerableError
+from traceable.analysis.shared import select_overheads
+from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.errors import MissingDataError
 from traceable.trace.rows import distinct
 
 
-def launch_queue_full(evidence: Evidence, values: Values) -> list[Finding]:
+def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes launch so far ahead of the GPU that their calls wait for room in the launch queue.
 
     A statement: what the host does while the GPU works costs nothing, and without the wait nothing would be earlier.
     """
     context = evidence.context
     trace, overheads = context.trace, context.trace.overheads
-    which = overheads_like(context, QUEUE_FULL_OVERHEAD)
+    which = select_overheads(context, QUEUE_FULL_OVERHEAD)
     if not len(which) and _KINDS_OF_OVERHEAD not in trace.source.tables:
-        raise UnanswerableError(
+        raise MissingDataError(
             "launch_queue_not_recorded",
             "the recording does not tell whether the launch queue was full",
             "record with a current version of nsys",
@@ -38,20 +38,22 @@ def launch_queue_full(evidence: Evidence, values: Values) -> list[Finding]:
     found = []
     for process in distinct(overheads.process[which]).tolist():
         mine = which[overheads.process[which] == process]
-        start, end = evidence.clipped(overheads.start_ns[mine], overheads.end_ns[mine])
+        start, end = evidence.clip_to_scope(overheads.start_ns[mine], overheads.end_ns[mine])
         start, end = start[end > start], end[end > start]
-        waits = merged(start, end)
+        waits = merge_intervals(start, end)
         took = int(waits.total_ns()[0])
-        if process < 0 or not took or took < values["share"] * evidence.window_ns:
+        if process < 0 or not took or took < values["share"] * evidence.scope_ns:
             continue
         working = _working_shares(evidence, process, waits)
         free = bool(working) and min(part for _, part in working) >= _ALL_THE_TIME
-        which_work = listed([f"{gpu_words(device)} works during {share(part)}" for device, part in working])
+        which_work = join_words(
+            [f"{format_gpu(device)} works during {format_percent(part)}" for device, part in working]
+        )
         found.append(
             Finding(
                 sentence=(
-                    f"process {evidence.pids[process]}: {count(len(start), 'call')} wait {time(took)} for room in "
-                    f"the full launch queue, {share(took / max(1, evidence.window_ns))} of the time"
+                    f"process {evidence.pids[process]}: {format_count(len(start), 'call')} wait {format_duration(took)} for room in "
+                    f"the full launch queue, {format_percent(took / max(1, evidence.scope_ns))} of the time"
                     + (f"; {which_work} of that" if working else "")
                     + (": the host is ahead, and its time is free" if free else "")
                 ),
@@ -60,7 +62,7 @@ def launch_queue_full(evidence: Evidence, values: Values) -> list[Finding]:
                     if free
                     else "see in `--view streams` what runs meanwhile: the blocked thread launches nothing else"
                 ),
-                won_ns=None,
+                potential_saving_ns=None,
                 pid=evidence.pids[process],
                 count=len(start),
                 start_ns=int(start.min()),
@@ -73,15 +75,15 @@ def launch_queue_full(evidence: Evidence, values: Values) -> list[Finding]:
 def _working_shares(evidence: Evidence, process: int, waits: Union) -> list[tuple[int | None, float]]:
     """Return the GPUs that a process used, and for which share of some times each ran anything."""
     operations = evidence.context.gpu
-    busy = union(
+    busy = union_by_lane(
         operations.start_ns,
         operations.end_ns,
-        lanes_of(evidence.gpu_of_operation, len(evidence.used), operations.by_start),
+        build_lanes(evidence.gpu_of_operation, len(evidence.active_gpus), operations.by_start),
     )
     found = []
-    for lane in [lane for lane, users in enumerate(evidence.used.processes) if process in users]:
-        ran = covered_ns(busy, np.full(len(waits.start_ns), lane), waits.start_ns, waits.end_ns).sum()
-        found.append((evidence.device(lane), float(ran / waits.total_ns()[0])))
+    for lane in [lane for lane, users in enumerate(evidence.active_gpus.processes) if process in users]:
+        ran = measure_covered_ns(busy, np.full(len(waits.start_ns), lane), waits.start_ns, waits.end_ns).sum()
+        found.append((evidence.device_number(lane), float(ran / waits.total_ns()[0])))
     return found
 
 
@@ -95,5 +97,5 @@ LAUNCH_QUEUE_FULL = Rule(
     "launch_queue_full",
     "hosts that are so far ahead of the GPU that launches wait for room",
     (Threshold("share", 0.01, "share", "least time that calls wait for room, as a share of the recording"),),
-    launch_queue_full,
+    find_full_launch_queues,
 )

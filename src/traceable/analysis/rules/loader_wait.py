@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, merged_ns, share_of
-from traceable.analysis.steps import loader_waits
-from traceable.analysis.units import often, share, time
-from traceable.errors import UnanswerableError
+from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, make_share_threshold, union_ns
+from traceable.analysis.steps import find_loader_wait_instances
+from traceable.analysis.units import format_duration, format_occurrences, format_percent
+from traceable.errors import MissingDataError
 from traceable.trace.rows import distinct
 
 
-def loader_wait(evidence: Evidence, values: Values) -> list[Finding]:
+def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes wait much of the time for the next item of their loop.
 
     won_ns: the time in which any of the waits lasted; of a process that uses a GPU no more than the host can win at all
     (`Evidence.room_ns`).
     """
-    evidence.need_ranges()
+    evidence.require_ranges()
     context = evidence.context
-    waits, instances = loader_waits(context), context.found
+    waits, instances = find_loader_wait_instances(context), context.instances
     if not len(waits):
-        raise UnanswerableError(
+        raise MissingDataError(
             "no_loader_waits_recorded",
             "no wait for the next item of a loop in the trace",
             "iterate over traceable.steps(loader)",
@@ -33,10 +33,10 @@ def loader_wait(evidence: Evidence, values: Values) -> list[Finding]:
     found = []
     for one in distinct(process).tolist():
         start, end = instances.start_ns[waits[process == one]], instances.end_ns[waits[process == one]]
-        begin, until = evidence.clipped(start, end)
+        begin, until = evidence.clip_to_scope(start, end)
         inside = until > begin
-        took = merged_ns(begin, until)
-        if not inside.any() or took < values["wait"] * evidence.window_ns:
+        took = union_ns(begin, until)
+        if not inside.any() or took < values["wait"] * evidence.scope_ns:
             continue
         length = (end - start)[inside]
         name = context.trace.names[instances.name[waits[process == one][0]]]
@@ -44,17 +44,17 @@ def loader_wait(evidence: Evidence, values: Values) -> list[Finding]:
         found.append(
             Finding(
                 sentence=(
-                    f"process {evidence.pids[one]}: the loop waits for its next item {often(len(length))}, "
-                    f"{time(float(np.median(length)))} each (p50; {time(int(length.max()))} at most), "
-                    f"{share(took / max(1, evidence.window_ns))} of the time"
+                    f"process {evidence.pids[one]}: the loop waits for its next item {format_occurrences(len(length))}, "
+                    f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at most), "
+                    f"{format_percent(took / max(1, evidence.scope_ns))} of the time"
                 ),
                 advice=(
                     "load ahead of the loop: DataLoader(num_workers=..., prefetch_factor=...), "
                     "or a thread that fills a queue"
                 ),
-                won_ns=min(took, evidence.room_ns(one)) if uses_gpu else took,
-                total_ns=merged_ns(start, end),
-                before_steady_ns=evidence.before_steady(merged_ns(*evidence.clipped_before(start, end))),
+                potential_saving_ns=min(took, evidence.max_host_saving_ns(one)) if uses_gpu else took,
+                total_ns=union_ns(start, end),
+                before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
                 range=name,
                 pid=evidence.pids[one],
                 count=len(length),
@@ -68,7 +68,7 @@ def loader_wait(evidence: Evidence, values: Values) -> list[Finding]:
 LOADER_WAIT = Rule(
     "loader_wait",
     "loops that wait for their next item",
-    (Threshold("wait", 0.1, "share", "least share of the time that is waited"), share_of(0.005)),
-    loader_wait,
+    (Threshold("wait", 0.1, "share", "least share of the time that is waited"), make_share_threshold(0.005)),
+    find_loader_waits,
     needs_gpu=False,
 )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.gaps import CAUSES
-from traceable.analysis.gpus import unseen_graphs
-from traceable.analysis.grouping import totals
+from traceable.analysis.gpus import check_graphs_recorded
+from traceable.analysis.grouping import sum_groups
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
     Rule,
     Threshold,
     Values,
-    gpu_words,
-    share_of,
+    format_gpu,
+    make_share_threshold,
 )
-from traceable.analysis.units import count, share, time
+from traceable.analysis.units import format_count, format_duration, format_percent
 
 _FLUSH = CAUSES.index("profiler_flush")
 
@@ -36,14 +36,14 @@ _CAUSES = {
 """What is said of the cause of most idle time, and what to do."""
 
 
-def low_utilisation(evidence: Evidence, values: Values) -> list[Finding]:
+def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which GPUs are busy for less than `utilisation` of the time from their first operation to their last.
 
     won_ns: the time in which the GPU was idle, less the gaps that the profiler made: its operations remain. Those gaps
     do not count against its utilisation either. Both are of the part that bounds are of.
     """
     context = evidence.context
-    unseen = unseen_graphs(context)
+    unseen = check_graphs_recorded(context)
     if unseen is not None:
         raise unseen
     gaps = evidence.gaps
@@ -55,30 +55,30 @@ def low_utilisation(evidence: Evidence, values: Values) -> list[Finding]:
         mine = gaps.lane == lane
         cause = evidence.causes(mine)
         length, whole = evidence.gap_ns[mine], (gaps.end_ns - gaps.start_ns)[mine]
-        before = evidence.before_ns(gaps.start_ns[mine], gaps.end_ns[mine])
+        before = evidence.before_steady_ns(gaps.start_ns[mine], gaps.end_ns[mine])
         own = cause != _FLUSH
         won = int(length[own].sum())
         busy = int(total[lane] - idle[lane])
         if not won or busy >= values["utilisation"] * (busy + won):
             continue
-        by_cause = totals(cause[own].astype(np.int64), length[own], len(CAUSES))
+        by_cause = sum_groups(cause[own].astype(np.int64), length[own], len(CAUSES))
         most = int(by_cause.argmax())
         longest = int(np.where(own, length, -1).argmax())
         start, end = (times[mine][[longest]] for times in (gaps.start_ns, gaps.end_ns))
-        (start,), (end,) = evidence.clipped(start, end)
+        (start,), (end,) = evidence.clip_to_scope(start, end)
         why, advice = _CAUSES[CAUSES[most]]
-        device = evidence.device(lane)
+        device = evidence.device_number(lane)
         found_low.append(
             Finding(
                 sentence=(
-                    f"{gpu_words(device)} is busy {share(busy / (busy + won))} of {time(busy + won)} and idle "
-                    f"{time(won)} in {count(int((own & (length > 0)).sum()), 'gap')}; for {time(int(by_cause[most]))} "
-                    f"of that {why}; the longest gap is {time(int(length[longest]))} at {int(start) / 1e9:.6f} s"
+                    f"{format_gpu(device)} is busy {format_percent(busy / (busy + won))} of {format_duration(busy + won)} and idle "
+                    f"{format_duration(won)} in {format_count(int((own & (length > 0)).sum()), 'gap')}; for {format_duration(int(by_cause[most]))} "
+                    f"of that {why}; the longest gap is {format_duration(int(length[longest]))} at {int(start) / 1e9:.6f} s"
                 ),
                 advice=advice,
-                won_ns=won,
+                potential_saving_ns=won,
                 total_ns=int(whole[own].sum()),
-                before_steady_ns=evidence.before_steady(int(before[own].sum())),
+                before_steady_ns=evidence.before_steady_or_none(int(before[own].sum())),
                 device=device,
                 pid=evidence.only_pid(lane),
                 count=int((own & (length > 0)).sum()),
@@ -89,12 +89,12 @@ def low_utilisation(evidence: Evidence, values: Values) -> list[Finding]:
     return found_low
 
 
-LOW_UTILISATION = Rule(
+LOW_UTILIZATION = Rule(
     "low_utilisation",
     "GPUs that are idle much of the time",
     (
         Threshold("utilisation", 0.5, "share", "a GPU is busy enough from this share of its time on"),
-        share_of(0.005),
+        make_share_threshold(0.005),
     ),
-    low_utilisation,
+    find_low_utilization,
 )

@@ -8,19 +8,27 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.gaps import CAUSES
-from traceable.analysis.grouping import totals
-from traceable.analysis.intervals import merged, touched
-from traceable.analysis.naming import LOADING, LOADING_OVERHEAD
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Values, gpu_words, listed, share_of
-from traceable.analysis.shared import calls_like, overheads_like
-from traceable.analysis.units import count, time
+from traceable.analysis.grouping import sum_groups
+from traceable.analysis.intervals import merge_intervals, overlaps_any
+from traceable.analysis.naming import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Values,
+    format_gpu,
+    join_words,
+    make_share_threshold,
+)
+from traceable.analysis.shared import select_calls, select_overheads
+from traceable.analysis.units import format_count, format_duration
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct
 
 _CAUSE = CAUSES.index("module_loading")
 
 
-def module_loading(evidence: Evidence, _: Values) -> list[Finding]:
+def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     """Return which processes wait for the driver to load the code of kernels.
 
     Loading is what the recording calls so, unknown overhead inside the first launch of a kernel, and calls that load a
@@ -29,10 +37,10 @@ def module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     won_ns: the time in which any of that lasted, but no more than the host can win at all (`Evidence.room_ns`): the
     host goes on that much earlier, and the GPU still has all its work to do.
     """
-    evidence.need_calls()
+    evidence.require_calls()
     context = evidence.context
     trace = context.trace
-    overhead, call = overheads_like(context, LOADING_OVERHEAD), calls_like(context, LOADING)
+    overhead, call = select_overheads(context, MODULE_LOAD_OVERHEAD), select_calls(context, MODULE_LOAD_CALLS)
     start = np.append(trace.overheads.start_ns[overhead], trace.calls.start_ns[call])
     end = np.append(trace.overheads.end_ns[overhead], trace.calls.end_ns[call])
     of_thread = np.array([thread.process for thread in trace.threads], np.int64)
@@ -42,30 +50,30 @@ def module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     found = []
     for one in users:
         mine = process == one
-        whole = int(merged(start[mine], end[mine]).total_ns()[0])
+        whole = int(merge_intervals(start[mine], end[mine]).total_ns()[0])
         if not whole:
             continue
-        begin, until = evidence.clipped(start[mine], end[mine])
+        begin, until = evidence.clip_to_scope(start[mine], end[mine])
         inside = until > begin
-        took = int(merged(begin, until).total_ns()[0])
-        before = int(merged(*evidence.clipped_before(start[mine], end[mine])).total_ns()[0])
-        lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.used.processes[lane]]
-        idle = [f"{gpu_words(evidence.device(lane))} {time(int(waiting[lane]))}" for lane in lanes]
-        waits = f"; in gaps that it explains, {listed(idle)} idle" if idle else ""
+        took = int(merge_intervals(begin, until).total_ns()[0])
+        before = int(merge_intervals(*evidence.clip_before_steady(start[mine], end[mine])).total_ns()[0])
+        lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.active_gpus.processes[lane]]
+        idle = [f"{format_gpu(evidence.device_number(lane))} {format_duration(int(waiting[lane]))}" for lane in lanes]
+        waits = f"; in gaps that it explains, {join_words(idle)} idle" if idle else ""
         found.append(
             Finding(
                 sentence=(
                     f"process {evidence.pids[one]}: the driver loads the code of kernels "
-                    f"{count(int(inside.sum()), 'time')}, which takes {time(took)}{waits}"
+                    f"{format_count(int(inside.sum()), 'time')}, which takes {format_duration(took)}{waits}"
                 ),
                 advice="launch each kernel once before what counts (a warm-up), or set CUDA_MODULE_LOADING=EAGER",
-                won_ns=min(took, evidence.room_ns(one)),
+                potential_saving_ns=min(took, evidence.max_host_saving_ns(one)),
                 total_ns=whole,
-                before_steady_ns=evidence.before_steady(before),
+                before_steady_ns=evidence.before_steady_or_none(before),
                 pid=evidence.pids[one],
                 count=int(inside.sum()),
-                start_ns=int(begin.min(where=inside, initial=evidence.part.end_ns)),
-                end_ns=int(until.max(where=inside, initial=evidence.part.start_ns)),
+                start_ns=int(begin.min(where=inside, initial=evidence.scope.end_ns)),
+                end_ns=int(until.max(where=inside, initial=evidence.scope.start_ns)),
             )
         )
     return found
@@ -73,14 +81,14 @@ def module_loading(evidence: Evidence, _: Values) -> list[Finding]:
 
 def _waiting_ns(evidence: Evidence, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return how long each GPU was idle, in the part that bounds are of, in gaps that module loading explains."""
-    near = touched(evidence.gaps, start_ns, end_ns)
+    near = overlaps_any(evidence.gaps, start_ns, end_ns)
     near[near] = evidence.causes(near) == _CAUSE
-    return totals(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.used))
+    return sum_groups(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.active_gpus))
 
 
 MODULE_LOADING = Rule(
     "module_loading",
     "code of kernels that is loaded while the GPU waits",
-    (share_of(0.005),),
-    module_loading,
+    (make_share_threshold(0.005),),
+    find_module_loading,
 )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.grouping import numbered
-from traceable.analysis.intervals import Between
-from traceable.analysis.named import operation_labels
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.intervals import Gaps
+from traceable.analysis.named import label_operations
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
     Rule,
     Threshold,
     Values,
-    gaps_called_queued,
-    gpu_words,
-    share_of,
+    format_gpu,
+    make_share_threshold,
+    select_queued_gaps,
 )
-from traceable.analysis.units import count, time
+from traceable.analysis.units import format_count, format_duration
 from traceable.trace.model import Bool, Int64
 from traceable.trace.rows import distinct
 
 
-def shared_gpu(evidence: Evidence, values: Values) -> list[Finding]:
+def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which GPUs seem to run another process in turns with the recorded ones.
 
     Of the gaps whose cause is `queued` and which lie in the part that bounds are of, those count that do not belong to
@@ -34,8 +34,8 @@ def shared_gpu(evidence: Evidence, values: Values) -> list[Finding]:
     won_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
     """
     found = []
-    queued = gaps_called_queued(evidence)
-    queued = queued.take(evidence.inside_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
+    queued = select_queued_gaps(evidence)
+    queued = queued.take(evidence.in_scope_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
     for lane in distinct(queued.lane).tolist():
         mine = queued.take(queued.lane == lane)
         mine = mine.take(_by_chance(evidence, lane, mine, values["recurs"]))
@@ -48,16 +48,16 @@ def shared_gpu(evidence: Evidence, values: Values) -> list[Finding]:
         alike = length[first[most] : last[most]]
         if len(alike) < values["alike"] * len(mine):
             continue
-        device = evidence.device(lane)
+        device = evidence.device_number(lane)
         found.append(
             Finding(
                 sentence=(
-                    f"{gpu_words(device)} is likely shared with another process: {len(alike)} of "
-                    f"{count(len(mine), 'gap')} before operations that had been launched last {time(int(alike[0]))} to "
-                    f"{time(int(alike[-1]))}, {time(int(alike.sum()))} in all, at places where there mostly is none"
+                    f"{format_gpu(device)} is likely shared with another process: {len(alike)} of "
+                    f"{format_count(len(mine), 'gap')} before operations that had been launched last {format_duration(int(alike[0]))} to "
+                    f"{format_duration(int(alike[-1]))}, {format_duration(int(alike.sum()))} in all, at places where there mostly is none"
                 ),
                 advice="see with nvidia-smi what else runs on this GPU, and record without it, or use MPS or MIG",
-                won_ns=int(alike.sum()),
+                potential_saving_ns=int(alike.sum()),
                 device=device,
                 pid=evidence.only_pid(lane),
                 count=len(alike),
@@ -66,13 +66,13 @@ def shared_gpu(evidence: Evidence, values: Values) -> list[Finding]:
     return found
 
 
-def _by_chance(evidence: Evidence, lane: int, gaps: Between, recurs: float) -> Bool:
+def _by_chance(evidence: Evidence, lane: int, gaps: Gaps, recurs: float) -> Bool:
     """Return which gaps lie between operations that mostly follow each other without one."""
     context = evidence.context
     gpu = context.gpu
     rows: Int64 = gpu.by_start[evidence.gpu_of_operation[gpu.by_start] == lane]
-    label = operation_labels(context, rows)
-    pair, first = numbered(label[:-1], label[1:])
+    label = label_operations(context, rows)
+    pair, first = number_groups(label[:-1], label[1:])
     place = np.empty(len(gpu), np.int64)
     place[rows] = np.arange(len(rows))
     of_gap = pair[place[gaps.after] - 1]
@@ -89,7 +89,7 @@ SHARED_GPU = Rule(
         Threshold("spread", 0.1, "share", "how much such gaps may differ from the commonest one to be alike"),
         Threshold("alike", 0.5, "share", "least share of them that are alike"),
         Threshold("recurs", 0.5, "share", "a gap is the program's own from this share of its occasions on"),
-        share_of(0.005),
+        make_share_threshold(0.005),
     ),
-    shared_gpu,
+    find_shared_gpus,
 )

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.grouping import numbered, totals
-from traceable.analysis.intervals import Lanes, between, touched
-from traceable.analysis.loop_blocks import blocks
+from traceable.analysis.grouping import number_groups, sum_groups
+from traceable.analysis.intervals import Lanes, find_gaps, overlaps_any
+from traceable.analysis.loop_blocks import find_blocks
 from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.analysis.recording_gaps import unrecorded
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
-from traceable.analysis.units import count, share, time
+from traceable.analysis.recording_gaps import find_unrecorded_spans
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    format_range_name,
+    make_share_threshold,
+)
+from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.trace.rows import distinct
 
 
-def time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
+def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     """Return the busiest thread of each process without GPU work, if much of its time lies in no range.
 
     No bound: what happens there is not recorded.
     """
-    evidence.need_ranges()
+    evidence.require_ranges()
     context = evidence.context
-    trace, instances = context.trace, context.found
+    trace, instances = context.trace, context.instances
     process = np.array([thread.process for thread in trace.threads], np.int64)
     # An event loop, or a thread whose GPU works meanwhile, may have nothing to do.
     others = np.isin(process, distinct(context.gpu.process))
-    others[blocks(context).thread] = True
-    start, end = evidence.clipped(instances.start_ns, instances.end_ns)
+    others[find_blocks(context).thread] = True
+    start, end = evidence.clip_to_scope(instances.start_ns, instances.end_ns)
     of_thread = instances.thread
     some = instances.entered & (end > start) & ~others[of_thread]
     some &= instances.domain != trace.name_index(LOOP_DOMAIN)
@@ -34,8 +42,8 @@ def time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     for thread in distinct(of_thread[some]).tolist():
         rows = np.flatnonzero(some & (of_thread == thread))
         rows = rows[np.argsort(start[rows], kind="stable")]
-        gaps = between(start, end, Lanes(rows, np.array([0, len(rows)])))
-        gaps = gaps.take(~touched(gaps, *unrecorded(trace)))
+        gaps = find_gaps(start, end, Lanes(rows, np.array([0, len(rows)])))
+        gaps = gaps.take(~overlaps_any(gaps, *find_unrecorded_spans(trace)))
         outside = int((gaps.end_ns - gaps.start_ns).sum())
         first, last = int(start[rows].min()), int(end[rows].max())
         wall = evidence.recorded_ns(first, last)
@@ -44,11 +52,11 @@ def time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
         if here in best and best[here][0] >= covered:
             continue
         best[here] = covered, None
-        if not outside or outside < values["outside"] * wall or outside < values["share"] * evidence.window_ns:
+        if not outside or outside < values["outside"] * wall or outside < values["share"] * evidence.scope_ns:
             continue
         labels = evidence.labels.of_instance
-        place, one = numbered(labels[gaps.before], labels[gaps.after])
-        most = int(np.argmax(totals(place, gaps.end_ns - gaps.start_ns, len(one))))
+        place, one = number_groups(labels[gaps.before], labels[gaps.after])
+        most = int(np.argmax(sum_groups(place, gaps.end_ns - gaps.start_ns, len(one))))
         length = (gaps.end_ns - gaps.start_ns)[place == most]
         before, after = (evidence.labels.names[labels[side[one[most]]]][0] for side in (gaps.before, gaps.after))
         words = ("thread", trace.threads[thread].name or trace.processes[here].name, str(trace.threads[thread].tid))
@@ -56,12 +64,12 @@ def time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
             covered,
             Finding(
                 sentence=(
-                    f"{' '.join(map(named, filter(None, words)))} is in no range for {share(outside / wall)} of "
-                    f"{time(wall)}: {time(outside)} in {count(len(gaps), 'gap')}; most of it after {named(before)}, "
-                    f"before {named(after)}: {count(len(length), 'gap')} of {time(float(np.median(length)))} (p50)"
+                    f"{' '.join(map(format_range_name, filter(None, words)))} is in no range for {format_percent(outside / wall)} of "
+                    f"{format_duration(wall)}: {format_duration(outside)} in {format_count(len(gaps), 'gap')}; most of it after {format_range_name(before)}, "
+                    f"before {format_range_name(after)}: {format_count(len(length), 'gap')} of {format_duration(float(np.median(length)))} (p50)"
                 ),
                 advice="annotate what runs there; a loop over traceable.steps(loader) records what the loader takes",
-                won_ns=None,
+                potential_saving_ns=None,
                 total_ns=outside,
                 range=before,
                 pid=evidence.pids[here],
@@ -78,8 +86,8 @@ TIME_OUTSIDE_RANGES = Rule(
     "threads that are in no range for much of the time",
     (
         Threshold("outside", 0.3, "share", "least share of the thread's time that is in no range"),
-        share_of(0.005),
+        make_share_threshold(0.005),
     ),
-    time_outside_ranges,
+    find_time_outside_ranges,
     needs_gpu=False,
 )

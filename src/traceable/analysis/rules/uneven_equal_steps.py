@@ -11,20 +11,28 @@ from itertools import pairwise
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.grouping import numbered
-from traceable.analysis.named import operation_labels, operation_name
-from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, named, share_of
-from traceable.analysis.shared import nccl_kernels
-from traceable.analysis.steps import inferred
-from traceable.analysis.units import count, share, time
-from traceable.errors import UnanswerableError
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.named import get_operation_name, label_operations
+from traceable.analysis.rules.evidence import (
+    Evidence,
+    Finding,
+    Rule,
+    Threshold,
+    Values,
+    format_range_name,
+    make_share_threshold,
+)
+from traceable.analysis.shared import find_nccl_kernels
+from traceable.analysis.steps import infer_steps
+from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.errors import MissingDataError
 from traceable.trace.model import Bool, Int64
 
 _SLOWER = 1.05
 """From which ratio on a kernel of the slow step took longer than the same of the fast step."""
 
 
-def uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
+def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes run the same kernels step by step, and not in the same time.
 
     Steady steps are equal if their kernels, in the order of their start, have the same names, grids, blocks, devices
@@ -37,11 +45,11 @@ def uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     context = evidence.context
     steady = evidence.steps.values["steady"]
     if not steady.any():
-        raise UnanswerableError("no_steady_step", "no step is in the steady state", "record more steps")
+        raise MissingDataError("no_steady_step", "no step is in the steady state", "record more steps")
     found = []
     for process, operation in _equal_steps(context, steady):
         times = context.gpu.end_ns[operation] - context.gpu.start_ns[operation]
-        times[np.isin(operation, nccl_kernels(context))] = 0
+        times[np.isin(operation, find_nccl_kernels(context))] = 0
         number = len(times)
         if number < values["steps"]:
             continue
@@ -52,17 +60,17 @@ def uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]:
             continue
         timed, longer = int((times > 0).any(axis=0).sum()), int((times[slow] > _SLOWER * times[fast]).sum())
         most = int(operation[slow, int((times[slow] - times[fast]).argmax())])
-        name = operation_name(context.trace, int(operation_labels(context, np.array([most]))[0]))
+        name = get_operation_name(context.trace, int(label_operations(context, np.array([most]))[0]))
         found.append(
             Finding(
                 sentence=(
-                    f"process {evidence.pids[process]}: {count(number, 'step')} of the same "
-                    f"{count(times.shape[1], 'kernel')} take {time(int(summed[fast]))} to {time(int(summed[slow]))} of "
-                    f"kernel time, {share(summed[slow] / max(1, summed[fast]) - 1)} more; in a slow one {longer} of "
-                    f"{count(timed, 'kernel')} take longer, most of it {named(name)}"
+                    f"process {evidence.pids[process]}: {format_count(number, 'step')} of the same "
+                    f"{format_count(times.shape[1], 'kernel')} take {format_duration(int(summed[fast]))} to {format_duration(int(summed[slow]))} of "
+                    f"kernel time, {format_percent(summed[slow] / max(1, summed[fast]) - 1)} more; in a slow one {longer} of "
+                    f"{format_count(timed, 'kernel')} take longer, most of it {format_range_name(name)}"
                 ),
                 advice=_ALL_SLOWER if 2 * longer >= timed else _SOME_SLOWER,
-                won_ns=int((times - times.min(axis=0)).sum()),
+                potential_saving_ns=int((times - times.min(axis=0)).sum()),
                 pid=evidence.pids[process],
                 count=number,
             )
@@ -75,10 +83,10 @@ def _equal_steps(context: Context, steady: Bool) -> Iterator[tuple[int, Int64]]:
 
     Of processes and, within them, of kernels in the order of the first such step.
     """
-    (steps, work), kernels = inferred(context), context.trace.kernels
+    (steps, work), kernels = infer_steps(context), context.trace.kernels
     here = np.flatnonzero((work.operation < len(kernels)) & steady[work.step])
     step, operation = work.step[here], work.operation[here]
-    code = numbered(kernels.name[operation], kernels.geometry[operation], kernels.device[operation])[0]
+    code = number_groups(kernels.name[operation], kernels.geometry[operation], kernels.device[operation])[0]
     equal: dict[tuple[int, bytes], list[Int64]] = {}
     bounds = np.searchsorted(step, np.arange(len(steps) + 1)).tolist()
     for lane, (first, last) in zip(steps.lane.tolist(), pairwise(bounds), strict=True):
@@ -98,7 +106,7 @@ UNEVEN_EQUAL_STEPS = Rule(
     (
         Threshold("steps", 8, "count", "fewest equal steps"),
         Threshold("spread", 0.1, "share", "how much longer than the fast step the slow one takes, at least"),
-        share_of(0.005),
+        make_share_threshold(0.005),
     ),
-    uneven_equal_steps,
+    find_uneven_equal_steps,
 )

@@ -19,7 +19,7 @@ _PYTHON = re.compile(r"python[\d.]*t?(\.exe)?|pypy[\d.]*")
 _SHEBANG_BYTES = 256
 
 
-def bootstrap_environment(targets: Iterable[Target], base: Mapping[str, str]) -> dict[str, str]:
+def make_bootstrap_environment(targets: Iterable[Target], base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to set so that a program and all its Python children are annotated; none without targets.
 
     Args:
@@ -29,15 +29,15 @@ def bootstrap_environment(targets: Iterable[Target], base: Mapping[str, str]) ->
     value = encode_targets(targets)
     if not value:
         return {}
-    return {environment.ANNOTATE: value, "PYTHONPATH": bootstrap_path(base)}
+    return {environment.ANNOTATE: value, "PYTHONPATH": make_bootstrap_path(base)}
 
 
-def bootstrap_path(base: Mapping[str, str]) -> str:
+def make_bootstrap_path(base: Mapping[str, str]) -> str:
     """Return the PYTHONPATH of `base` with the folder of our `sitecustomize` before it."""
     return os.pathsep.join(filter(None, (DIRECTORY, base.get("PYTHONPATH"))))
 
 
-def bootstrap_problem(command: Sequence[str]) -> str | None:
+def find_bootstrap_problem(command: Sequence[str]) -> str | None:
     """Say why patterns can't reach the program that `command` starts, or None where they can as far as is known.
 
     A script is judged by its `#!` line. Of a program that is no Python nothing is said: what it starts may be one.

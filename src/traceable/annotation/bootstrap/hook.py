@@ -134,7 +134,7 @@ class _Watch:
             if os.environ.get(_STEP_FUNCTION):
                 from traceable.capture import step_function
 
-                step_function.begin_from_environment()
+                step_function.patch_step_function()
         except Exception as error:  # noqa: BLE001 - the program runs on, not annotated
             _say(
                 "patterns_not_read",

@@ -22,15 +22,15 @@ import torch
 from torch.compiler import is_compiling
 
 from traceable.annotation.ranges import annotate
-from traceable.annotation.torch.frames import frame_left_alone, frames_left_alone
-from traceable.annotation.torch.tensors import grad_nodes
+from traceable.annotation.torch.frames import disable_compile, skip_frame
+from traceable.annotation.torch.tensors import get_grad_nodes
 from traceable.protocol import environment
 
 _next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-class Named:
+class ModuleRangePair:
     """The ranges of one module. `live` turns false when its handle is removed: graphs made before may still run."""
 
     __slots__ = ("backward", "forward", "live")
@@ -41,13 +41,13 @@ class Named:
         self.live = True
 
 
-class Call:
+class ForwardCall:
     """One call of a module's forward, kept by the hooks on its graph. `last` is None while the call runs."""
 
-    __slots__ = ("first", "hooked", "inputs", "last", "named", "parent", "size", "thread")
+    __slots__ = ("first", "hooked", "inputs", "last", "parent", "ranges", "size", "thread")
 
-    def __init__(self, named: Named, parent: Call | None, size: int | None, inputs: list[Any]) -> None:
-        self.named = named
+    def __init__(self, named: ModuleRangePair, parent: ForwardCall | None, size: int | None, inputs: list[Any]) -> None:
+        self.ranges = named
         self.parent = parent
         self.size = size
         self.inputs = inputs
@@ -56,7 +56,7 @@ class Call:
         self.first = _next_number()
         self.last: int | None = None
 
-    def holds(self, number: int) -> bool:
+    def contains(self, number: int) -> bool:
         """Whether the node of this number was made during the call."""
         return self.first <= number and (self.last is None or number < self.last)
 
@@ -70,8 +70,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.ident = threading.get_ident()
-        self.calls: list[Call] = []
-        self.open: list[Call] = []
+        self.calls: list[ForwardCall] = []
+        self.open: list[ForwardCall] = []
         self.base = 0
         self.task: int | None = None
         self.runs = 0
@@ -80,14 +80,16 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@frames_left_alone
-def begin(named: Named, size: int | None, args: tuple[object, ...], kwargs: dict[str, object]) -> Call | None:
+@disable_compile
+def begin_call(
+    named: ModuleRangePair, size: int | None, args: tuple[object, ...], kwargs: dict[str, object]
+) -> ForwardCall | None:
     """Note that a module's forward starts on this thread, its inputs' nodes included. None where that failed."""
     try:
         calls = _thread.calls
         # Taken now: an in-place operation of the module would leave the inputs with nodes of its own.
-        inputs = grad_nodes((*args, *kwargs.values()) if kwargs else args)
-        call = Call(named, calls[-1] if calls else None, size, inputs)
+        inputs = get_grad_nodes((*args, *kwargs.values()) if kwargs else args)
+        call = ForwardCall(named, calls[-1] if calls else None, size, inputs)
         calls.append(call)
     except Exception as error:  # noqa: BLE001 - the model goes on without this range
         _failed(error)
@@ -95,13 +97,13 @@ def begin(named: Named, size: int | None, args: tuple[object, ...], kwargs: dict
     return call
 
 
-@frames_left_alone
-def finish(call: Call, result: object) -> None:
+@disable_compile
+def hook_backward(call: ForwardCall, result: object) -> None:
     """Hook the nodes by which the backward of `call` will be entered and left."""
     try:
         call.last = _next_number()
         entered = False
-        for node in grad_nodes((result,)):
+        for node in get_grad_nodes((result,)):
             number = node._sequence_nr()
             if call.first <= number < call.last:
                 _hook(node, number, call, call)
@@ -114,8 +116,8 @@ def finish(call: Call, result: object) -> None:
         _failed(error)
 
 
-@frames_left_alone
-def end(call: Call) -> None:
+@disable_compile
+def end_call(call: ForwardCall) -> None:
     """Note that a module's forward is over, by whatever way."""
     call.inputs = []
     if call.last is None:
@@ -125,22 +127,22 @@ def end(call: Call) -> None:
         pass
 
 
-def _holder(call: Call | None, number: int) -> Call | None:
+def _holder(call: ForwardCall | None, number: int) -> ForwardCall | None:
     """Return the innermost running call, from `call` outwards, that made the node of this number."""
     while call is not None and call.first > number:
         call = call.parent
     return call
 
 
-def _hook(node: Any, number: int, inside: Call | None, call: Call) -> None:
+def _hook(node: Any, number: int, inside: ForwardCall | None, call: ForwardCall) -> None:
     # A node hooked by a submodule's call opens its parents as well: one hook a node is enough.
     if number not in call.hooked:
         node.register_prehook(functools.partial(_reached, number, call.thread, inside))
         call.hooked.add(number)
 
 
-@frames_left_alone
-def _reached(number: int, thread: int, call: Call | None, _gradients: Sequence[Any]) -> None:
+@disable_compile
+def _reached(number: int, thread: int, call: ForwardCall | None, _gradients: Sequence[Any]) -> None:
     """Autograd is about to run the node of this number, made by `thread` inside `call`."""
     if is_compiling():  # compiled autograd traces hooks
         return
@@ -162,11 +164,11 @@ def _reached(number: int, thread: int, call: Call | None, _gradients: Sequence[A
         _failed(error)
 
 
-def _goes_on(opened: list[Call], base: int, number: int, thread: int) -> bool:
+def _goes_on(opened: list[ForwardCall], base: int, number: int, thread: int) -> bool:
     """Whether the innermost open call's backward holds the node; numbers of two threads can't be compared."""
     innermost = opened[-1]
     if innermost.thread == thread:
-        return innermost.holds(number)
+        return innermost.contains(number)
     return all(call.thread != thread for call in opened[base:])
 
 
@@ -179,23 +181,23 @@ def _begin_task(here: _Thread, task: int) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_finished, here, here.ident))
 
 
-@frames_left_alone
+@disable_compile
 def _finished(here: _Thread, ident: int) -> None:
     if threading.get_ident() == ident:
         _close(here, here.base)
         here.task = None
 
 
-def _open(here: _Thread, call: Call) -> None:
-    named = call.named
+def _open(here: _Thread, call: ForwardCall) -> None:
+    named = call.ranges
     if not named.live or named.backward is None:
         return
-    (named.backward if call.size is None else named.backward._numbered(call.size))._push()
+    (named.backward if call.size is None else named.backward._with_payload(call.size))._push()
     here.open.append(call)
 
 
 def _close_last(here: _Thread) -> None:
-    backward = here.open.pop().named.backward
+    backward = here.open.pop().ranges.backward
     if backward is not None:
         backward._pop()
 
@@ -205,10 +207,10 @@ def _close(here: _Thread, base: int) -> None:
         _close_last(here)
 
 
-def balanced(run: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_run_backward(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return autograd's entry `run`, closing on the calling thread what the run left open, also when it raises."""
 
-    @frame_left_alone
+    @skip_frame
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():

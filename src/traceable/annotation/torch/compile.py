@@ -22,7 +22,7 @@ from torch._dynamo.variables.ctx_manager import NullContextVariable
 
 from traceable.annotation import counters, domains, engine, ranges
 from traceable.annotation.torch import records
-from traceable.annotation.torch.frames import frame_left_alone, frames_left_alone
+from traceable.annotation.torch.frames import disable_compile, skip_frame
 from traceable.protocol import environment
 
 _VERBS: tuple[Any, ...] = (
@@ -70,7 +70,7 @@ def _stand_in(function: Any) -> Any:
     return stand_in
 
 
-def make_transparent() -> None:
+def patch_dynamo() -> None:
     """Have torch.compile see through all that emits. To be called once in a process."""
     by_identity = VariableBuilder._id_dispatch()
     by_identity[id(ranges.annotate)] = _stand_in(_annotate)
@@ -83,11 +83,11 @@ def make_transparent() -> None:
         for function in (_nothing, partial(_nothing), lru_cache(_nothing)):
             wrapper: Any = engine.wrap(function, range_)
             if type(wrapper) is FunctionType:
-                frame_left_alone(wrapper)  # so that what it calls is compiled, and inside of its range
+                skip_frame(wrapper)  # so that what it calls is compiled, and inside of its range
             elif wrapper is not function:
                 models[type(wrapper)] = _wrapped
     for trace_numpy in (True, False):
         VariableBuilder._type_dispatch_impl(trace_numpy).update(models)
-    if environment.torch_records():
-        frames_left_alone(records.push_range)
-        frames_left_alone(records.pop_range)
+    if environment.is_torch_collector():
+        disable_compile(records.push_range)
+        disable_compile(records.pop_range)

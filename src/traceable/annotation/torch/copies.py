@@ -26,7 +26,7 @@ from torch.overrides import handle_torch_function
 from traceable.annotation import engine
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
-from traceable.annotation.torch.frames import frame_left_alone, frames_left_alone
+from traceable.annotation.torch.frames import disable_compile, skip_frame
 from traceable.annotation.torch.tensors import without_overrides
 
 _overridden = torch._C._has_torch_function
@@ -53,7 +53,7 @@ class Copy(NamedTuple):
     memory: str | None
 
 
-Plan = Callable[[Tensor, tuple[Any, ...], dict[str, Any]], Copy | None]
+CopyPredictor = Callable[[Tensor, tuple[Any, ...], dict[str, Any]], Copy | None]
 
 
 class CopyRanges(Handle):
@@ -89,7 +89,7 @@ def instrument_copies() -> CopyRanges:
 def _install() -> None:
     global _handles, _active
     _handles += 1
-    if _handles > 1 or not engine.emits():
+    if _handles > 1 or not engine.can_emit():
         return
     _active = object()
     _undo.extend(_replace(name, _copying(name, getattr(Tensor, name))) for name in METHODS)
@@ -131,7 +131,7 @@ def _copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     plan = METHODS[name]
     copies_from_device = name in _FROM_DEVICE
 
-    @frame_left_alone
+    @skip_frame
     @functools.wraps(original)
     def method(self: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or active is not _active:
@@ -141,7 +141,7 @@ def _copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         relevant = (self, *args, *kwargs.values())
         if _overridden(relevant):
             return _overriding(plan, original, relevant, self, args, kwargs)
-        copy = planned(plan, self, args, kwargs)
+        copy = predict_copy(plan, self, args, kwargs)
         if copy is None:
             return original(self, *args, **kwargs)
         return _inside(copy, original, self, *args, **kwargs)
@@ -149,19 +149,19 @@ def _copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-@frame_left_alone
+@skip_frame
 def _inside(copy: Copy, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     made = _range(copy.direction, copy.memory)
-    (made if copy.size_bytes is None else made._numbered(copy.size_bytes))._push()
+    (made if copy.size_bytes is None else made._with_payload(copy.size_bytes))._push()
     try:
         return call(*args, **kwargs)
     finally:
         made._pop()
 
 
-@frame_left_alone
+@skip_frame
 def _overriding(
-    plan: Plan,
+    plan: CopyPredictor,
     original: Callable[..., Any],
     relevant: tuple[Any, ...],
     tensor: Tensor,
@@ -173,13 +173,13 @@ def _overriding(
     Overrides look their method up by identity. The C method would hand out what `Tensor` has now: ours.
     """
     with without_overrides():
-        copy = planned(plan, tensor, args, kwargs)
+        copy = predict_copy(plan, tensor, args, kwargs)
     if copy is None:
         return handle_torch_function(original, relevant, tensor, *args, **kwargs)
     return _inside(copy, handle_torch_function, original, relevant, tensor, *args, **kwargs)
 
 
-def direction(source: torch.device, target: torch.device) -> str | None:
+def get_copy_direction(source: torch.device, target: torch.device) -> str | None:
     """Return `h2d`, `d2h` or `d2d` for a copy from `source` to `target`, or None where nothing crosses.
 
     Any device that is neither `cpu` nor `meta` counts as a device; `meta` holds no data.
@@ -214,7 +214,7 @@ def _with_index(device: torch.device) -> torch.device:
 
 
 def _between(source: torch.device, target: torch.device) -> str | None:
-    return direction(_with_index(source), _with_index(target))
+    return get_copy_direction(_with_index(source), _with_index(target))
 
 
 def _size(tensor: Tensor, elements: int, dtype: Any) -> int | None:
@@ -300,7 +300,7 @@ def _copy_(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cop
     return Copy(way, _size(tensor, tensor.numel(), tensor.dtype), None if way == "d2d" else _memory(host.is_pinned()))
 
 
-METHODS: dict[str, Plan] = {
+METHODS: dict[str, CopyPredictor] = {
     "to": _to,
     "cuda": _cuda,
     "cpu": _cpu,
@@ -311,13 +311,13 @@ METHODS: dict[str, Plan] = {
 }
 
 
-def copy_of(method: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Copy | None:
+def predict_method_copy(method: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Copy | None:
     """Return what `tensor.<method>(*args, **kwargs)` will copy between devices, or None. Runs nothing of it."""
-    return planned(METHODS[method], tensor, args, kwargs)
+    return predict_copy(METHODS[method], tensor, args, kwargs)
 
 
-@frames_left_alone
-def planned(plan: Plan, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
+@disable_compile
+def predict_copy(plan: CopyPredictor, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
     """Return what the call will copy between devices, or None.
 
     What can't be told (arguments that torch will refuse, too) counts as nothing.

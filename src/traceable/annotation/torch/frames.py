@@ -18,13 +18,13 @@ import torch
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def frame_left_alone(function: _Function) -> _Function:
+def skip_frame(function: _Function) -> _Function:
     """Leave the frame of `function` to Python; what it calls may be compiled, as it would be without it."""
     _skip(function, callees=False)
     return function
 
 
-def frames_left_alone(function: _Function) -> _Function:
+def disable_compile(function: _Function) -> _Function:
     """Leave `function`, and all that it calls, to Python."""
     _skip(function, callees=True)
     return function

@@ -30,15 +30,15 @@ from traceable.annotation import engine
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
 from traceable.annotation.torch import backward as backward_ranges
-from traceable.annotation.torch.backward import Named
-from traceable.annotation.torch.frames import frame_left_alone
-from traceable.annotation.torch.tensors import first_elements
+from traceable.annotation.torch.backward import ModuleRangePair
+from traceable.annotation.torch.frames import skip_frame
+from traceable.annotation.torch.tensors import count_first_elements
 from traceable.protocol import environment
 
 _COMPILED = "_orig_mod"
 _WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
-_named: dict[int, Named] = {}
+_named: dict[int, ModuleRangePair] = {}
 _references: dict[int, weakref.ref[nn.Module]] = {}
 _lock = threading.RLock()
 _patches: list[_Patch] = []
@@ -47,21 +47,21 @@ _active: object | None = None  # of the patches now in place; those that could n
 
 
 @dataclass
-class Place:
+class ModuleLocation:
     """Where a module stands in its model.
 
     Attributes:
         path: the module's path, the first one found where it is reachable by several.
-        below: how many attribute names the path has after the root's.
+        depth: how many attribute names the path has after the root's.
         module: the module whose call is the range.
-        shells: the wrappers around it, outermost first, and the modules that `module` stands for.
+        wrappers: the wrappers around it, outermost first, and the modules that `module` stands for.
         aliases: the other paths by which the same module is reached: tied modules.
     """
 
     path: str
-    below: int
+    depth: int
     module: nn.Module
-    shells: tuple[nn.Module, ...]
+    wrappers: tuple[nn.Module, ...]
     aliases: list[str] = field(default_factory=list)
 
 
@@ -83,11 +83,11 @@ class _Patch:
 class ModuleRanges(Handle):
     """The handle of `instrument`: what was named, and the way back. Also a context manager."""
 
-    def __init__(self, model: nn.Module, select: Callable[[Place], bool], backward: bool) -> None:
+    def __init__(self, model: nn.Module, select: Callable[[ModuleLocation], bool], backward: bool) -> None:
         self._model = weakref.ref(model)
         self._select = select
         self._backward = backward
-        self._mine: list[Named] = []
+        self._mine: list[ModuleRangePair] = []
         self._paths: dict[str, None] = {}
         self._aliases: dict[str, tuple[str, ...]] = {}
         self._installed = False
@@ -113,7 +113,7 @@ class ModuleRanges(Handle):
         if model is None or self._removed:
             return ()
         with _lock:
-            chosen = [place for place in places(model) if self._select(place)]
+            chosen = [place for place in find_modules(model) if self._select(place)]
             self._refuse_taken(chosen)
             fresh = [place for place in chosen if self._named_at(place) is None]
             for place in fresh:
@@ -135,10 +135,10 @@ class ModuleRanges(Handle):
             if self._installed:
                 _uninstall()
 
-    def _named_at(self, place: Place) -> Named | None:
-        return next((_named[id(m)] for m in (place.module, *place.shells) if id(m) in _named), None)
+    def _named_at(self, place: ModuleLocation) -> ModuleRangePair | None:
+        return next((_named[id(m)] for m in (place.module, *place.wrappers) if id(m) in _named), None)
 
-    def _refuse_taken(self, chosen: list[Place]) -> None:
+    def _refuse_taken(self, chosen: list[ModuleLocation]) -> None:
         mine = set(map(id, self._mine))
         for place in chosen:
             named = self._named_at(place)
@@ -149,14 +149,14 @@ class ModuleRanges(Handle):
                     "other modules with match"
                 )
 
-    def _name(self, place: Place) -> None:
+    def _name(self, place: ModuleLocation) -> None:
         path = place.path
         backward = annotate(f"{path}.backward", category="backward") if self._backward else None
-        named = Named(annotate(path, category="forward"), backward)
+        named = ModuleRangePair(annotate(path, category="forward"), backward)
         self._mine.append(named)
         self._paths[path] = None
         _remember(place.module, named)
-        if engine.emits() and not self._installed:
+        if engine.can_emit() and not self._installed:
             self._installed = True
             _install()
 
@@ -207,8 +207,8 @@ def instrument(
     return handle
 
 
-def _selected(depth: int | None, match: str | Callable[[str], bool] | None, place: Place) -> bool:
-    if depth is not None and place.below > depth:
+def _selected(depth: int | None, match: str | Callable[[str], bool] | None, place: ModuleLocation) -> bool:
+    if depth is not None and place.depth > depth:
         return False
     if isinstance(match, str):
         return fnmatch.fnmatchcase(place.path, match)
@@ -216,12 +216,12 @@ def _selected(depth: int | None, match: str | Callable[[str], bool] | None, plac
 
 
 def _report_unmatched(model: nn.Module, match: str) -> None:
-    near = difflib.get_close_matches(match, [place.path for place in places(model)], 3, 0.3)
+    near = difflib.get_close_matches(match, [place.path for place in find_modules(model)], 3, 0.3)
     said = f"; the nearest are {', '.join(near)}" if near else ""
     environment.warn_once("modules_unmatched", f"instrument(match={match!r}) names no module{said}", key=match)
 
 
-def _remember(module: nn.Module, named: Named) -> None:
+def _remember(module: nn.Module, named: ModuleRangePair) -> None:
     key = id(module)
     _references[key] = weakref.ref(module, lambda _gone: _forget(key))
     _named[key] = named
@@ -240,8 +240,8 @@ def _install() -> None:
         _patches.append(_Patch(nn.Module, "__call__", _calling))
         _patches.append(_Patch(nn.Module, "_replicate_for_data_parallel", _replicating))
         # `backward` and `grad` find the entry in the one, torch's own tools in the other.
-        _patches.append(_Patch(torch.autograd, "_engine_run_backward", backward_ranges.balanced))
-        _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", backward_ranges.balanced))
+        _patches.append(_Patch(torch.autograd, "_engine_run_backward", backward_ranges.wrap_run_backward))
+        _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", backward_ranges.wrap_run_backward))
 
 
 def _uninstall() -> None:
@@ -257,7 +257,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return what `nn.Module.__call__` is while any model is instrumented."""
     active = _active
 
-    @frame_left_alone
+    @skip_frame
     @functools.wraps(original)
     def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -265,8 +265,8 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
         named = _named.get(id(module))
         if named is None or active is not _active:
             return original(module, *args, **kwargs)
-        size = first_elements(args, kwargs)
-        (named.forward if size is None else named.forward._numbered(size))._push()
+        size = count_first_elements(args, kwargs)
+        (named.forward if size is None else named.forward._with_payload(size))._push()
         try:
             if named.backward is None or not torch.is_grad_enabled():
                 return original(module, *args, **kwargs)
@@ -277,25 +277,25 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@frame_left_alone
+@skip_frame
 def _followed(
     original: Callable[..., Any],
     module: nn.Module,
-    named: Named,
+    named: ModuleRangePair,
     size: int | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Call the module, and hook its graph so that its backward is named."""
-    call = backward_ranges.begin(named, size, args, kwargs)
+    call = backward_ranges.begin_call(named, size, args, kwargs)
     if call is None:
         return original(module, *args, **kwargs)
     try:
         result = original(module, *args, **kwargs)
-        backward_ranges.finish(call, result)
+        backward_ranges.hook_backward(call, result)
         return result
     finally:
-        backward_ranges.end(call)
+        backward_ranges.end_call(call)
 
 
 def _replicating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -312,17 +312,17 @@ def _replicating(original: Callable[..., Any]) -> Callable[..., Any]:
     return replicate
 
 
-def places(root: nn.Module) -> list[Place]:
+def find_modules(root: nn.Module) -> list[ModuleLocation]:
     """Return every module of `root` once, parents before children, in the order of `named_modules`.
 
     Modules inside a scripted or traced module are left out: torch runs them without returning to Python.
     """
-    found: dict[int, Place] = {}
+    found: dict[int, ModuleLocation] = {}
     _visit(root, "", 0, found)
     return list(found.values())
 
 
-def _visit(module: nn.Module, path: str, below: int, found: dict[int, Place]) -> None:
+def _visit(module: nn.Module, path: str, below: int, found: dict[int, ModuleLocation]) -> None:
     layers = list(_layers(module))
     inner = layers[-1]
     path = path or _class_name(inner)
@@ -333,7 +333,7 @@ def _visit(module: nn.Module, path: str, below: int, found: dict[int, Place]) ->
     # sure to be heard; every other wrapper calls what it holds as any program would.
     compiled = [layer for layer in layers if _COMPILED in layer._modules]
     named = compiled[-1] if compiled else inner
-    found[id(inner)] = Place(path, below, named, tuple(layer for layer in layers if layer is not named))
+    found[id(inner)] = ModuleLocation(path, below, named, tuple(layer for layer in layers if layer is not named))
     if isinstance(inner, torch.jit.ScriptModule):
         return
     for name, child in inner._modules.items():

@@ -38,7 +38,7 @@ _exit: Callable[[Any], None]
 _begun = False
 """Whether anything was recorded yet."""
 
-counts: Any = None
+range_counts: Any = None
 """Is told when what is emitted is recorded (`annotation/counts.py`); None where nobody counts."""
 
 _next = count(1).__next__
@@ -47,7 +47,7 @@ _open: dict[int, Any] = {}
 """The annotations that are open in torch, by id. What a thread's stack holds besides was closed with a recording."""
 
 
-def begin(enter: Callable[[str], Any], leave: Callable[[Any], None]) -> None:
+def start_emission(enter: Callable[[str], Any], leave: Callable[[Any], None]) -> None:
     """Emit from here on.
 
     Args:
@@ -61,7 +61,7 @@ def begin(enter: Callable[[str], Any], leave: Callable[[Any], None]) -> None:
     _count(certain=True)
 
 
-def pause() -> None:
+def pause_emission() -> None:
     """Emit nothing from here on. To be called before torch's profiler is stopped."""
     global _enter
     _count(certain=False)
@@ -69,12 +69,12 @@ def pause() -> None:
 
 
 def _count(certain: bool) -> None:
-    if counts is not None:
-        counts.recording(certain)
+    if range_counts is not None:
+        range_counts.recording(certain)
 
 
-def retire() -> None:
-    """Let go of the annotations that were open at `pause`. To be called when torch's profiler is stopped.
+def close_open_annotations() -> None:
+    """Let go of the annotations that were open at `pause_emission`. To be called when torch's profiler is stopped.
 
     They must not live to see another recording: torch would write their end into the memory of the one before.
     """
@@ -82,7 +82,7 @@ def retire() -> None:
         _exit(_open.popitem()[1])
 
 
-def forget() -> None:
+def reset_after_fork() -> None:
     """Begin anew in a forked child, where the profiler that our annotations are in does not run.
 
     Unless it records windows, what the child emits was to be recorded, and is counted as such.
@@ -106,7 +106,7 @@ class _Text:
 class Attributes:
     """What one range, mark or sample carries, and its name in torch, which is made when it is first used."""
 
-    __slots__ = ("category", "coded", "color", "domain", "message", "payload")
+    __slots__ = ("category", "color", "domain", "encoded", "message", "payload")
 
     def __init__(self, message: str | None, color: Any, category: int, payload: Any, domain: Domain) -> None:
         self.message = None if message is None else _Text(message)
@@ -114,14 +114,14 @@ class Attributes:
         self.category = category
         self.payload = payload
         self.domain = domain
-        self.coded = ""
+        self.encoded = ""
 
-    def code(self) -> str:
+    def encode(self) -> str:
         """Return the name of a push/pop range."""
-        self.coded = self.named("")
-        return self.coded
+        self.encoded = self.encode_name("")
+        return self.encoded
 
-    def named(self, kind: str) -> str:
+    def encode_name(self, kind: str) -> str:
         """Return its name in torch as what `kind` says, which is empty for a push/pop range."""
         name = self.message.string if self.message else ""
         coded = _escaped(name, _PLAIN)
@@ -163,7 +163,7 @@ class Domain:
         if _enter is None:
             return 0
         number = _next()
-        _say(attributes.named(f"start:{number}"))
+        _say(attributes.encode_name(f"start:{number}"))
         return number
 
     def end_range(self, number: int) -> None:
@@ -177,7 +177,7 @@ def push_range(attributes: Attributes, domain: Domain) -> None:
     enter = _enter
     if enter is None:
         return
-    handle = enter(attributes.coded or attributes.code())
+    handle = enter(attributes.encoded or attributes.encode())
     try:
         stacks = _thread.stacks
     except AttributeError:
@@ -188,7 +188,7 @@ def push_range(attributes: Attributes, domain: Domain) -> None:
     stack.append(handle)
     _open[id(handle)] = handle
     if _enter is None:  # paused meanwhile, by another thread
-        retire()
+        close_open_annotations()
 
 
 def pop_range(domain: Domain) -> None:
@@ -202,7 +202,7 @@ def pop_range(domain: Domain) -> None:
     if not stack:
         return
     handle = stack.pop()
-    # While nothing is emitted it may be that the profiler is about to stop: it is `retire` that closes then.
+    # While nothing is emitted it may be that the profiler is about to stop: it is `close_open_annotations` that closes then.
     if _enter is not None and _open.pop(id(handle), None) is not None:
         _exit(handle)
 
@@ -210,7 +210,7 @@ def pop_range(domain: Domain) -> None:
 def mark(attributes: Attributes, _domain: Domain) -> None:
     """Emit a mark."""
     if _enter is not None:
-        _say(attributes.named("mark"))
+        _say(attributes.encode_name("mark"))
 
 
 def _say(name: str) -> None:

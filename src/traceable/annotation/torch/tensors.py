@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from traceable.annotation.torch.frames import frames_left_alone
+from traceable.annotation.torch.frames import disable_compile
 
 _DEEPEST = 6
 _MOST = 64
@@ -22,7 +22,7 @@ _overridden = torch._C._has_torch_function_unary
 without_overrides: Any = torch._C.DisableTorchFunction
 
 
-def tensors(values: Iterable[object]) -> Iterator[Tensor]:
+def find_tensors(values: Iterable[object]) -> Iterator[Tensor]:
     """Yield the tensors in `values`: bare, in lists, tuples, dicts and dataclasses; at most 64, and 6 levels deep."""
     left = _MOST
     for value in values:
@@ -64,7 +64,7 @@ def _has(value: object, name: str) -> bool:
     return True
 
 
-def grad_node(tensor: Tensor) -> Any:
+def get_grad_node(tensor: Tensor) -> Any:
     """Return the autograd node that made `tensor`, or None."""
     if _overridden(tensor):
         with without_overrides():
@@ -72,15 +72,15 @@ def grad_node(tensor: Tensor) -> Any:
     return tensor.grad_fn
 
 
-def grad_nodes(values: tuple[object, ...]) -> list[Any]:
+def get_grad_nodes(values: tuple[object, ...]) -> list[Any]:
     """Return the autograd nodes that made the tensors in `values`."""
     if len(values) == 1 and type(values[0]) is Tensor:  # most calls of most modules
-        node = grad_node(values[0])
+        node = get_grad_node(values[0])
         return [] if node is None else [node]
-    return [node for tensor in tensors(values) if (node := grad_node(tensor)) is not None]
+    return [node for tensor in find_tensors(values) if (node := get_grad_node(tensor)) is not None]
 
 
-def elements(tensor: Tensor) -> int | None:
+def count_elements(tensor: Tensor) -> int | None:
     """Return the number of elements, or None where it is not a plain number (a symbolic shape, an odd subclass)."""
     try:
         if _overridden(tensor):
@@ -93,13 +93,13 @@ def elements(tensor: Tensor) -> int | None:
     return count if type(count) is int else None
 
 
-@frames_left_alone
-def first_elements(args: tuple[object, ...], kwargs: dict[str, object]) -> int | None:
+@disable_compile
+def count_first_elements(args: tuple[object, ...], kwargs: dict[str, object]) -> int | None:
     """Return the number of elements of the first tensor among a call's arguments, or None where there is none."""
     if args and type(args[0]) is Tensor:
-        return elements(args[0])
+        return count_elements(args[0])
     try:
-        first = next(tensors((*args, *kwargs.values())), None)
+        first = next(find_tensors((*args, *kwargs.values())), None)
     except Exception:  # noqa: BLE001 - an argument that can't even be looked at has no size
         return None
-    return None if first is None else elements(first)
+    return None if first is None else count_elements(first)

@@ -51,7 +51,7 @@ class Selection:
     sections: str | None = None
 
 
-def plan(executable: str, selection: Selection, command: Sequence[str], run_dir: Path, stem: str) -> Plan:
+def make_plan(executable: str, selection: Selection, command: Sequence[str], run_dir: Path, stem: str) -> Plan:
     """Return how to start `command` under ncu, its report being `<stem>.ncu-rep` in `run_dir` (absolute)."""
     words = [executable, "--target-processes", "all", "--nvtx"]
     for value in selection.includes:
@@ -74,7 +74,7 @@ def plan(executable: str, selection: Selection, command: Sequence[str], run_dir:
     )
 
 
-def report_in(run_dir: Path, stem: str) -> Path | None:
+def find_report(run_dir: Path, stem: str) -> Path | None:
     """Return the report that ncu left, or None."""
     report = run_dir / f"{stem}{SUFFIX}"
     return report if report.is_file() and report.stat().st_size else None
@@ -111,7 +111,7 @@ _CAUSES = (
 """What ncu says, what that means, and what to do. The first that is found is the cause: the others follow from it."""
 
 
-def failure(said: str, where: str) -> CollectorError:
+def explain_failure(said: str, where: str) -> CollectorError:
     """Return why ncu left no report, out of what it said.
 
     Args:

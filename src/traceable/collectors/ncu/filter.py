@@ -21,7 +21,7 @@ _ANY_DOMAIN = ".*"
 
 
 @dataclass(frozen=True)
-class Place:
+class RangePath:
     """One way to read what `--range` says.
 
     Attributes:
@@ -33,7 +33,7 @@ class Place:
     domain: str | None = None
 
 
-def readings(text: str) -> tuple[Place, ...]:
+def parse_range_option(text: str) -> tuple[RangePath, ...]:
     """Return what `--range` may mean, a range of this very name first.
 
     Examples:
@@ -44,15 +44,15 @@ def readings(text: str) -> tuple[Place, ...]:
     """
     domain, colon, name = text.partition(":")
     found = []
-    for place in (Place((text,)), *([Place((name,), domain)] if colon and domain and name else [])):
+    for place in (RangePath((text,)), *([RangePath((name,), domain)] if colon and domain and name else [])):
         found.append(place)
         parts = tuple(place.names[0].split("/"))
         if len(parts) > 1 and all(parts):
-            found.append(Place(parts, place.domain))
+            found.append(RangePath(parts, place.domain))
     return tuple(found)
 
 
-def nvtx_includes(places: Iterable[Place]) -> list[str]:
+def format_nvtx_includes(places: Iterable[RangePath]) -> list[str]:
     """Return the values of `--nvtx-include` for launches inside any of these places, in either style of range."""
     values = []
     for place in places:
@@ -63,12 +63,12 @@ def nvtx_includes(places: Iterable[Place]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def kernel_regex(expressions: Sequence[str]) -> str:
+def make_kernel_regex(expressions: Sequence[str]) -> str:
     """Return the value of `--kernel-name` for names that wholly match one of these regular expressions."""
     return f"regex:^({'|'.join(dict.fromkeys(expressions))})$"
 
 
-def literal(name: str) -> str:
+def escape_regex(name: str) -> str:
     r"""Return the regular expression for this very name.
 
     Examples:
@@ -78,14 +78,14 @@ def literal(name: str) -> str:
     return "".join(f"\\{c}" if c in _META else c for c in name)
 
 
-def from_glob(glob: str) -> str:
+def convert_glob(glob: str) -> str:
     """Return the regular expression for a glob of `*` and `?`, in whatever namespace the function is.
 
     Examples:
         >>> from_glob("rms_norm*")
         '(?:.*::)?rms_norm.*'
     """
-    return "(?:.*::)?" + "".join({"*": ".*", "?": "."}.get(c) or literal(c) for c in glob)
+    return "(?:.*::)?" + "".join({"*": ".*", "?": "."}.get(c) or escape_regex(c) for c in glob)
 
 
 def _whole(name: str) -> str:

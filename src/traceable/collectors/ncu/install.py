@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable.collectors import tools
-from traceable.collectors.tools import ask, last_words, numbers
+from traceable.collectors.tools import parse_version_numbers, quote_last_line, run_tool
 from traceable.errors import CollectorError
 from traceable.protocol import environment
 
@@ -45,13 +45,13 @@ class Install:
     version: str
 
     @property
-    def filters_ranges(self) -> bool:
+    def can_filter_ranges(self) -> bool:
         """Whether its `--nvtx-include` takes what `ncu_filter` writes; a version of no known form is given a try."""
-        version = numbers(self.version)[:2]
+        version = parse_version_numbers(self.version)[:2]
         return len(version) < 2 or tuple(version) >= OLDEST_FOR_RANGES
 
 
-def find() -> Install:
+def find_ncu() -> Install:
     """Return the ncu to use: the one of TRACEABLE_NCU, else the first that answers on PATH or in an install folder.
 
     Raises:
@@ -59,23 +59,23 @@ def find() -> Install:
     """
     remedy = f"install Nsight Compute, name ncu in {environment.NCU}, or see with --dry-run what would be run"
     missing = CollectorError("ncu_not_installed", "ncu is not installed", remedy)
-    return Install(*tools.find("ncu", environment.NCU, INSTALL_FOLDERS, _VERSION, missing))
+    return Install(*tools.find_tool("ncu", environment.NCU, INSTALL_FOLDERS, _VERSION, missing))
 
 
-def export(report: Path) -> str:
+def export_csv(report: Path) -> str:
     """Return the CSV text of a report (`.ncu-rep`): every metric of every launch, in base units.
 
     Raises:
         CollectorError: ncu is missing or can't read the report; the message names the file.
     """
-    install = find()
+    install = find_ncu()
     words = [str(install.executable), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
     # Numbers are written as the locale has them: 1,234.5 or 1.234,5.
-    answer = ask(words, patiently=True, variables={**NO_DEPLOYMENT, "LC_ALL": "C"})
+    answer = run_tool(words, no_timeout=True, variables={**NO_DEPLOYMENT, "LC_ALL": "C"})
     if answer.returncode:
         raise CollectorError(
             "ncu_import_failed",
-            f"ncu {install.version} can't read {report}: {last_words(answer)}",
+            f"ncu {install.version} can't read {report}: {quote_last_line(answer)}",
             "open it with the ncu that wrote it, or with a newer one",
         )
     return answer.stdout

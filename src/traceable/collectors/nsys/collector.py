@@ -21,7 +21,7 @@ from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 
-from traceable.collectors.base import NSYS_LOG, Availability, Gating, Plan, Recorded
+from traceable.collectors.base import NSYS_LOG, Availability, CollectorResult, Gating, Plan
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import privacy, user_options
 from traceable.collectors.nsys.tables import CLIPPED
@@ -58,8 +58,8 @@ class NsysCollector:
 
     name = "nsys"
 
-    def __init__(self, asked: user_options.Asked | None = None) -> None:
-        self._asked = asked or user_options.Asked()
+    def __init__(self, asked: user_options.NsysRequest | None = None) -> None:
+        self._asked = asked or user_options.NsysRequest()
 
     @cached_property
     def install(self) -> nsys_install.Install:
@@ -68,14 +68,14 @@ class NsysCollector:
         Raises:
             CollectorError: there is none that answers.
         """
-        return nsys_install.find()
+        return nsys_install.find_nsys()
 
     def availability(self) -> Availability:
         """Whether an nsys was found that says its version. Whether it can record is seen when it starts."""
         try:
             return Availability(True, f"nsys {self.install.short_version} at {self.install.executable}")
         except CollectorError as error:
-            return Availability(False, error.found, error.remedy, error.code)
+            return Availability(False, error.problem, error.remedy, error.code)
 
     def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
         """Start `command` under `nsys profile`, its report being `<stem>.nsys-rep` in `run_dir`.
@@ -87,49 +87,49 @@ class NsysCollector:
         given = self._given
         timed = self._timed(gating) if gating and gating.timed else None
         if gating and not timed:
-            user_options.check_gated(given)
+            user_options.check_window_options(given)
         # `%` starts nsys's own substitutions in the name of the report.
         ours = [*self._preset.options, *(timed or (self._gated(gating) if gating else ()))]
-        ours += [*privacy.options(self.install.options)]
+        ours += [*privacy.list_privacy_options(self.install.options)]
         ours += [("--force-overwrite", "true"), ("--output", str(run_dir / stem).replace("%", "%%"))]
         shell = [sys.executable, "-I", "-S", str(EXEC_SHIM)]
-        own_environment, own_notes = privacy.environment_and_notes(run_dir, self.install.options)
+        own_environment, own_notes = privacy.prepare_environment(run_dir, self.install.options)
         return Plan(
-            argv=(str(self.install.executable), "profile", *user_options.merged(ours, given), *shell, *command),
+            argv=(str(self.install.executable), "profile", *user_options.merge_options(ours, given), *shell, *command),
             # Without it nsys's NVTX capture range hears registered strings only.
             environment={
                 "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0",
                 **({environment.GATE: "nvtx"} if gating and not timed else {}),
             },
-            own_environment=own_environment,
+            collector_environment=own_environment,
             detached=True,
             log=NSYS_LOG,
             notes=(
                 *self._left_out(),
                 *own_notes,
                 *([_TIMED] if timed and gating and gating.delay_s and not gating.from_start else []),
-                *privacy.of_command((*self._asked.words, *command)),
-                *user_options.notes(given, self.install.hangs_with_samples),
+                *privacy.check_command_line((*self._asked.words, *command)),
+                *user_options.list_option_notes(given, self.install.sampling_hang_reason),
             ),
         )
 
     @cached_property
-    def _preset(self) -> user_options.Chosen:
-        return user_options.choose(self._asked.wished, self.install.options, self.install)
+    def _preset(self) -> user_options.ResolvedPreset:
+        return user_options.resolve_preset(self._asked.effective_preset, self.install.options, self.install)
 
     @cached_property
-    def _given(self) -> tuple[user_options.Given, ...]:
+    def _given(self) -> tuple[user_options.UserOption, ...]:
         """The user's own options, which this nsys takes."""
-        given = user_options.read_given(self._asked.words, self.install.options)
-        user_options.check(given)
+        given = user_options.parse_user_options(self._asked.words, self.install.options)
+        user_options.check_user_options(given)
         if given:
-            self.install.check_given(given)
+            self.install.validate_user_options(given)
         return given
 
     def _left_out(self) -> list[Message]:
         """Return a note on what the preset wishes for and this nsys has not, and on all that is not permitted."""
-        named = f"preset {self._asked.preset or user_options.DEFAULT}: "
-        missing, refused = self._preset.missing, self._preset.refused
+        named = f"preset {self._asked.preset or user_options.DEFAULT_PRESET}: "
+        missing, refused = self._preset.missing, self._preset.not_permitted
         notes = []
         if missing:
             said = f"{named}nsys {self.install.short_version} has no {', '.join(missing)}: left out"
@@ -174,7 +174,7 @@ class NsysCollector:
         capture = f"{environment.CAPTURE_RANGE}@{environment.WINDOW_DOMAIN}"
         return [("--capture-range", "nvtx"), ("--nvtx-capture", capture), (option, end)]
 
-    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:
+    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
         """Export each report to a `.sqlite` of its name, importing it first where nsys could not.
 
         nsys names the report of one window `<stem>.nsys-rep`, and those of several `<stem>.1.nsys-rep` and so on. Which
@@ -206,48 +206,48 @@ class NsysCollector:
             raise lost[0]
         if not reports and _generated_nothing(run_dir):
             never = Message("capture_range_never_came", "nsys left no report: what it was to begin with never came")
-            return Recorded(None, notes=(never,))
+            return CollectorResult(None, notes=(never,))
         if not reports:
             raise CollectorError(
                 "no_report",
-                f"nsys left no report in {run_dir}{last_words(run_dir)}",
+                f"nsys left no report in {run_dir}{describe_last_log_line(run_dir)}",
                 "run it again, or with --collector recorder",
             )
         databases = [report.with_suffix(".sqlite") for report in reports]
         if not all(map(_made_from, databases, reports)):
             databases = [(into or run_dir) / database.name for database in databases]
-        ended = python_ends(run_dir)
+        ended = read_python_exit_times(run_dir)
         for report, database in zip(reports, databases, strict=True):
             if not _made_from(database, report):
-                stored: list[privacy.Stored] = []
-                nsys_install.export(report, database, partial(_prepared, stored, notes, ended))
-                notes += privacy.notes(report, database, stored)
+                stored: list[privacy.StoredEnvironment] = []
+                nsys_install.export_sqlite(report, database, partial(_prepare_export, stored, notes, ended))
+                notes += privacy.check_report_for_secrets(report, database, stored)
         files = (*reports, *databases, *_of_stem(run_dir, stem, ".qdstrm"))
-        return Recorded(databases[0], files, tuple(notes), more=tuple(databases[1:]))
+        return CollectorResult(databases[0], files, tuple(notes), more_databases=tuple(databases[1:]))
 
 
-def _prepared(
-    stored: list[privacy.Stored], notes: list[Message], ended: Mapping[int, int | None], database: Path
+def _prepare_export(
+    stored: list[privacy.StoredEnvironment], notes: list[Message], ended: Mapping[int, int | None], database: Path
 ) -> None:
     """Cut the ranges whose ends nsys lost, and move the environments that it stored all the same out of an export.
 
     One that can't be read stays as it is.
     """
     try:
-        cut_lost_ends(database, ended)
+        clip_lost_ends(database, ended)
     except sqlite3.Error as error:
         found = f"ranges of processes that were ended may look longer than they were ({error})"
         notes.append(Message("nsys_ranges_not_cut", found))
     try:
-        stored += privacy.scrub(database)
+        stored += privacy.scrub_environments(database)
     except (OSError, sqlite3.Error) as error:
         found = f"the export can't be looked through for environments ({error}): it may hold some ({_SECRETS})"
         notes.append(Message("environments_not_removed", found))
         return
-    if all(one.planned for one in stored):
+    if all(one.is_from_launcher for one in stored):
         return
     try:
-        privacy.rewrite(database)
+        privacy.rewrite_database(database)
     except (OSError, sqlite3.Error) as error:
         found = (
             f"the export can't be written anew without the environments that were taken out of it ({error}): it may "
@@ -269,7 +269,7 @@ def _generated_nothing(run_dir: Path) -> bool:
     return bool(lines) and lines[-1] == "Generated:"
 
 
-def last_words(run_dir: Path) -> str:
+def describe_last_log_line(run_dir: Path) -> str:
     """What nsys said last, as a clause that ends a sentence; empty where it said nothing."""
     # 2023.4.4 ends with where in its documentation to look.
     lines = [line for line in _said(run_dir) if not line.startswith(("http", "Please refer to"))]
@@ -278,7 +278,7 @@ def last_words(run_dir: Path) -> str:
 
 def _said(run_dir: Path) -> list[str]:
     try:
-        said = untrusted.read(run_dir / NSYS_LOG).decode("utf-8", "replace")
+        said = untrusted.read_file(run_dir / NSYS_LOG).decode("utf-8", "replace")
     except OSError:
         return []
     return [line.strip() for line in said.splitlines() if line.strip()]
@@ -293,7 +293,7 @@ def _made_from(database: Path, report: Path) -> bool:
     )
 
 
-def python_ends(run_dir: Path) -> dict[int, int | None]:
+def read_python_exit_times(run_dir: Path) -> dict[int, int | None]:
     """Return when Python ended in each process that imported traceable, in ns since 1970 (`capture/process_record.py`).
 
     None is for one that did not say so. One that did may still be ended by a signal before all of it is handed over.
@@ -302,19 +302,19 @@ def python_ends(run_dir: Path) -> dict[int, int | None]:
 
 
 def _python_end(path: Path) -> tuple[int, int | None] | None:
-    begun = list(untrusted.lines(path, untrusted.BEGUN))
+    begun = list(untrusted.read_json_lines(path, untrusted.PROCESS_START))
     if not begun:  # a disk that was full
         return None
-    last = list(untrusted.lines(path, {}))[-1]
-    return begun[0]["pid"], last["ended_wall_ns"] if untrusted.fits(last, untrusted.ENDED) else None
+    last = list(untrusted.read_json_lines(path, {}))[-1]
+    return begun[0]["pid"], last["ended_wall_ns"] if untrusted.has_shape(last, untrusted.PROCESS_END) else None
 
 
-def cut_lost_ends(database: Path, ended: Mapping[int, int | None]) -> None:
+def clip_lost_ends(database: Path, ended: Mapping[int, int | None]) -> None:
     """Cut the ranges, in an export of nsys's, that have the end of the recording though their process was over by then.
 
     Args:
         database: the export.
-        ended: as `python_ends` returns it.
+        ended: as `read_python_exit_times` returns it.
 
     Raises:
         sqlite3.Error: it can't be read or written.

@@ -17,8 +17,14 @@ from pathlib import Path
 from traceable.collectors import tools
 from traceable.collectors.nsys import user_options
 from traceable.collectors.nsys.tables import check_replaceable
-from traceable.collectors.nsys.user_options import Given
-from traceable.collectors.tools import ask, first_words, folders, last_words, numbers
+from traceable.collectors.nsys.user_options import UserOption
+from traceable.collectors.tools import (
+    extract_first_line,
+    find_folders,
+    parse_version_numbers,
+    quote_last_line,
+    run_tool,
+)
 from traceable.errors import CollectorError, Message, UsageError
 from traceable.protocol import environment, untrusted
 
@@ -74,64 +80,64 @@ class Install:
         Nothing where it says nothing, and then no option that an nsys may lack is used.
         """
         try:
-            answer = ask([str(self.executable), "profile", "--help"])
+            answer = run_tool([str(self.executable), "profile", "--help"])
         except CollectorError:
-            return user_options.parse("")
-        return user_options.parse(answer.stdout + answer.stderr)
+            return user_options.parse_help("")
+        return user_options.parse_help(answer.stdout + answer.stderr)
 
-    def check_given(self, given: Sequence[Given]) -> None:
+    def validate_user_options(self, given: Sequence[UserOption]) -> None:
         """Have nsys itself read the user's options: it takes more than its help lists, and knows what may be repeated.
 
         Raises:
             UsageError: it refuses one.
         """
         words = [word for one in given for word in one.words]
-        answer = ask([str(self.executable), "profile", *words, "--help"])
+        answer = run_tool([str(self.executable), "profile", *words, "--help"])
         if not answer.returncode:
             return
         for one in given:
             if not one.known:
                 name = one.words[0].partition("=")[0]
-                near = self.options.nearest(name)
+                near = self.options.find_nearest(name)
                 raise UsageError(
                     "no_such_nsys_option",
                     f"nsys {self.short_version} has no option {name}",
                     f"did you mean {near}?" if near else "type `nsys profile --help`",
                 )
-        found = f"nsys {self.short_version} refuses --nsys-args: {first_words(answer)}"
+        found = f"nsys {self.short_version} refuses --nsys-args: {extract_first_line(answer)}"
         raise UsageError("nsys_args_refused", found, "correct it")
 
     @property
-    def hangs_with_samples(self) -> Message | None:
+    def sampling_hang_reason(self) -> Message | None:
         """Why recording samples or thread states of the CPU may never end; None where that is not known of this nsys.
 
         2022.4.2 on Linux 6.18: the agent spins for ever on perf descriptors that have hung up, in 5 of 12 recordings
         of `sleep 1`. Which kernel began it is not known.
         """
         kernel = os.uname().release
-        if numbers(self.version)[:1] >= [2023] or numbers(kernel)[:1] < [6]:
+        if parse_version_numbers(self.version)[:1] >= [2023] or parse_version_numbers(kernel)[:1] < [6]:
             return None
         found = f"nsys {self.short_version} may never end with them on Linux {'.'.join(kernel.split('.')[:2])}"
         return Message("samples_hang_nsys", found)
 
-    def no_samples(self) -> Message | None:
+    def explain_no_sampling(self) -> Message | None:
         """Return why the CPU is not to be sampled under this nsys, here; None where it can be."""
-        if hangs := self.hangs_with_samples:
+        if hangs := self.sampling_hang_reason:
             return hangs
         try:
-            answer = ask([str(self.executable), "status", "--environment"])
+            answer = run_tool([str(self.executable), "status", "--environment"])
         except CollectorError as error:
             return error.cause
         if re.search(r"\(process-tree\): OK", answer.stdout):
             return None
         return Message("samples_not_permitted", "not permitted here, see `nsys status --environment`")
 
-    def gpu_metrics(self, option: str) -> tuple[str | None, str]:
+    def select_gpu_metrics_devices(self, option: str) -> tuple[str | None, str]:
         """Return the value of `option` that selects the GPUs whose counters can be sampled, or None and why not."""
         try:
-            answer = ask([str(self.executable), "profile", f"{option}=help"])
+            answer = run_tool([str(self.executable), "profile", f"{option}=help"])
         except CollectorError as error:
-            return None, error.found
+            return None, error.problem
         lines = [line.strip() for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
         # `0: NVIDIA ...` for each GPU, `all: ...` with newer ones; the GPUs that can't are listed below, in a part of
         # its own, or with a word behind.
@@ -143,7 +149,7 @@ class Install:
         return None, next((line for line in lines if not line.startswith("Possible")), "nsys lists no GPU")[:120]
 
 
-def find() -> Install:
+def find_nsys() -> Install:
     """Return the nsys to use: the one of TRACEABLE_NSYS, else the first that answers on PATH or in an install folder.
 
     Raises:
@@ -151,10 +157,10 @@ def find() -> Install:
     """
     remedy = f"install it or name it in {environment.NSYS}"
     missing = CollectorError("nsys_not_installed", "nsys is not installed", remedy)
-    return Install(*tools.find("nsys", environment.NSYS, INSTALL_FOLDERS, _VERSION, missing))
+    return Install(*tools.find_tool("nsys", environment.NSYS, INSTALL_FOLDERS, _VERSION, missing))
 
 
-def export(report: Path, database: Path, scrub: Callable[[Path], object] | None = None) -> None:
+def export_sqlite(report: Path, database: Path, scrub: Callable[[Path], object] | None = None) -> None:
     """Write the SQLite form of `report` (`.nsys-rep`, `.qdrep` or `.qdstrm`) to `database`, whole or not at all.
 
     Args:
@@ -166,7 +172,7 @@ def export(report: Path, database: Path, scrub: Callable[[Path], object] | None 
         CollectorError: nsys is missing or can't read the report, or something else is in the place of `database`; the
             message names the file.
     """
-    install = find()
+    install = find_nsys()
     check_replaceable(database)
     with _folder_beside(database) as folder:
         # nsys 2022.4 keeps a file name's own suffix only if it is the one it would have given.
@@ -174,11 +180,11 @@ def export(report: Path, database: Path, scrub: Callable[[Path], object] | None 
         if report.suffix == ".qdstrm":
             report = import_stream(report, part.with_suffix(".nsys-rep"), install)
         words = [str(install.executable), "export", "--type", "sqlite", "--force-overwrite", "true"]
-        answer = ask([*words, "--output", str(part), str(report)], patiently=True)
+        answer = run_tool([*words, "--output", str(part), str(report)], no_timeout=True)
         if answer.returncode or not part.is_file() or not part.stat().st_size:
             raise CollectorError(
                 "nsys_export_failed",
-                f"nsys {install.short_version} can't export {report}: {last_words(answer)}",
+                f"nsys {install.short_version} can't export {report}: {quote_last_line(answer)}",
                 "open it with the nsys that wrote it, or record again",
             )
         if scrub is not None:
@@ -217,11 +223,11 @@ def import_stream(stream: Path, report: Path, install: Install | None = None) ->
         )
     with _folder_beside(report) as folder:
         part = folder / f"{report.stem}.nsys-rep"
-        answer = ask([str(importer), "-i", str(stream), "-o", str(part)], patiently=True)
+        answer = run_tool([str(importer), "-i", str(stream), "-o", str(part)], no_timeout=True)
         if answer.returncode or not part.is_file():
             raise CollectorError(
                 "nsys_import_failed",
-                f"{importer} can't import {stream}: {last_words(answer)}",
+                f"{importer} can't import {stream}: {quote_last_line(answer)}",
                 "use the importer of the nsys version that wrote it; an interrupted stream is lost",
             )
         if untrusted.exists(report):
@@ -245,4 +251,4 @@ def _importer_folders(install: Install | None) -> Iterator[Path]:
             yield home
             yield from sorted(home.parent.glob("host-linux-*"))
     yield from (Path(folder) for folder in os.get_exec_path())
-    yield from folders(IMPORTER_FOLDERS)
+    yield from find_folders(IMPORTER_FOLDERS)

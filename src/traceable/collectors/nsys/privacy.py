@@ -24,12 +24,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceable._native import discreet_library
+from traceable._native import find_hide_proc_environ_library
 from traceable.collectors.nsys.user_options import Options
 from traceable.errors import Message
 from traceable.protocol import environment, redact
 
-OPTION = "--discard-environment"
+DISCARD_OPTION = "--discard-environment"
 
 ROOM_BYTES = 64 << 20
 """A folder for temporary files with less than this is passed over for a roomier one. 2022.4.2 keeps all that it records
@@ -58,21 +58,21 @@ _VARIABLE = re.compile(rb"[^=\s]+=")
 Variables = dict[str, bytes]
 _Text = tuple[int, int, bytes]
 
-SHORTEST = 8
+MIN_SECRET_CHARACTERS = 8
 """Characters of a value that is looked for: shorter ones, such as `none`, are found everywhere."""
 
-LOOKED_THROUGH_BYTES = 256 << 20
+MAX_SCAN_BYTES = 256 << 20
 """How much of a file is looked through, from its begin: half a second a secret. nsys reads environments first."""
 
 NAMES_SHOWN = 8
 
 
-def options(known: Options) -> tuple[tuple[str, str], ...]:
+def list_privacy_options(known: Options) -> tuple[tuple[str, str], ...]:
     """Return the options that keep environments out of the report, as far as this nsys has them."""
-    return ((OPTION, "true"),) if OPTION in known else ()
+    return ((DISCARD_OPTION, "true"),) if DISCARD_OPTION in known else ()
 
 
-def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, str], tuple[Message, ...]]:
+def prepare_environment(run_dir: Path, known: Options) -> tuple[Mapping[str, str], tuple[Message, ...]]:
     """Return the variables for nsys alone, and a note for each thing that the user should know of them.
 
     Args:
@@ -81,31 +81,31 @@ def environment_and_notes(run_dir: Path, known: Options) -> tuple[Mapping[str, s
     """
     variables: dict[str, str] = {}
     notes: list[Message] = []
-    if OPTION not in known:
-        library = discreet_library()
+    if DISCARD_OPTION not in known:
+        library = find_hide_proc_environ_library()
         # The loader splits LD_PRELOAD at both, and there is no quoting.
         if library is not None and not {":", " "} & set(str(library)):
             variables["LD_PRELOAD"] = str(library)
         else:
             notes.append(NOT_PREVENTED)
     usual = Path(os.environ.get("TMPDIR") or "/tmp")
-    if (why := unfit(usual)) and (folder := instead_of(usual, run_dir)):
+    if (why := explain_unfit_folder(usual)) and (folder := find_temporary_folder(usual, run_dir)):
         variables["TMPDIR"] = str(folder)
         found = f"{usual} {why}: nsys keeps its temporary files in {folder}"
         notes.append(Message("temporary_folder_replaced", found))
     return variables, tuple(notes)
 
 
-def instead_of(folder: Path, run_dir: Path) -> Path | None:
+def find_temporary_folder(folder: Path, run_dir: Path) -> Path | None:
     """Return where nsys is to keep temporary files and not in `folder`; None where that will do, or no other would."""
-    if not unfit(folder):
+    if not explain_unfit_folder(folder):
         return None
-    return next((one for one in _folders(run_dir) if not unfit(one)), None)
+    return next((one for one in _folders(run_dir) if not explain_unfit_folder(one)), None)
 
 
-def of_command(words: Sequence[str]) -> tuple[Message, ...]:
+def check_command_line(words: Sequence[str]) -> tuple[Message, ...]:
     """Return a note where a command line, which nsys stores as it is, has the value of a secret."""
-    if redact.without_values(words) == list(words):
+    if redact.redact_command(words) == list(words):
         return ()
     found = (
         "the command line holds the value of a secret, and nsys writes it into its report: see `traceable help secrets`"
@@ -113,7 +113,7 @@ def of_command(words: Sequence[str]) -> tuple[Message, ...]:
     return (Message("secret_on_command_line", found),)
 
 
-def unfit(folder: Path) -> str | None:
+def explain_unfit_folder(folder: Path) -> str | None:
     """Return why nsys had better not keep temporary files in `folder`, as the end of a sentence; None for no reason."""
     try:
         found = os.statvfs(folder)
@@ -133,7 +133,7 @@ def _folders(run_dir: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredEnvironment:
     """One environment in a report.
 
     Attributes:
@@ -150,12 +150,12 @@ class Stored:
         return {name: value for _, variables in self.parts for name, value in variables.items()}
 
     @property
-    def planned(self) -> bool:
+    def is_from_launcher(self) -> bool:
         """Whether it is the small environment that the launcher gave to nsys (`launch/supervisor.py`)."""
         return self.table == _SYSTEM or environment.HANDOVER in self.variables
 
 
-def stored(connection: sqlite3.Connection) -> list[Stored]:
+def find_environments(connection: sqlite3.Connection) -> list[StoredEnvironment]:
     """Return the environments in an exported report.
 
     Raises:
@@ -175,12 +175,12 @@ def stored(connection: sqlite3.Connection) -> list[Stored]:
             variables = _variables(text or b"")
             if variables:
                 found.setdefault((table, process), []).append((row, variables))
-    return [Stored(table, tuple(parts)) for (table, _), parts in found.items()]
+    return [StoredEnvironment(table, tuple(parts)) for (table, _), parts in found.items()]
 
 
-def scrub(database: Path) -> list[Stored]:
+def scrub_environments(database: Path) -> list[StoredEnvironment]:
     """Empty the values in an exported report: of every environment of a process, and in nsys's own of what has the name
-    of a secret. Returns the environments that were changed, as they were. Old pages may still have them: `rewrite`.
+    of a secret. Returns the environments that were changed, as they were. Old pages may still have them: `rewrite_database`.
 
     Raises:
         sqlite3.Error: it can't be read or written.
@@ -188,7 +188,7 @@ def scrub(database: Path) -> list[Stored]:
     with closing(sqlite3.connect(database)) as connection, connection:
         # Without it the old text stays in the file, in a page that is free.
         connection.execute("PRAGMA secure_delete = ON")
-        found = stored(connection)
+        found = find_environments(connection)
         changed = [one for one in found if any(_kept(one.table, part) != part for _, part in one.parts)]
         for one in changed:
             for row, part in one.parts:
@@ -197,7 +197,7 @@ def scrub(database: Path) -> list[Stored]:
     return changed
 
 
-def rewrite(database: Path) -> None:
+def rewrite_database(database: Path) -> None:
     """Write an exported report anew, whole or not at all, without what its tables do not hold any more.
 
     nsys writes it without `secure_delete`: where a page of it was split, the unused part still has the old text.
@@ -264,7 +264,7 @@ def _referred_to(connection: sqlite3.Connection, texts: set[int], columns: Itera
     return found
 
 
-def notes(report: Path, database: Path, stored: Sequence[Stored]) -> tuple[Message, ...]:
+def check_report_for_secrets(report: Path, database: Path, stored: Sequence[StoredEnvironment]) -> tuple[Message, ...]:
     """Return a note where a report holds what nsys was not to see; nothing where it does not.
 
     Args:
@@ -272,7 +272,7 @@ def notes(report: Path, database: Path, stored: Sequence[Stored]) -> tuple[Messa
         database: its export, from which the environments were taken out.
         stored: these environments.
     """
-    strangers = [one for one in stored if not one.planned]
+    strangers = [one for one in stored if not one.is_from_launcher]
     known = {name for one in stored for name, value in one.variables.items() if value and redact.is_secret(name)}
     names = sorted(known | _found(report) | _found(database))
     if not strangers and not names:
@@ -292,7 +292,7 @@ def _found(file: Path) -> set[str]:
     values = dict(_secrets(os.environb.items()))
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return {name for name, value in values.items() if content.find(value, 0, LOOKED_THROUGH_BYTES) >= 0}
+            return {name for name, value in values.items() if content.find(value, 0, MAX_SCAN_BYTES) >= 0}
     except (OSError, ValueError):  # not readable, or empty
         return set()
 
@@ -301,7 +301,7 @@ def _secrets(variables: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, by
     for raw, value in variables:
         name = os.fsdecode(raw)
         # A path is where a secret lies and none itself: GOOGLE_APPLICATION_CREDENTIALS.
-        if redact.is_secret(name) and len(value) >= SHORTEST and not value.startswith(b"/"):
+        if redact.is_secret(name) and len(value) >= MIN_SECRET_CHARACTERS and not value.startswith(b"/"):
             yield name, value
 
 

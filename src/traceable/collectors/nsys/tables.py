@@ -136,7 +136,7 @@ def check_replaceable(database: Path) -> None:
 def _maker(database: Path) -> str:
     """Return which product has made an export; empty for a file that is none."""
     try:
-        with closing(untrusted.connect(database)) as connection:
+        with closing(untrusted.open_database(database)) as connection:
             there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             table = next((name for name in _EXPORTS if name in there), None)
             if table is None:

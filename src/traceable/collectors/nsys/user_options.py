@@ -32,7 +32,7 @@ _POSSIBLE = re.compile(r"Possible values(?: for <[^>]*>)? are:?\s+(?P<list>.*?)\
 _QUOTED = re.compile(r"['`]([^'`\s]+)'")
 _PLAIN = re.compile(r"[\w-]+")
 
-DEFAULT = "default"
+DEFAULT_PRESET = "default"
 
 ALWAYS = (
     # By default nsys ends a program that outlives the collection; nothing of ours may do that.
@@ -42,7 +42,7 @@ ALWAYS = (
 )
 """Options that nsys is given where its --help names them with this value, whatever the preset."""
 
-QUIET = (
+NO_CPU_SAMPLING = (
     # Both need perf_event_paranoid <= 2, which containers seldom have, and neither feeds a number of ours.
     ("--sample", "none"),
     ("--cpuctxsw", "none"),
@@ -125,13 +125,13 @@ class Options:
         """Whether there is an option `name`, and nothing in the help speaks against `value`."""
         return name in self._by_name and self._by_name[name].takes(value)
 
-    def nearest(self, name: str) -> str | None:
+    def find_nearest(self, name: str) -> str | None:
         """Return the option whose name is most like `name`; None where none is."""
         near = difflib.get_close_matches(name, [one for one in self._by_name if one.startswith("--")], n=1)
         return near[0] if near else None
 
 
-def parse(text: str) -> Options:
+def parse_help(text: str) -> Options:
     """Read the output of `nsys profile --help`; what is no option in it is passed over."""
     headers = list(_HEADER.finditer(text))
     ends = [header.start() for header in headers[1:]] + [len(text)]
@@ -163,13 +163,13 @@ class Preset:
     Attributes:
         trace: the APIs, of which `cuda` and `nvtx` are in all of them.
         options: further options with their values.
-        sampled: options that need samples of the CPU, and are left out where it can't be sampled.
+        sampling_options: options that need samples of the CPU, and are left out where it can't be sampled.
         gpu_metrics: sample the GPU's own counters.
     """
 
     trace: tuple[str, ...] = ("cuda", "nvtx")
     options: tuple[tuple[str, str], ...] = ()
-    sampled: tuple[tuple[str, str], ...] = ()
+    sampling_options: tuple[tuple[str, str], ...] = ()
     gpu_metrics: bool = False
 
 
@@ -186,8 +186,8 @@ _BACKTRACES = (
 # Not `python-gil`: 2023.4.4 records the GIL as NVTX ranges (domain `GIL Trace`), which enclose the program's own.
 PRESETS = {
     "light": Preset(),
-    DEFAULT: Preset(options=(_GRAPH_NODES,)),
-    "python": Preset(options=(_GRAPH_NODES, *_PYTHON), sampled=_BACKTRACES),
+    DEFAULT_PRESET: Preset(options=(_GRAPH_NODES,)),
+    "python": Preset(options=(_GRAPH_NODES, *_PYTHON), sampling_options=_BACKTRACES),
     "full": Preset(
         ("cuda", "nvtx", "osrt", "cublas", "cusparse", "cusolver", "cudnn", "nccl", "mpi", "ucx"),
         (_GRAPH_NODES, ("--cuda-memory-usage", "true"), *_PYTHON),
@@ -201,31 +201,31 @@ PRESETS = {
 class Machine(Protocol):
     """What is asked of the machine, and only where a preset wishes for it."""
 
-    def no_samples(self) -> Message | None:
+    def explain_no_sampling(self) -> Message | None:
         """Return why the CPU can't be sampled; None where it can."""
         ...
 
-    def gpu_metrics(self, option: str) -> tuple[str | None, str]:
+    def select_gpu_metrics_devices(self, option: str) -> tuple[str | None, str]:
         """Return the value that selects the GPUs whose counters may be sampled, or None and why there is none."""
         ...
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ResolvedPreset:
     """What a preset comes to with one nsys on one machine.
 
     Attributes:
         options: in order, with their values.
         missing: what this nsys does not have, as one would type it.
-        refused: what the machine does not permit, each with the reason.
+        not_permitted: what the machine does not permit, each with the reason.
     """
 
     options: tuple[tuple[str, str], ...]
     missing: tuple[str, ...] = ()
-    refused: tuple[Message, ...] = ()
+    not_permitted: tuple[Message, ...] = ()
 
 
-def choose(preset: Preset, options: Options, machine: Machine) -> Chosen:
+def resolve_preset(preset: Preset, options: Options, machine: Machine) -> ResolvedPreset:
     """Return what of `preset` this nsys offers and this machine permits."""
     missing: list[str] = []
     refused: list[Message] = []
@@ -233,21 +233,21 @@ def choose(preset: Preset, options: Options, machine: Machine) -> Chosen:
     missing += [f"{TRACE}={api}" for api in preset.trace if api not in trace]
     chosen = [(TRACE, ",".join(trace)), *_there(ALWAYS, options)]
     wished = preset.options
-    if preset.sampled and (reason := machine.no_samples()):
+    if preset.sampling_options and (reason := machine.explain_no_sampling()):
         refused.append(Message(reason.code, f"samples and backtraces of the CPU ({reason})"))
     else:
-        wished += preset.sampled
-    chosen += _there([one for one in QUIET if one[0] not in dict(wished)], options)
+        wished += preset.sampling_options
+    chosen += _there([one for one in NO_CPU_SAMPLING if one[0] not in dict(wished)], options)
     chosen += _there(wished, options)
     missing += [_named(name, value, options) for name, value in wished if not options.takes(name, value)]
     if preset.gpu_metrics:
         name = next((one for one in GPU_METRICS if one in options), None)
-        value, why = machine.gpu_metrics(name) if name else (None, "this nsys has none")
+        value, why = machine.select_gpu_metrics_devices(name) if name else (None, "this nsys has none")
         if name and value:
             chosen.append((name, value))
         else:
             refused.append(Message("gpu_counters_unavailable", f"the GPU's counters ({why})"))
-    return Chosen(tuple(chosen), tuple(missing), tuple(refused))
+    return ResolvedPreset(tuple(chosen), tuple(missing), tuple(refused))
 
 
 def _there(wished: Iterable[tuple[str, str]], options: Options) -> list[tuple[str, str]]:
@@ -260,7 +260,7 @@ def _named(name: str, value: str, options: Options) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class NsysRequest:
     """What the command line asks of nsys; `str` gives it as one would type it.
 
     Attributes:
@@ -276,13 +276,13 @@ class Asked:
         return " and ".join(filter(None, (preset, "--nsys-args" if self.words else "")))
 
     @property
-    def wished(self) -> Preset:
+    def effective_preset(self) -> Preset:
         """The preset itself."""
-        return PRESETS[self.preset or DEFAULT]
+        return PRESETS[self.preset or DEFAULT_PRESET]
 
 
 @dataclass(frozen=True)
-class Given:
+class UserOption:
     """One option of the user's.
 
     Attributes:
@@ -301,13 +301,13 @@ class Given:
         return " ".join(self.words)
 
 
-def read_given(words: Sequence[str], options: Options) -> tuple[Given, ...]:
+def parse_user_options(words: Sequence[str], options: Options) -> tuple[UserOption, ...]:
     """Read the user's own options as nsys does: `--opt=value`, `--opt value`, `-ovalue`, `-o value`, shortened names.
 
     Raises:
         UsageError: a word is neither an option nor the value of one, or a value is missing.
     """
-    found: list[Given] = []
+    found: list[UserOption] = []
     position = 0
     while position < len(words):
         word = words[position]
@@ -325,7 +325,7 @@ def read_given(words: Sequence[str], options: Options) -> tuple[Given, ...]:
                 raise UsageError("value_missing", f"{typed} in --nsys-args needs a value", f"write {typed}=VALUE")
             value, taken = words[position + 1], 2
         name = option.name if option else typed
-        found.append(Given(name, value, tuple(words[position : position + taken]), option is not None))
+        found.append(UserOption(name, value, tuple(words[position : position + taken]), option is not None))
         position += taken
     return tuple(found)
 
@@ -338,7 +338,7 @@ def _split(word: str) -> tuple[str, bool, str | None]:
     return word[:2], len(word) > 2, word[2:] or None
 
 
-def check(given: Iterable[Given]) -> None:
+def check_user_options(given: Iterable[UserOption]) -> None:
     """Refuse what can't be had.
 
     Raises:
@@ -359,7 +359,7 @@ def check(given: Iterable[Given]) -> None:
             )
 
 
-def check_gated(given: Iterable[Given]) -> None:
+def check_window_options(given: Iterable[UserOption]) -> None:
     """Refuse what can't be had where windows are recorded.
 
     Raises:
@@ -385,14 +385,14 @@ def check_gated(given: Iterable[Given]) -> None:
             raise UsageError("window_domain_excluded", found, f"let {domain} in")
 
 
-def merged(ours: Sequence[tuple[str, str]], given: Sequence[Given]) -> list[str]:
+def merge_options(ours: Sequence[tuple[str, str]], given: Sequence[UserOption]) -> list[str]:
     """Return the words for both: nsys takes an option once, so of ours those that the user gives too are left out."""
     theirs = {one.name for one in given}
     words = [f"{name}={value}" for name, value in ours if name not in theirs]
     return [*words, *(word for one in given for word in one.words)]
 
 
-def notes(given: Iterable[Given], hangs_with_samples: Message | None = None) -> tuple[Message, ...]:
+def list_option_notes(given: Iterable[UserOption], hangs_with_samples: Message | None = None) -> tuple[Message, ...]:
     """Return a note for each option that changes what traceable otherwise promises.
 
     Args:
@@ -402,7 +402,7 @@ def notes(given: Iterable[Given], hangs_with_samples: Message | None = None) -> 
     return tuple(note for one in given if (note := _note(one, hangs_with_samples)))
 
 
-def _note(one: Given, hangs_with_samples: Message | None) -> Message | None:
+def _note(one: UserOption, hangs_with_samples: Message | None) -> Message | None:
     if hangs_with_samples and one.name in ("--sample", "--cpuctxsw") and one.value != "none":
         return Message(
             hangs_with_samples.code,

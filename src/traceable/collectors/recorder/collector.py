@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from traceable._native import recorder_library
-from traceable.collectors.base import GPU_DIRECTORY, NOTHING, Availability, Gating, Plan, Recorded
+from traceable._native import find_recorder_library
+from traceable.collectors.base import GPU_DIRECTORY, NOTHING_RECORDED, Availability, CollectorResult, Gating, Plan
 from traceable.errors import CollectorError, Message
 from traceable.protocol import environment, untrusted
 
@@ -40,7 +40,7 @@ class RecorderCollector:
 
     def availability(self) -> Availability:
         """Say whether the recorder was built when traceable was installed."""
-        if recorder_library():
+        if find_recorder_library():
             return Availability(True, "embedded recorder")
         return Availability(False, NOT_BUILT, REBUILD, NOT_BUILT.code)
 
@@ -56,7 +56,7 @@ class RecorderCollector:
         Raises:
             CollectorError: the recorder was not built.
         """
-        library = recorder_library()
+        library = find_recorder_library()
         if library is None:
             raise CollectorError(NOT_BUILT.code, NOT_BUILT, REBUILD)
         variables = {
@@ -71,10 +71,14 @@ class RecorderCollector:
             from traceable.collectors.torch import collector as torch
 
             directory = str((run_dir / GPU_DIRECTORY).absolute())
-            variables |= {**torch.variables(gating), environment.GPU_DIR: directory, environment.GATE: "gpu"}
+            variables |= {
+                **torch.make_torch_environment(gating),
+                environment.GPU_DIR: directory,
+                environment.GATE: "gpu",
+            }
         return Plan(tuple(command), variables)
 
-    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:
+    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
         """Write `<stem>.sqlite` from the recording, unless one stands there that is newer than a finished recording.
 
         Raises:
@@ -90,10 +94,10 @@ class RecorderCollector:
             from traceable.collectors.recorder.recording import read_recording
             from traceable.collectors.recorder.schema import write_database
 
-            remove_unfinished(database)
+            remove_unfinished_exports(database)
             recording = read_recording(source)
             complete = not _alive(process.pid for process in recording.processes)
-            gpu = recorder_gpu.find(run_dir, recording, asked=self._gpu)
+            gpu = recorder_gpu.find_gpu_recording(run_dir, recording, requested=self._gpu)
             if gpu is None:
                 written = write_database(recording, database, complete)
             else:
@@ -101,11 +105,11 @@ class RecorderCollector:
             notes = written.notes
             if not written.events:
                 database.unlink(missing_ok=True)
-                return Recorded(None, sources, tuple(dict.fromkeys((NOTHING, *notes))))
-        return Recorded(database, (database, *sources), notes)
+                return CollectorResult(None, sources, tuple(dict.fromkeys((NOTHING_RECORDED, *notes))))
+        return CollectorResult(database, (database, *sources), notes)
 
 
-def remove_unfinished(database: Path) -> None:
+def remove_unfinished_exports(database: Path) -> None:
     """Remove what processes left that died while they wrote `database`."""
     for folder in database.parent.glob(f".{glob.escape(database.name)}.*"):
         pid = folder.name.removeprefix(f".{database.name}.").partition(".")[0]
@@ -124,7 +128,7 @@ def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[Message, .
             return None
         if not untrusted.is_regular(database):
             return None
-        with closing(untrusted.connect(database)) as connection:
+        with closing(untrusted.open_database(database)) as connection:
             complete = connection.execute("SELECT value FROM META_DATA_EXPORT WHERE name = ?", (COMPLETE,)).fetchone()
             if complete != ("true",):
                 return None

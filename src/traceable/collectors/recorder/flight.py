@@ -46,13 +46,13 @@ class FlightRecorder:
         return ",".join(filter(None, (_written(self.duration_ns, True), _written(self.max_bytes, False))))
 
     @property
-    def variable(self) -> str:
+    def environment_value(self) -> str:
         """The value of `TRACEABLE_FLIGHT_RECORDER`, as the recorder reads it."""
         parts = (("ns", self.duration_ns), ("B", self.max_bytes))
         return ",".join(f"{number}{unit}" for unit, number in parts if number is not None)
 
 
-def parse(text: str) -> FlightRecorder:
+def parse_flight_recorder(text: str) -> FlightRecorder:
     """Read what the user wrote.
 
     Raises:

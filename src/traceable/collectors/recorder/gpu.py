@@ -15,16 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from traceable.collectors.base import GPU_DIRECTORY, NOTHING
+from traceable.collectors.base import GPU_DIRECTORY, NOTHING_RECORDED
 from traceable.collectors.recorder.recording import ProcessRecording, Recording
-from traceable.collectors.recorder.schema import Added, Sink, Source
+from traceable.collectors.recorder.schema import DatabaseWriter, EventSource, SourceResult
 from traceable.collectors.torch import collector as torch
 from traceable.errors import Message, TraceError
 from traceable.protocol import untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.collectors.recorder.kineto_merge import Part, Parts
+    from traceable.collectors.recorder.kineto_merge import KinetoTrace, KinetoTraces
 
 NO_CUDA, WAITING, RECORDING, LOST, REFUSED = "no cuda", "waiting", "recording", "lost", "refused"
 """What a process may say of itself besides that all is written; as in `capture.gpu_gate`."""
@@ -44,7 +44,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class Found:
+class GpuRecording:
     """The GPU's part of a run.
 
     Attributes:
@@ -53,45 +53,49 @@ class Found:
     """
 
     recording: Recording
-    source: Source
+    source: EventSource
 
 
-def find(run_dir: Path, recording: Recording, *, asked: bool) -> Found | None:
+def find_gpu_recording(run_dir: Path, recording: Recording, *, requested: bool) -> GpuRecording | None:
     """Read the GPU's part of a run; None where none was asked for.
 
     Args:
         run_dir: the run directory.
         recording: the recorder's.
-        asked: whether --gpu was given; a run that was cut short is known by the directory alone.
+        requested: whether --gpu was given; a run that was cut short is known by the directory alone.
     """
     directory = run_dir / GPU_DIRECTORY
-    if not asked and not untrusted.is_directory(directory):
+    if not requested and not untrusted.is_directory(directory):
         return None
-    from traceable.collectors.recorder.kineto_merge import Parts
+    from traceable.collectors.recorder.kineto_merge import KinetoTraces
 
-    parts = Parts()
-    unread = [] if recording.processes else [NOTHING]
+    parts = KinetoTraces()
+    unread = [] if recording.processes else [NOTHING_RECORDED]
     for path, pid in _traces(directory):
         try:
             parts.add(path, pid)
         except TraceError as error:  # noqa: PERF203 - one damaged file is not to cost the others
-            unread.append(Message(error.code, f"{error.found}; it was left out"))
+            unread.append(Message(error.code, f"{error.problem}; it was left out"))
     states = dict(_states(directory))
-    placed = recording if recording.processes else replace(recording, processes=tuple(_placeholder(parts.read)))
-    notes = (*unread, *_missing(states, recording.processes), *_unused(states, recorded=bool(parts.read)))
-    return Found(placed, partial(_write, parts, placed, notes, tuple(_without_cuda(states))))
+    placed = recording if recording.processes else replace(recording, processes=tuple(_placeholder(parts.traces)))
+    notes = (*unread, *_missing(states, recording.processes), *_unused(states, recorded=bool(parts.traces)))
+    return GpuRecording(placed, partial(_write, parts, placed, notes, tuple(_without_cuda(states))))
 
 
 def _write(
-    parts: Parts, recording: Recording, notes: Iterable[Message], remarks: Iterable[Message], sink: Sink
-) -> Added:
-    from traceable.collectors.recorder.kineto_merge import merge
+    parts: KinetoTraces,
+    recording: Recording,
+    notes: Iterable[Message],
+    remarks: Iterable[Message],
+    sink: DatabaseWriter,
+) -> SourceResult:
+    from traceable.collectors.recorder.kineto_merge import merge_traces
 
     for note in notes:
         sink.warn(note, None)
     for remark in remarks:
-        sink.remark(remark, None)
-    return merge(parts, recording, sink)
+        sink.info(remark, None)
+    return merge_traces(parts, recording, sink)
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -113,14 +117,14 @@ def _states(directory: Path) -> Iterator[tuple[int, _State]]:
         if words is None:
             continue
         try:
-            said = untrusted.record(path, untrusted.GPU_STATE)
+            said = untrusted.read_json_object(path, untrusted.GPU_STATE)
             yield int(words[1]), _State(said["state"], said["detail"])
         except (OSError, ValueError):
             # Written whole or not at all: this is none of ours.
             continue
 
 
-def _placeholder(parts: Iterable[Part]) -> Iterator[ProcessRecording]:
+def _placeholder(parts: Iterable[KinetoTrace]) -> Iterator[ProcessRecording]:
     """Yield a recording without events for the first process that used the GPU, where none used NVTX.
 
     It is what times are counted from.
@@ -135,7 +139,7 @@ def _placeholder(parts: Iterable[Part]) -> Iterator[ProcessRecording]:
             name=name,
             command=(name,),
             monotonic_ns=monotonic_ns,
-            realtime_ns=monotonic_ns + part.said.realtime_ns - part.said.monotonic_ns,
+            realtime_ns=monotonic_ns + part.metadata.realtime_ns - part.metadata.monotonic_ns,
             dropped=0,
             lost_names=0,
             names=(),

@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from traceable.collectors.nsys.tables import global_tid
 from traceable.collectors.recorder import recording as rec
-from traceable.collectors.recorder.schema import Added, Sink
+from traceable.collectors.recorder.schema import DatabaseWriter, SourceResult
 from traceable.errors import Message
 from traceable.protocol import untrusted
 from traceable.trace.intern import Names
-from traceable.trace.kineto_events import File, Table, read_file, readable
+from traceable.trace.kineto_events import File, Table, escape_text, read_file
 from traceable.trace.model import NULL, Int64
 
 _THREAD_NAME = re.compile(r"thread -?\d+ \((.*)\)", re.DOTALL)
@@ -68,7 +68,7 @@ CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSETS = "CUPTI_ACTIVITY_KIND_MEMSET"
-SYNCHRONISATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 OVERHEADS = "PROFILER_OVERHEAD"
 GPUS = "TARGET_INFO_GPU"
 CUDA_DEVICES = "TARGET_INFO_CUDA_DEVICE"
@@ -94,7 +94,7 @@ EVENT_TABLES = {
         graphNodeId INTEGER, virtualAddress INTEGER)""",
     MEMSETS: f"""CREATE TABLE {MEMSETS} (
         {_PLACE}, value INTEGER, bytes INTEGER, graphNodeId INTEGER, memKind INTEGER)""",
-    SYNCHRONISATIONS: f"CREATE TABLE {SYNCHRONISATIONS} ({_PLACE}, syncType INTEGER, eventId INTEGER)",
+    SYNCHRONIZATIONS: f"CREATE TABLE {SYNCHRONIZATIONS} ({_PLACE}, syncType INTEGER, eventId INTEGER)",
     OVERHEADS: f"CREATE TABLE {OVERHEADS} ({_EVENT}, globalTid INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER)",
 }
 """Tables of events. As with nsys, one is there only when it has rows."""
@@ -145,28 +145,28 @@ ENUMS: dict[str, list[tuple[int, str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class KinetoTrace:
     """A file of Kineto's that was read, of one process.
 
     Attributes:
         file: what is in it, on its own clock.
-        said: what the process says in it.
+        metadata: what the process says in it.
         clock: turns its times into CLOCK_MONOTONIC.
     """
 
     pid: int
     file: File
-    said: Said
+    metadata: TraceMetadata
     clock: Clock
 
 
 @dataclass
-class Parts:
+class KinetoTraces:
     """All files of a run, and what their names and launch geometries are numbered by."""
 
     names: Names = field(default_factory=Names)
     geometries: dict[tuple[int, ...], int] = field(default_factory=dict)
-    read: list[Part] = field(default_factory=list)
+    traces: list[KinetoTrace] = field(default_factory=list)
     notes: list[tuple[Message, int]] = field(default_factory=list)
 
     def add(self, path: Path, pid: int) -> None:
@@ -176,16 +176,16 @@ class Parts:
             TraceError: it is no whole trace of Kineto's.
         """
         file = read_file(path, self.names, self.geometries)
-        said = said_in(file)
-        clock = clock_of(file, said, self.names.all()) if said else None
+        said = read_metadata(file)
+        clock = estimate_clock(file, said, self.names.all()) if said else None
         if said is None or clock is None:
             found = f"{path} does not say when it was recorded and was left out"
             self.notes.append((Message("gpu_file_without_clock", found), pid))
         else:
-            self.read.append(Part(pid, file, said, clock))
+            self.traces.append(KinetoTrace(pid, file, said, clock))
 
 
-def merge(parts: Parts, recording: rec.Recording, sink: Sink) -> Added:
+def merge_traces(parts: KinetoTraces, recording: rec.Recording, sink: DatabaseWriter) -> SourceResult:
     """Write the GPU work of all files."""
     for statement in TABLES.values():
         sink.create(statement)
@@ -195,17 +195,17 @@ def merge(parts: Parts, recording: rec.Recording, sink: Sink) -> Added:
     for note, pid in parts.notes:
         sink.warn(note, global_tid(pid, 0))
     merger = _Merger(parts, recording, sink)
-    for part in parts.read:
+    for part in parts.traces:
         merger.write(part)
     merger.write_gpus()
-    return Added(merger.events, merger.last_ns)
+    return SourceResult(merger.events, merger.last_ns)
 
 
 class _Merger:
-    def __init__(self, parts: Parts, recording: rec.Recording, sink: Sink) -> None:
+    def __init__(self, parts: KinetoTraces, recording: rec.Recording, sink: DatabaseWriter) -> None:
         self._sink = sink
         self._recording = recording
-        self._texts = [readable(name) for name in parts.names.all()]
+        self._texts = [escape_text(name) for name in parts.names.all()]
         self._geometries = np.array([*parts.geometries, (NULL,) * len(GEOMETRY)], np.int64)
         self._threads: dict[int, Threads] = {}
         self._named: dict[int, set[int]] = {}
@@ -215,7 +215,7 @@ class _Merger:
         self.events = 0
         self.last_ns = 0
 
-    def write(self, part: Part) -> None:
+    def write(self, part: KinetoTrace) -> None:
         """Write one file."""
         pid, events = part.pid, part.file.events
         self._see_process(part)
@@ -263,8 +263,8 @@ class _Merger:
                 "graphNodeId": memsets.column("graph_node"),
             },
         )
-        waits = events.synchronisations
-        self._operations(part, SYNCHRONISATIONS, waits, shift, {"syncType": _known(waits.column("kind"))})
+        waits = events.synchronizations
+        self._operations(part, SYNCHRONIZATIONS, waits, shift, {"syncType": _known(waits.column("kind"))})
         overheads = events.overheads
         thread = np.full(len(overheads), global_tid(pid, 0))
         columns = {"globalTid": thread, "nameId": strings(overheads.column("name"))}
@@ -273,9 +273,9 @@ class _Merger:
         if events.untimed:
             found = f"{events.untimed} GPU events of process {pid} have no time: left out"
             self._sink.warn(Message("events_without_time", found), global_tid(pid, 0))
-        self._sink.remark(describe_clock(part.clock, pid), global_tid(pid, 0))
+        self._sink.info(describe_clock(part.clock, pid), global_tid(pid, 0))
 
-    def _see_process(self, part: Part) -> None:
+    def _see_process(self, part: KinetoTrace) -> None:
         pid = part.pid
         if pid in self._threads:
             return
@@ -283,10 +283,10 @@ class _Merger:
         self._threads[pid] = Threads(recorded)
         self._named[pid] = {thread.tid for process in recorded for thread in process.threads}
         if not recorded:
-            name = readable(part.file.events.process_names.get(pid, ""))
+            name = escape_text(part.file.events.process_names.get(pid, ""))
             self._sink.insert("PROCESSES", ("globalPid", "pid", "name"), [(global_tid(pid, 0), pid, name)])
 
-    def _correlation_shift(self, part: Part) -> int:
+    def _correlation_shift(self, part: KinetoTrace) -> int:
         """Return what to add to the correlations of a file, so that no two files of a process share one."""
         tables = (part.file.events.calls, part.file.events.kernels, part.file.events.copies, part.file.events.memsets)
         found = np.concatenate([table.column("correlation") for table in tables])
@@ -298,7 +298,7 @@ class _Merger:
         self._correlations[part.pid] = int(found.max()) + shift
         return shift
 
-    def _calls(self, part: Part, shift: int) -> None:
+    def _calls(self, part: KinetoTrace, shift: int) -> None:
         table = part.file.events.calls
         keys = list(part.file.events.threads)
         of = table.column("thread")
@@ -307,7 +307,7 @@ class _Merger:
         for number in np.unique(of).tolist():
             pid, said = keys[number]
             rows = of == number
-            tids[rows] = self._threads[part.pid].tids(said, started[rows])
+            tids[rows] = self._threads[part.pid].resolve_tids(said, started[rows])
             self._name_threads(part, np.unique(tids[rows]).tolist(), part.file.events.thread_names.get((pid, said)))
         self._insert(
             part,
@@ -321,19 +321,19 @@ class _Merger:
             },
         )
 
-    def _name_threads(self, part: Part, tids: Iterable[int], said: str | None) -> None:
+    def _name_threads(self, part: KinetoTrace, tids: Iterable[int], said: str | None) -> None:
         """Write the names of threads that have no range, of which the recorder has none."""
         unknown = self._threads[part.pid].unknown.values()
         for tid in set(tids) - self._named[part.pid]:
             self._named[part.pid].add(tid)
             found = _THREAD_NAME.fullmatch(said or "")
-            name = _UNKNOWN_THREAD if tid in unknown else readable(found[1]) if found else ""
+            name = _UNKNOWN_THREAD if tid in unknown else escape_text(found[1]) if found else ""
             if name:
                 row = (self._sink.string(name), global_tid(part.pid, tid))
                 self._sink.insert("ThreadNames", ("nameId", "globalTid"), [row])
 
     def _operations(
-        self, part: Part, name: str, table: Table, shift: int, columns: dict[str, NDArray[np.int64]]
+        self, part: KinetoTrace, name: str, table: Table, shift: int, columns: dict[str, NDArray[np.int64]]
     ) -> None:
         """Write one kind of GPU operation."""
         place = {
@@ -345,13 +345,13 @@ class _Merger:
         }
         self._insert(part, name, table, {**place, **columns})
 
-    def _insert(self, part: Part, name: str, table: Table, columns: dict[str, NDArray[np.int64]]) -> None:
+    def _insert(self, part: KinetoTrace, name: str, table: Table, columns: dict[str, NDArray[np.int64]]) -> None:
         if not len(table):
             return
         if name not in self._created:
             self._created.add(name)
             self._sink.create(EVENT_TABLES[name])
-        zero = self._sink.zeros.get(part.pid, self._sink.zero)
+        zero = self._sink.offsets_ns.get(part.pid, self._sink.default_offset_ns)
         start, end = (part.clock.monotonic_ns(table.column(edge)) + zero for edge in ("start", "end"))
         self.events += len(table)
         self.last_ns = max(self.last_ns, int(end.max()))
@@ -390,9 +390,9 @@ class _Gpus:
         self._numbers: dict[str, int] = {}
         self._properties: dict[int, dict[str, Any]] = {}
 
-    def see(self, part: Part) -> None:
+    def see(self, part: KinetoTrace) -> None:
         """Take note of the GPUs that a process says it has."""
-        for cuda, uuid in sorted(part.said.gpus.items()):
+        for cuda, uuid in sorted(part.metadata.gpus.items()):
             if uuid not in self._numbers:
                 taken = self._numbers.values()
                 free = (number for number in range(len(taken) + 1) if number not in taken)
@@ -412,7 +412,7 @@ class _Gpus:
             {
                 "vmId": global_tid(0, 0),
                 "id": number,
-                "name": readable(str(one.get("name", ""))),
+                "name": escape_text(str(one.get("name", ""))),
                 "totalMemory": _whole(one.get("totalGlobalMem")),
                 "smCount": _whole(one.get("numSms")),
                 "uuid": uuids.get(number),
@@ -470,7 +470,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Said:
+class TraceMetadata:
     """What the process says in its file.
 
     Attributes:
@@ -485,19 +485,19 @@ class Said:
     gpus: dict[int, str]
 
 
-def said_in(file: File) -> Said | None:
+def read_metadata(file: File) -> TraceMetadata | None:
     """Return what the process says in its file; None where it says nothing that can be understood."""
     said: Any = file.events.metadata.get(METADATA)
     try:
-        untrusted.checked(said, untrusted.GPU_CLOCK)
+        untrusted.validate_shape(said, untrusted.GPU_CLOCK)
         gpus = {int(device): uuid for device, uuid in said["gpus"].items() if len(device) < _DIGITS and uuid}
     except ValueError:
         return None
     markers = tuple((number, before, after) for number, before, after in said["markers"])
-    return Said(said["monotonic_ns"], said["realtime_ns"], markers, gpus)
+    return TraceMetadata(said["monotonic_ns"], said["realtime_ns"], markers, gpus)
 
 
-def clock_of(file: File, said: Said, names: Sequence[str]) -> Clock | None:
+def estimate_clock(file: File, said: TraceMetadata, names: Sequence[str]) -> Clock | None:
     """Return how the file's times become CLOCK_MONOTONIC: by its markers, or else by its wall clock.
 
     Args:
@@ -518,9 +518,9 @@ def clock_of(file: File, said: Said, names: Sequence[str]) -> Clock | None:
             tuple(offset for _, offset, _ in known),
             max(uncertainty for _, _, uncertainty in known),
         )
-    if file.to_wall_ns is None:
+    if file.wall_offset_ns is None:
         return None
-    return Clock((0,), (file.to_wall_ns + said.monotonic_ns - said.realtime_ns,), None)
+    return Clock((0,), (file.wall_offset_ns + said.monotonic_ns - said.realtime_ns,), None)
 
 
 def _markers(file: File, names: Sequence[str]) -> dict[int, int]:
@@ -600,7 +600,7 @@ class Threads:
                     self._by_half.setdefault(half, []).append(_Known(thread.tid, half, thread, process.monotonic_ns))
                     self._half_of[thread.tid] = half
 
-    def tids(self, said: Any, times: Int64) -> Int64:
+    def resolve_tids(self, said: Any, times: Int64) -> Int64:
         """Return the system's number of the thread that Kineto calls `said`, at each CLOCK_MONOTONIC in ns."""
         # Kineto may say the system's number of an earlier thread with the same pthread_self.
         known = self._by_half.get(self._half_of.get(said, said), [])

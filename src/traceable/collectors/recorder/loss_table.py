@@ -54,7 +54,7 @@ _SIGNAL_HANDLER = ("signal_handler", "a signal handler made them while the threa
 _RING = ("ring_full", "more threads recorded than its flight recorder has room for")
 
 
-def lost_of(process: ProcessRecording) -> dict[str, Any] | None:
+def summarize_loss(process: ProcessRecording) -> dict[str, Any] | None:
     """Return what the recorder lost of a process: `codes` (how much by code), `reason` (a code) and `text`, a sentence.
 
     None where it lost nothing that it knows of.
@@ -68,12 +68,12 @@ def lost_of(process: ProcessRecording) -> dict[str, Any] | None:
     if not codes:
         return None
     known = _reason(process)[0] if process.dropped or process.lost_names else None
-    notes = notes_of(process)
+    notes = list_loss_notes(process)
     text = Message(notes[0].code, "; ".join(notes)).printed
     return {"text": text, "codes": codes, "reason": known}
 
 
-def notes_of(process: ProcessRecording) -> list[Message]:
+def list_loss_notes(process: ProcessRecording) -> list[Message]:
     """Return a note for each kind of loss of a process that the recorder knows of."""
     called = f"process {process.pid} ({process.name})"
     _, why = _reason(process)
@@ -98,7 +98,7 @@ def _reason(process: ProcessRecording) -> tuple[str, str]:
     return _SIGNAL_HANDLER
 
 
-def row(kind: str, pid: int, content: dict[str, Any]) -> tuple[str, int, str]:
+def make_row(kind: str, pid: int, content: dict[str, Any]) -> tuple[str, int, str]:
     """Return a row of the table."""
     return kind, pid, json.dumps(content)
 
@@ -108,13 +108,13 @@ def replace_rows(database: Path, kind: str, rows: Iterable[tuple[int, dict[str, 
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database)) as file, file:
         file.execute(CREATE)
         file.execute(f"DELETE FROM {TABLE} WHERE kind = ?", (kind,))
-        file.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (row(kind, *one) for one in rows))
+        file.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (make_row(kind, *one) for one in rows))
 
 
-def read(database: Path) -> list[tuple[str, int, dict[str, Any]]]:
+def read_rows(database: Path) -> list[tuple[str, int, dict[str, Any]]]:
     """Return the rows of a database: kind, pid and content. What is not ours is passed over."""
     try:
-        with contextlib.closing(untrusted.connect(database)) as file:
+        with contextlib.closing(untrusted.open_database(database)) as file:
             there = file.execute(_IS_TABLE).fetchone()[0]
             rows = file.execute(_ROWS).fetchall() if there else []
     except (OSError, *untrusted.SQLITE_ERRORS):

@@ -303,7 +303,7 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
         pid=pid,
         parent_pid=parent,
         name=_c_text(name),
-        command=tuple(decode(word) for word in command.split(b"\0")),
+        command=tuple(decode_text(word) for word in command.split(b"\0")),
         monotonic_ns=monotonic,
         realtime_ns=realtime,
         dropped=dropped,
@@ -353,7 +353,7 @@ def _check_version(path: Path, version: int) -> None:
 
 def _read(path: Path, notes: list[Message], most: int) -> bytes | None:
     try:
-        return untrusted.read(path, most)
+        return untrusted.read_file(path, most)
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -420,7 +420,7 @@ def _names_in(
         room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
         place += room
         if kind in kinds:
-            yield kind, identity, domain, tid, time_ns, decode(file.read(room)[:length])
+            yield kind, identity, domain, tid, time_ns, decode_text(file.read(room)[:length])
         else:
             file.seek(room, os.SEEK_CUR)
 
@@ -442,7 +442,7 @@ def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecor
 def _read_ring(directory: Path, segment_bytes: int, notes: list[Message]) -> Iterator[ThreadRecording]:
     path = directory / "ring"
     try:
-        found = read_threads(path, segment_bytes, notes)
+        found = read_ring_threads(path, segment_bytes, notes)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -463,10 +463,10 @@ def _window(content: bytes, threads: Iterable[ThreadRecording]) -> Window:
 
 
 def _c_text(content: bytes) -> str:
-    return decode(content.split(b"\0", 1)[0])
+    return decode_text(content.split(b"\0", 1)[0])
 
 
-def decode(content: bytes) -> str:
+def decode_text(content: bytes) -> str:
     r"""Return `content` as text; a byte that is not UTF-8 becomes `\xNN`, so that different names stay different."""
     return content.decode("utf-8", "backslashreplace")
 
@@ -481,7 +481,7 @@ class RingThread:
     pieces: tuple[Piece, ...]
 
 
-def read_threads(path: Path, segment_bytes: int, notes: list[Message]) -> list[RingThread]:
+def read_ring_threads(path: Path, segment_bytes: int, notes: list[Message]) -> list[RingThread]:
     """Return the threads in the ring at `path`, by their number; `notes` gets what can't be read.
 
     Raises:
@@ -509,8 +509,10 @@ def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
     found = []
     with untrusted.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > untrusted.limit(_RING_BYTES):
-            raise untrusted.RefusedError(errno.EFBIG, f"it has {size} bytes; {untrusted.raised()}", os.fspath(path))
+        if size > untrusted.scale_limit(_RING_BYTES):
+            raise untrusted.RejectedFileError(
+                errno.EFBIG, f"it has {size} bytes; {untrusted.format_limit_remedy()}", os.fspath(path)
+            )
         for place in range(0, size - segment_bytes + 1, segment_bytes):
             file.seek(place)
             ordinal = int.from_bytes(file.read(8), "little")
@@ -633,7 +635,7 @@ def _last_attributes(records: NDArray[np.void], kinds: NDArray[np.uint8], held: 
     return records[places[-1:]].copy() if len(places) else held
 
 
-def attributes_at(path: Path, place: int) -> bytes:
+def read_attributes_at(path: Path, place: int) -> bytes:
     """Return the record whose attributes hold at byte `place` of a thread's file; nothing where none are set."""
     begin = end = place
     with path.open("rb") as file:

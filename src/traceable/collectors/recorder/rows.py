@@ -57,7 +57,7 @@ _COLUMNS = (
 
 _PLACES = {column: place for place, column in enumerate(_COLUMNS)}
 
-MOST_HELD = 1 << 17
+MAX_ROWS_IN_MEMORY = 1 << 17
 """How many rows are held in memory before they go to the file."""
 
 _PARTS = 256
@@ -106,7 +106,7 @@ class ProcessRows:
     def rows(self, thread: rec.ThreadRecording, notes: list[Message]) -> Iterator[Rows]:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
         pushes = OpenPushes(self._spill)
-        with Texts(thread, self._strings) as texts:
+        with UnregisteredStrings(thread, self._strings) as texts:
             for events in _between_cuts(rec.read_events(thread, notes)):
                 if events.kind[0] == rec.CUT:
                     # What was open when the window closed: its end is not known, and no later pop is its own.
@@ -118,7 +118,7 @@ class ProcessRows:
         """Yield the starts whose end was not in the same chunk, with the end if there was one in any thread."""
         yield from self._starts.pairs()
 
-    def _rows_of(self, events: rec.Events, pushes: OpenPushes, texts: Texts, tid: int) -> Iterator[Rows]:
+    def _rows_of(self, events: rec.Events, pushes: OpenPushes, texts: UnregisteredStrings, tid: int) -> Iterator[Rows]:
         kind, time_ns = events.kind, events.time_ns + self._offset_ns
         end = np.full(len(kind), NO_TIME)
         finished = kind == rec.MARK
@@ -155,7 +155,7 @@ class ProcessRows:
         return number + self._first_domain if number else 0
 
     def _columns(
-        self, events: rec.Events, places: NDArray[np.intp], end: NDArray[np.int64], texts: Texts, tid: int
+        self, events: rec.Events, places: NDArray[np.intp], end: NDArray[np.int64], texts: UnregisteredStrings, tid: int
     ) -> Rows:
         """Return the rows of the pushes, starts and marks at `places`."""
         count = len(places)
@@ -220,7 +220,7 @@ class Rows(rec.Columns):
     payload: NDArray[np.uint64]
     clipped: NDArray[np.bool_]
 
-    def within(self, start: int, end: int) -> Rows:
+    def clip_to(self, start: int, end: int) -> Rows:
         """Return what lies between two times; ranges that reach over an edge are cut there and clipped."""
         is_range = self.kind != rec.MARK
         open_ = is_range & ((self.end == NO_TIME) | (self.end > end))
@@ -234,12 +234,12 @@ class Rows(rec.Columns):
         )
         return cut.take((ends >= start) & (self.start <= end))
 
-    def since(self, origin: int) -> Rows:
+    def shift_origin(self, origin: int) -> Rows:
         """Return the rows with times counted from `origin`, which none of them is before."""
         return replace(self, start=self.start - origin, end=np.where(self.end == NO_TIME, NO_TIME, self.end - origin))
 
 
-def by_columns(rows: Rows) -> Iterator[list[Column]]:
+def group_by_columns(rows: Rows) -> Iterator[list[Column]]:
     """Split rows by which columns they fill, and by the length of their text; yield the columns of NVTX_EVENTS."""
     optional: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = [
         ("end", rows.end, rows.end != NO_TIME),
@@ -336,7 +336,7 @@ class OpenPushes:
         for domain in np.unique(rows.domain).tolist():
             self._stacks.setdefault(domain, []).append(rows.take(rows.domain == domain))
         self._held += len(rows.kind)
-        if self._held > MOST_HELD:
+        if self._held > MAX_ROWS_IN_MEMORY:
             for stack in self._stacks.values():
                 stack[:] = [block if isinstance(block, int) else self._spill.put(block) for block in stack]
             self._held = 0
@@ -393,7 +393,7 @@ class OpenStarts:
         if len(ends.range_id):
             self._ends.append(ends)
         self._held += len(starts.range_id) + len(ends.range_id)
-        if self._held > MOST_HELD:
+        if self._held > MAX_ROWS_IN_MEMORY:
             self._put()
 
     def pairs(self) -> Iterator[Rows]:
@@ -577,7 +577,7 @@ class Strings:
         self._rows.clear()
 
 
-class Texts:
+class UnregisteredStrings:
     """The messages of one thread that were not registered. A context manager: it holds the file mapped.
 
     Args:
@@ -591,7 +591,7 @@ class Texts:
         self._strings = strings
         self._content: mmap.mmap | bytes = b""
 
-    def __enter__(self) -> Texts:
+    def __enter__(self) -> UnregisteredStrings:
         if untrusted.is_regular(self._path) and self._path.stat().st_size >= rec.FILE_HEADER_BYTES:
             with untrusted.open_regular(self._path) as file:
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -638,4 +638,4 @@ class Texts:
         length = int.from_bytes(self._content[place : place + 8], "little")
         if place + 8 + length > len(self._content):
             return lost
-        return rec.decode(self._content[place + 8 : place + 8 + length]).encode()
+        return rec.decode_text(self._content[place + 8 : place + 8 + length]).encode()

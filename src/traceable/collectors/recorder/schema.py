@@ -4,7 +4,7 @@ The tables that a recording of NVTX calls has something to say about are written
 conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x), and what the file says of its own origin: the
 machine, the program, who wrote it and when. Environment variables are not written. Events are read, paired and written
 chunk by chunk (`nsys_rows`), as pages of the file (`sqlite_pages`); everything else is inserted by SQLite afterwards.
-Memory does not depend on the number of ranges. Another source of events writes into the file by a `Sink`.
+Memory does not depend on the number of ranges. Another source of events writes into the file by a `DatabaseWriter`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from traceable.collectors.nsys.tables import (
 from traceable.collectors.recorder import loss_table
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder.flight import METADATA
-from traceable.collectors.recorder.rows import PlacedProcess, ProcessRows, Rows, Spill, Strings, by_columns
+from traceable.collectors.recorder.rows import PlacedProcess, ProcessRows, Rows, Spill, Strings, group_by_columns
 from traceable.collectors.recorder.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.errors import CollectorError, Message
 
@@ -59,14 +59,14 @@ COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteResult:
     """What a file holds: how many events, and what should be said about it."""
 
     events: int
     notes: tuple[Message, ...]
 
 
-class Insert(Protocol):
+class RowInserter(Protocol):
     """Inserts rows into some columns of a table."""
 
     def __call__(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -75,7 +75,7 @@ class Insert(Protocol):
 
 
 @dataclass(frozen=True)
-class Sink:
+class DatabaseWriter:
     """A database in the making.
 
     Attributes:
@@ -83,33 +83,35 @@ class Sink:
         insert: inserts rows.
         string: returns the id of a text in StringIds.
         warn: says something to the user, of a process (a globalPid) or of all (None). It stands in the database too.
-        remark: the same, in the database alone.
-        zeros: what is to be added to CLOCK_MONOTONIC of a process to have a time of the database, by pid.
-        zero: the same for a process that has none there.
+        info: the same, in the database alone.
+        offsets_ns: what is to be added to CLOCK_MONOTONIC of a process to have a time of the database, by pid.
+        default_offset_ns: the same for a process that has none there.
     """
 
     create: Callable[[str], object]
-    insert: Insert
+    insert: RowInserter
     string: Callable[[str], int]
     warn: Callable[[Message, int | None], None]
-    remark: Callable[[Message, int | None], None]
-    zeros: Mapping[int, int]
-    zero: int
+    info: Callable[[Message, int | None], None]
+    offsets_ns: Mapping[int, int]
+    default_offset_ns: int
 
 
 @dataclass(frozen=True)
-class Added:
+class SourceResult:
     """What was written: how many events, and when the last of them ended; times as in the database."""
 
     events: int
     last_ns: int
 
 
-Source = Callable[[Sink], Added]
+EventSource = Callable[[DatabaseWriter], SourceResult]
 """Writes its events."""
 
 
-def write_database(recording: rec.Recording, path: Path, complete: bool, source: Source | None = None) -> Written:
+def write_database(
+    recording: rec.Recording, path: Path, complete: bool, source: EventSource | None = None
+) -> WriteResult:
     """Write `recording` to `path`, replacing it only when the new file is whole.
 
     Args:
@@ -171,7 +173,7 @@ class _Export:
         self._zeros: dict[int, int] = {}
         self._remarks: list[tuple[Message, int | None]] = []
 
-    def write(self, complete: bool, source: Source | None) -> Written:
+    def write(self, complete: bool, source: EventSource | None) -> WriteResult:
         path = self._folder / _DATABASE
         with _database(path) as self._database:
             for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
@@ -190,7 +192,7 @@ class _Export:
             database.execute("PRAGMA synchronous = OFF")
             database.execute("ATTACH ? AS strings", (str(self._strings.path),))
             database.execute("INSERT INTO main.StringIds SELECT * FROM strings.StringIds")
-        return Written(self._events, tuple(self._notes))
+        return WriteResult(self._events, tuple(self._notes))
 
     def _write_events(self) -> list[PlacedProcess]:
         placed = []
@@ -206,7 +208,7 @@ class _Export:
             self._note(Message("processes_without_ranges", found))
         return placed
 
-    def _write_rest(self, placed: Iterable[PlacedProcess], complete: bool, source: Source | None) -> None:
+    def _write_rest(self, placed: Iterable[PlacedProcess], complete: bool, source: EventSource | None) -> None:
         for table, rows in ENUMS.items():
             self._insert(table, ("id", "name", "label"), rows)
         seen: set[int] = set()
@@ -217,8 +219,8 @@ class _Export:
                 row = (global_tid(pid, 0), pid, process.recording.name)
                 self._insert("PROCESSES", ("globalPid", "pid", "name"), [row])
             self._write_names(process)
-            if lost := loss_table.lost_of(process.recording):
-                self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.row(loss_table.LOST, pid, lost)])
+            if lost := loss_table.summarize_loss(process.recording):
+                self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.make_row(loss_table.LOST, pid, lost)])
             if process.recording.window:
                 self._write_window(process, process.recording.window)
         if source is not None:
@@ -234,18 +236,18 @@ class _Export:
         self._notes.append(note)
         self._diagnosed.append(global_pid)
 
-    def _add(self, source: Source) -> None:
+    def _add(self, source: EventSource) -> None:
         zero = -self._origin_ns - (self._recording.processes[0].monotonic_ns if self._recording.processes else 0)
         remark = self._remarks.append
         added = source(
-            Sink(
+            DatabaseWriter(
                 create=self._database.execute,
                 insert=self._insert,
                 string=self._strings.id,
                 warn=self._note,
-                remark=lambda note, global_pid: remark((note, global_pid)),
-                zeros=self._zeros,
-                zero=zero,
+                info=lambda note, global_pid: remark((note, global_pid)),
+                offsets_ns=self._zeros,
+                default_offset_ns=zero,
             )
         )
         self._events += added.events
@@ -298,7 +300,7 @@ class _Export:
                 self._write_rows(rows, placed)
         for rows in threads.open_ranges():
             self._write_rows(rows, placed)
-        for note in (*notes, *loss_table.notes_of(process)):
+        for note in (*notes, *loss_table.list_loss_notes(process)):
             self._note(note, pid)
 
     def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
@@ -331,13 +333,13 @@ class _Export:
 
     def _write_rows(self, rows: Rows, placed: PlacedProcess) -> None:
         if window := placed.recording.window:
-            shown = rows.within(placed.offset_ns + window.start_ns, placed.offset_ns + window.end_ns)
-            rows = shown.since(self._origin_ns)
+            shown = rows.clip_to(placed.offset_ns + window.start_ns, placed.offset_ns + window.end_ns)
+            rows = shown.shift_origin(self._origin_ns)
         if not len(rows.kind):
             return
         self._events += len(rows.kind)
         self._last_ns = max(self._last_ns, int(rows.start.max()), int(rows.end.max()))
-        for columns in by_columns(rows):
+        for columns in group_by_columns(rows):
             self._table.add(columns)
 
     def _write_window(self, placed: PlacedProcess, window: rec.Window) -> None:
@@ -365,7 +367,7 @@ class _Export:
             self._insert("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "utcTime", "localTime"), [times])
         details = (machine, self._last_ns, 0, self._last_ns)
         self._insert("ANALYSIS_DETAILS", ("globalVid", "duration", "startTime", "stopTime"), [details])
-        environment = ((machine, "Local (traceable)", *row) for row in machine_facts())
+        environment = ((machine, "Local (traceable)", *row) for row in list_machine_properties())
         self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
         # Timestamp of the target, from the injection.
         noted = zip(self._notes, self._diagnosed, strict=True)
@@ -373,11 +375,11 @@ class _Export:
         diagnosed += [(0, 1, 1, INFORMATION, remark.printed, pid) for remark, pid in self._remarks]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
         self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
-        self._insert("META_DATA_CAPTURE", ("name", "value"), capture_facts(processes))
-        self._insert("META_DATA_EXPORT", ("name", "value"), export_facts(complete))
+        self._insert("META_DATA_CAPTURE", ("name", "value"), list_capture_properties(processes))
+        self._insert("META_DATA_EXPORT", ("name", "value"), list_export_properties(complete))
 
 
-def machine_facts() -> list[tuple[str, int, str]]:
+def list_machine_properties() -> list[tuple[str, int, str]]:
     """Return the machine's properties with nsys's numbers for them. Environment variables are not among them."""
     return [
         ("CpuCores", 1, str(os.cpu_count() or 0)),
@@ -387,7 +389,7 @@ def machine_facts() -> list[tuple[str, int, str]]:
     ]
 
 
-def capture_facts(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[str, str]]:
+def list_capture_properties(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[str, str]]:
     """Yield what nsys says of a recording, of the first process with the command line as it was recorded."""
     yield "DEVICE_ID", "Local (traceable)"
     yield "CAPTURE_EVENT_TYPE", "NvtxEvents"
@@ -399,7 +401,7 @@ def capture_facts(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[s
         yield "PROCESS_0:COLLECT_NVTX_TRACE", "true"
 
 
-def export_facts(complete: bool) -> list[tuple[str, str]]:
+def list_export_properties(complete: bool) -> list[tuple[str, str]]:
     """Return what nsys says of an export: by whom, when, in which schema; and whether all of the recording is there."""
     now = datetime.now(timezone.utc)
     major, minor, micro = SCHEMA_VERSION.split(".")

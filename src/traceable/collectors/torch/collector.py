@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceable.collectors.base import Availability, Gating, Plan, Recorded
+from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
 from traceable.errors import CollectorError, Message
 from traceable.protocol import environment, untrusted
 
@@ -43,7 +43,7 @@ class TorchCollector:
         Raises:
             CollectorError: this is a session of nsys's already.
         """
-        refuse_under_nsys()
+        reject_under_nsys()
         return Availability(True, "torch.profiler in the program")
 
     def plan(
@@ -56,9 +56,9 @@ class TorchCollector:
         """Return `command` unchanged with the environment that makes torch.profiler record it, and its children."""
         directory = str((run_dir / DIRECTORY).absolute())
         ours = {environment.TORCH_DIR: directory, environment.GATE: "torch"}
-        return Plan(tuple(command), {**variables(gating), **ours})
+        return Plan(tuple(command), {**make_torch_environment(gating), **ours})
 
-    def finalise(self, run_dir: Path, stem: str, into: Path | None = None) -> Recorded:  # noqa: ARG002 - of the interface
+    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:  # noqa: ARG002 - of the interface
         """Return the trace, or the directory where there are several: of processes, or of windows.
 
         Raises:
@@ -81,11 +81,11 @@ class TorchCollector:
                 "Python's own end (a signal without a handler, os._exit)"
             )
             notes.append(Message("torch_left_nothing", said))
-            return Recorded(None, (), tuple(notes))
-        return Recorded(traces[0] if len(traces) == 1 else directory, tuple(traces), tuple(notes))
+            return CollectorResult(None, (), tuple(notes))
+        return CollectorResult(traces[0] if len(traces) == 1 else directory, tuple(traces), tuple(notes))
 
 
-def variables(gating: Gating | None) -> dict[str, str]:
+def make_torch_environment(gating: Gating | None) -> dict[str, str]:
     """Return what is set for a program in which torch is to record: when, and by which `sitecustomize`."""
     found = {environment.TORCH: "whole" if gating is None else "windows"}
     if _LOG_LEVEL not in os.environ:
@@ -95,7 +95,7 @@ def variables(gating: Gating | None) -> dict[str, str]:
     return found
 
 
-def refuse_under_nsys() -> None:
+def reject_under_nsys() -> None:
     """Refuse to have torch record where nsys does already.
 
     Raises:

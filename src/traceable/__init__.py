@@ -7,11 +7,11 @@ costs next to nothing is loaded at once, because a program may be unable to impo
 import os as _os
 import sys as _sys
 
-from traceable import unloaded as _unloaded
-from traceable.annotation.contract import expect
+from traceable import import_fallback as _unloaded
 from traceable.annotation.counters import Counter, counter
 from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
-from traceable.annotation.imports import register_import_hooks as _watch_imports
+from traceable.annotation.expectations import expect
+from traceable.annotation.import_hooks import register_import_hooks as _watch_imports
 from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
 from traceable.capture.flight import dump
@@ -172,6 +172,6 @@ if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RU
     _begin("traceable.capture.process", "tell_of_forks")
 _begin("traceable.capture.process_record", "testify")
 if _is_set(*_environment.CONDITIONS):
-    _begin("traceable.capture.start", "begin_from_environment")
+    _begin("traceable.capture.startup", "begin_from_environment")
 if _is_set(_environment.CONTROL, _environment.CONTROL_SIGNAL):
-    _begin("traceable.capture.start", "listen_from_environment")
+    _begin("traceable.capture.startup", "listen_from_environment")

@@ -33,7 +33,7 @@ from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.contract import ExpectationResult
+    from traceable.analysis.expectations import ExpectationResult
 
 ProgressCallback = Callable[[str], None]
 """Hears what is being done, as half a sentence: `reading x.sqlite`."""
@@ -119,7 +119,7 @@ def _load_raw(
     from traceable.launch import flight
     from traceable.launch.reports import find_manifest, open_report
     from traceable.trace import load as load_trace
-    from traceable.trace.joined import join_traces
+    from traceable.trace.join import join_traces
 
     tell = progress or _tell_nobody
     path = Path(path)
@@ -457,7 +457,7 @@ class Recording:
 
     def verdicts(self, expected: Sequence[str]) -> tuple[ExpectationResult, ...]:
         """Return what the ranges say of expected names, normalized or not, in their order (docs/contract.md)."""
-        from traceable.analysis.contract import evaluate_expectations
+        from traceable.analysis.expectations import evaluate_expectations
 
         judged = evaluate_expectations(expected, self.profile)
         missing = [one.name for one in judged if not one.ok]
@@ -540,7 +540,7 @@ class Recording:
         try:
             self.context.mask_instances(name)
         except MissingDataError as error:
-            from traceable.analysis.contract import suggest_names
+            from traceable.analysis.expectations import suggest_names
 
             names, found = self.trace.names, self.context.instances
             known = {names[index] for index in set(found.name.tolist())}

@@ -22,7 +22,7 @@ from traceable.analysis.completeness import (
     check_completeness,
     count_recorded_ranges,
 )
-from traceable.annotation.counts import make_entry_key
+from traceable.annotation.range_counts import make_entry_key
 from traceable.errors import Message
 from traceable.trace.emitted import WINDOW_DOMAIN
 from traceable.trace.model import Trace

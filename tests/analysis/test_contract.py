@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.analysis.contract import ExpectationResult, evaluate_expectations, suggest_names
+from traceable.analysis.expectations import ExpectationResult, evaluate_expectations, suggest_names
 from traceable.analysis.pauses import drop_short_callbacks
 from traceable.analysis.profile import RangeProfile, profile_trace
 from traceable.errors import Message
-from traceable.report.contract import build_expectation_rows, format_expectations
+from traceable.report.expectations import build_expectation_rows, format_expectations
 from traceable.trace import load
 
 THREAD = (7 << 24) | 70

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from traceable.analysis.context import Context
-from traceable.analysis.heaviest import TopKernels, find_top_kernels, match_instances
+from traceable.analysis.top_kernels import TopKernels, find_top_kernels, match_instances
 from traceable.errors import MissingDataError
 from traceable.trace import load
-from traceable.trace.mangled import load_mangled_names
+from traceable.trace.mangled_names import load_mangled_names
 
 # A kernel is in the range when its launch call lies inside of it on the thread that opened it.
 INSIDE = """

@@ -381,7 +381,7 @@ def look():
 os.register_at_fork(before=look)  # what is registered first is called last
 import traceable
 from traceable.capture.timer import Timer
-from traceable.capture.server import _server as server
+from traceable.capture.control_server import _server as server
 timer = Timer()
 if timed:
     timer.after(1e6, print)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from tests.coded import message
 
-from traceable.annotation.contract import expect
+from traceable.annotation.expectations import expect
 from traceable.errors import Message
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 RANGES = """
 import traceable
-from traceable.annotation.contract import expect
+from traceable.annotation.expectations import expect
 with traceable.annotate("pack"): pass
 for _ in range(2):
     with traceable.annotate("forward", domain="server"): pass
@@ -120,7 +120,7 @@ def test_what_the_program_says_is_judged_with_what_the_command_line_says(traceab
 CHILDREN = {
     "forked": "import os\nif not os.fork():\n    expect('in the child', 'pack'); os._exit(0)\nos.wait()",
     "killed": "import os\nif not os.fork():\n    expect('in the child'); os.kill(os.getpid(), 9)\nos.wait()",
-    "started": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'from traceable.annotation.contract "
+    "started": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'from traceable.annotation.expectations "
     'import expect; expect("in the child")\'], check=True)',
     "a thread's": "import threading\nt = threading.Thread(target=expect, args=('in the child',)); t.start(); t.join()",
 }
@@ -140,7 +140,7 @@ def test_what_a_child_says_is_judged_too(how, traceable):
 def test_a_spawned_worker_says_and_enters_its_own(traceable, tmp_path):
     (tmp_path / "app.py").write_text(
         "import multiprocessing, traceable\n"
-        "from traceable.annotation.contract import expect\n"
+        "from traceable.annotation.expectations import expect\n"
         "def work():\n"
         "    expect('work', 'absent')\n"
         "    with traceable.annotate('work'): pass\n"
@@ -268,9 +268,7 @@ def test_a_range_of_a_real_capture_without_gpu_work_is_said_and_is_no_failure(ca
 
 
 def test_expect_without_a_launcher_does_nothing(tmp_path):
-    code = (
-        "import sys; from traceable.annotation.contract import expect; expect('pack'); assert 'json' not in sys.modules"
-    )
+    code = "import sys; from traceable.annotation.expectations import expect; expect('pack'); assert 'json' not in sys.modules"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
     ended = subprocess.run(
         [sys.executable, "-S", "-c", code],
@@ -284,7 +282,7 @@ def test_expect_without_a_launcher_does_nothing(tmp_path):
 
 
 def test_a_run_directory_that_is_gone_is_said_once_and_the_program_runs(tmp_path):
-    code = "from traceable.annotation.contract import expect\nexpect('pack'); expect('h2d'); print('on')"
+    code = "from traceable.annotation.expectations import expect\nexpect('pack'); expect('h2d'); print('on')"
     environment = {**os.environ, "TRACEABLE_RUN_DIR": str(tmp_path / "gone")}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert (ended.returncode, ended.stdout) == (0, "on\n")

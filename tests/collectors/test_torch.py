@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.trace.made_kineto import EPOCH_NS, annotation, as_json
 
 from traceable.annotation import bootstrap
-from traceable.annotation.torch import records as torch_records
-from traceable.annotation.torch.records import Domain
+from traceable.annotation.torch import profiler_backend as torch_records
+from traceable.annotation.torch.profiler_backend import Domain
 from traceable.capture import kineto, torch_gate
 from traceable.collectors.base import Gating
 from traceable.collectors.torch import collector

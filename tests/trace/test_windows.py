@@ -14,7 +14,7 @@ from tests.analysis.made import traces
 from traceable.errors import TraceError
 from traceable.protocol import environment
 from traceable.trace import emitted, load
-from traceable.trace.joined import join_traces
+from traceable.trace.join import join_traces
 from traceable.trace.model import NULL, Trace
 
 THREAD = (7 << 24) | 70

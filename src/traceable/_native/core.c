@@ -516,7 +516,7 @@ core_follow_greenlets(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- how many ranges were opened, by name, in a table that outlives the process ---- */
 
-/* The table is a file of the run directory, which `annotation/counts.py` makes and describes; here one word of it is
+/* The table is a file of the run directory, which `annotation/range_counts.py` makes and describes; here one word of it is
  * counted up after each push and start. A range knows its word by its slot, 0 where nobody counts. An entry has two
  * words: what was opened while the collector was certain to record, and all else.
  *

@@ -19,8 +19,8 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import find_most_common, number_groups, sort_groups, sum_groups
 from traceable.analysis.hints import suggest_gpu_recording
-from traceable.analysis.named import strip_call_version
-from traceable.analysis.naming import ALLOCATION_CALLS, COPY_CALLS, SYNCHRONIZATION_CALLS
+from traceable.analysis.labels import strip_call_version
+from traceable.analysis.name_patterns import ALLOCATION_CALLS, COPY_CALLS, SYNCHRONIZATION_CALLS
 from traceable.analysis.range_rows import (
     OUTSIDE,
     RangeItems,

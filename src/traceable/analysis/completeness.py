@@ -1,6 +1,6 @@
 """Whether a recording holds what its processes emitted: the ranges that they counted against those that are there.
 
-Each process counts the ranges that it opens while its collector is certain to record (`annotation/counts.py`), so a
+Each process counts the ranges that it opens while its collector is certain to record (`annotation/range_counts.py`), so a
 difference is a loss, never the edge of a window. Compared is by name: ranges that other libraries emit are counted by
 nobody, and those of one name don't make up for lost ones of another.
 """

@@ -25,7 +25,7 @@ from traceable.analysis.rules.launch_bound import LAUNCH_BOUND
 from traceable.analysis.rules.launch_queue_full import LAUNCH_QUEUE_FULL
 from traceable.analysis.rules.loader_wait import LOADER_WAIT
 from traceable.analysis.rules.lock_wait import LOCK_WAIT
-from traceable.analysis.rules.low_utilisation import LOW_UTILIZATION
+from traceable.analysis.rules.low_utilization import LOW_UTILIZATION
 from traceable.analysis.rules.module_loading import MODULE_LOADING
 from traceable.analysis.rules.pageable_copies import PAGEABLE_COPIES
 from traceable.analysis.rules.queued_gaps import QUEUED_GAPS

@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.cached_queries import find_nccl_kernels, select_calls, select_overheads
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import Gpus, Timelines, check_graphs_recorded, compute_timelines, find_gpus
 from traceable.analysis.grouping import sort_groups, sum_groups
@@ -52,8 +53,8 @@ from traceable.analysis.intervals import (
     overlaps_any,
     union_by_lane,
 )
-from traceable.analysis.named import get_operation_name, label_operations, make_range_columns, strip_call_version
-from traceable.analysis.naming import (
+from traceable.analysis.labels import get_operation_name, label_operations, make_range_columns, strip_call_version
+from traceable.analysis.name_patterns import (
     ALLOCATION_CALLS,
     COPY_CALLS,
     MODULE_LOAD_CALLS,
@@ -62,7 +63,6 @@ from traceable.analysis.naming import (
     SYNCHRONIZATION_CALLS,
 )
 from traceable.analysis.recording_gaps import find_unrecorded_spans
-from traceable.analysis.shared import find_nccl_kernels, select_calls, select_overheads
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import format_duration
 from traceable.errors import Message, MissingDataError

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.cached_queries import cache_per_context, select_calls
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.intervals import Gaps, Lanes, build_lanes, find_gaps, narrow_dtype
-from traceable.analysis.naming import GRAPH_LAUNCH_CALLS, match_names
+from traceable.analysis.name_patterns import GRAPH_LAUNCH_CALLS, match_names
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.select import map_gpu_numbers
-from traceable.analysis.shared import cache_per_context, select_calls
 from traceable.analysis.table import objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Int64, NDArray, Trace

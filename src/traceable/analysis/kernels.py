@@ -28,7 +28,7 @@ from traceable.analysis.grouping import (
 from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.interval_index import ThreadEvents, iter_pairs
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
-from traceable.analysis.named import strip_call_version
+from traceable.analysis.labels import strip_call_version
 from traceable.analysis.range_rows import (
     OUTSIDE,
     RangeItems,

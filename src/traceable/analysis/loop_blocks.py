@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceable.analysis.cached_queries import cache_per_context
 from traceable.analysis.context import Context
 from traceable.analysis.instances import find_parents
 from traceable.analysis.interval_index import expand_slices
 from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.analysis.shared import cache_per_context
 from traceable.trace.emitted import ACTIVE_DOMAIN
 from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64
 from traceable.trace.rows import distinct

@@ -35,7 +35,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_gpus
 from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
 from traceable.analysis.interval_index import Reduction, iter_pairs, sort_events
-from traceable.analysis.named import (
+from traceable.analysis.labels import (
     COPY_KINDS,
     MEMSET_KIND,
     OPERATION_NAMES,
@@ -44,7 +44,7 @@ from traceable.analysis.named import (
     number_ranges,
     strip_call_version,
 )
-from traceable.analysis.naming import match_names
+from traceable.analysis.name_patterns import match_names
 from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError

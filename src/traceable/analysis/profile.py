@@ -27,6 +27,7 @@ from traceable.analysis.attribution import (
     Replays,
     build_launch_events,
 )
+from traceable.analysis.cached_queries import cache_per_context, measure_sync_waits
 from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summarize_fields
 from traceable.analysis.grouping import max_groups, sort_groups, sum_groups
@@ -41,7 +42,6 @@ from traceable.analysis.interval_index import (
 )
 from traceable.analysis.loop_blocks import find_longest_in_callbacks
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
-from traceable.analysis.shared import cache_per_context, measure_sync_waits
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.instances import Instances
-from traceable.analysis.named import make_range_columns
+from traceable.analysis.labels import make_range_columns
 from traceable.analysis.table import objects
 from traceable.trace.model import PUSH_POP, Bool, Int64, NDArray, Trace
 

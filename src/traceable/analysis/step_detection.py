@@ -40,8 +40,8 @@ from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.grouping import number_groups, sort_groups, sum_groups
 from traceable.analysis.instances import Instances
-from traceable.analysis.named import OPERATION_NAMES, get_operation_name, label_operations
-from traceable.analysis.naming import fold_numbers
+from traceable.analysis.labels import OPERATION_NAMES, get_operation_name, label_operations
+from traceable.analysis.name_patterns import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace

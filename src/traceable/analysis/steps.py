@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from traceable.analysis.cached_queries import cache_per_context, find_nccl_kernels, group_waits_by_thread, select_calls
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_gpus, find_streams, group_by_lane
 from traceable.analysis.grouping import find_distinct_pairs, find_single_value, sort_groups, sum_groups
@@ -30,11 +31,10 @@ from traceable.analysis.intervals import (
     narrow_dtype,
     union_by_lane,
 )
-from traceable.analysis.naming import ALLOCATION_CALLS, SYNCHRONIZATION_CALLS
+from traceable.analysis.name_patterns import ALLOCATION_CALLS, SYNCHRONIZATION_CALLS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.analysis.recording_gaps import measure_unrecorded_ns
 from traceable.analysis.select import map_gpu_numbers
-from traceable.analysis.shared import cache_per_context, find_nccl_kernels, group_waits_by_thread, select_calls
 from traceable.analysis.step_detection import (
     BOUNDARY,
     RANGE,

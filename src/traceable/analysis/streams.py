@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.cached_queries import find_nccl_kernels
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import Gpus, compute_timelines, find_gpus
 from traceable.analysis.grouping import number_groups, sum_groups
@@ -30,7 +31,6 @@ from traceable.analysis.intervals import (
 )
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.recording_gaps import find_unrecorded_spans
-from traceable.analysis.shared import find_nccl_kernels
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Bool, Int64, NDArray

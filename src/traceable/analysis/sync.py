@@ -20,23 +20,23 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.cached_queries import select_calls
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
 from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.interval_index import expand_slices
 from traceable.analysis.intervals import build_lanes
-from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, find_memory_operations
-from traceable.analysis.named import (
+from traceable.analysis.labels import (
     get_operation_name,
     label_operations,
     make_range_columns,
     number_ranges,
     strip_call_version,
 )
-from traceable.analysis.naming import SYNCHRONIZATION_CALLS, match_names
+from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, find_memory_operations
+from traceable.analysis.name_patterns import SYNCHRONIZATION_CALLS, match_names
 from traceable.analysis.select import is_inside_cut
-from traceable.analysis.shared import select_calls
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.units import format_duration, format_occurrences
 from traceable.errors import Message, MissingDataError

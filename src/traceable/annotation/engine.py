@@ -49,10 +49,10 @@ if core is not None:
         core.disable_ranges()
 elif _into_torch:
     from traceable.annotation import nvtx_backend
-    from traceable.annotation.torch import records
+    from traceable.annotation.torch import profiler_backend
 
     _backend = nvtx_backend
-    nvtx_backend.set_emitter(records)
+    nvtx_backend.set_emitter(profiler_backend)
     nvtx_backend.max_level = level
 elif disabled or not environment.can_have_profiler():
     # Without a profiler the nvtx package could only cost: it imports numpy.
@@ -75,17 +75,17 @@ Range, ResumableRange = _backend.Range, _backend.ResumableRange  # type: ignore[
 wrap, identify = _backend.wrap, _backend.identify
 
 range_counts: Any = None
-"""Counts the ranges that are emitted (`annotation/counts.py`), or None where no launcher wants to know."""
+"""Counts the ranges that are emitted (`annotation/range_counts.py`), or None where no launcher wants to know."""
 
 if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.null_backend":
-    from traceable.annotation import counts as _counts
+    from traceable.annotation import range_counts as _counts
 
     if _counts.is_requested():
         range_counts = _counts.RangeCounts(os.environ[environment.RUN_DIR], core)
         if core is None:
             nvtx_backend.range_counts = range_counts
         if _into_torch:
-            records.range_counts = range_counts
+            profiler_backend.range_counts = range_counts
 
 if debug:
     from traceable.annotation import nvtx_backend, range_checker

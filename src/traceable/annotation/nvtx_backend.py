@@ -59,7 +59,7 @@ _thread = _local()
 _next = count().__next__
 
 range_counts: Any = None
-"""Counts the ranges that are opened (`annotation/counts.py`), or None where nobody wants to know."""
+"""Counts the ranges that are opened (`annotation/range_counts.py`), or None where nobody wants to know."""
 
 
 def import_nvtx() -> bool:

@@ -1,7 +1,7 @@
 """torch.profiler as what records: started and stopped by windows, or running from the import of torch to the exit.
 
 How Kineto is started, stopped and written is in `kineto`. Here is what `--collector torch` records: operators, GPU work
-where torch sees a GPU, and our ranges as annotations of torch's (`annotation/torch/records.py`).
+where torch sees a GPU, and our ranges as annotations of torch's (`annotation/torch/profiler_backend.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from traceable.annotation import engine
-from traceable.annotation.torch import records
+from traceable.annotation.torch import profiler_backend
 from traceable.capture import kineto
 from traceable.capture.gates import GateError
 from traceable.protocol import environment
@@ -52,12 +52,12 @@ class Profiler(kineto.Kineto):
         return profiler
 
     def _on_start(self, torch: Any) -> None:
-        records.start_emission(
+        profiler_backend.start_emission(
             torch.autograd._record_function_with_args_enter, torch.autograd._record_function_with_args_exit
         )
 
     def _on_stop(self) -> None:
-        records.pause_emission()
+        profiler_backend.pause_emission()
 
     def _end(self, recording: Any) -> Callable[[str], Any]:
         recording.__exit__(None, None, None)
@@ -65,10 +65,10 @@ class Profiler(kineto.Kineto):
         return save
 
     def _on_stopped(self) -> None:
-        records.close_open_annotations()
+        profiler_backend.close_open_annotations()
 
     def _on_fork(self) -> None:
-        records.reset_after_fork()
+        profiler_backend.reset_after_fork()
 
 
 profiler = Profiler()

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from traceable.analysis.units import format_duration as duration
-from traceable.cli.lines import log, print_line
+from traceable.cli.console import log, print_line
 from traceable.errors import Message, UsageError
-from traceable.launch import control
+from traceable.launch import control_client
 from traceable.report.text import format_line
 
 SCHEMA = "traceable.control/1"
@@ -53,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     hear = _Hear(quiet=arguments.json)
     try:
         if arguments.what == "dump":
-            return _dumped(place, control.dump_flight_recorder(place, hear, arguments.timeout), hear, arguments)
+            return _dumped(place, control_client.dump_flight_recorder(place, hear, arguments.timeout), hear, arguments)
         if arguments.what == "stop":
-            answered = control.close_window(place, hear, arguments.timeout)
+            answered = control_client.close_window(place, hear, arguments.timeout)
         else:
             log(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
-            answered = control.open_window(place, steps, hear, arguments.timeout)
+            answered = control_client.open_window(place, steps, hear, arguments.timeout)
     except KeyboardInterrupt:
         log(
             Message(
@@ -90,16 +90,16 @@ def _steps(arguments: argparse.Namespace) -> int | None:
     return int(digits)
 
 
-def _place(arguments: argparse.Namespace) -> control.ControlTarget:
+def _place(arguments: argparse.Namespace) -> control_client.ControlTarget:
     if arguments.pid is not None:
-        return control.find_by_pid(arguments.pid)
+        return control_client.find_by_pid(arguments.pid)
     if arguments.directory is not None:
-        return control.find_by_run(arguments.directory)
-    return control.find_only_run()
+        return control_client.find_by_run(arguments.directory)
+    return control_client.find_only_run()
 
 
-def _status(place: control.ControlTarget, arguments: argparse.Namespace) -> int:
-    found = control.query_status(place)
+def _status(place: control_client.ControlTarget, arguments: argparse.Namespace) -> int:
+    found = control_client.query_status(place)
     if arguments.json:
         processes = [{key: value for key, value in one.items() if key not in ("schema", "event")} for one in found]
         print(json.dumps({"schema": SCHEMA, "run_dir": str(place.directory), "processes": processes}, indent=2))
@@ -111,7 +111,7 @@ def _status(place: control.ControlTarget, arguments: argparse.Namespace) -> int:
 
 
 def _dumped(
-    place: control.ControlTarget, dumped: control.DumpResult, hear: _Hear, arguments: argparse.Namespace
+    place: control_client.ControlTarget, dumped: control_client.DumpResult, hear: _Hear, arguments: argparse.Namespace
 ) -> int:
     """Print what was dumped and what went wrong, and return the exit code."""
     if arguments.json:
@@ -160,7 +160,7 @@ class _Hear:
         if not self._quiet:
             print_line(format_line(line))
 
-    def __call__(self, event: control.Event) -> None:
+    def __call__(self, event: control_client.Event) -> None:
         kind, pid = event["event"], event["pid"]
         if kind == "opened":
             window = event["window"]
@@ -203,7 +203,10 @@ def _processes(pids: tuple[int, ...]) -> str:
 
 
 def _finish(
-    place: control.ControlTarget, answered: control.WindowResult, hear: _Hear, arguments: argparse.Namespace
+    place: control_client.ControlTarget,
+    answered: control_client.WindowResult,
+    hear: _Hear,
+    arguments: argparse.Namespace,
 ) -> int:
     """Print what was written and what went wrong, and return the exit code."""
     last = "opened" if arguments.what == "start" else "closed"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from traceable.cli.lines import print_line
+from traceable.cli.console import print_line
 from traceable.errors import Message
 
 TYPE_CHECKING = False

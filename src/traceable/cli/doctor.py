@@ -22,7 +22,7 @@ from pathlib import Path
 from traceable.checks import doctor
 from traceable.checks.machine_findings import STATES, Finding, worst_state
 from traceable.cli import diagnosis
-from traceable.cli.lines import print_line
+from traceable.cli.console import print_line
 from traceable.cli.progress import Progress
 from traceable.protocol.environment import escape_unprintable
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-from traceable.cli.lines import log, print_line
+from traceable.cli.console import log, print_line
 from traceable.errors import Message, TraceableError, UsageError
 
 _REQUIRED = frozenset({"numpy", "nvtx", "rich", "tomli", "wrapt"})

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traceable.cli import annotate
-from traceable.cli.lines import log, print_command
+from traceable.cli.console import log, print_command
 from traceable.cli.profile import STDOUT, add_raw_argument, check_raw, parse_positive_int, write_output
 from traceable.cli.run import exit_with_status
 from traceable.cli.run import take_program as take_program
@@ -31,8 +31,8 @@ from traceable.launch import ncu as runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.heaviest import TopKernels
     from traceable.analysis.table import Table
+    from traceable.analysis.top_kernels import TopKernels
 
 DEFAULT_TOP = 3
 DEFAULT_LAUNCHES = 5
@@ -204,7 +204,7 @@ def _from_recording(
     arguments: argparse.Namespace, selection: ncu.Selection, where: str, expression: str | None
 ) -> _Chosen:
     """Return the heaviest kernels of the range in the recorded run."""
-    from traceable.analysis.heaviest import find_top_kernels, match_instances
+    from traceable.analysis.top_kernels import find_top_kernels, match_instances
     from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
     from traceable.recording import load
@@ -246,7 +246,7 @@ def _from_recording(
 def _symbols(file: Path, source: Path, best: TopKernels) -> list[str] | None:
     """Return the kernels' symbols as regular expressions; None where the recording has them not."""
     from traceable.launch.reports import open_report
-    from traceable.trace.mangled import load_mangled_names
+    from traceable.trace.mangled_names import load_mangled_names
 
     names = [one.name for one in best.kernels]
     if source.is_file():
@@ -334,7 +334,7 @@ def _read(path: Path) -> Table:
 
 def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequence[Message] = ()) -> None:
     from traceable.report import ncu as report
-    from traceable.report.delimited import to_csv
+    from traceable.report.csv_table import to_csv
     from traceable.report.document import to_json
 
     table = replace(table, notes=(*table.notes, *notes))

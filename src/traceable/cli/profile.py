@@ -16,7 +16,7 @@ from traceable.report.text import escape_unencodable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import ExpectationResult
+    from traceable.analysis.expectations import ExpectationResult
     from traceable.analysis.windows import CaptureResult
     from traceable.recording import Recording
 
@@ -118,7 +118,7 @@ def print_ranges(
     Args:
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
     """
-    from traceable.report.delimited import to_csv
+    from traceable.report.csv_table import to_csv
     from traceable.report.document import build_header, build_report, to_json
 
     if arguments.json:

@@ -12,7 +12,7 @@ from pathlib import Path
 from traceable import selection
 from traceable.annotation.bootstrap import find_bootstrap_problem, make_bootstrap_path
 from traceable.cli import nsys
-from traceable.cli.lines import print_command
+from traceable.cli.console import print_command
 from traceable.errors import TraceError, UsageError
 from traceable.launch import launcher, processes, ranks, run_dir, target
 from traceable.protocol import environment

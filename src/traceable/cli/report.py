@@ -16,7 +16,8 @@ from typing import Any, TypeAlias, Union
 
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.cli import windows
-from traceable.cli.contract import (
+from traceable.cli.console import log
+from traceable.cli.expectations import (
     EXIT_UNMET,
     add_expectation_arguments,
     evaluate_unrecorded_run,
@@ -25,7 +26,6 @@ from traceable.cli.contract import (
     report_losses,
     strict_exit_code,
 )
-from traceable.cli.lines import log
 from traceable.cli.profile import TERMINAL_ROWS as PROFILE_ROWS
 from traceable.cli.profile import (
     add_output_arguments,
@@ -477,10 +477,10 @@ def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     expected = list(arguments.expect)
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
-        from traceable.launch import contract
+        from traceable.launch import expectations
         from traceable.launch.reports import find_manifest
 
-        expected = [*contract.load_expected_names(path, find_manifest(path)), *expected]
+        expected = [*expectations.load_expected_names(path, find_manifest(path)), *expected]
     return tuple(dict.fromkeys(expected))
 
 
@@ -520,7 +520,7 @@ def _print_json(report: dict[str, Any], answers: Mapping[View, ViewResult], argu
 
 
 def _print_csv(found: ViewResult, arguments: argparse.Namespace) -> None:
-    from traceable.report.delimited import to_csv
+    from traceable.report.csv_table import to_csv
 
     assert not isinstance(found, MissingDataError), "raised before"
     table = found
@@ -673,7 +673,7 @@ def _table_beside(recordings: Sequence[Recording], by: str, arguments: argparse.
 
 
 def _print_csv_beside(table: Table, choice: RowFilter, arguments: argparse.Namespace) -> None:
-    from traceable.report.delimited import to_csv
+    from traceable.report.csv_table import to_csv
 
     other = arguments.table
     if other is None:

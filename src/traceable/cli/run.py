@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 
 from traceable import collectors
-from traceable.cli import again, annotate, contract, diagnosis, flight, nsys, profile, ranks
-from traceable.cli.lines import log, print_command
+from traceable.cli import again, annotate, diagnosis, expectations, flight, nsys, profile, ranks
+from traceable.cli.console import log, print_command
 from traceable.collectors.base import CollectorResult
 from traceable.errors import Message, TraceableError, TraceError, UsageError, format_one_line
 from traceable.launch import launcher, run_dir, target
@@ -38,7 +38,7 @@ from traceable.protocol import environment
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import ExpectationResult
+    from traceable.analysis.expectations import ExpectationResult
     from traceable.analysis.windows import CaptureResult
     from traceable.annotation.patterns import Target
     from traceable.protocol.start_conditions import Conditions
@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overhead_arguments(parser)
     add_condition_arguments(parser)
     annotate.add_annotate_arguments(parser)
-    contract.add_expectation_arguments(parser)
+    expectations.add_expectation_arguments(parser)
     profile.add_view_arguments(parser)
 
 
@@ -286,7 +286,7 @@ def run(arguments: argparse.Namespace) -> int:
             finished = launcher.run_program(request, log, worker)
         except NotComparableError as error:
             log(error.message)
-            return exit_with_status(error.status) or (contract.EXIT_UNMET if arguments.strict else 0)
+            return exit_with_status(error.status) or (expectations.EXIT_UNMET if arguments.strict else 0)
         directory = launcher.format_path(finished.run_dir)
         outcome = Outcome()
         try:
@@ -367,21 +367,21 @@ def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | N
     """Return what --strict makes the exit code of a program that succeeded, and say why where nothing else has."""
     if with_gpu and not count_gpu_operations(finished.recorded):
         log(Message("no_gpu_operations", "no GPU operation was recorded, and --gpu asks for them"))
-        return contract.EXIT_UNMET
+        return expectations.EXIT_UNMET
     if finished.problem:
         log(Message("completeness_unknown", "what was emitted could not be compared with what was recorded"))
-        return contract.EXIT_UNMET
+        return expectations.EXIT_UNMET
     counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
     if not finished.expected and steps is None and outcome.windows is None and not with_gpu and not counted:
-        error = contract.make_nothing_expected_error(outcome.completeness)
+        error = expectations.make_nothing_expected_error(outcome.completeness)
         log(error.message)
         return error.exit_code
     if (finished.expected and outcome.verdicts is None) or (steps is not None and outcome.windows is None):
         log(Message("expectations_not_judged", "what was expected could not be judged"))
-        return contract.EXIT_UNMET
+        return expectations.EXIT_UNMET
     if outcome.windows is not None and not outcome.windows.ok:
-        return contract.EXIT_UNMET
-    return contract.strict_exit_code(outcome.verdicts or (), outcome.completeness)
+        return expectations.EXIT_UNMET
+    return expectations.strict_exit_code(outcome.verdicts or (), outcome.completeness)
 
 
 def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
@@ -412,9 +412,9 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
         if not shown and not (arguments.quiet and (found is None or found.ok)):
             windows.report_capture(found, log)
         windows.save_capture(found, finished.run_dir)
-        contract.report_expectations(judged, log, quiet=arguments.quiet)
+        expectations.report_expectations(judged, log, quiet=arguments.quiet)
         if not shown:
-            contract.report_losses(complete, log)
+            expectations.report_losses(complete, log)
         why.report_problems()
         if not arguments.quiet:
             log(f"next: python -m traceable report {directory}")
@@ -432,12 +432,12 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     found = windows.evaluate_without_recording(finished.run_dir)
     windows.report_capture(found, log)
     windows.save_capture(found, finished.run_dir)
-    from traceable.analysis.contract import evaluate_expectations
+    from traceable.analysis.expectations import evaluate_expectations
 
     judged = evaluate_expectations(finished.expected, None)
-    contract.report_expectations(judged, log, quiet=arguments.quiet)
-    complete = contract.evaluate_unrecorded_run(finished.run_dir)
-    contract.report_losses(complete, log)
+    expectations.report_expectations(judged, log, quiet=arguments.quiet)
+    complete = expectations.evaluate_unrecorded_run(finished.run_dir)
+    expectations.report_losses(complete, log)
     why.report_problems()
     return Outcome(judged, found, complete)
 

@@ -21,8 +21,8 @@ from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
 from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import (
-    contract,
-    control,
+    control_client,
+    expectations,
     finalize_progress,
     flight,
     local_client,
@@ -347,7 +347,7 @@ def _manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "stem": request.stem,
         ranks.RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
         ranks.SELECTION_KEY: None,
-        contract.EXPECT_KEY: list(request.expect),
+        expectations.EXPECT_KEY: list(request.expect),
         windows.WINDOW_KEY: windows.make_window_entry(
             request.steps,
             request.windows,
@@ -433,14 +433,14 @@ def _finish(
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     run.manifest["notes"] = [note.as_dict for note in notes]
     flight.add_intervals(run.manifest, recorded.database if recorded else None)
-    control.remove_stale_sockets(run.directory)
+    control_client.remove_stale_sockets(run.directory)
     run.manifest["files"] = list_run_files(run.directory)
     run.save()
     for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
         if not run.failed:
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
-    expected = contract.load_expected_names(run.directory, run.manifest)
+    expected = expectations.load_expected_names(run.directory, run.manifest)
     return RunResult(run.directory, ended.status, recorded, problem, expected, readable)
 
 

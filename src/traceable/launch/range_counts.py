@@ -1,6 +1,6 @@
 """What the processes of a run counted of their ranges: read from the run directory, kept in the database of the run.
 
-The writing side within the process is `annotation/counts.py`, the comparison `analysis/completeness.py`. The database
+The writing side within the process is `annotation/range_counts.py`, the comparison `analysis/completeness.py`. The database
 has it too, so that a report that was copied without its run directory can still be judged.
 """
 
@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceable.annotation.counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, OTHER_ENTRY, make_entry_key
+from traceable.annotation.range_counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, OTHER_ENTRY, make_entry_key
 from traceable.collectors.recorder import loss_table
 from traceable.errors import Message
 from traceable.protocol import environment, untrusted

@@ -16,14 +16,14 @@ from traceable.analysis.recording_gaps import measure_unrecorded_ns
 from traceable.analysis.table import Table
 from traceable.errors import MissingDataError, TraceableError
 from traceable.report import windows
-from traceable.report.contract import build_expectation_rows as expectation_rows
+from traceable.report.expectations import build_expectation_rows as expectation_rows
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import ExpectationResult
+    from traceable.analysis.expectations import ExpectationResult
     from traceable.recording import Recording
 
 SCHEMA = "traceable.report/1"

@@ -5,7 +5,7 @@ of its versions what, is in output_json.cpp and CuptiActivity.cpp of pytorch/kin
 use. Kinds of copies, of memory and of synchronisations become the numbers that CUPTI and nsys have.
 
 The names by which traceable's own annotations reach torch.profiler are read back into what they were. The rules stand
-in `annotation.torch.records`, which this room may not import; a test compares the two. They hold in a file whose
+in `annotation.torch.profiler_backend`, which this room may not import; a test compares the two. They hold in a file whose
 metadata has `METADATA`, and for a name that ends as they say: what the program itself named with `record_function`
 stands beside ours and is left as it is.
 

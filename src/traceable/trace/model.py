@@ -276,7 +276,7 @@ class Overheads(Intervals):
     """The profiler's own work, and what CUPTI reports of the driver's.
 
     That is modules that it loads, and launches that wait because the command buffer is full. Only the name tells one
-    from the other (`analysis.naming`).
+    from the other (`analysis.name_patterns`).
 
     Attributes:
         name, process: indices into `Trace.names` and `Trace.processes`; -1 where not recorded.

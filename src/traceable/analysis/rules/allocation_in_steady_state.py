@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from traceable.analysis.cached_queries import select_calls
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import merge_intervals
-from traceable.analysis.named import strip_call_version
-from traceable.analysis.naming import ALLOCATION_CALLS
+from traceable.analysis.labels import strip_call_version
+from traceable.analysis.name_patterns import ALLOCATION_CALLS
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
@@ -21,7 +22,6 @@ from traceable.analysis.rules.evidence import (
     max_saving_ns,
     union_ns,
 )
-from traceable.analysis.shared import select_calls
 from traceable.analysis.units import format_count, format_duration
 from traceable.errors import MissingDataError
 from traceable.trace.model import Int64

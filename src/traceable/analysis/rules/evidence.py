@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from traceable.analysis.cached_queries import cache_per_context, find_nccl_kernels
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import CAUSES, classify_gaps
 from traceable.analysis.gpus import Gpus, check_graphs_recorded, compute_timelines, find_gpus
@@ -27,12 +28,11 @@ from traceable.analysis.intervals import (
     overlaps_any,
     union_by_lane,
 )
+from traceable.analysis.labels import number_ranges, strip_call_version
 from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, MemoryOperations, find_memory_operations
-from traceable.analysis.named import number_ranges, strip_call_version
-from traceable.analysis.naming import fold_numbers
+from traceable.analysis.name_patterns import fold_numbers
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
 from traceable.analysis.recording_gaps import find_unrecorded_spans, measure_unrecorded_ns
-from traceable.analysis.shared import cache_per_context, find_nccl_kernels
 from traceable.analysis.steps import find_steady_interval
 from traceable.analysis.sync import find_waiting_calls
 from traceable.analysis.table import Table

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from traceable.analysis.cached_queries import select_overheads
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
-from traceable.analysis.naming import QUEUE_FULL_OVERHEAD
+from traceable.analysis.name_patterns import QUEUE_FULL_OVERHEAD
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
@@ -15,7 +16,6 @@ from traceable.analysis.rules.evidence import (
     format_gpu,
     join_words,
 )
-from traceable.analysis.shared import select_overheads
 from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.errors import MissingDataError
 from traceable.trace.rows import distinct

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from traceable.analysis.cached_queries import select_calls, select_overheads
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.intervals import merge_intervals, overlaps_any
-from traceable.analysis.naming import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
+from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
@@ -20,7 +21,6 @@ from traceable.analysis.rules.evidence import (
     join_words,
     make_share_threshold,
 )
-from traceable.analysis.shared import select_calls, select_overheads
 from traceable.analysis.units import format_count, format_duration
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct

@@ -6,7 +6,7 @@ import numpy as np
 
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import Gaps
-from traceable.analysis.named import label_operations
+from traceable.analysis.labels import label_operations
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,

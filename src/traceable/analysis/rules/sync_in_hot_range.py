@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import number_groups, sum_groups
-from traceable.analysis.named import get_operation_name, label_operations, strip_call_version
-from traceable.analysis.naming import COPY_CALLS
+from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
+from traceable.analysis.name_patterns import COPY_CALLS
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,

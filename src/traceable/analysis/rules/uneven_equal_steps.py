@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from traceable.analysis.cached_queries import find_nccl_kernels
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
-from traceable.analysis.named import get_operation_name, label_operations
+from traceable.analysis.labels import get_operation_name, label_operations
 from traceable.analysis.rules.evidence import (
     Evidence,
     Finding,
@@ -22,7 +23,6 @@ from traceable.analysis.rules.evidence import (
     format_range_name,
     make_share_threshold,
 )
-from traceable.analysis.shared import find_nccl_kernels
 from traceable.analysis.steps import infer_steps
 from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.errors import MissingDataError

@@ -12,7 +12,7 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_intervals, union_by_lane
-from traceable.analysis.naming import match_names
+from traceable.analysis.name_patterns import match_names
 from traceable.analysis.operations import KERNEL
 from traceable.analysis.rules.evidence import Evidence, Finding, Rule, Threshold, Values, format_gpu, join_words
 from traceable.analysis.units import format_bytes, format_count, format_duration, format_percent

@@ -21,7 +21,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import NullContextVariable
 
 from traceable.annotation import counters, domains, engine, ranges
-from traceable.annotation.torch import records
+from traceable.annotation.torch import profiler_backend
 from traceable.annotation.torch.frames import disable_compile, skip_frame
 from traceable.protocol import environment
 
@@ -89,5 +89,5 @@ def patch_dynamo() -> None:
     for trace_numpy in (True, False):
         VariableBuilder._type_dispatch_impl(trace_numpy).update(models)
     if environment.is_torch_collector():
-        disable_compile(records.push_range)
-        disable_compile(records.pop_range)
+        disable_compile(profiler_backend.push_range)
+        disable_compile(profiler_backend.pop_range)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from traceable.analysis.contract import NEVER_ENTERED, WITHOUT_GPU_WORK, ExpectationResult
+from traceable.analysis.expectations import NEVER_ENTERED, WITHOUT_GPU_WORK, ExpectationResult
 from traceable.analysis.units import format_count
 from traceable.errors import Message
 from traceable.report.text import escape_name

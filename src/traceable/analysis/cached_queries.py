@@ -14,7 +14,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, union_by_lane
-from traceable.analysis.naming import (
+from traceable.analysis.name_patterns import (
     ALLOCATION_CALLS,
     COPY_CALLS,
     GRAPH_LAUNCH_CALLS,

@@ -14,7 +14,7 @@ import numpy as np
 from traceable.analysis.attribution import INHERITED
 from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances
-from traceable.analysis.naming import NCCL_KERNEL
+from traceable.analysis.name_patterns import NCCL_KERNEL
 from traceable.errors import MissingDataError
 from traceable.trace.model import START_END, Bool, Int64
 from traceable.trace.rows import distinct

@@ -34,9 +34,9 @@ def listen_from_environment() -> None:
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if environment.read_flag(environment.CONTROL):
         if run_dir:
-            from traceable.capture import server
+            from traceable.capture import control_server
 
-            server.serve(run_dir)
+            control_server.serve(run_dir)
         else:
             environment.warn_once("no_run_dir", f"{environment.CONTROL} needs a run directory; ignored")
     steps = os.environ.get(environment.CONTROL_SIGNAL, "").strip()

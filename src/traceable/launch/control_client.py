@@ -1,6 +1,6 @@
 """The other end of a run's control sockets: find its processes, ask them all, and hear from them together.
 
-The end in the process is `capture/server.py`. What is written while they are asked is seen by comparing the run
+The end in the process is `capture/control_server.py`. What is written while they are asked is seen by comparing the run
 directory before and after. Nothing is printed here; what happens is told event by event.
 """
 

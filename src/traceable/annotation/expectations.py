@@ -2,7 +2,7 @@
 
 Each call leaves one file `expect.<pid>.<number>.json` in the run directory; nothing is ever read or changed here, so
 threads, forked children and a pid that is used again can't spoil each other's. The reading side is
-`launch/contract.py`, the verdict `analysis/contract.py`.
+`launch/expectations.py`, the verdict `analysis/expectations.py`.
 """
 
 from __future__ import annotations

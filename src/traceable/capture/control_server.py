@@ -3,7 +3,7 @@
 A Unix socket in the run directory, mode 0600, served by one daemon thread; there is none unless the launcher asks for
 it. Only the user who owns the socket is answered. Each connection is one line of JSON with what is asked, and one line
 for each thing that happens, to the end. The program's threads do one write to a pipe when a window opens or closes, and
-never wait for this one. The other end is `launch/control.py`.
+never wait for this one. The other end is `launch/control_client.py`.
 """
 
 from __future__ import annotations

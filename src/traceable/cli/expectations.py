@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from traceable.analysis.completeness import Completeness
-    from traceable.analysis.contract import ExpectationResult
+    from traceable.analysis.expectations import ExpectationResult
 
 EXIT_UNMET = 3
 
@@ -73,7 +73,7 @@ def report_expectations(
 ) -> None:
     """Print a line for each verdict, or each unmet one where `quiet`, and how many are unmet."""
     if verdicts:
-        from traceable.report.contract import format_expectations
+        from traceable.report.expectations import format_expectations
 
         for line in format_expectations(verdicts, unmet_only=quiet):
             say(line)

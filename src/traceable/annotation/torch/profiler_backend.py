@@ -39,7 +39,7 @@ _begun = False
 """Whether anything was recorded yet."""
 
 range_counts: Any = None
-"""Is told when what is emitted is recorded (`annotation/counts.py`); None where nobody counts."""
+"""Is told when what is emitted is recorded (`annotation/range_counts.py`); None where nobody counts."""
 
 _next = count(1).__next__
 _thread = _local()

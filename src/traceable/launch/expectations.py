@@ -1,6 +1,6 @@
 """The ranges that a run was expected to have: asked for on its command line, and by the processes of the run.
 
-The writing side within the process is `annotation/contract.py`.
+The writing side within the process is `annotation/expectations.py`.
 """
 
 from __future__ import annotations

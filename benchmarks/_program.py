@@ -27,7 +27,7 @@ KERNEL, MEMCPY, MEMSET = 0, 1, 2
 """The kinds of operation."""
 
 EVENT, STREAM_WAIT, STREAM, CONTEXT = 1, 2, 3, 4
-"""CUPTI's kinds of synchronisation."""
+"""CUPTI's kinds of synchronization."""
 
 _SPACING_NS = 900
 """From the end of an operation to the earliest start of the next one on its stream."""
@@ -79,7 +79,7 @@ class Range:
 
 @dataclass
 class Sync:
-    """A synchronisation: the call, its kind, and where it waits."""
+    """A synchronization: the call, its kind, and where it waits."""
 
     item: int
     kind: int

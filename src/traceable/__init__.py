@@ -169,9 +169,9 @@ _watch_imports()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
 if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):
-    _begin("traceable.capture.process", "tell_of_forks")
-_begin("traceable.capture.process_record", "testify")
+    _begin("traceable.capture.process", "report_forks")
+_begin("traceable.capture.process_record", "write_record")
 if _is_set(*_environment.CONDITIONS):
-    _begin("traceable.capture.startup", "begin_from_environment")
+    _begin("traceable.capture.startup", "start_timed_capture")
 if _is_set(_environment.CONTROL, _environment.CONTROL_SIGNAL):
     _begin("traceable.capture.startup", "listen_from_environment")

@@ -347,7 +347,7 @@ class Recording:
         ask = getattr(importlib.import_module(f"traceable.analysis.{question}"), question)
         self._tell(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
         if question == "findings":
-            options["ask"] = self.query
+            options["get_view"] = self.query
         found: Table = ask(self.context, **options)
         if question in _KEPT:
             self._kept[key] = found

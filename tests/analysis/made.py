@@ -128,7 +128,7 @@ copies = gpu_operations(
 )
 memsets = gpu_operations(size_bytes=sizes, memory_kind=st.integers(-1, 2))
 graphs = gpu_operations(graph=st.just(1))
-synchronisations = gpu_operations(kind=st.sampled_from([1, 2, 3, 4, -1]))
+synchronizations = gpu_operations(kind=st.sampled_from([1, 2, 3, 4, -1]))
 
 
 @st.composite
@@ -183,7 +183,7 @@ def traces(draw: Any, busy: bool = False) -> Trace:
         copies=table(model.Copies, draw(st.lists(copies, **few))),
         memsets=table(model.Memsets, draw(st.lists(memsets, **few))),
         graph_launches=table(model.GraphLaunches, draw(st.lists(graphs, **few))),
-        synchronisations=table(model.Synchronizations, draw(st.lists(synchronisations, **few))),
+        synchronizations=table(model.Synchronizations, draw(st.lists(synchronizations, **few))),
         graph_nodes=table(model.GraphNodes, draw(st.lists(graph_nodes(), max_size=6))),
         allocations=table(model.Allocations, draw(st.lists(allocations(), max_size=6))),
         overheads=table(model.Overheads, draw(st.lists(overheads(), max_size=3))),
@@ -228,7 +228,7 @@ def trace_of(**tables: Any) -> Trace:
         "copies": model.Copies,
         "memsets": model.Memsets,
         "graph_launches": model.GraphLaunches,
-        "synchronisations": model.Synchronizations,
+        "synchronizations": model.Synchronizations,
         "graph_nodes": model.GraphNodes,
         "allocations": model.Allocations,
         "overheads": model.Overheads,

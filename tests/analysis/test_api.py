@@ -21,7 +21,7 @@ from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
 CODES = {0: None, NULL: None, 600: None, 2: "cudaErrorMemoryAllocation", 700: "cudaErrorIllegalAddress"}
-KIND_OF_NAME = {made.LAUNCH: "launch", made.WAIT: "synchronisation"}
+KIND_OF_NAME = {made.LAUNCH: "launch", made.WAIT: "synchronization"}
 
 ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 
@@ -224,7 +224,7 @@ def test_a_call_whose_name_was_not_recorded() -> None:
         ("memset", "cudaMemsetAsync cuMemsetD32Async cudaMemset2D"),
         ("allocation", "cudaMalloc cudaFree cudaHostAlloc cudaFreeHost cudaMallocAsync cuMemAllocAsync cuMemFreeAsync"),
         ("allocation", "cuMemAlloc_v2 cudaHostRegister cuMemCreate cuMemMap cudaMemPoolCreate cuArrayCreate_v2"),
-        ("synchronisation", "cudaDeviceSynchronize cudaStreamSynchronize_ptsz cuCtxSynchronize cudaEventSynchronize"),
+        ("synchronization", "cudaDeviceSynchronize cudaStreamSynchronize_ptsz cuCtxSynchronize cudaEventSynchronize"),
         ("graph", "cudaGraphInstantiate cuGraphAddKernelNode cudaStreamBeginCapture cudaStreamIsCapturing"),
         ("graph", "cudaThreadExchangeStreamCaptureMode cudaStreamGetCaptureInfo_v2"),
         ("event", "cudaEventRecord cudaEventQuery cuEventCreate cudaStreamWaitEvent"),

@@ -91,7 +91,7 @@ class Oracle:
         if most(before(ALLOCATE, RELEASE)):
             return "allocation"
         if most(before(WAIT)):
-            return "synchronisation"
+            return "synchronization"
         if most(before(COPY_CALL) | (in_launch if self._pageable(after) else set())):
             return "waiting_copy"
         since_launch = {at for at in idle if at >= launch["end_ns"]}
@@ -307,7 +307,7 @@ SECOND = kernel(110_000, 120_000, 1)
             "cudaMalloc and 1 more cover 50 % of the gap",
         ),
         ([LATE, call(5_000, 70_000, ALLOCATE, thread=1)], "host_late", "the launch began 95 us into the gap"),
-        ([LATE, call(5_000, 70_000, WAIT)], "synchronisation", "cudaStreamSynchronize covers 60 % of the gap"),
+        ([LATE, call(5_000, 70_000, WAIT)], "synchronization", "cudaStreamSynchronize covers 60 % of the gap"),
         ([LATE, call(5_000, 70_000, COPY_CALL)], "waiting_copy", "cudaMemcpyAsync covers 60 % of the gap"),
         (
             [call(11_000, 109_000, correlation=1)],

@@ -76,7 +76,7 @@ def test_only_what_is_of_the_gpus_stays(trace: Trace, devices: list[int]) -> Non
     part = select_part(trace, devices=devices)
     for name in TABLES:
         expected = rows_of(getattr(trace, name))
-        if name in (*OPERATIONS, "synchronisations", "allocations"):
+        if name in (*OPERATIONS, "synchronizations", "allocations"):
             # In process 101 CUDA numbers the two GPUs the other way round.
             expected = [row for row in expected if abs(row["device"] - row["process"]) in devices]
         assert rows_of(getattr(part, name)) == expected
@@ -93,7 +93,7 @@ def test_a_gpu_that_is_not_there_is_an_error_that_names_those_that_are() -> None
         select_part(replace(trace, processes=()), processes=["x"])
 
 
-LASTING = ("ranges", "calls", *OPERATIONS, "synchronisations", "overheads")
+LASTING = ("ranges", "calls", *OPERATIONS, "synchronizations", "overheads")
 INSTANTS = ("marks", "counters", "allocations")
 
 
@@ -467,7 +467,7 @@ def test_an_unknown_device_is_none_of_those_asked_for() -> None:
     where = {"process": 0, "context": -1, "stream": -1, "correlation": NULL, "graph_node": NULL}
     sync = {**where, "start_ns": 1, "end_ns": 2, "device": -1, "kind": 1}
     graph = {**where, "start_ns": 1, "end_ns": 2, "device": -1, "graph": 1}
-    trace = trace_of(synchronisations=table(model.Synchronizations, [sync]))
+    trace = trace_of(synchronizations=table(model.Synchronizations, [sync]))
     trace = replace(trace, graph_launches=table(model.GraphLaunches, [graph]))
     trace = replace(trace, devices=(model.Device(0, "", "", None, None, None, None),))
     part = select_part(trace, devices=[0])

@@ -58,7 +58,7 @@ def waiting_traces(draw: Any) -> Trace:
         copies=contexts(trace.copies),
         memsets=contexts(trace.memsets),
         graph_launches=contexts(trace.graph_launches),
-        synchronisations=replace(
+        synchronizations=replace(
             contexts(trace.synchronizations),
             stream=random.choice([7, 13, -1], len(trace.synchronizations)).astype(np.int32),
         ),

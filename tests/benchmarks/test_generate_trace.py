@@ -310,7 +310,7 @@ def test_calls_of_a_thread_do_not_overlap_and_its_ranges_nest(database: sqlite3.
             still_open.append(end)
 
 
-def test_a_synchronisation_returns_after_what_it_waits_for(database: sqlite3.Connection) -> None:
+def test_a_synchronization_returns_after_what_it_waits_for(database: sqlite3.Connection) -> None:
     waits = """SELECT s.globalPid, s.deviceId, s.streamId, s.syncType, r.start, r.end
         FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION s JOIN CUPTI_ACTIVITY_KIND_RUNTIME r
         ON r.correlationId = s.correlationId AND (r.globalTid & ~0xFFFFFF) = s.globalPid WHERE s.syncType != 2"""

@@ -100,7 +100,7 @@ def rows_of(trace: Trace) -> dict[str, Counter[Row]]:
         "process": lambda number: trace.processes[number].pid,
     }
     found: dict[str, Counter[Row]] = {}
-    for kind in ("ranges", "calls", "kernels", "copies", "memsets", "synchronisations", "overheads"):
+    for kind in ("ranges", "calls", "kernels", "copies", "memsets", "synchronizations", "overheads"):
         table = getattr(trace, kind)
         columns = [list(map(turned.get(name, lambda x: x), getattr(table, name).tolist())) for name in COLUMNS[kind]]
         found[kind] = Counter(zip(*columns, strict=True))
@@ -114,7 +114,7 @@ COLUMNS = {
     "kernels": (*_OPERATION, "name", "short_name", "geometry"),
     "copies": (*_OPERATION, "size_bytes", "kind", "source_kind", "target_kind", "source_device", "target_device"),
     "memsets": (*_OPERATION, "size_bytes", "memory_kind"),
-    "synchronisations": (*_OPERATION, "kind"),
+    "synchronizations": (*_OPERATION, "kind"),
     "overheads": ("start_ns", "end_ns", "name", "process"),
 }
 
@@ -179,7 +179,7 @@ def plainly_read(document: dict[str, Any]) -> dict[str, Counter[Row]]:
             found["memsets"][(*operation, args["bytes"], _MEMORY.index(memory))] += 1
         elif category == "cuda_sync":
             kind = ["Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync"].index(name) + 1
-            found["synchronisations"][(*operation, kind)] += 1
+            found["synchronizations"][(*operation, kind)] += 1
         elif category == "overhead":
             found["overheads"][start, end, name, pid] += 1
     return found

@@ -38,7 +38,7 @@ _FEW_THREADS = 12
 """Of how many threads the calls are found faster by looking for each thread than by sorting."""
 
 KINDS = (
-    *("launch", "copy", "memset", "allocation", "synchronisation"),
+    *("launch", "copy", "memset", "allocation", "synchronization"),
     *("graph", "event", "stream", "module", "other"),
 )
 """What calls are for, in the order in which tables of equal totals show them."""
@@ -46,7 +46,7 @@ KINDS = (
 _KINDS = (
     ("launch", re.compile(r"cu(da)?(Launch|GraphLaunch)")),
     ("graph", re.compile(r"cu(da)?(Graph|Stream\w*Captur|ThreadExchangeStreamCaptureMode)")),
-    ("synchronisation", SYNCHRONIZATION_CALLS),
+    ("synchronization", SYNCHRONIZATION_CALLS),
     ("event", re.compile(r"cu(da)?(Event|StreamWaitEvent|IpcGetEventHandle|IpcOpenEventHandle)")),
     ("stream", re.compile(r"cu(da)?Stream")),
     ("copy", re.compile(rf"{COPY_CALLS.pattern}|cu(da)?MemPrefetch")),

@@ -309,7 +309,7 @@ def _instances_of(whole: Context, cut: Cut, numbers: Int64) -> Instances:
     columns = {
         column.name: getattr(found, column.name)[numbers]
         for column in fields(found)
-        if column.name not in ("stretches", "paths")
+        if column.name not in ("segments", "paths")
     }
     of_time = find_instances(whole.trace, within_ns=(cut.first_ns, cut.last_ns))
     start, end = columns["start_ns"], columns["end_ns"]

@@ -17,7 +17,7 @@ one:
 - module_loading: the same for the driver's loading of the code of kernels, where it is recorded by name or, by
   profilers that have no name for it, as unknown overhead inside the first launch of a kernel; and where calls that load
   a module, made by the launching thread before the launch, cover most of the gap.
-- allocation, synchronisation: calls of that kind, made by the launching thread before the launch, cover most of it.
+- allocation, synchronization: calls of that kind, made by the launching thread before the launch, cover most of it.
 - waiting_copy: the same for copying calls, which stage pageable memory on the host; and the launch itself counts where
   it copies from or to pageable memory.
 - launch_latency: the launch itself covers most of the gap; or it began before the gap, and the operation did not wait.
@@ -81,7 +81,7 @@ BUCKETS = (
 """Sizes of gaps: label, from (inclusive) and until (exclusive) in ns; the last has no end."""
 
 CAUSES = (
-    *("profiler_flush", "module_loading", "allocation", "synchronisation", "waiting_copy", "launch_latency"),
+    *("profiler_flush", "module_loading", "allocation", "synchronization", "waiting_copy", "launch_latency"),
     *("waiting_nccl", "waiting_other_device", "waiting_stream", "queued", "host_late", "unknown"),
 )
 """The causes, in the order in which they are tried. A gap holds the index of its own."""
@@ -89,7 +89,7 @@ CAUSES = (
 CALLS_OF_CAUSE = {
     "module_loading": MODULE_LOAD_CALLS,
     "allocation": ALLOCATION_CALLS,
-    "synchronisation": SYNCHRONIZATION_CALLS,
+    "synchronization": SYNCHRONIZATION_CALLS,
     "waiting_copy": COPY_CALLS,
 }
 """The causes that lie in calls of the launching thread, and which calls these are."""

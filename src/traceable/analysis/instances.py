@@ -93,7 +93,7 @@ class Instances:
 
     def head(self, count: int) -> Instances:
         """Return the first instances, as views of these columns; their parents, paths and stretches must be theirs."""
-        columns = (column.name for column in fields(self) if column.name not in ("stretches", "paths"))
+        columns = (column.name for column in fields(self) if column.name not in ("segments", "paths"))
         return replace(self, **{name: getattr(self, name)[:count] for name in columns})
 
     @property

@@ -22,10 +22,10 @@ from traceable.trace.model import Bool, Copies, Cut, Events, Int32, Int64, Inter
 from traceable.trace.rows import distinct
 
 _OPERATIONS = ("kernels", "copies", "memsets", "graph_launches")
-_WITH_DEVICE = (*_OPERATIONS, "synchronisations", "allocations")
+_WITH_DEVICE = (*_OPERATIONS, "synchronizations", "allocations")
 _WITH_PROCESS = (*_WITH_DEVICE, "overheads", "counters")
 _WITH_THREAD = ("ranges", "marks", "calls", "graph_nodes")
-_LASTING = (*_OPERATIONS, "synchronisations", "overheads", "calls", "ranges")
+_LASTING = (*_OPERATIONS, "synchronizations", "overheads", "calls", "ranges")
 _INSTANTS = ("marks", "counters", "allocations")
 
 _UNITS = {"": 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3, "ns": 1}
@@ -73,8 +73,8 @@ def select_part(
 
     Args:
         processes: pids, or globs over the name of the process or its last part (`python*`). All else goes.
-        devices: nsys's numbers of GPUs (`Device.number`). Operations, allocations and synchronisations of others go;
-            calls and ranges stay. A synchronisation whose GPU was not recorded stays.
+        devices: nsys's numbers of GPUs (`Device.number`). Operations, allocations and synchronizations of others go;
+            calls and ranges stay. A synchronization whose GPU was not recorded stays.
         time_ns: from A until before B, an open side None. What lasts stays as far as it lies in it, what takes no time
             where it lies in it. A range that is cut is clipped, and of a copy or set that is cut the bytes are in
             proportion to its time. Graph nodes and windows stay.
@@ -154,7 +154,7 @@ def _of_devices(trace: Trace, devices: Sequence[int]) -> Trace:
         number = map_gpu_numbers(trace, events.process, events.device)
         seen.update(distinct(number[number >= 0]).tolist())
         kept = np.isin(number, np.array(devices, np.int64))
-        tables[name] = _taken(events, kept | (number < 0) if name == "synchronisations" else kept)
+        tables[name] = _taken(events, kept | (number < 0) if name == "synchronizations" else kept)
     for device in devices:
         if device not in seen:
             there = ", ".join(map(str, sorted(seen)))

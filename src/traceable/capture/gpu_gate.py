@@ -44,7 +44,7 @@ NO_CUDA, WAITING, RECORDING, STOPPED, LOST, REFUSED = "no cuda", "waiting", "rec
 not be written; Kineto could not be started."""
 
 _OPTIONS = ("enable_cuda_sync_events", "disable_external_correlation")
-"""Asked of torch where it has them: synchronisations as records of their own, and no links to operators."""
+"""Asked of torch where it has them: synchronizations as records of their own, and no links to operators."""
 
 
 class GpuProfiler(kineto.Kineto):

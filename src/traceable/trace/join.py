@@ -27,7 +27,7 @@ _NAMES = {
 _TIMES = ("start_ns", "end_ns")
 _THREADS = ("thread", "end_thread")
 _KINDS = (
-    *("ranges", "marks", "counters", "calls", "kernels", "copies", "memsets", "graph_launches", "synchronisations"),
+    *("ranges", "marks", "counters", "calls", "kernels", "copies", "memsets", "graph_launches", "synchronizations"),
     *("graph_nodes", "allocations", "overheads", "windows"),
 )
 

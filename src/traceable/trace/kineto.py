@@ -58,7 +58,7 @@ _TABLES = {
     "kernels": "CUPTI_ACTIVITY_KIND_KERNEL",
     "copies": "CUPTI_ACTIVITY_KIND_MEMCPY",
     "memsets": "CUPTI_ACTIVITY_KIND_MEMSET",
-    "synchronisations": "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+    "synchronizations": "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
     "overheads": "PROFILER_OVERHEAD",
 }
 """Under which name nsys has the same events: by these names the questions tell what was recorded."""
@@ -154,7 +154,7 @@ class _Merger:
             kernels=model.Kernels(**kinds["kernels"]),
             copies=model.Copies(**kinds["copies"]),
             memsets=model.Memsets(**kinds["memsets"]),
-            synchronizations=model.Synchronizations(**kinds["synchronisations"]),
+            synchronizations=model.Synchronizations(**kinds["synchronizations"]),
             overheads=model.Overheads(**kinds["overheads"]),
             geometries=geometries,
             devices=build_devices(self.files, self.gpus),

@@ -2,7 +2,7 @@
 
 Everything has the file's own clock and its own ids; `trace.kineto` makes a `Trace` of it. What Kineto writes, and which
 of its versions what, is in output_json.cpp and CuptiActivity.cpp of pytorch/kineto, and in the traces that the tests
-use. Kinds of copies, of memory and of synchronisations become the numbers that CUPTI and nsys have.
+use. Kinds of copies, of memory and of synchronizations become the numbers that CUPTI and nsys have.
 
 The names by which traceable's own annotations reach torch.profiler are read back into what they were. The rules stand
 in `annotation.torch.profiler_backend`, which this room may not import; a test compares the two. They hold in a file whose
@@ -65,7 +65,7 @@ OPERATIONS = {
     "kernels": ("name", "geometry"),
     "copies": ("kind", "source_kind", "target_kind", "source_device", "target_device"),
     "memsets": ("memory_kind",),
-    "synchronisations": ("kind",),
+    "synchronizations": ("kind",),
 }
 """The small columns that each kind of operation has beyond those of all."""
 
@@ -239,7 +239,7 @@ class FileEvents:
             "memcpy": self._copy,
             "gpu_memset": self._memset,
             "memset": self._memset,
-            "cuda_sync": self._synchronisation,
+            "cuda_sync": self._synchronization,
             "overhead": self._overhead,
         }
         for event in document.events():
@@ -369,7 +369,7 @@ class FileEvents:
         operation = self._operation(self.memsets, event, args, start, end)
         self.memsets.values.extend((*operation, size(args.get("bytes")), parse_memory_kind(event.get("name"))))
 
-    def _synchronisation(self, event: dict[str, Any], start: int, end: int) -> None:
+    def _synchronization(self, event: dict[str, Any], start: int, end: int) -> None:
         args = get_args(event)
         operation = self._operation(self.synchronizations, event, args, start, end)
         kind = parse_synchronization_kind(args.get("cuda_sync_kind", event.get("name")))
@@ -573,7 +573,7 @@ def parse_memory_kind(name: Any) -> int:
 
 
 def parse_synchronization_kind(word: Any) -> int:
-    """Return the kind of a synchronisation; -1 for not known."""
+    """Return the kind of a synchronization; -1 for not known."""
     return _SYNCHRONISATIONS.get(text(word) or "", -1)
 
 

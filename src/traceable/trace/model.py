@@ -229,7 +229,7 @@ class GraphLaunches(Operations):
 
 @dataclass(frozen=True)
 class Synchronizations(Operations):
-    """CUPTI's synchronisation records. `kind`: 1 event, 2 stream wait event, 3 stream, 4 context; -1 if unknown."""
+    """CUPTI's synchronization records. `kind`: 1 event, 2 stream wait event, 3 stream, 4 context; -1 if unknown."""
 
     kind: Int32
 

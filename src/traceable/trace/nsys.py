@@ -119,7 +119,7 @@ TABLE_LABELS = {
     CUPTI + "MEMCPY": "copies",
     CUPTI + "MEMSET": "memory sets",
     CUPTI + "GRAPH_TRACE": "graph launches",
-    CUPTI + "SYNCHRONIZATION": "synchronisations",
+    CUPTI + "SYNCHRONIZATION": "synchronizations",
     "CUDA_GRAPH_NODE_EVENTS": "graph nodes",
     "CUDA_GRAPH_EVENTS": "graphs",
     MEMORY_USAGE: "allocations",
@@ -336,7 +336,7 @@ class _Reader:
             "geometries": geometries,
             **operations,
             "calls": self._calls(tables.pop(CUPTI + "RUNTIME"), strings),
-            "synchronisations": self._synchronisations(tables.pop(CUPTI + "SYNCHRONIZATION")),
+            "synchronizations": self._synchronizations(tables.pop(CUPTI + "SYNCHRONIZATION")),
             "graph_nodes": self._graph_nodes(tables.pop("CUDA_GRAPH_NODE_EVENTS"), tables.pop("CUDA_GRAPH_EVENTS")),
             "allocations": self._allocations(tables.pop(MEMORY_USAGE)),
             "overheads": self._overheads([tables.pop(name) for name in OVERHEADS], strings),
@@ -379,7 +379,7 @@ class _Reader:
     def _graph_launches(self, rows: Rows) -> model.GraphLaunches:
         return model.GraphLaunches(**self._operation(rows), graph=rows["graphId"])
 
-    def _synchronisations(self, rows: Rows) -> model.Synchronizations:
+    def _synchronizations(self, rows: Rows) -> model.Synchronizations:
         return model.Synchronizations(**self._operation(rows), kind=rows["syncType"])
 
     def _graph_nodes(self, newer: Rows, older: Rows) -> model.GraphNodes:

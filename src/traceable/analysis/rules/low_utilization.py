@@ -23,7 +23,7 @@ _FLUSH = CAUSES.index("profiler_flush")
 _CAUSES = {
     "module_loading": ("the driver was loading the code of kernels", "warm up, or set CUDA_MODULE_LOADING=EAGER"),
     "allocation": ("memory was being allocated", "allocate before, or use a caching allocator"),
-    "synchronisation": ("the host waited for the GPU before it launched more", "let the host run ahead: wait later"),
+    "synchronization": ("the host waited for the GPU before it launched more", "let the host run ahead: wait later"),
     "waiting_copy": ("the host was copying", "copy from pinned memory, asynchronously, ahead of time"),
     "launch_latency": ("the launch took that long", "launch less: CUDA graphs, fused kernels, a larger batch"),
     "host_late": ("the host had not launched anything", "see in `--view gaps` what the host did, do it ahead"),

@@ -678,7 +678,7 @@ def finding(rule: str, bench: Bench) -> str:
         others = ", ".join(sorted({row["rule"] for row in rows})) or "none"
         raise Failed(f"{rule}: {verdict['state']} ({verdict['reason'] or 'no reason'}); findings are of: {others}")
     extent = recording.trace.extent_ns()
-    saving_ns = matches[0]["won_ns"]
+    saving_ns = matches[0]["potential_saving_ns"]
     if extent and saving_ns > extent[1] - extent[0]:
         raise Failed(f"{saving_ns} ns could be saved of a recording of {extent[1] - extent[0]} ns")
     return f"{matches[0]['sentence'][:160]} (at most {saving_ns / 1e6:.2f} ms)"
@@ -694,10 +694,10 @@ def doctor(bench: Bench) -> str:
     bench.need_gpu()
     driver, gpus = lines["cuda driver"], lines.get("gpus")
     if driver["state"] != "ok":
-        raise Failed(f"the CUDA driver is judged {driver['state']}: {driver['found']}")
+        raise Failed(f"the CUDA driver is judged {driver['state']}: {driver['message']}")
     if gpus is None:
         raise Failed("doctor names no GPU")
-    return f"{driver['found']}; {gpus['found']}"[:160]
+    return f"{driver['message']}; {gpus['message']}"[:160]
 
 
 def check_everything(plain: oracle.Plain) -> str:

@@ -175,10 +175,10 @@ def test_the_rows_are_the_documented_keys() -> None:
         {
             "name": "forwad",
             "verdict": "never_entered",
-            "met": False,
+            "ok": False,
             "count": 0,
             "gpu_count": None,
-            "near": ["forward"],
+            "suggestions": ["forward"],
         }
     ]
 

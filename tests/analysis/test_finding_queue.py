@@ -112,16 +112,16 @@ def test_what_the_driver_loads_is_a_finding_and_does_not_silence_the_idle_gpu() 
         said = loading(name).says("module_loading")
         assert said is not None
         assert numbers(said["sentence"]) == numbers("0, 1, 239.0 us, 0, 254.0 us")
-        assert (said["won_ns"], said["pid"], said["count"]) == (239_000, 0, 1)
+        assert (said["potential_saving_ns"], said["pid"], said["count"]) == (239_000, 0, 1)
         idle = loading(name).says("low_utilisation")
         assert idle is not None
-        assert idle["won_ns"] == 254_000 + 10_000
+        assert idle["potential_saving_ns"] == 254_000 + 10_000
         assert "254.0 us" in numbers(idle["sentence"])
         assert "CUDA_MODULE_LOADING" in idle["advice"]
     assert loading("CUPTI Buffer flush").says("module_loading") is None
     flushed = loading("CUPTI Buffer flush").says("low_utilisation", utilisation=0.9)
     assert flushed is not None
-    assert flushed["won_ns"] == 10_000
+    assert flushed["potential_saving_ns"] == 10_000
 
 
 def test_calls_that_load_modules_count_and_what_the_gpu_leaves_is_the_most_that_they_win() -> None:
@@ -129,12 +129,12 @@ def test_calls_that_load_modules_count_and_what_the_gpu_leaves_is_the_most_that_
     made.call("cuLibraryLoadData", 250, 262)
     said = made.says("module_loading")
     assert said is not None
-    assert (said["won_ns"], said["count"], said["end_ns"]) == (262_000 - 20_000, 2, 262_000)
+    assert (said["potential_saving_ns"], said["count"], said["end_ns"]) == (262_000 - 20_000, 2, 262_000)
     # Of 320 us another GPU of the process works 200.
     made.kernel(0, 200, device=1)
     said = made.says("module_loading")
     assert said is not None
-    assert said["won_ns"] == 120_000
+    assert said["potential_saving_ns"] == 120_000
 
 
 # -- queues
@@ -157,7 +157,7 @@ SLICES = [2_000.0 + i for i in range(20)]
 def test_gaps_before_what_had_been_launched_are_said_with_the_longest() -> None:
     said = turns([30, 50, 20]).says("queued_gaps")
     assert said is not None
-    assert (said["won_ns"], said["count"], said["device"], said["pid"]) == (80_000, 2, 0, 0)
+    assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (80_000, 2, 0, 0)
     assert said["end_ns"] - said["start_ns"] == 50_000
     assert numbers(said["sentence"]) == numbers("0, 80.00 us, 2, 50.00 us, 0.005030 s")
     assert turns([20, 20, 20]).says("queued_gaps") is None
@@ -167,7 +167,7 @@ def test_a_gpu_that_works_for_another_process_in_turns_seems_shared() -> None:
     said = turns(SLICES).says("shared_gpu")
     assert said is not None
     assert numbers(said["sentence"]) == numbers("0, 20, 20, 2.000 ms, 2.019 ms, 40.19 ms")
-    assert (said["won_ns"], said["count"], said["device"]) == (40_190_000, 20, 0)
+    assert (said["potential_saving_ns"], said["count"], said["device"]) == (40_190_000, 20, 0)
 
 
 def test_gaps_of_different_lengths_or_of_the_program_itself_do_not_share_a_gpu() -> None:
@@ -209,7 +209,12 @@ def full_queue() -> Made:
 def test_a_full_launch_queue_is_stated_and_promises_nothing() -> None:
     said = full_queue().says("launch_queue_full", share=0.6)
     assert said is not None
-    assert (said["won_ns"], said["won_share"], said["count"], said["pid"]) == (None, None, 3, 0)
+    assert (said["potential_saving_ns"], said["potential_saving_share"], said["count"], said["pid"]) == (
+        None,
+        None,
+        3,
+        0,
+    )
     assert numbers(said["sentence"]) == numbers("0, 3, 600.0 us, 60.0 %, 0, 100.0 %")
     assert "streams" not in said["advice"]
     assert full_queue().says("launch_queue_full", share=0.601) is None
@@ -247,7 +252,7 @@ def migrating() -> Made:
 def test_unified_memory_that_moves_is_stated_with_what_runs_meanwhile() -> None:
     said = migrating().says("unified_memory_migration", share=0.3)
     assert said is not None
-    assert (said["won_ns"], said["count"], said["device"], said["pid"]) == (None, 2, 0, 0)
+    assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (None, 2, 0, 0)
     assert numbers(said["sentence"]) == numbers("0, 2, 0, 2.000 MiB, 1.000 MiB, 300.0 us, 30.0 %, 100.0 us")
     assert migrating().says("unified_memory_migration", share=0.301) is None
 
@@ -280,7 +285,7 @@ def stepping(slow: float, alone: bool = False, name: str = "c", other: str = "b"
 def test_equal_steps_whose_kernels_differ_in_time_are_said() -> None:
     said = stepping(150).says("uneven_equal_steps", spread=0.5)
     assert said is not None
-    assert (said["won_ns"], said["count"], said["pid"]) == (10 * 100_000, 20, 0)
+    assert (said["potential_saving_ns"], said["count"], said["pid"]) == (10 * 100_000, 20, 0)
     assert numbers(said["sentence"]) == numbers("0, 20, 2, 200.0 us, 300.0 us, 50.0 %, 2, 2")
     assert " b" in said["sentence"]
     assert "clocks" in said["advice"]

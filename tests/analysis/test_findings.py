@@ -93,7 +93,7 @@ def alike(found: Finding, expected: dict[str, Any]) -> bool:
     """Whether a finding says what the oracle does; a set holds what would do as well."""
     for name, value in expected.items():
         mine = getattr(found, name)
-        if name == "won_ns" and None not in (mine, value):
+        if name == "potential_saving_ns" and None not in (mine, value):
             if abs(mine - value) > 1:
                 return False
         elif mine not in value if isinstance(value, set) else mine != value:
@@ -165,13 +165,13 @@ def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(draw
         bound_of = "steady"
     except MissingDataError:
         pass
-    won = [row["won_ns"] for row in answer.rows() if row["won_ns"] is not None]
+    won = [row["potential_saving_ns"] for row in answer.rows() if row["potential_saving_ns"] is not None]
     assert won == sorted(won, reverse=True)
     assert all(0 < one <= end - start for one in won)
-    assert [row["won_share"] for row in answer.rows()] == [one / (end - start) for one in won] + [None] * (
+    assert [row["potential_saving_share"] for row in answer.rows()] == [one / (end - start) for one in won] + [None] * (
         len(answer) - len(won)
     )
-    assert all(row["bound_of"] == bound_of for row in answer.rows())
+    assert all(row["scope"] == bound_of for row in answer.rows())
     if bound_of == "recording":
         assert all(row["before_steady_ns"] is None for row in answer.rows())
     for row in answer.others["rules"].rows():
@@ -278,7 +278,7 @@ def test_small_copies_in_a_row_are_said_with_what_one_copy_would_take() -> None:
     said = small_copies().says("small_h2d_copies")
     assert said is not None
     # The call of the first counts from the begin of its copy, and 8 KiB take 260 ns at 31.5 GB/s.
-    assert said["won_ns"] == 7 * 3_000 + 2_000 - 260
+    assert said["potential_saving_ns"] == 7 * 3_000 + 2_000 - 260
     assert numbers(said["sentence"]) == numbers("8, 1.000 KiB, 1, 8, 23.00 us, 31.5 GB/s, 260 ns")
     assert (said["range"], said["count"], said["call"], said["device"]) == ("forward", 8, "cudaMemcpyAsync", 0)
 
@@ -306,7 +306,7 @@ def test_pageable_copies_are_compared_with_the_peak_of_the_link() -> None:
     peak = get_host_link_gb_per_s(GPU)
     assert said is not None
     assert peak is not None
-    assert said["won_ns"] == 600_000 - round((2 << 20) / peak)
+    assert said["potential_saving_ns"] == 600_000 - round((2 << 20) / peak)
     assert numbers(said["sentence"]) == numbers("2, 2.000 MiB, 600.0 us, 3.5 GB/s, 31.5 GB/s, 66.56 us")
     assert said["range"] is None
 
@@ -330,7 +330,7 @@ def test_copies_win_no_more_than_the_gpu_leaves() -> None:
     said = made.says("pageable_copies")
     # Of 2000 us the GPU works 950 and 700 on kernels.
     assert said is not None
-    assert said["won_ns"] == 350_000
+    assert said["potential_saving_ns"] == 350_000
 
 
 def test_weights_that_are_loaded_once_are_no_finding() -> None:
@@ -375,7 +375,7 @@ def waiting() -> Made:
 def test_a_wait_inside_a_hot_range_is_said_with_what_it_waits_for() -> None:
     said = waiting().says("sync_in_hot_range", hot=0.5, wait=0.1)
     assert said is not None
-    assert said["won_ns"] == 50_000
+    assert said["potential_saving_ns"] == 50_000
     assert numbers(said["sentence"]) == numbers("1, 50.00 us, 10.0 %, 790.0 us")
     assert all(name in said["sentence"] for name in ("cudaStreamSynchronize", "c of forward"))
 
@@ -388,7 +388,7 @@ def test_a_wait_is_silent_below_its_thresholds_and_wins_no_more_than_the_gpu_lea
     said = busy.says("sync_in_hot_range")
     # From the wait on the GPU is idle from 985 to 990 only.
     assert said is not None
-    assert said["won_ns"] == 5_000
+    assert said["potential_saving_ns"] == 5_000
 
 
 def one_wait_after_another() -> Made:
@@ -409,8 +409,8 @@ def test_a_wait_wins_what_the_gpu_idles_until_the_next_wait_and_nothing_where_wo
     # Not from 50 to 100, for which the first kernel was queued, nor from 301 to 500, which is after the next wait. The
     # idle time before the second kernel was without work until 202, and the rest that of its launch, after the wait;
     # from 300 to 301 the next wait returns.
-    assert (said["won_ns"], said["total_ns"]) == (11_000, 150_000)
-    assert (said["bound_of"], said["before_steady_ns"]) == ("recording", None)
+    assert (said["potential_saving_ns"], said["total_ns"]) == (11_000, 150_000)
+    assert (said["scope"], said["before_steady_ns"]) == ("recording", None)
 
 
 def test_waits_that_follow_one_another_are_one_finding_of_their_range() -> None:
@@ -419,7 +419,7 @@ def test_waits_that_follow_one_another_are_one_finding_of_their_range() -> None:
     said = made.says("sync_in_hot_range")
     assert said is not None
     # After the second wait from 300 to 500; a call that waits 1 us longer than the kernel wins that too.
-    assert said["won_ns"] == 10_000 + 200_000
+    assert said["potential_saving_ns"] == 10_000 + 200_000
     made.call("cudaMemcpyAsync_v3020", 204, 205)
     assert made.says("sync_in_hot_range") is not None
 
@@ -438,7 +438,7 @@ def test_a_copy_that_waits_and_the_wait_for_it_are_bound_together() -> None:
     made.kernel(300, 500, made.call(LAUNCH, 290, 295))
     said = made.says("sync_in_hot_range")
     assert said is not None
-    assert (said["count"], said["call"], said["won_ns"]) == (2, "cudaMemcpyAsync", 90_000)
+    assert (said["count"], said["call"], said["potential_saving_ns"]) == (2, "cudaMemcpyAsync", 90_000)
 
 
 def warming_up() -> Made:
@@ -460,9 +460,9 @@ def warming_up() -> Made:
 def test_bounds_are_of_the_steady_part_and_what_lies_before_it_is_told_apart() -> None:
     said = warming_up().says("sync_in_hot_range")
     assert said is not None
-    assert (said["range"], said["bound_of"], said["count"]) == ("forward", "steady", 6)
-    assert said["won_ns"] == 600_000
-    assert said["won_share"] == 0.1
+    assert (said["range"], said["scope"], said["count"]) == ("forward", "steady", 6)
+    assert said["potential_saving_ns"] == 600_000
+    assert said["potential_saving_share"] == 0.1
     assert (said["total_ns"], said["before_steady_ns"]) == (8_560_000, 7_960_000)
     assert all(part in said["sentence"] for part in ("cudaStreamSynchronize", "600.0 us", "20.0 %"))
     assert said["sentence"].index(" 8.560 ms ") < said["sentence"].index(" 7.960 ms ")
@@ -481,7 +481,7 @@ def test_what_lies_before_the_steady_part_alone_is_no_finding_but_a_note() -> No
 
 def test_where_no_steady_part_is_known_bounds_are_of_the_recording_and_that_is_said() -> None:
     answer = findings(Context(waiting().trace()))
-    assert {row["bound_of"] for row in answer.rows()} == {"recording"}
+    assert {row["scope"] for row in answer.rows()} == {"recording"}
     assert [note.code for note in answer.notes] == ["bounds_overlap", "bounds_of_recording"]
 
 
@@ -553,7 +553,7 @@ def stepping(allocations: int) -> Made:
 def test_allocation_in_steps_is_said_by_how_many_a_step() -> None:
     said = stepping(2).says("allocation_in_steady_state", per_step=2)
     assert said is not None
-    assert (said["won_ns"], said["count"], said["pid"], said["call"]) == (36_000, 12, 0, "cudaMalloc")
+    assert (said["potential_saving_ns"], said["count"], said["pid"], said["call"]) == (36_000, 12, 0, "cudaMalloc")
     assert numbers(said["sentence"]) == numbers("0, 12, 6, 2, 12, 36.00 us")
     assert all(name in said["sentence"] for name in ("cudaMalloc", "step"))
     assert stepping(2).says("allocation_in_steady_state", per_step=2.01) is None
@@ -590,7 +590,7 @@ def launching(returned: float = 8, names: tuple[str, ...] = ("forward",)) -> Mad
 def test_small_kernels_that_wait_for_their_launch_are_said() -> None:
     said = launching().says("launch_bound", gap=5, kernel=5, idle=0.49)
     assert said is not None
-    assert (said["won_ns"], said["count"], said["range"], said["device"]) == (99 * 5_000, 99, "forward", 0)
+    assert (said["potential_saving_ns"], said["count"], said["range"], said["device"]) == (99 * 5_000, 99, "forward", 0)
     assert numbers(said["sentence"]) == numbers("0, 495.0 us, 99, 5.000 us, 500.0 us, 100, 5.000 us")
 
 
@@ -618,7 +618,7 @@ def test_a_gpu_that_is_idle_is_said_with_its_longest_gap() -> None:
         made.kernel(start + 10, start + 15, launch)
     said = made.says("low_utilisation")
     assert said is not None
-    assert (said["won_ns"], said["count"], said["start_ns"], said["end_ns"]) == (30_000, 2, 25_000, 50_000)
+    assert (said["potential_saving_ns"], said["count"], said["start_ns"], said["end_ns"]) == (30_000, 2, 25_000, 50_000)
     assert numbers(said["sentence"]) == numbers("0, 33.3 %, 45.00 us, 30.00 us, 2, 25.00 us, 25.00 us, 0.000025 s")
     assert "ahead" in said["advice"]
     assert made.says("low_utilisation", utilisation=1 / 3) is None
@@ -634,9 +634,12 @@ def test_the_time_between_windows_is_no_idle_time() -> None:
     made.window(1002, 1020)
     said = made.says("low_utilisation", utilisation=1)
     assert said is not None
-    assert (said["won_ns"], said["count"]) == (5_000, 1)  # of 20 us in which it worked 15; the rest nobody recorded
+    assert (said["potential_saving_ns"], said["count"]) == (
+        5_000,
+        1,
+    )  # of 20 us in which it worked 15; the rest nobody recorded
     assert made.says("low_utilisation", utilisation=0.75) is None
-    assert said["won_share"] == pytest.approx(5 / (1015 - 5 - (1002 - 28)))
+    assert said["potential_saving_share"] == pytest.approx(5 / (1015 - 5 - (1002 - 28)))
 
 
 def test_idle_time_is_not_believed_where_graphs_left_no_operation() -> None:
@@ -660,7 +663,7 @@ def two_gpus(second: float) -> Made:
 def test_gpus_that_work_unequally_long_are_said_without_nccl() -> None:
     said = two_gpus(90).says("device_imbalance", spread=0.1)
     assert said is not None
-    assert (said["won_ns"], said["device"], said["count"]) == (5_000, 0, 2)
+    assert (said["potential_saving_ns"], said["device"], said["count"]) == (5_000, 0, 2)
     assert numbers(said["sentence"]) == numbers("1, 10.0 %, 0, 0, 100.0 us, 1, 90.00 us, 95.00 us")
     assert "NCCL" in said["sentence"]
     assert two_gpus(90.1).says("device_imbalance", spread=0.1) is None
@@ -679,7 +682,7 @@ def test_gpus_that_take_turns_in_working_longer_win_what_each_step_wins() -> Non
     said = made.says("device_imbalance", spread=0.1)
     # GPU 0 works longer in three steps and GPU 1 in two, 40 us each, of which half is won.
     assert said is not None
-    assert said["won_ns"] == 5 * 20_000
+    assert said["potential_saving_ns"] == 5 * 20_000
 
 
 def test_what_would_win_too_little_is_not_said() -> None:
@@ -749,7 +752,7 @@ def test_what_is_said_of_a_capture(captures: Path, name: str) -> None:
     answer = findings(context)
     start, end = find_steady_interval(steps(context))
     assert [row["rule"] for row in answer.rows()] == SAID[name]
-    assert all(0 < row["won_ns"] <= end - start for row in answer.rows())
+    assert all(0 < row["potential_saving_ns"] <= end - start for row in answer.rows())
 
 
 def said_of(captures: Path, name: str) -> tuple[list[dict[str, Any]], sqlite3.Connection, Context]:
@@ -783,7 +786,7 @@ def test_the_waits_of_a_range_of_a_capture_are_those_that_sql_sums_up(captures: 
         "WHERE name.value LIKE 'cudaDeviceSynchronize%' AND range.text = 'optimizer'"
     ).fetchone()
     row = next(row for row in rows if row["rule"] == "sync_in_hot_range")
-    assert (row["range"], row["count"], row["won_ns"]) == ("optimizer", count, time)
+    assert (row["range"], row["count"], row["potential_saving_ns"]) == ("optimizer", count, time)
 
 
 OPERATIONS = (
@@ -800,7 +803,7 @@ def test_the_idle_time_of_a_capture_is_what_sql_finds_between_the_operations(cap
     (idle,) = database.execute(f"SELECT sum(start - until) FROM ({GAPS}) WHERE start > until").fetchone()
     row = next(row for row in rows if row["rule"] == "low_utilisation")
     causes = {one["cause"]: one["total_ns"] for one in gaps(context).others["causes"].rows()}
-    assert row["won_ns"] == idle - causes["profiler_flush"]
+    assert row["potential_saving_ns"] == idle - causes["profiler_flush"]
     longest = database.execute(f"SELECT until, start FROM ({GAPS}) ORDER BY start - until DESC LIMIT 1").fetchone()
     assert (row["start_ns"], row["end_ns"]) == longest
 

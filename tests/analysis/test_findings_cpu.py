@@ -59,7 +59,12 @@ def test_the_wait_for_the_next_item_is_won_at_most() -> None:
     trace = of_ranges(*loop(50, 5))
     (row,) = answer(trace, "loader_wait")
     # The first wait lies before the first step.
-    assert (row["count"], row["won_ns"], row["total_ns"], row["before_steady_ns"]) == (9, 450 * MS, 500 * MS, 50 * MS)
+    assert (row["count"], row["potential_saving_ns"], row["total_ns"], row["before_steady_ns"]) == (
+        9,
+        450 * MS,
+        500 * MS,
+        50 * MS,
+    )
     assert numbers(row["sentence"]) == numbers("0, 9, 50.00 ms, 50.00 ms, 90.0 %")
     assert answer(trace, "loader_wait", wait=0.9)
     assert not answer(trace, "loader_wait", wait=0.91)
@@ -69,7 +74,7 @@ def test_the_wait_for_the_next_item_is_won_at_most() -> None:
 def test_a_loop_without_recorded_waits_is_in_no_range_between_its_steps() -> None:
     trace = of_ranges(*(span for span in loop(50, 5) if span[0] == "step"))
     (row,) = answer(trace, "time_outside_ranges")
-    assert row["won_ns"] is None
+    assert row["potential_saving_ns"] is None
     assert (row["count"], row["total_ns"]) == (9, 450 * MS)
     assert {*numbers("90.0 %, 500.0 ms, 450.0 ms, 50.00 ms")} <= {*numbers(row["sentence"])}
     assert "after step, before step: 9 gaps of 50.00 ms" in row["sentence"]
@@ -103,7 +108,7 @@ def uneven(slow: float, every: int = 4, steps: int = 20) -> Trace:
 
 def test_slow_steps_are_told_by_what_only_they_do() -> None:
     (row,) = answer(uneven(60), "bimodal_steps")
-    assert (row["count"], row["won_ns"]) == (5, 5 * 60 * MS)
+    assert (row["count"], row["potential_saving_ns"]) == (5, 5 * 60 * MS)
     assert numbers(row["sentence"]) == numbers("0, 5, 20, 70.00 ms, 10.00 ms, 4, 60.00 ms")
     assert "log" in row["sentence"]
     assert answer(uneven(60), "bimodal_steps", steps=5)
@@ -134,7 +139,7 @@ def test_collections_are_of_the_range_that_they_interrupt() -> None:
     times = ((10, 15, 2), (20, 21, 0), (200, 290, 2))
     spans = [("train", 0, 100), *(("gc", begin, end, 0, "traceable.gc", number) for begin, end, number in times)]
     (row,) = answer(of_ranges(*spans), "gc_in_hot_range")
-    assert (row["range"], row["count"], row["won_ns"]) == ("train", 2, 6 * MS)
+    assert (row["range"], row["count"], row["potential_saving_ns"]) == ("train", 2, 6 * MS)
     assert numbers(row["sentence"]) == numbers("2, 1, 2, 6.000 ms, 6.0 %, 5.000 ms")
     assert answer(of_ranges(*spans), "gc_in_hot_range", hot=0.34)
     assert not answer(of_ranges(*spans), "gc_in_hot_range", hot=0.35)
@@ -144,7 +149,7 @@ def test_collections_are_of_the_range_that_they_interrupt() -> None:
 def test_waits_are_known_by_their_names_inside_of_what_they_hold_up() -> None:
     spans = [("request", 0, 100), ("acquire lock", 10, 40), ("queue.get", 200, 300), ("request", 300, 400)]
     (row,) = answer(of_ranges(*spans), "lock_wait")
-    assert (row["range"], row["count"], row["won_ns"]) == ("acquire lock", 1, 30 * MS)
+    assert (row["range"], row["count"], row["potential_saving_ns"]) == ("acquire lock", 1, 30 * MS)
     assert numbers(row["sentence"]) == numbers("15.0 %, 30.00 ms, 30.00 ms")
     assert all(name in row["sentence"] for name in ("request", "acquire lock", "once"))
     assert answer(of_ranges(*spans), "lock_wait", wait=0.15)

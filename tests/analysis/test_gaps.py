@@ -127,7 +127,7 @@ class Oracle:
             "total_ns": last - first,
             "busy_ns": busy,
             "idle_ns": last - first - busy,
-            "utilisation_share": busy / (last - first) if last > first else None,
+            "utilization_share": busy / (last - first) if last > first else None,
             "gaps": len(lengths),
             "gap_total_ns": sum(lengths),
             "gap_mean_ns": sum(lengths) / len(lengths) if lengths else None,

@@ -157,7 +157,7 @@ def found_in(trace: Trace, **thresholds: float) -> list[dict[str, Any]]:
 
 def test_the_finding_names_the_culprit_and_what_waited() -> None:
     (row,) = found_in(shifted(audited()))
-    assert (row["range"], row["count"], row["won_ns"], row["bound_of"]) == ("b", 1, 41 * 10**6, "recording")
+    assert (row["range"], row["count"], row["potential_saving_ns"], row["scope"]) == ("b", 1, 41 * 10**6, "recording")
     assert numbers(row["sentence"]) == numbers("41.00 ms, 1, 3, 41.00 ms")
     assert all(name in row["sentence"] for name in ("3 a;", "c (once"))
     assert found_in(shifted(audited()), block=41_000)

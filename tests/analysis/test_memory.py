@@ -99,7 +99,7 @@ class Oracle:
             name = self.trace.names[self.calls[move["call"]]["name"]] if move["call"] is not None else None
             move["text"] = None if name is None else name.removesuffix("_v3020").removesuffix("_v7000")
             copying = name is not None and "Mem" in name
-            move["manner"] = ("asynchronous" if "Async" in name else "synchronous") if name and copying else "other"
+            move["call_mode"] = ("asynchronous" if "Async" in name else "synchronous") if name and copying else "other"
             move["peak"] = self.peak(move)
 
     def host(self, move: dict[str, Any]) -> str | None:
@@ -153,10 +153,10 @@ class Oracle:
         parts = {
             "pageable": (told, [move for move in told if move["host"] == "pageable"]),
             "pinned": (told, [move for move in told if move["host"] == "pinned"]),
-            "sync": (called, [move for move in called if move["manner"] == "synchronous"]),
+            "sync": (called, [move for move in called if move["call_mode"] == "synchronous"]),
             "pageable_async": (
                 [move for move in told if move["call"] is not None],
-                [move for move in called if move["host"] == "pageable" and move["manner"] == "asynchronous"],
+                [move for move in called if move["host"] == "pageable" and move["call_mode"] == "asynchronous"],
             ),
         }
         for name, (known, part) in parts.items():
@@ -195,7 +195,9 @@ class Oracle:
         for move in self.moves:
             if move["call"] is not None:
                 host = move["host"] if move["host"] in ("pageable", "pinned") else None
-                manner = "pageable async" if (host, move["manner"]) == ("pageable", "asynchronous") else move["manner"]
+                manner = (
+                    "pageable async" if (host, move["call_mode"]) == ("pageable", "asynchronous") else move["call_mode"]
+                )
                 groups[move["text"], manner, move["operation"], host].append(move)
         rows = {}
         for key, moves in groups.items():
@@ -267,7 +269,7 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
     others = memory(context).others
     for name, columns, expected in (
         ("sizes", ("operation", "from_bytes"), oracle.sizes()),
-        ("calls", ("call", "manner", "operation", "host_memory"), oracle.by_call()),
+        ("calls", ("call", "call_mode", "operation", "host_memory"), oracle.by_call()),
         ("processes", ("pid", "device", "operation"), oracle.grouped("process")),
     ):
         rows = keyed(others[name], *columns)

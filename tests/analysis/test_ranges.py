@@ -142,8 +142,8 @@ def test_a_total_larger_than_that_around_it_has_its_reason(trace: Trace) -> None
                     )
                     within += len(moments)
         if row["cpu_total_ns"] > limit:
-            assert row["cpu_exceeds"] == ("outlives" if within <= limit else "parallel")
+            assert row["cpu_excess_reason"] == ("outlives" if within <= limit else "parallel")
         elif (row["cpu_share"] or 0) <= 1:
-            assert row["cpu_exceeds"] is None
+            assert row["cpu_excess_reason"] is None
         else:
-            assert row["cpu_exceeds"] in ("outlives", "parallel")
+            assert row["cpu_excess_reason"] in ("outlives", "parallel")

@@ -86,7 +86,7 @@ def test_a_pageable_copy_is_named_as_such(captures: Path) -> None:
     assert (row["count"], row["pageable_async_count"], row["pinned_count"], row["sync_count"]) == (114, 114, 0, 0)
     assert row["peak_gb_per_s"] == pytest.approx(31.5, abs=0.01)
     call = answer.others["calls"].take(slice(0, 1))
-    assert (call.column("call"), call.column("manner")) == (["cudaMemcpyAsync"], ["pageable async"])
+    assert (call.column("call"), call.column("call_mode")) == (["cudaMemcpyAsync"], ["pageable async"])
     assert "memory_usage_not_recorded" in {note.code for note in answer.notes}
 
 

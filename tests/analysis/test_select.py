@@ -347,10 +347,10 @@ def test_every_question_can_be_asked_of_a_part(trace: Trace, span: tuple[int | N
             except MissingDataError:
                 continue
             for row in table.rows():
-                for column in ("utilisation_share", "wall_share", "won_share"):
+                for column in ("utilization_share", "wall_share", "potential_saving_share"):
                     assert not row.get(column) or column == "wall_share" or row[column] <= 1
                 if view.name == "findings":
-                    assert row["won_ns"] <= window_ns
+                    assert row["potential_saving_ns"] <= window_ns
 
 
 def test_a_range_that_only_its_operations_are_in_the_time_of_counts_for_those_alone() -> None:
@@ -379,7 +379,7 @@ def test_a_range_that_only_its_operations_are_in_the_time_of_counts_for_those_al
     # The range is longer than what is seen of it, so that nothing is known of how long one takes.
     assert (rows["b"]["cpu_p50_ns"], rows["b"]["gpu_busy_total_ns"], rows["b"]["queue_max_ns"]) == (None, 10, 30)
     (gpu,) = part.gaps().rows()
-    assert (gpu["total_ns"], gpu["busy_ns"], gpu["idle_ns"], gpu["utilisation_share"]) == (50, 35, 15, 0.7)
+    assert (gpu["total_ns"], gpu["busy_ns"], gpu["idle_ns"], gpu["utilization_share"]) == (50, 35, 15, 0.7)
     # The call that launched the first kernel is known, and no call of this time.
     (api,) = part.api().rows()
     assert (api["count"], api["total_ns"]) == (1, 10)

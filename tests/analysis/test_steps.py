@@ -163,7 +163,7 @@ class Oracle:
             **self.of_gpu("copy_ns", len(units(*(self.spans[o] for o in ours if gpu.kind[o] == COPY)))),
             **self.of_gpu("nccl_ns", len(units(*(self.spans[o] for o in nccl)))),
             **self.of_gpu("idle_ns", end - start - occupied),
-            **self.of_gpu("utilisation_share", occupied / (end - start) if end > start else None),
+            **self.of_gpu("utilization_share", occupied / (end - start) if end > start else None),
             **self.of_gpu("launch_ns", len(units(*self.launches(step)) & inside) if self.calls else None),
             "sync_ns": len(units(*self.in_process(step, WAIT)) & inside) if self.calls else None,
             "allocations": len(allocations) if self.calls else None,
@@ -276,7 +276,7 @@ def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[
         assert row["source"] == "named"
         left_out = "edge of the capture" if edge else "warm-up" if warm[i] else None
         assert (row["step"], row["pid"], row["process"]) == (number[lane], int(found.process[lane]), None)
-        assert (row["warm_up"], row["left_out"], row["steady"]) == (warm[i], left_out, left_out is None)
+        assert (row["warm_up"], row["exclusion_reason"], row["steady"]) == (warm[i], left_out, left_out is None)
         number[lane] += 1
     compare_summary(table, found, rows)
     compare_parts(table, oracle, rows)
@@ -317,7 +317,7 @@ def compare_summary(table: Table, found: Steps, rows: list[dict[str, Any]]) -> N
             "steps": len(mine),
             "steady": len(steady),
             "warm_up": sum(row["warm_up"] for row in mine),
-            "cut": sum(row["left_out"] == "edge of the capture" for row in mine),
+            "clipped": sum(row["exclusion_reason"] == "edge of the capture" for row in mine),
             "steady_start_ns": begin,
             "steady_end_ns": end,
             "wall_mean_ns": sum(walls) / len(walls) if walls else None,
@@ -328,7 +328,7 @@ def compare_summary(table: Table, found: Steps, rows: list[dict[str, Any]]) -> N
             "wall_max_ns": max(walls, default=None),
             "wall_stddev_ns": (stdev(walls) if len(walls) > 1 else 0.0) if walls else None,
             "steps_per_s": len(steady) * 1e9 / elapsed if elapsed else None,
-            "utilisation_share": 1 - sum(idle) / sum(walls) if sum(walls) and None not in idle else None,
+            "utilization_share": 1 - sum(idle) / sum(walls) if sum(walls) and None not in idle else None,
         }
         for name in ("gpu_busy_ns", "idle_ns", "launch_ns", "sync_ns", "copy_ns", "kernels", "allocations"):
             known = [row[name] for row in steady if row[name] is not None]
@@ -368,7 +368,7 @@ def compare_parts(table: Table, oracle: Oracle, rows: list[dict[str, Any]]) -> N
     ]
     for row, i in zip(listed, slow, strict=False):
         for name in ("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "sync_ns", "launch_ns", "kernels", "allocations"):
-            word = f"{name[:-3]}_more_ns" if name.endswith("_ns") else f"{name}_more"
+            word = f"{name[:-3]}_delta_ns" if name.endswith("_ns") else f"{name}_delta"
             pair = rows[i][name], rows[usual][name]
             assert row[word] == (None if None in pair else pair[0] - pair[1])
         assert row["cause"]
@@ -433,7 +433,7 @@ def test_the_slowest_steps_are_named_with_their_cause() -> None:
         "idle +0.000 ms (1 more calls that allocate)",
     ]
     assert slow.column("path") == [["step"], ["step"], ["step"]]
-    assert slow.column("path_more_ns") == [50, 40, 30]
+    assert slow.column("path_delta_ns") == [50, 40, 30]
 
 
 def test_what_torch_appends_to_names_does_not_tell_ranges_of_steps_apart() -> None:
@@ -482,7 +482,7 @@ def test_a_trace_without_gpu_or_calls_has_steps_and_absent_numbers() -> None:
     nothing = replace(trace, kernels=trace_of().kernels, calls=trace_of().calls)
     found = steps(Context(nothing))
     assert found.column("wall_ns") == [100] * 5
-    for name in ("gpu_busy_ns", "kernels", "idle_ns", "utilisation_share", "launch_ns", "sync_ns", "allocations"):
+    for name in ("gpu_busy_ns", "kernels", "idle_ns", "utilization_share", "launch_ns", "sync_ns", "allocations"):
         assert found.column(name) == [None] * 5
     assert found.others["breakdown"].column("gpu_busy_ns") == [None]
     slower = steps(Context(replace(nothing, ranges=server([100, 100, 100, 200], {}).ranges)))
@@ -528,7 +528,7 @@ def test_without_a_gpu_the_cause_is_the_range_that_took_longer() -> None:
         timeline.range("log", at + 470_000, at + 770_000) if i == 7 else None
         timeline.range("save", at + 460_000, at + 490_000 + (i == 8) * 90_000) if i != 7 else None
     slow = timeline.steps(range_name="step").others["slowest"]
-    assert list(zip(slow.column("step"), slow.column("cause"), slow.column("path_more_ns"), strict=True)) == [
+    assert list(zip(slow.column("step"), slow.column("cause"), slow.column("path_delta_ns"), strict=True)) == [
         (7, "+300.0 us in log (not in the median step)", 300_000),
         (8, "+150.0 us in forward; +90.00 us in save", 150_000),
     ]
@@ -588,7 +588,7 @@ def compare_with_sql(path: Path, pattern: str, *others: str) -> None:
     assert expected
     found = steps(Context(load(path)), step_kernel=pattern)
     # SQL gives no step that ends with the first boundary: it knows no begin of it.
-    rows = [row for row in found.rows() if row["left_out"] != "edge of the capture"]
+    rows = [row for row in found.rows() if row["exclusion_reason"] != "edge of the capture"]
     assert [{name: row[name] for name in expected[0]} for row in rows] == expected
     lanes = {(row["pid"], row["device"]) for row in expected}
     assert len(found) == len(expected) + len(lanes)
@@ -655,12 +655,12 @@ def test_graphs_traced_as_a_whole_have_their_time_in_the_steps(captures: Path) -
     found = steps(Context(load(path)))
     assert found.column("graph_launches") == [1] * 10
     assert sum(found.column("gpu_sum_ns")) == graphs + kernels
-    assert all(share > 0.99 for share in found.column("utilisation_share"))
+    assert all(share > 0.99 for share in found.column("utilization_share"))
 
 
 def test_training_without_a_step_range_has_steps_by_range(captures: Path) -> None:
     found = steps(Context(load(captures / "nsys" / "a100-lm-training.sqlite")))
-    assert found.column("left_out") == ["warm-up", *[None] * 8, "edge of the capture"]
+    assert found.column("exclusion_reason") == ["warm-up", *[None] * 8, "edge of the capture"]
     breakdown = list(found.others["breakdown"].rows())
     assert {row["path"][0] for row in breakdown if row["path"]} == {"forward", "backward", "optimizer"}
     rows = list(found.rows())
@@ -742,7 +742,7 @@ def test_the_ranges_of_another_request_are_not_those_of_a_step() -> None:
     median = {tuple(row["path"]): row["cpu_self_ns"] for row in found.others["breakdown"].rows()}
     assert median == {("request",): 45, ("request", "pack"): 5}
     assert found.others["slowest"].column("path") == [["request"]] * 4
-    assert found.others["slowest"].column("path_more_ns") == [35] * 4
+    assert found.others["slowest"].column("path_delta_ns") == [35] * 4
 
 
 def test_launch_time_is_that_of_launch_calls_within_the_step() -> None:
@@ -767,7 +767,7 @@ def test_nothing_inside_a_range_called_warm_up_is_steady(name: str, more: dict[s
         timeline.range("step", 100 * i, 100 * i + 50)
     found = timeline.steps()
     assert found.column("steady") == [False] * 4 + [True] * 6
-    assert found.column("left_out") == ["warm-up"] * 4 + [None] * 6
+    assert found.column("exclusion_reason") == ["warm-up"] * 4 + [None] * 6
     assert find_steady_interval(found) == (500, 1050)
     assert " 4 steps" in note_of(found, "steps_in_warm_up_range")
 
@@ -789,7 +789,7 @@ def test_steps_of_the_gpu_whose_operations_were_launched_in_a_warm_up_are_not_st
             timeline.kernel(100 * i + 30 * j + 50, 100 * i + 30 * j + 70, launch=(call, call + 2), name=name)
     found = timeline.steps()
     assert found.column("source") == ["repetition"] * 8
-    assert found.column("left_out") == ["edge of the capture", "warm-up", "warm-up"] + [None] * 5
+    assert found.column("exclusion_reason") == ["edge of the capture", "warm-up", "warm-up"] + [None] * 5
 
 
 def test_only_the_longest_phase_between_warm_ups_is_steady() -> None:
@@ -799,7 +799,7 @@ def test_only_the_longest_phase_between_warm_ups_is_steady() -> None:
     # Before step 3 and after step 9; within step 5 is no other phase.
     timeline.range("warmup", 260, 270).range("warmup", 960, 970).range("warmup", 510, 520)
     found = timeline.steps()
-    assert found.column("left_out") == ["other phase"] * 3 + [None] * 7 + ["other phase"] * 2
+    assert found.column("exclusion_reason") == ["other phase"] * 3 + [None] * 7 + ["other phase"] * 2
     assert find_steady_interval(found) == (300, 950)
     assert " 5 steps" in note_of(found, "steps_of_other_phase")
 
@@ -809,7 +809,7 @@ def test_steps_from_range_to_range_with_a_warm_up_in_between_are_not_steady() ->
     for i in range(9):
         timeline.range("forward", 100 * i, 100 * i + 30).range("backward", 100 * i + 35, 100 * i + 65)
     found = timeline.steps()
-    assert found.column("left_out") == [
+    assert found.column("exclusion_reason") == [
         *["other phase"] * 3,
         "warm-up",
         *[None] * 4,
@@ -834,7 +834,7 @@ def test_the_steady_passes_of_a_real_capture_are_those_after_its_warm_up(capture
     (end,) = trace.ranges.end_ns[trace.ranges.name == trace.names.index("warmup")].tolist()
     rows = list(found.rows())
     assert [row["kernels"] for row in rows] == [1832] * 4
-    assert [row["left_out"] for row in rows] == ["edge of the capture", None, None, None]
+    assert [row["exclusion_reason"] for row in rows] == ["edge of the capture", None, None, None]
     assert rows[0]["warm_up"]
     context = Context(trace)
     call = context.launches.call_of[context.gpu.start_ns >= rows[1]["start_ns"]]

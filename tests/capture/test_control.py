@@ -158,11 +158,15 @@ def events(talk: Talk) -> list[str]:
 def test_a_window_of_n_steps_begins_with_the_next_step_and_each_event_is_told(running):
     program = running()
     program.steps(4)
-    talk = program.ask(ask="window", steps=3, by="a test")
-    assert talk.event()["event"] == "asked"
+    talk = program.ask(command="window", steps=3, by="a test")
+    assert talk.event()["event"] == "requested"
     program.steps(1)
     opened = talk.event()
-    assert (opened["event"], opened["window"]["opened"]["step"], opened["window"]["by"]) == ("opened", 4, "a test")
+    assert (opened["event"], opened["window"]["opened"]["step"], opened["window"]["requested_by"]) == (
+        "opened",
+        4,
+        "a test",
+    )
     program.steps(5)
     closed = talk.event()
     assert (closed["event"], closed["window"]["closed"]["step"]) == ("closed", 7)
@@ -180,13 +184,13 @@ def test_start_lasts_until_stop_which_waits_for_the_end_of_the_open_step(running
     )
     program = running(code + RUN)
     stdin = program.process.stdin
-    start = program.ask(ask="window", steps=None)
-    assert start.event()["event"] == "asked"
+    start = program.ask(command="window", steps=None)
+    assert start.event()["event"] == "requested"
     stdin.write("\n"), stdin.flush()
     assert program.line() == "within"
     assert start.event()["event"] == "opened"
     start.leave()
-    stop = program.ask(ask="stop")
+    stop = program.ask(command="stop")
     told = stop.event()
     assert (told["event"], told["window"]["closed"], told["window"]["stop_step"]) == ("stopping", None, None)
     stdin.write("\n"), stdin.flush()
@@ -199,10 +203,10 @@ def test_start_lasts_until_stop_which_waits_for_the_end_of_the_open_step(running
 
 def test_stop_closes_at_once_where_no_step_is_open(running):
     program = running()
-    start = program.ask(ask="window", steps=None)
-    assert start.event()["event"] == "asked"
+    start = program.ask(command="window", steps=None)
+    assert start.event()["event"] == "requested"
     program.steps(2)
-    stop = program.ask(ask="stop")
+    stop = program.ask(command="stop")
     assert stop.event()["window"]["closed"]["step"] == 2
     assert events(stop) == ["closed"]
     assert events(start) == ["opened", "closed"]
@@ -213,15 +217,15 @@ def test_stop_closes_at_once_where_no_step_is_open(running):
 
 def test_a_second_controller_is_refused_and_the_first_window_is_not_disturbed(running):
     program = running()
-    first = program.ask(ask="window", steps=2, by="the first")
-    assert first.event()["event"] == "asked"
-    refused = program.ask(ask="window", steps=9).event()
-    assert (refused["event"], refused["code"]) == ("refused", "window_requested")
-    assert refused["why"].endswith(" by the first")
+    first = program.ask(command="window", steps=2, by="the first")
+    assert first.event()["event"] == "requested"
+    refused = program.ask(command="window", steps=9).event()
+    assert (refused["event"], refused["code"]) == ("rejected", "window_requested")
+    assert refused["reason"].endswith(" by the first")
     program.steps(1)
-    refused = program.ask(ask="window", steps=9).event()
+    refused = program.ask(command="window", steps=9).event()
     assert refused["code"] == "window_open"
-    assert refused["why"].endswith(" step 0, by the first")
+    assert refused["reason"].endswith(" step 0, by the first")
     program.steps(3)
     assert events(first) == ["opened", "closed"]
     program.end()
@@ -230,9 +234,9 @@ def test_a_second_controller_is_refused_and_the_first_window_is_not_disturbed(ru
 
 def test_what_is_asked_for_and_not_open_can_be_withdrawn(running):
     program = running()
-    talk = program.ask(ask="window", steps=2)
-    assert talk.event()["event"] == "asked"
-    stop = program.ask(ask="stop").event()
+    talk = program.ask(command="window", steps=2)
+    assert talk.event()["event"] == "requested"
+    stop = program.ask(command="stop").event()
     assert (stop["window"], stop["withdrawn"]) == (None, True)
     assert events(talk) == ["withdrawn"]
     program.steps(2)
@@ -242,19 +246,19 @@ def test_what_is_asked_for_and_not_open_can_be_withdrawn(running):
 
 def test_a_window_goes_on_when_its_controller_goes_away(running):
     program = running()
-    talk = program.ask(ask="window", steps=2)
-    assert talk.event()["event"] == "asked"
+    talk = program.ask(command="window", steps=2)
+    assert talk.event()["event"] == "requested"
     talk.leave()
     program.steps(3)
-    assert program.ask(ask="status").event()["closed"] == 1
+    assert program.ask(command="status").event()["closed_windows"] == 1
     program.end()
     assert program.recorded[0] == [0, 1]
 
 
 def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_hears_the_end(running):
     program = running()
-    talk = program.ask(ask="window", steps=20)
-    assert talk.event()["event"] == "asked"
+    talk = program.ask(command="window", steps=20)
+    assert talk.event()["event"] == "requested"
     program.steps(3)
     assert talk.event()["event"] == "opened"
     assert program.end() == ""
@@ -267,11 +271,11 @@ def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_hears_the_e
 @pytest.mark.parametrize(
     "said",
     [
-        *(b"\n", b"[]\n", b"null\n", b"{}\n", b"\xff\n", b"x" * 5000, b"[" * 4000 + b"\n", b'{"ask": "dance"}\n'),
+        *(b"\n", b"[]\n", b"null\n", b"{}\n", b"\xff\n", b"x" * 5000, b"[" * 4000 + b"\n", b'{"command": "dance"}\n'),
         *(
-            b'{"ask": "window", "steps": 0}\n',
-            b'{"ask": "window", "steps": true}\n',
-            b'{"ask": "window", "steps": -3}\n',
+            b'{"command": "window", "steps": 0}\n',
+            b'{"command": "window", "steps": true}\n',
+            b'{"command": "window", "steps": -3}\n',
         ),
     ],
 )
@@ -285,9 +289,9 @@ def test_what_is_not_understood_harms_nobody(running, said):
             talk.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: _received(talk), b""))
     if answer:
-        assert (json.loads(answer)["event"], json.loads(answer)["code"]) == ("refused", "request_invalid")
+        assert (json.loads(answer)["event"], json.loads(answer)["code"]) == ("rejected", "request_invalid")
     program.steps(1)
-    assert program.ask(ask="status").event()["steps"] == {"begun": 1, "ended": 1}
+    assert program.ask(command="status").event()["steps"] == {"begun": 1, "ended": 1}
     assert program.end() == ""
 
 
@@ -313,20 +317,20 @@ os.setuid(65534)
 s = socket.socket(socket.AF_UNIX)
 s.connect({str(program.path)!r})
 try:
-    s.sendall(b'{{"ask": "status"}}\\n')
+    s.sendall(b'{{"command": "status"}}\\n')
     print(s.recv(100))
 except (BrokenPipeError, ConnectionResetError):
     print(b"")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("b''\n", "")
-    assert program.ask(ask="status").event()["event"] == "status"
+    assert program.ask(command="status").event()["event"] == "status"
 
 
 def test_a_run_directory_of_any_depth_has_its_socket(running, tmp_path):
     program = running(run_dir=tmp_path / ("deep" * 20) / ("deeper" * 10))
     assert len(str(program.path)) > 108
-    assert program.ask(ask="status").event()["pid"] == program.process.pid
+    assert program.ask(command="status").event()["pid"] == program.process.pid
     program.end()
     assert not program.path.exists()
 
@@ -359,13 +363,13 @@ else:
 def test_a_forked_child_has_a_socket_of_its_own_and_the_parent_keeps_its(running, end):
     program = running("import warnings; warnings.simplefilter('error')\n" + STEPPING + FORKING.format(end=end))
     child = int(program.line())
-    of_child = Talk(program.run_dir / f"control.{child}.sock", {"ask": "window", "steps": 1})
+    of_child = Talk(program.run_dir / f"control.{child}.sock", {"command": "window", "steps": 1})
     asked = of_child.event()
-    assert (asked["event"], asked["pid"]) == ("asked", child)
+    assert (asked["event"], asked["pid"]) == ("requested", child)
     program.process.stdin.write("\n")
     program.process.stdin.flush()
     assert "opened" in events(of_child) or end.startswith("os._exit")
-    talk = program.ask(ask="window", steps=1)
+    talk = program.ask(command="window", steps=1)
     assert talk.event()["pid"] == program.process.pid
     program.steps(2)
     assert events(talk) == ["opened", "closed"]
@@ -429,8 +433,8 @@ def test_the_thread_of_the_socket_takes_no_signal_of_the_programs(running):
 def test_a_planned_window_comes_first_and_one_on_request_after_it(running):
     program = running(TRACEABLE_STEPS="1:3")
     program.steps(1)
-    talk = program.ask(ask="window", steps=2)
-    assert talk.event()["event"] == "asked"
+    talk = program.ask(command="window", steps=2)
+    assert talk.event()["event"] == "requested"
     program.steps(6)
     assert events(talk) == ["opened", "closed"]
     program.end()
@@ -441,7 +445,7 @@ def test_a_planned_window_comes_first_and_one_on_request_after_it(running):
 def test_a_planned_window_that_is_stopped_says_so(running):
     program = running(TRACEABLE_STEPS="1:9")
     program.steps(4)
-    assert program.ask(ask="stop").event()["window"]["closed"]["reason"] == "stopped"
+    assert program.ask(command="stop").event()["window"]["closed"]["reason"] == "stopped"
     program.steps(8)
     program.end()
     assert program.recorded[0] == [1, 2, 3]
@@ -463,7 +467,7 @@ def test_sigusr2_records_the_next_steps_and_calls_the_handler_that_was_there(run
     program.steps(5)
     assert program.end() == ""
     assert program.recorded[0] == [3, 4]
-    assert program.status["windows"][0]["by"] == "SIGUSR2"
+    assert program.status["windows"][0]["requested_by"] == "SIGUSR2"
 
 
 def test_a_handler_that_is_installed_later_can_be_chained_by_hand(running):

@@ -34,7 +34,7 @@ for number in range(20):
 """
     ran = program(code)
     assert ran.steps == [7, 8, 9]
-    assert ran.status["windows"][0]["by"] == "a condition at step 7"
+    assert ran.status["windows"][0]["requested_by"] == "a condition at step 7"
     assert ran.said == []
 
 
@@ -85,7 +85,7 @@ def test_a_slow_step_has_the_next_ones_recorded(program):
     code += "for ms in (10, 50, 51, 10, 10, 99, 10): step(ms)\n"
     ran = program(code)
     assert ran.steps == [3, 4]
-    assert ran.status["windows"][0]["by"] == "a step of 51 ms"
+    assert ran.status["windows"][0]["requested_by"] == "a step of 51 ms"
 
 
 def test_a_step_within_a_window_is_not_judged(program):
@@ -99,7 +99,7 @@ def test_the_median_is_of_the_steps_before_and_wants_twenty_of_them(program):
     code += "for ms in [10] * 10 + [100] + [10] * 9 + [30, 31, 10, 10]: step(ms)\n"
     ran = program(code)
     assert ran.steps == [22]  # 100 ms came too early, 30 ms are not more than 3 times 10 ms
-    assert ran.status["windows"][0]["by"] == "a step of 31 ms, the median being 10 ms"
+    assert ran.status["windows"][0]["requested_by"] == "a step of 31 ms, the median being 10 ms"
 
 
 @given(st.lists(st.integers(0, 1 << 62), max_size=60), st.integers(1, 12))

@@ -109,7 +109,7 @@ def test_start_and_stop_record_the_requests_between_them(serve):
     server = serve()
     server.ask("GET", "/a")
     status, answer = server.ask("POST", "/start_profile", "secret")
-    assert (status, answer["asked_steps"], answer["opens"]) == (202, None, "when the next step begins")
+    assert (status, answer["requested_steps"], answer["opens"]) == (202, None, "when the next step begins")
     for _ in range(3):
         assert server.ask("GET", "/b") == (200, b"/b")
     status, answer = server.ask("POST", "/stop_profile", "secret")
@@ -129,7 +129,7 @@ def test_a_token_alone_leaves_a_run_recorded_that_records_everything(serve):
 
 def test_start_may_say_how_many_steps(serve):
     server = serve()
-    assert server.ask("POST", "/start_profile?steps=2", "secret")[1]["asked_steps"] == 2
+    assert server.ask("POST", "/start_profile?steps=2", "secret")[1]["requested_steps"] == 2
     status, answer = server.ask("POST", "/start_profile?steps=2", "secret")
     assert (status, answer["code"]) == (409, "window_requested")
     assert answer["error"].endswith(" by POST /start_profile")

@@ -60,7 +60,7 @@ def test_each_call_is_a_step(stepped):
 
 def test_a_call_within_a_call_counts_once(stepped):
     ran = stepped("from engine import Engine\nprint([Engine().step(n) for n in (1, 43)])", TRACEABLE_STEPS="0:2")
-    assert (ran.done.stdout, ran.steps, ran.status["refused"]) == ("[2, 78]\n", [0, 1], 4)
+    assert (ran.done.stdout, ran.steps, ran.status["nested_steps"]) == ("[2, 78]\n", [0, 1], 4)
 
 
 def test_an_exception_ends_the_step_and_goes_on(stepped):

@@ -156,7 +156,7 @@ for epoch in traceable.steps(range(2)):
     assert ran.steps == [0, 1]
     (said,) = ran.said
     assert said.endswith(" [nested_step]")
-    assert ran.status["refused"] == 2 * (3 * 2 + 1)
+    assert ran.status["nested_steps"] == 2 * (3 * 2 + 1)
 
 
 def test_tasks_that_run_meanwhile_do_not_cross_an_asynchronous_step(program):
@@ -209,7 +209,7 @@ with traceable.step(): pass
 """
     ran = program(code)
     assert ran.steps == [0, 1]
-    assert ran.status["refused"] == 1
+    assert ran.status["nested_steps"] == 1
 
 
 def test_a_step_that_ends_on_another_thread_closes_no_range_there(program):

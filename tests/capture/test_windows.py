@@ -75,7 +75,7 @@ def test_a_bare_call_can_not_open_a_window_before_its_first_call(program):
 def test_a_window_that_is_never_reached_is_never_opened(program):
     ran = program(LOOP.format(count=50), gated=True, TRACEABLE_STEPS="90:95")
     assert ran.status["windows"] == []
-    assert ran.status["asked"] == "90:95"
+    assert ran.status["requested"] == "90:95"
     assert ran.counter == (50, 50)
 
 
@@ -189,7 +189,7 @@ for _ in traceable.steps(range(9)): pass
     ran = program(code)
     assert names_of(ran.trace) == ["before", "step", "step", "step"]
     assert ran.steps == [2, 5, 6]
-    assert ran.status["asked"] == "2:3,5:7"
+    assert ran.status["requested"] == "2:3,5:7"
 
 
 def test_a_window_may_be_asked_for_while_the_loop_runs(program):

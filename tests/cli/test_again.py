@@ -82,7 +82,7 @@ def test_a_collector_and_steps_that_no_option_named(run, tmp_path):
     assert manifest(tmp_path / "one")["collector"]["name"] == "recorder"
     again = run("--again", "one", "-o", "two")
     assert again.returncode == 0, again.stderr
-    assert manifest(tmp_path / "two")["collector"]["asked"] == "recorder"
+    assert manifest(tmp_path / "two")["collector"]["requested"] == "recorder"
     assert manifest(tmp_path / "two")["window"]["windows"] == [[2, 4]]
     assert message(again.stderr, "variables_missing").endswith(" TRACEABLE_NSYS, TRACEABLE_STEPS")
 

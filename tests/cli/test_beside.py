@@ -65,7 +65,7 @@ def test_the_numbers_of_each_are_those_of_its_own_report(report):
     ended = report(*LISTENERS, "--json")
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
-    assert (document["schema"], document["by"]) == ("traceable.beside/1", "path")
+    assert (document["schema"], document["by"]) == ("traceable.compare/1", "path")
     alone = [json.loads(report(one, "--json").stdout) for one in LISTENERS]
     for letter, mine, own in zip("abc", document["recordings"], alone, strict=True):
         assert mine == {"recording": letter.upper(), **{name: own[name] for name in mine if name != "recording"}}

@@ -164,7 +164,7 @@ def asked(control: Any, run: str, count: int = 1) -> None:
     """Return once `count` processes of a run are asked for a window."""
     while True:
         code, out, _ = over(control("status", "--run", run, "--json"))
-        if not code and sum(bool(one["asked"]) for one in json.loads(out)["processes"]) == count:
+        if not code and sum(bool(one["requested_by"]) for one in json.loads(out)["processes"]) == count:
             return
 
 

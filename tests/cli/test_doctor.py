@@ -78,7 +78,7 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object
     assert done.stderr == ""
     document = json.loads(done.stdout)
     assert document["schema"] == "traceable.doctor/1"
-    assert all(set(one) == {"name", "state", "code", "found", "fix", "evidence"} for one in document["checks"])
+    assert all(set(one) == {"name", "state", "code", "message", "fix", "evidence"} for one in document["checks"])
     assert all((one["fix"] is None) == (one["state"] == "ok") for one in document["checks"])
     assert document["state"] == max((one["state"] for one in document["checks"]), key=list(STATES).index)
     assert done.returncode == STATES[document["state"]]
@@ -92,15 +92,15 @@ def nothing_is_left(tmp_path: Path, temporary: Path) -> bool:
 def test_on_this_machine(doctor, environ, nsys, core, tmp_path, temporary):
     said = checks(doctor(environ, "--json"))
     assert said["nsys"]["evidence"]["executable"] == nsys
-    assert nsys in said["nsys"]["found"]
+    assert nsys in said["nsys"]["message"]
     assert said["nsys importer"]["code"] == "importer_usable"
-    assert said["nsys importer"]["found"].endswith("/QdstrmImporter")
+    assert said["nsys importer"]["message"].endswith("/QdstrmImporter")
     names = ["nsys capture"] if find_recorder_library() is None else ["nsys capture", "recorder"]
     for name in names:
         assert (said[name]["state"], said[name]["code"]) == ("ok", "capture_complete")
-        assert "20 of 20" in said[name]["found"]
-        assert said[name]["evidence"]["read"] == said[name]["evidence"]["emitted"] == 20
-    assert sys.executable in said["python"]["found"]
+        assert "20 of 20" in said[name]["message"]
+        assert said[name]["evidence"]["recorded"] == said[name]["evidence"]["emitted"] == 20
+    assert sys.executable in said["python"]["message"]
     assert said["temporary"]["evidence"]["path"] == str(temporary)
     assert said["output"]["evidence"]["path"] == str(tmp_path / "here" / "traceable-runs")
     assert nothing_is_left(tmp_path, temporary)
@@ -146,10 +146,10 @@ def test_without_the_importer_a_run_would_be_lost(doctor, hidden, without_import
     said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
     assert said["nsys"]["state"] == "ok"
     assert (said["nsys importer"]["state"], said["nsys importer"]["code"]) == ("problem", "importer_missing")
-    assert "QdstrmImporter" in said["nsys importer"]["found"]
+    assert "QdstrmImporter" in said["nsys importer"]["message"]
     assert "scripts/install-nsys.sh" in said["nsys importer"]["fix"]
     assert (said["nsys capture"]["state"], said["nsys capture"]["code"]) == ("problem", "capture_failed")
-    assert ".qdstrm" in said["nsys capture"]["found"]
+    assert ".qdstrm" in said["nsys capture"]["message"]
     assert said["nsys capture"]["fix"] == "see `nsys importer`"
     assert nothing_is_left(tmp_path, temporary)
 
@@ -161,8 +161,8 @@ def test_an_importer_that_nsys_itself_does_not_find_is_used_and_said(doctor, env
     said = checks(doctor({**environ, **variables}, "--json"))
     assert said["nsys importer"]["state"] == "ok"
     assert (said["nsys capture"]["state"], said["nsys capture"]["code"]) == ("warning", "importer_not_linked")
-    assert "20 of 20" in said["nsys capture"]["found"]
-    assert str(importer) in said["nsys capture"]["found"]
+    assert "20 of 20" in said["nsys capture"]["message"]
+    assert str(importer) in said["nsys capture"]["message"]
 
 
 def test_an_importer_that_lacks_a_library(doctor, hidden, without_importer, tmp_path):
@@ -172,8 +172,8 @@ def test_an_importer_that_lacks_a_library(doctor, hidden, without_importer, tmp_
     shutil.copy2(nsys_install.find_importer(nsys_install.find_nsys()), importer)
     said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
     assert (said["nsys importer"]["state"], said["nsys importer"]["code"]) == ("problem", "importer_fails")
-    assert str(importer) in said["nsys importer"]["found"]
-    assert "error while loading shared libraries" in said["nsys importer"]["found"]
+    assert str(importer) in said["nsys importer"]["message"]
+    assert "error while loading shared libraries" in said["nsys importer"]["message"]
     assert f"`ldd {importer}`" in said["nsys importer"]["fix"]
     assert said["nsys capture"]["fix"] == "see `nsys importer`"
 
@@ -185,7 +185,7 @@ def test_a_full_folder_for_temporary_files(doctor, environ, nsys, temporary):
         pytest.skip("this user may not mount anything")
     said = checks(doctor(environ, "--json", before=inside))
     assert (said["temporary"]["state"], said["temporary"]["code"]) == ("warning", "no_space")
-    assert said["temporary"]["found"].endswith(" /tmp")
+    assert said["temporary"]["message"].endswith(" /tmp")
     assert "set TMPDIR" in said["temporary"]["fix"]
 
 
@@ -193,10 +193,10 @@ def test_a_folder_for_temporary_files_that_is_not_there(doctor, environ, nsys, t
     absent = tmp_path / "absent"
     said = checks(doctor({**environ, "TMPDIR": str(absent)}, "--json"))
     assert (said["temporary"]["state"], said["temporary"]["code"]) == ("warning", "folder_missing")
-    assert said["temporary"]["found"].startswith(f"{absent} (TMPDIR) ")
-    assert said["temporary"]["found"].endswith(" /tmp")
+    assert said["temporary"]["message"].startswith(f"{absent} (TMPDIR) ")
+    assert said["temporary"]["message"].endswith(" /tmp")
     assert (said["nsys capture"]["state"], said["nsys capture"]["code"]) == ("warning", "temporary_not_writable")
-    assert f"{absent}: No such file or directory" in said["nsys capture"]["found"]
+    assert f"{absent}: No such file or directory" in said["nsys capture"]["message"]
     assert said["nsys"]["state"] == "ok"
     assert not absent.exists()
 

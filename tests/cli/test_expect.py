@@ -113,7 +113,7 @@ def test_what_the_program_says_is_judged_with_what_the_command_line_says(traceab
     assert ended.returncode == 3
     report = json.loads(ended.stdout)
     assert [one["name"] for one in report["expectations"]] == ["pack", "h2d", "forward", "d2h"]
-    assert [one["met"] for one in report["expectations"]] == [True, False, True, False]
+    assert [one["ok"] for one in report["expectations"]] == [True, False, True, False]
     assert said(ended)[-1] == "expectations_not_met 2 4"
 
 
@@ -263,7 +263,7 @@ def test_a_range_of_a_real_capture_without_gpu_work_is_said_and_is_no_failure(ca
     ended = traceable("report", path, "--json", "--strict", "--expect", domain + row["name"])
     assert ended.returncode == 0, ended.stderr
     (one,) = json.loads(ended.stdout)["expectations"]
-    assert (one["verdict"], one["met"], one["gpu_count"]) == ("without_gpu_work", True, 0)
+    assert (one["verdict"], one["ok"], one["gpu_count"]) == ("without_gpu_work", True, 0)
     assert f"{one['count']:,}".replace(",", " ") in message(ended.stderr, "without_gpu_work")
 
 

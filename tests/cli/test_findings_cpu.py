@@ -89,13 +89,13 @@ def test_the_coroutine_that_blocks_a_server_is_named_under_every_loop(loop: str,
     found = document(tmp_path, "--view", "findings")
     (row,) = [row for row in found["findings"]["rows"] if row["range"] == "audit"]
     assert (row["rule"], row["count"]) == ("blocked_event_loop", 10)
-    assert row["won_ns"] >= 10 * 45_000_000
+    assert row["potential_saving_ns"] >= 10 * 45_000_000
     assert "in 10 of 20 request" in row["sentence"]
     assert "likely waiting meanwhile: fetch" in row["sentence"]
     assert row["sentence"] in printed.stderr
     if loop == "asyncio":
         assert "run_asgi [loop pause in audit]" in printed.stderr
-        (pause,) = [row for row in document(tmp_path)["ranges"] if row["pause_in"] == ["request", "audit"]]
+        (pause,) = [row for row in document(tmp_path)["ranges"] if row["blocking_path"] == ["request", "audit"]]
         assert pause["name"] == "RequestResponseCycle.run_asgi"
         assert pause["count"] >= 10  # what else took 20 ms on a busy machine is there too
     else:
@@ -146,7 +146,7 @@ def test_a_loop_without_a_gpu_is_told_what_it_waits_for(tmp_path: Path) -> None:
     low = [*silent, "bimodal_steps.steps=3", "loader_wait.wait=0.01", "lock_wait.wait=0.01", "gc_in_hot_range.hot=0.01"]
     options = [word for one in low for word in ("--threshold", one)]
     found = {row["rule"]: row for row in document(tmp_path, "--view", "findings", *options)["findings"]["rows"]}
-    assert found["loader_wait"]["won_ns"] >= 20 * 20_000_000
+    assert found["loader_wait"]["potential_saving_ns"] >= 20 * 20_000_000
     assert "steps take 1." in found["bimodal_steps"]["sentence"]
     assert "one every 8 steps; most of it in log_metrics: 1." in found["bimodal_steps"]["sentence"]
     assert found["gc_in_hot_range"]["range"] == "train"

@@ -91,7 +91,7 @@ def test_machines_get_it_in_the_documents_and_every_key_is_explained(run, tmp_pa
     assert {*found, *found["recorded_steps"], *manifest(tmp_path)["plain"]} - explained == set()
     run_ns = [found.pop(key) for key in ("plain_run_ns", "profiled_run_ns")]
     assert min(run_ns) > 0
-    assert found.pop("run_more_share") == pytest.approx(run_ns[1] / run_ns[0] - 1)
+    assert found.pop("run_overhead_share") == pytest.approx(run_ns[1] / run_ns[0] - 1)
     assert found.pop("pid") == manifest(tmp_path)["pid"]
     recorded, other = found.pop("recorded_steps"), found.pop("other_steps")
     assert found == {
@@ -101,10 +101,10 @@ def test_machines_get_it_in_the_documents_and_every_key_is_explained(run, tmp_pa
         "profiled_steps": 40,
         "stepping_processes": 1,
         "stall_ns": 0,
-        "plain_waited_share": pytest.approx(0, abs=0.1),
-        "profiled_waited_share": pytest.approx(0, abs=0.1),
+        "plain_cpu_wait_share": pytest.approx(0, abs=0.1),
+        "profiled_cpu_wait_share": pytest.approx(0, abs=0.1),
     }
-    shares = [recorded.pop(key) for key in ("more_share", "low_share", "high_share")]
+    shares = [recorded.pop(key) for key in ("overhead_share", "low_share", "high_share")]
     assert shares == [pytest.approx(0.06, abs=1e-4)] * 3
     assert recorded == {
         "steps": 20,
@@ -112,7 +112,7 @@ def test_machines_get_it_in_the_documents_and_every_key_is_explained(run, tmp_pa
         "profiled_p50_ns": 1.06e12,
         "plain_total_ns": 20_000 * SECOND,
         "profiled_total_ns": 21_200 * SECOND,
-        "beyond_chance": True,
+        "significant": True,
     }
     # Half of them by the program's clock.
     assert (other["steps"], other["profiled_total_ns"]) == (20, 20_600 * SECOND)
@@ -145,7 +145,7 @@ def test_without_steps_the_whole_runs_are_compared_and_that_is_said(run, tmp_pat
     ended = run("-c", "import traceable\nwith traceable.annotate('work'): pass\n")
     found = manifest(tmp_path)["overhead"]
     assert (found["recorded_steps"], found["stepping_processes"]) == (None, 0)
-    assert found["run_more_share"] == pytest.approx(found["profiled_run_ns"] / found["plain_run_ns"] - 1)
+    assert found["run_overhead_share"] == pytest.approx(found["profiled_run_ns"] / found["plain_run_ns"] - 1)
     line = said(ended, words="profiled run ")
     assert "no steps were taken" in line
     assert "profiled step" not in ended.stderr
@@ -195,7 +195,7 @@ def test_the_exit_code_is_that_of_the_run_under_the_collector(run, tmp_path):
     assert ended.returncode == 5
     found = manifest(tmp_path)["overhead"]
     assert found["recorded_steps"]["steps"] == 40
-    assert (found["plain_run_ns"], found["profiled_run_ns"], found["run_more_share"]) == (None, None, None)
+    assert (found["plain_run_ns"], found["profiled_run_ns"], found["run_overhead_share"]) == (None, None, None)
 
 
 def test_a_program_that_is_told_to_end_is_not_run_again_even_if_it_ends_well(run, tmp_path):

@@ -80,7 +80,7 @@ def test_json_has_the_head_and_the_answer_under_the_name_of_the_view(database: P
         "flight_recorder",
     }
     assert set(read) == {*head, view}
-    assert read["schema"] == "traceable.report/1"
+    assert read["schema"] == "traceable.report/2"
     assert set(read[view]) == {"rows", "others", "notes"}
     assert read[view]["rows"] or view in UNLIKE_THE_REST
 
@@ -120,7 +120,7 @@ def test_all_is_every_view_and_says_of_the_rest_why_not(database: Path, tmp_path
     without_gpu(cpu_only)
     lines = said(cpu_only, "--view", ALL).splitlines()
     assert sum(line.startswith("not answered: ") for line in lines) >= 4
-    assert document(cpu_only, "--view", ALL)["kernels"]["unanswerable"]["code"] == "cuda_not_recorded"
+    assert document(cpu_only, "--view", ALL)["kernels"]["missing_data"]["code"] == "cuda_not_recorded"
 
 
 def without_gpu(path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_profile_opens_with_it(traceable):
 def test_a_machine_gets_it_in_the_document_and_people_on_stderr(traceable):
     run = recorded(traceable, "--steps", "10:30", "--json")
     document = json.loads(run.stdout)
-    assert document["capture"]["met"] is True
+    assert document["capture"]["ok"] is True
     assert f"traceable: {WHOLE}" in run.stderr.splitlines()
     report = traceable("report", "out", "--json")
     assert json.loads(report.stdout)["capture"] == document["capture"]

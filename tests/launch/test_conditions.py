@@ -49,7 +49,7 @@ from traceable.capture.schedule import age_s
 from traceable.capture.control import session
 while age_s() < 1.5: time.sleep(0.01)  # what a module does that takes long to import
 with traceable.annotate("first"): pass
-while not session.state["closed"]:
+while not session.state["closed_windows"]:
     with traceable.annotate("work"): time.sleep(0.001)
 """
 
@@ -118,7 +118,13 @@ def test_what_was_never_met_is_said_with_how_far_it_came(ran, options, code, sta
     ],
 )
 def test_each_condition_that_was_not_met_has_a_code_and_how_far_it_came(tmp_path, conditions, end, waited_s, lacks):
-    content = {"schema": "traceable.status/1", "pid": 7, "steps": {"begun": 0, "ended": 0}, "refused": 0, "windows": []}
+    content = {
+        "schema": "traceable.status/1",
+        "pid": 7,
+        "steps": {"begun": 0, "ended": 0},
+        "nested_steps": 0,
+        "windows": [],
+    }
     content |= {"end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
     (tmp_path / "status.7.json").write_text(json.dumps(content))
     (tmp_path / "status.7.steps").write_bytes(struct.pack("<qqq", 50, 50, 30))

@@ -241,7 +241,7 @@ def test_other_profilers():
 def test_an_nsys():
     said = machine_checks.check_nsys(NSYS, GPU)
     says(said, "ok", "nsys_usable", "2024.6.1", "/opt/nsys", "(windows)", "Python samples")
-    assert said.evidence["offers"] == OFFERS
+    assert said.evidence["features"] == OFFERS
     without = replace(NSYS, features={"windows": False})
     says(machine_checks.check_nsys(without, NO_GPU), "warning", "nsys_without_windows", "--steps")
     says(machine_checks.check_nsys(NO_NSYS, GPU), "warning", "nsys_not_installed", "install-nsys.sh")
@@ -291,12 +291,12 @@ def test_the_nvtx_package_is_judged_by_who_hears_it():
     deaf = replace(SUNG, nvtx_read=0)
     said = machine_checks.check_nvtx("0.2.17", SUNG, deaf, CUDA)
     says(said, "warning", "nvtx_silent", "0.2.17", "0 of 20", "20 of 20", "import traceable as nvtx")
-    assert said.evidence["read"] == {"nsys": 0, "the recorder": 20}
+    assert said.evidence["recorded"] == {"nsys": 0, "the recorder": 20}
     says(machine_checks.check_nvtx("0.2.17", SUNG, deaf, NO_CUDA), "note", "nvtx_silent", "0 of 20 ranges by nsys")
     says(machine_checks.check_nvtx("0.2.11", SUNG, SUNG, CUDA), "ok", "nvtx_usable", "20 of 20 ranges by nsys")
     alone = machine_checks.check_nvtx("0.2.17", SUNG, None, CUDA)
     says(alone, "ok", "nvtx_usable")
-    assert alone.evidence["read"] == {"the recorder": 20}
+    assert alone.evidence["recorded"] == {"the recorder": 20}
     says(machine_checks.check_nvtx(None, SUNG, None, CUDA), "warning", "nvtx_not_installed", "pip install nvtx")
 
 

@@ -134,8 +134,8 @@ def test_whatever_ends_it_the_last_requests_are_there_and_nothing_older(
     stderr = run.end()
     assert run.process.returncode == code
     assert f"the last 20 ms of process {run.pid} ({said})" in stderr
-    ((shown),) = run.manifest["flight_recorder"]["shown"]
-    assert run.manifest["flight_recorder"]["asked"] == "20ms"
+    ((shown),) = run.manifest["flight_recorder"]["intervals"]
+    assert run.manifest["flight_recorder"]["requested"] == "20ms"
     assert (shown["pid"], shown["end"], shown["end_ns"] - shown["start_ns"]) == (run.pid, said, 20_000_000)
     assert run.manifest["end"]["signal"] == (-code if code < 0 else None)
     trace = traceable.load(run.directory).trace

@@ -118,7 +118,11 @@ def test_each_chosen_rank_is_a_run_of_its_own_and_all_are_read_as_one(launch: La
     assert "TRACEABLE_RUN_DIR" in (tmp_path / "seen.2").read_text()
     assert (out / "app_2" / "app_2.sqlite").exists()
     manifest = load_manifest(out / "app_2")
-    assert (manifest["rank"]["rank"], manifest["rank"]["world_size"], manifest["rank"]["by"]) == (2, 3, "Open MPI")
+    assert (manifest["rank"]["rank"], manifest["rank"]["world_size"], manifest["rank"]["launcher"]) == (
+        2,
+        3,
+        "Open MPI",
+    )
     assert list(load_labels(out / "app_2", manifest).values()) == ["app_2"]
     report = launch("python", "-m", "traceable", "report", "out", "--strict")
     assert report.returncode == 0, report.stderr

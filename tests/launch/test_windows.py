@@ -114,7 +114,7 @@ def test_the_report_holds_the_steps_and_says_so(recording, ran):
     assert run.report["capture"] == run.captured
     (window,) = run.captured["windows"]
     assert (window["outcome"], window["opened_step"], window["closed_step"]) == ("captured", 10, 30)
-    assert run_dir.load_manifest(run.directory)["window"]["asked"] == "10:30"
+    assert run_dir.load_manifest(run.directory)["window"]["requested"] == "10:30"
 
 
 def test_several_windows_are_matched_by_their_ids(recording, ran):

@@ -61,7 +61,7 @@ def test_a_name_shorter_than_its_heading_costs_no_other_column_a_digit(made: Any
 
 def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
     report = json.loads(printed(made(*NESTED), "--json"))
-    assert report["schema"] == "traceable.report/1"
+    assert report["schema"] == "traceable.report/2"
     assert set(report) == {
         "schema",
         "source",
@@ -79,10 +79,10 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
         "capture",
         "flight_recorder",
         "overhead",
-        "left_out",
+        "omitted",
         "completeness",
     }
-    assert report["left_out"] == {}
+    assert report["omitted"] == {}
     assert all(tuple(row) == RANGE_COLUMNS for row in report["ranges"])
     assert all(tuple(row) == NAME_COLUMNS for row in report["names"])
     step = report["ranges"][0]
@@ -179,17 +179,17 @@ def test_the_saved_report_is_bounded_and_says_what_it_leaves_out(
         (0, 9000, "step"), *((10 * i, 10 * i + i + 1, f"range {'x' * i}") for i in range(9)), (9500, 9501, "a")
     )
     everything = json.loads(printed(database, "--json"))
-    assert everything["left_out"] == {}
+    assert everything["omitted"] == {}
     monkeypatch.setattr("traceable.report.document.MAX_ROWS", 4)
     shown = json.loads(printed(database, "--json", save_to=tmp_path / "report.json"))
     assert shown == everything, "what is printed is not bounded"
     saved = json.loads((tmp_path / "report.json").read_text())
-    assert saved["left_out"] == {"ranges": 7, "names": 7}
+    assert saved["omitted"] == {"ranges": 7, "names": 7}
     largest = ["step", *(f"range {'x' * i}" for i in (8, 7, 6))]
     assert [row["name"] for row in saved["ranges"]] == [row["name"] for row in saved["names"]] == largest
     assert saved["ranges"] == [row for row in everything["ranges"] if row["name"] in largest]
     top = json.loads(printed(database, "--json", "--top", "10"))
-    assert top["left_out"] == {"ranges": 1, "names": 1}
+    assert top["omitted"] == {"ranges": 1, "names": 1}
 
 
 def test_folded_names_are_explained_below_the_table(made: Any) -> None:
@@ -234,7 +234,7 @@ def test_what_is_more_than_what_it_lies_in_carries_a_mark_and_the_reason(tmp_pat
     assert "* more time than the range it lies in took: several ran side by side, and each counts" in shown
     assert "^ more time than the range it began in took: it went on after that had ended" in shown
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert {row["name"]: row["cpu_exceeds"] for row in report["ranges"]} == {
+    assert {row["name"]: row["cpu_excess_reason"] for row in report["ranges"]} == {
         "step": None,
         "load": "parallel",
         "request": None,

@@ -16,7 +16,7 @@ def _copies(direction: str, *more: str) -> tuple[str, ...]:
 _COLUMNS = (
     *("name", "domain", "style", "count", "clipped"),
     *("cpu_total_ns", "cpu_share", *_spread("cpu"), "cpu_self_total_ns"),
-    *("active_total_ns", *_spread("active"), "pause_in", "sync_wait_total_ns"),
+    *("active_total_ns", *_spread("active"), "blocking_path", "sync_wait_total_ns"),
     *("gpu_count", "cpu_total_with_gpu_ns", "gpu_operations", "kernels", "graph_launches", "launches"),
     *("gpu_sum_total_ns", "gpu_busy_total_ns", *_spread("gpu_busy")),
     *("gpu_span_total_ns", *_spread("gpu_span"), "gpu_idle_total_ns"),
@@ -36,5 +36,5 @@ NAME_COLUMNS = (*_COLUMNS, "nsys_cpu_share", "nsys_level_mean", "nsys_children_m
 FIELD_PREFIX = "field:"
 """What `by` begins with where rows of ranges are by the value of a field; the name of the field follows."""
 
-RANGE_COLUMNS = ("path", *_COLUMNS, "cpu_exceeds")
+RANGE_COLUMNS = ("path", *_COLUMNS, "cpu_excess_reason")
 """Columns of `Profile.ranges`, in order."""

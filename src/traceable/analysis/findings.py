@@ -71,8 +71,8 @@ def findings(
         get_view: answers another question, by its name, as it is answered without options: for a caller that keeps answers.
 
     Returns:
-        One row a finding. `won_ns` is an upper bound on the wall time that can be saved, and `won_share` its share of
-        the time that bounds are of, which no bound exceeds: `bound_of` is `steady` (the steady part of the steps) or,
+        One row a finding. `potential_saving_ns` is an upper bound on the wall time that can be saved, and `potential_saving_share` its share of
+        the time that bounds are of, which no bound exceeds: `scope` is `steady` (the steady part of the steps) or,
         where no steady part is known, `recording` (from the first event to the last). Both are absent from a statement,
         which promises nothing. `total_ns` is how long what the finding is about lasted in the whole recording,
         `before_steady_ns` how much of that lies before the steady part. Findings overlap: their bounds must not be
@@ -195,11 +195,11 @@ def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[
         values = [getattr(one, field.name) for _, one in found]
         if field.name == "sentence":
             columns["sentence"] = objects(_sentence(one) for _, one in found)
-        elif field.name == "won_ns":
-            columns["won_ns"] = won
+        elif field.name == "potential_saving_ns":
+            columns["potential_saving_ns"] = won
             share = won / max(1, evidence.scope_ns) if found else np.empty(0)
-            columns["won_share"] = np.where(won == NULL, np.nan, share)
-            columns["bound_of"] = objects(evidence.scope.kind for _ in found)
+            columns["potential_saving_share"] = np.where(won == NULL, np.nan, share)
+            columns["scope"] = objects(evidence.scope.kind for _ in found)
         elif field.name in words:
             columns[field.name] = objects(values)
         else:
@@ -215,7 +215,7 @@ def _rules(
     return Table(
         {
             "rule": objects(rule.name for rule in RULES),
-            "question": objects(rule.description for rule in RULES),
+            "description": objects(rule.description for rule in RULES),
             "state": objects(states),
             "findings": np.array(
                 [NULL if rule.name in refused else found.count(rule.name) for rule in RULES], np.int64

@@ -109,7 +109,7 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     Args:
         top: how many of the largest gaps are listed, over all devices.
         range_name: count only gaps that were ended by an operation of a range of this name. `total_ns`, `busy_ns`,
-            `idle_ns` and `utilisation_share` remain those of the whole device.
+            `idle_ns` and `utilization_share` remain those of the whole device.
         launch_latency_ns: a gap up to this length before an operation that had been launched is launch latency.
 
     Returns:
@@ -188,7 +188,7 @@ def _devices(
         "total_ns": last - first - out,
         "busy_ns": last - first - out - edges - idle,
         "idle_ns": idle + edges,
-        "utilisation_share": ratios(last - first - out - edges - idle, last - first - out),
+        "utilization_share": ratios(last - first - out - edges - idle, last - first - out),
         "gaps": np.diff(_bounds(found, len(used))),
         "gap_total_ns": idle if found is worked.gaps else _idle(found, len(used)),
         **sort_groups(found.lane, length, len(used)).spread("gap"),

@@ -295,7 +295,7 @@ def _by_call(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     table = Table(
         {
             "call": objects(strip_call_version(trace.names[name]) for name in calls.name[call[first]].tolist()),
-            "manner": objects(words),
+            "call_mode": objects(words),
             "operation": objects(OPERATION_NAMES[of] for of in moves.kind[which[first]].tolist()),
             "host_memory": objects((("pageable", "pinned", None)[of]) for of in memory_of[first].tolist()),
             "count": np.bincount(group, minlength=groups),

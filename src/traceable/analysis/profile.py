@@ -211,7 +211,7 @@ def _by_path(trace: Trace, found: Instances, took: InstanceCosts) -> tuple[Table
     identity = _identity(trace, found, first)
     paths = [[trace.names[name] for name in found.paths[path]] for path in found.path[first].tolist()]
     table = Table({"path": objects(paths), **identity, **_columns(trace, found, took, group, len(first))})
-    table = Table({**table.values, "cpu_exceeds": _exceeding(found, group, first, table)})
+    table = Table({**table.values, "cpu_excess_reason": _exceeding(found, group, first, table)})
     order = _tree_order(found, first, table.values["cpu_total_ns"])
     fields = summarize_fields(trace.names, found.fields, group, len(first))
     return table.take(order), tuple(fields[row] for row in order.tolist())
@@ -303,7 +303,7 @@ def _columns(trace: Trace, found: Instances, took: InstanceCosts, group: Int64, 
         "cpu_self_total_ns": _known_total(group, found.self_ns, groups),
         "active_total_ns": _known_total(group, found.active_ns, groups),
         **sort_groups(group, found.active_ns, groups, whole & found.task).summary("active"),
-        "pause_in": objects(_pause_paths(trace, found, took.blocking_instance, group, groups)),
+        "blocking_path": objects(_pause_paths(trace, found, took.blocking_instance, group, groups)),
         "sync_wait_total_ns": _known_total(group, took.sync_wait_ns, groups),
         **_gpu_columns(found, took.work, duration, group, groups),
         **_nsys_columns(took.nsys_projection, duration, group, groups),

@@ -191,7 +191,7 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         "source": np.full(len(found), found.source, object),
         "steady": steady,
         "warm_up": phases.warm_up,
-        "left_out": left_out,
+        "exclusion_reason": left_out,
         **columns,
     }
     others = {"summary": _summary(context, found, columns, steady, phases.warm_up)}
@@ -408,13 +408,13 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
             "steps": np.bincount(found.lane, minlength=lanes),
             "steady": count,
             "warm_up": np.bincount(found.lane[warm_up], minlength=lanes),
-            "cut": np.bincount(found.lane[found.clipped], minlength=lanes),
+            "clipped": np.bincount(found.lane[found.clipped], minlength=lanes),
             "steady_start_ns": integers(start, count > 0),
             "steady_end_ns": integers(end, count > 0),
             **sort_groups(found.lane, columns["wall_ns"], lanes, steady).summary("wall"),
             "steps_per_s": ratios(count * 1e9, elapsed),
             **rhythm(context, found, steady, elapsed),
-            "utilisation_share": ratios(busy, wall),
+            "utilization_share": ratios(busy, wall),
             **means,
         }
     )
@@ -630,7 +630,7 @@ def measure_steps(context: Context, found: Steps, work: StepOperations) -> dict[
     has_calls = np.full(len(found), len(trace.calls) > 0)
     return {
         **columns,
-        "utilisation_share": np.where(has_gpu, ratios(wall - idle, wall), np.nan),
+        "utilization_share": np.where(has_gpu, ratios(wall - idle, wall), np.nan),
         "launch_ns": integers(_launching(context, found), has_calls & has_gpu),
         "sync_ns": integers(_waiting(context, found), has_calls),
         "allocations": _allocating(context, found),
@@ -824,7 +824,7 @@ def slowest(
     usual = parts_of(context, found, work, median)
     on_cpu = not len(context.gpu)
     usual_wall = split_wall_time(context, found, work, median) if on_cpu else {}
-    more = {f"{_word(name)}_more{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
+    more = {f"{_word(name)}_delta{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
     causes: list[str] = []
     ranges: list[Path] = []
     times: list[int] = []
@@ -845,7 +845,7 @@ def slowest(
             **{name: columns[name][rows] for name in _IDENTIFYING},
             "cause": objects(causes),
             "path": objects(list(path) if path is not None else None for path in ranges),
-            "path_more_ns": np.array(times, np.int64),
+            "path_delta_ns": np.array(times, np.int64),
             **more,
         }
     )
@@ -939,11 +939,11 @@ def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
 
     A step is as much longer as the GPU was idle and busy longer in it. What was busy are copies, NCCL and the rest.
     """
-    rest = (more["gpu_busy_more_ns"] or 0) - (more["copy_more_ns"] or 0) - (more["nccl_more_ns"] or 0)
+    rest = (more["gpu_busy_delta_ns"] or 0) - (more["copy_delta_ns"] or 0) - (more["nccl_delta_ns"] or 0)
     parts = {
-        "idle": more["idle_more_ns"] or 0,
-        "copies": more["copy_more_ns"] or 0,
-        "NCCL": more["nccl_more_ns"] or 0,
+        "idle": more["idle_delta_ns"] or 0,
+        "copies": more["copy_delta_ns"] or 0,
+        "NCCL": more["nccl_delta_ns"] or 0,
         "kernels": rest,
     }
     largest = max(parts, key=lambda name: parts[name])
@@ -953,13 +953,13 @@ def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
 
 
 def _why(largest: str, more: dict[str, int | None]) -> str:
-    allocations, waited = more["allocations_more"] or 0, more["sync_more_ns"] or 0
-    kernels = more["kernels_more"] or 0
+    allocations, waited = more["allocations_delta"] or 0, more["sync_delta_ns"] or 0
+    kernels = more["kernels_delta"] or 0
     if largest == "idle" and allocations > 0:
         return f" ({allocations} more calls that allocate)"
     if largest == "idle":
-        half = (more["idle_more_ns"] or 0) / 2
-        launching = more["launch_more_ns"] or 0
+        half = (more["idle_delta_ns"] or 0) / 2
+        launching = more["launch_delta_ns"] or 0
         if launching > half and waited <= half:
             return f" (launch calls took {_ms(launching)})"
         return " (the GPU waited for the host)"

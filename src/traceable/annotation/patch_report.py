@@ -77,7 +77,7 @@ def _row(patching: PatchSet, target: Target, final: bool) -> dict[str, Any]:
         "names": matched[:_NAMES_KEPT],
         "problems": [problem.printed for problem in problems],
         "imported": any(map(target.matches_module, list(sys.modules))) or _names_main(target),
-        "why": _why_nothing(target).printed if final and not matched and not problems else "",
+        "reason": _why_nothing(target).printed if final and not matched and not problems else "",
     }
 
 
@@ -196,7 +196,7 @@ def notes_of(reports: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, st
 
 def _best_reason(rows: Sequence[Mapping[str, Any]]) -> Message:
     """A process that did import the module knows better than one that never did."""
-    reasons = [row["why"] for row in sorted(rows, key=lambda row: not row["imported"]) if row["why"]]
+    reasons = [row["reason"] for row in sorted(rows, key=lambda row: not row["imported"]) if row["reason"]]
     if reasons:
         return Message.parse(reasons[0])
     return Message("pattern_unmatched", "no process that ended by itself imported its module")

@@ -176,7 +176,7 @@ class OpenWindow:
     @property
     def by(self) -> str | None:
         """Who asked for it while the program ran; None for one that was planned."""
-        by: str | None = self.entry.get("by")
+        by: str | None = self.entry.get("requested_by")
         return by
 
     def open(self, step: int) -> bool:
@@ -475,7 +475,7 @@ class Session:
             request = self._requests[0]
             window, synchronise = request.window(index), environment.read_flag(environment.WINDOW_SYNC)
             entry = self._note(window)
-            entry |= {"by": request.by, "stop_step": window.stop if request.steps else None}
+            entry |= {"requested_by": request.by, "stop_step": window.stop if request.steps else None}
             request.entry = entry
             self._arm()
         else:
@@ -487,7 +487,7 @@ class Session:
             self._open = opening
             self._closes_at = window.stop
         first_range.ignored_thread = 0
-        if "by" in entry:
+        if "requested_by" in entry:
             self._requests.popleft()
         elif self._timer is not None and plan.conditions.duration_s and self._open is not None:
             self._timer.call_later(plan.conditions.duration_s, lambda: self._time_is_up(opening))
@@ -541,7 +541,7 @@ class Session:
                 self._tell()
                 return None
             entry = self._open.entry
-            self._close_at_boundary(COMPLETE if "by" in entry else STOPPED)
+            self._close_at_boundary(COMPLETE if "requested_by" in entry else STOPPED)
             return entry
 
     def _close_at_boundary(self, reason: str) -> None:
@@ -621,9 +621,9 @@ class Session:
             "pid": os.getpid(),
             "steps": {"begun": self._next + (self._current is not None), "ended": self._next},
             "gate": self._gate.name if self._gate else None,
-            "asked": [request.by for request in list(self._requests)],
+            "requested_by": [request.by for request in list(self._requests)],
             "window": dict(open_.entry) if open_ else None,
-            "closed": sum(window["closed"] is not None for window in list(self._windows)),
+            "closed_windows": sum(window["closed"] is not None for window in list(self._windows)),
         }
 
     def _tell(self) -> None:
@@ -652,7 +652,7 @@ class Session:
                 **self._plan.to_status(),
                 "gate": self._gate.name if self._gate else None,
                 "steps": {"begun": self._next + (self._current is not None), "ended": self._next},
-                "refused": self._refused,
+                "nested_steps": self._refused,
                 "windows": self._windows,
                 "end": end,
             }

@@ -223,7 +223,7 @@ class Server:
             return len(peer.received) < _LINE_BYTES
         try:
             asked = json.loads(peer.received)
-            return self._answer(peer, str(asked["ask"]), asked, str(asked.get("by", "a controller"))[:200])
+            return self._answer(peer, str(asked["command"]), asked, str(asked.get("by", "a controller"))[:200])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             _refuse(peer, Message("request_invalid", "it is not understood"))
             return False
@@ -240,7 +240,7 @@ class Server:
             _refuse(peer, flight.NO_WINDOWS)
             return False
         if what == "stop":
-            withdrawn = bool(session.state["asked"])
+            withdrawn = bool(session.state["requested_by"])
             peer.entry, peer.told_opened = session.stop(), True
             peer.send("stopping", window=peer.entry, withdrawn=withdrawn)
             return peer.entry is not None
@@ -254,7 +254,7 @@ class Server:
             _refuse(peer, refused)
             return False
         peer.request = request
-        return peer.send("asked")
+        return peer.send("requested")
 
     def _tell(self, peer: Peer) -> bool:
         """Tell a peer what has happened since; whether it stays."""
@@ -289,7 +289,7 @@ def _dump(peer: Peer, number: int | None, by: str) -> bool:
 
 
 def _refuse(peer: Peer, why: Message) -> None:
-    peer.send("refused", code=why.code, why=why)
+    peer.send("rejected", code=why.code, reason=why)
 
 
 def _unheard(error: Exception) -> None:

@@ -70,7 +70,7 @@ def write_dump(by: str, number: int | None = None) -> dict[str, Any]:
         number: the dump that several processes write to; None for the next one that is free.
 
     Returns:
-        `number`, `directory` (absolute), `wall_ns` of its begin, and `took_ns`.
+        `number`, `directory` (absolute), `wall_ns` of its begin, and `duration_ns`.
 
     Raises:
         DumpError: it can't be written, or nothing was recorded yet.
@@ -96,7 +96,7 @@ def write_dump(by: str, number: int | None = None) -> dict[str, Any]:
             "number": number,
             "directory": directory,
             "wall_ns": wall_ns,
-            "took_ns": time.perf_counter_ns() - begun,
+            "duration_ns": time.perf_counter_ns() - begun,
         }
 
 

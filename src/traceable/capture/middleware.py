@@ -101,7 +101,7 @@ def _start(query: str) -> _Answer:
     refused = session.request_window(WindowRequest(steps, f"POST {START}"))
     if refused:
         return _refusal("409 Conflict", refused, state=session.state)
-    return _Answer("202 Accepted", asked_steps=steps, opens="when the next step begins", state=session.state)
+    return _Answer("202 Accepted", requested_steps=steps, opens="when the next step begins", state=session.state)
 
 
 def _stop() -> _Answer:

@@ -43,7 +43,7 @@ class _Witness:
 
         self._write(
             {
-                "began_wall_ns": time.time_ns(),
+                "start_wall_ns": time.time_ns(),
                 "pid": self._pid,
                 "parent_pid": os.getppid(),
                 "disabled": engine.disabled,
@@ -62,7 +62,7 @@ class _Witness:
             error = getattr(sys, "last_type", None)
             self._write(
                 {
-                    "ended_wall_ns": time.time_ns(),
+                    "end_wall_ns": time.time_ns(),
                     "end": f"exception {error.__name__}" if isinstance(error, type) else "exit",
                     "names": names[:NAMES_MAX],
                     "distinct": len(names),

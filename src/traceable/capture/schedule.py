@@ -196,7 +196,9 @@ class Schedule:
         """Return what the status file says of it."""
         waiting = self._waiting
         return {
-            "asked": str(self._asked) if self._asked else ",".join(str(window) for window, _ in self._planned) or None,
+            "requested": str(self._asked)
+            if self._asked
+            else ",".join(str(window) for window, _ in self._planned) or None,
             "counted_from": self._counted_from,
             "delay_waited_s": _rounded(elapsed_delay_s(self.conditions)) if self.conditions.delay_s else None,
             "first_range_wall_ns": first_range.wall_ns or None,

@@ -120,9 +120,9 @@ def diagnosis_to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "findings": [{**asdict(one), "evidence": list(one.evidence)} for one in diagnosis.findings],
-        "ruled_out": [{"cause": cause, "why": why} for cause, why in diagnosis.ruled_out],
+        "ruled_out": [{"cause": cause, "reason": why} for cause, why in diagnosis.ruled_out],
         "not_applicable": list(diagnosis.not_applicable),
-        "failed": [{"cause": cause, "error": error} for cause, error in diagnosis.failed_rules],
+        "failed_rules": [{"cause": cause, "error": error} for cause, error in diagnosis.failed_rules],
     }
 
 

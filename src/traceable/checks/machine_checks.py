@@ -161,7 +161,7 @@ def check_nvtx(version: str | None, recorded: SelfTest | None, captured: SelfTes
     if heard:
         counts = " and ".join(f"{read} of {emitted} ranges by {name}" for name, (read, emitted) in heard.items())
         found += f", recorded: {counts}"
-    evidence = {"version": version, "read": {name: read for name, (read, _) in heard.items()}}
+    evidence = {"version": version, "recorded": {name: read for name, (read, _) in heard.items()}}
     read, emitted = heard.get("nsys", (0, 0))
     if read < emitted:
         # Measured: 0.2.12 and later are silent under 2022.4 and 2023.4, 0.2.11 is not.
@@ -195,7 +195,7 @@ def check_nsys(facts: Nsys, driver: Driver) -> CheckResult:
             return warning("nsys_not_installed", missing, INSTALL_NSYS)
         return note("nsys_not_installed", missing, INSTALL_NSYS)
     found = f"nsys {tool.version} at {tool.executable}"
-    evidence = {"executable": str(tool.executable), "version": tool.version, "offers": dict(facts.features)}
+    evidence = {"executable": str(tool.executable), "version": tool.version, "features": dict(facts.features)}
     can = [what for what, offered in facts.features.items() if offered]
     not_ = [what for what, offered in facts.features.items() if not offered]
     found += f" ({', '.join(can)})" if can else ""
@@ -263,7 +263,7 @@ def _sung(canary: SelfTest, fix: str) -> CheckResult:
 def _evidence(canary: SelfTest) -> dict[str, object]:
     return {
         "emitted": canary.emitted,
-        "read": canary.read,
+        "recorded": canary.read,
         "native_core": canary.native_core,
         "imported": canary.imported,
         "seconds": round(canary.seconds, 3),

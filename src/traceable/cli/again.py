@@ -99,7 +99,7 @@ def _of_environment(manifest: Mapping[str, Any], given: set[str]) -> list[list[s
         found.append(["--collector", str(name)])
     asked = manifest.get(windows.WINDOW_KEY) or {}
     if "steps" not in given and asked.get("windows"):
-        found.append(["--steps", str(asked["asked"])])
+        found.append(["--steps", str(asked["requested"])])
     return found
 
 

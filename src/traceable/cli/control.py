@@ -115,7 +115,7 @@ def _dumped(
 ) -> int:
     """Print what was dumped and what went wrong, and return the exit code."""
     if arguments.json:
-        keys = ("number", "wall_ns", "took_ns")
+        keys = ("number", "wall_ns", "duration_ns")
         content = {
             "schema": SCHEMA,
             "run_dir": str(place.directory),
@@ -141,8 +141,10 @@ def _standing(one: dict[str, Any]) -> str:
     if (window := one["window"]) is not None:
         length = "until stopped" if window["stop_step"] is None else f"until step {window['stop_step']}"
         return f"a window is open since step {window['start_step']}, {length}"
-    closed = f"{one['closed']} window{'' if one['closed'] == 1 else 's'} so far"
-    return f"a window is asked for, by {one['asked'][0]}" if one["asked"] else f"no window is open, {closed}"
+    closed = f"{one['closed_windows']} window{'' if one['closed_windows'] == 1 else 's'} so far"
+    return (
+        f"a window is asked for, by {one['requested_by'][0]}" if one["requested_by"] else f"no window is open, {closed}"
+    )
 
 
 class _Hear:
@@ -172,7 +174,7 @@ class _Hear:
             was = "the window that was asked for is withdrawn" if event["withdrawn"] else "no window was open"
             self.answer(f"process {pid}: {was}")
         elif kind == "dumped":
-            self.answer(f"process {pid} dumped at {_clock(event)}, in {duration(event['took_ns'])}")
+            self.answer(f"process {pid} dumped at {_clock(event)}, in {duration(event['duration_ns'])}")
         elif kind == "withdrawn":
             self.answer(f"process {pid}: the window was withdrawn before it opened")
 

@@ -73,7 +73,7 @@ def _content(finding: Finding) -> dict[str, object]:
         "name": finding.name,
         "state": said.state,
         "code": said.message.code,
-        "found": said.message,
+        "message": said.message,
         "fix": said.fix,
         "evidence": dict(said.evidence),
     }

@@ -52,7 +52,7 @@ def main(command: list[str]) -> int:
     with os.fdopen(handover["environment"], "rb") as file:
         environments = json.load(file)
     environment = merge_environments(
-        environments["full"], environments["given"], remove_preload(handover["preload"], dict(os.environ))
+        environments["full"], environments["passed"], remove_preload(handover["preload"], dict(os.environ))
     )
     # The program alone may hold what belongs to it: a reader of its stdout waits for the last holder to go.
     pid = os.fork()
@@ -65,10 +65,10 @@ def main(command: list[str]) -> int:
     _ignore_signals()
     os.umask(handover["umask"])  # nsys's own is 0, and files that anybody may write are left to nobody
     write_atomically(handover["run_dir"], PID_FILE, str(pid))
-    _tell(handover["told"], f"{pid}\n".encode())
+    _tell(handover["status_descriptor"], f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)
     write_atomically(handover["run_dir"], EXIT_FILE, json.dumps({"wait_status": status, "end_ns": time.time_ns()}))
-    _tell(handover["told"], f"{status}\n".encode())
+    _tell(handover["status_descriptor"], f"{status}\n".encode())
     return _end_like(status)
 
 
@@ -129,7 +129,7 @@ def _take_over(handover: dict[str, object]) -> None:
             source = os.open(os.devnull, os.O_RDWR)
         os.dup2(source, target)
         os.close(source)
-    told = handover["told"]
+    told = handover["status_descriptor"]
     assert isinstance(told, int)
     os.close(told)
     _signals_of(handover)

@@ -208,7 +208,7 @@ def query_status(place: ControlTarget) -> list[Event]:
         ControlError: none answers.
     """
     found: list[Event] = []
-    problems = _converse(place, {"ask": "status"}, found.append, None, first_only=True)
+    problems = _converse(place, {"command": "status"}, found.append, None, first_only=True)
     if not found:
         remedy = "look whether the program still runs"
         if problems:
@@ -234,10 +234,10 @@ def open_window(
     before = _files(place.directory)
     with _alone(place.directory):
         for one in query_status(place):
-            if one["window"] is not None or one["asked"]:
+            if one["window"] is not None or one["requested_by"]:
                 raise _busy(one)
         by = f"traceable control of process {os.getpid()}"
-        talk = ControlClient(place.directory, place.pids, {"ask": "window", "steps": steps, "by": by})
+        talk = ControlClient(place.directory, place.pids, {"command": "window", "steps": steps, "by": by})
         talk.send_request()
     answered = WindowResult()
 
@@ -249,7 +249,7 @@ def open_window(
     answered.problems += talk.receive_events(hear, timeout_s, until=last)
     for pid in place.pids:
         # One that ended at once may not have told that it opened a window.
-        if pid not in answered.windows and (window := _window_in_status(place, pid, "by", by)):
+        if pid not in answered.windows and (window := _window_in_status(place, pid, "requested_by", by)):
             answered.windows[pid] = window
     _complete(place, answered, last, before)
     return answered
@@ -264,7 +264,7 @@ def close_window(place: ControlTarget, tell: EventHandler, timeout_s: float | No
         _note(answered, event)
         tell(event)
 
-    answered.problems += _converse(place, {"ask": "stop"}, hear, timeout_s)
+    answered.problems += _converse(place, {"command": "stop"}, hear, timeout_s)
     _complete(place, answered, "closed", before)
     return answered
 
@@ -287,14 +287,14 @@ def dump_flight_recorder(place: ControlTarget, tell: EventHandler, timeout_s: fl
     def hear(event: Event) -> None:
         if event["event"] == "dumped":
             dumped.processes[event["pid"]] = event
-        elif event["event"] == "refused":
+        elif event["event"] == "rejected":
             dumped.problems.append(_refused(event, "dumped nothing"))
         tell(event)
 
     talk = ControlClient(
         place.directory,
         place.pids,
-        {"ask": "dump", "number": number, "by": f"traceable control of process {os.getpid()}"},
+        {"command": "dump", "number": number, "by": f"traceable control of process {os.getpid()}"},
     )
     talk.send_request()
     dumped.problems += talk.receive_events(hear, timeout_s, until="dumped")
@@ -307,13 +307,15 @@ def dump_flight_recorder(place: ControlTarget, tell: EventHandler, timeout_s: fl
 def _busy(one: Event) -> ControlError:
     window, pid = one["window"], one["pid"]
     if window is None:
-        by = one["asked"][0]
+        by = one["requested_by"][0]
         return ControlError(
             "window_requested",
             f"process {pid} is asked for a window already, by {by}",
             "wait, or withdraw it: traceable control stop",
         )
-    since = f"since step {window['start_step']}" + (f", by {window['by']}" if window.get("by") else "")
+    since = f"since step {window['start_step']}" + (
+        f", by {window['requested_by']}" if window.get("requested_by") else ""
+    )
     return ControlError(
         "window_open",
         f"a window is open in process {pid} {since}",
@@ -324,13 +326,13 @@ def _busy(one: Event) -> ControlError:
 def _note(answered: WindowResult, event: Event) -> None:
     if event["event"] in ("opened", "closed") or (event["event"] == "stopping" and event["window"]):
         answered.windows[event["pid"]] = event["window"]
-    elif event["event"] == "refused":
-        answered.problems.append(_refused(event, "refused"))
+    elif event["event"] == "rejected":
+        answered.problems.append(_refused(event, "rejected"))
 
 
 def _refused(event: Event, what: str) -> Message:
     """Return that a process did not do what it was asked, with the code of its reason."""
-    return Message(str(event["code"]), f"process {event['pid']} {what}: {event['why']}")
+    return Message(str(event["code"]), f"process {event['pid']} {what}: {event['reason']}")
 
 
 def _complete(place: ControlTarget, answered: WindowResult, last: str, before: _Files) -> None:
@@ -475,9 +477,9 @@ class ControlClient:
                     for event in events:
                         tell(event)
                     names = [event["event"] for event in events]
-                    if {until, "refused", "withdrawn"} & set(names) or _nothing(events) or not more:
+                    if {until, "rejected", "withdrawn"} & set(names) or _nothing(events) or not more:
                         selector.unregister(connection)
-                    if not more and not {until, "refused", "withdrawn"} & set(names):
+                    if not more and not {until, "rejected", "withdrawn"} & set(names):
                         self._problems.append(_gone(pid))
         return self._problems
 

@@ -43,10 +43,10 @@ def make_flight_recorder_entry(variables: Mapping[str, str]) -> dict[str, Any] |
         return None
     limits = parse_flight_recorder(asked)
     return {
-        "asked": str(limits),
+        "requested": str(limits),
         "limit_ns": limits.duration_ns,
         "limit_bytes": limits.max_bytes,
-        "shown": [],
+        "intervals": [],
     }
 
 
@@ -86,7 +86,7 @@ def _end(manifest: Mapping[str, Any]) -> str | None:
 def add_intervals(manifest: dict[str, Any], database: Path | None) -> None:
     """Write into the manifest what is shown."""
     if isinstance(manifest.get(FLIGHT_RECORDER_KEY), dict) and database is not None:
-        manifest[FLIGHT_RECORDER_KEY]["shown"] = read_intervals(database, manifest)
+        manifest[FLIGHT_RECORDER_KEY]["intervals"] = read_intervals(database, manifest)
 
 
 def find_run_of_dump(directory: Path) -> Path | None:

@@ -272,7 +272,7 @@ def _start(
     plan, planned = _plan(collector, request, run.directory)
     if not request.quiet:
         run.say(f"collector {collector.name} ({choice.reason}); run directory {format_path(run.directory)}")
-    run.manifest["collector"] = {"asked": request.collector, "name": collector.name, "reason": choice.reason}
+    run.manifest["collector"] = {"requested": request.collector, "name": collector.name, "reason": choice.reason}
     run.manifest[ranks.SELECTION_KEY] = ranks.make_selection_entry(request.process_filter, collector.name)
     notes = [*_unused(request, collector.name), *plan.notes]
     for note in notes:

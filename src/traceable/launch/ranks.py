@@ -226,7 +226,7 @@ def make_rank_entry(rank: Rank | None, *, grouped: bool) -> dict[str, Any] | Non
         "local_rank": rank.local_rank,
         "world_size": rank.world_size,
         "role": rank.role,
-        "by": rank.by,
+        "launcher": rank.by,
         "restarts": rank.restarts,
         "grouped": grouped,
         "launcher_started_ns": get_parent_start_ns(),

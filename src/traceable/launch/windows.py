@@ -51,7 +51,7 @@ def make_window_entry(
     if text is None and not on_request and not any(conditions):
         return None
     return {
-        "asked": text if text is not None else ON_REQUEST if on_request else WHOLE_RUN,
+        "requested": text if text is not None else ON_REQUEST if on_request else WHOLE_RUN,
         "on_request": on_request,
         "conditions": conditions._asdict() if any(conditions) else None,
         "windows": None if windows is None else [list(window) for window in windows],
@@ -71,14 +71,14 @@ def load_capture_request(directory: Path, manifest: dict[str, Any]) -> CaptureRe
         manifest: its manifest. A status file that is none of ours is passed over.
     """
     window = manifest.get(WINDOW_KEY)
-    if window is None or window.get("asked") is None:
+    if window is None or window.get("requested") is None:
         return None
     conditions = _conditions(window)
     end = manifest.get("end") or {}
     listed = window.get("windows")
     names = processes.load_labels(directory, manifest)
     said = tuple(replace(one, label=names.get(one.pid, "")) for one in load_statuses(directory, conditions))
-    text = window["asked"]
+    text = window["requested"]
     if text == ON_REQUEST:
         opened = (f"{one.start_step}:{one.stop_step}" for process in said for one in process.windows)
         text = ",".join(dict.fromkeys(opened)) or ON_REQUEST
@@ -180,7 +180,7 @@ def _said(path: Path, conditions: Conditions) -> ProcessStatus | None:
         pid=content["pid"],
         begun_steps=begun,
         ended_steps=ended,
-        nested_steps=content["refused"],
+        nested_steps=content["nested_steps"],
         end=content["end"],
         windows=tuple(_window(window, begun) for window in content["windows"]),
         counted_from=content.get("counted_from", 0),

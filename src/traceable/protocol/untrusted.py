@@ -407,7 +407,7 @@ _WINDOW = {
     "stop_step?": COUNT,
     "opened?": _PLACE,
     "closed?": {**_PLACE, "reason!": TEXT, "error": TEXT, "code": TEXT},
-    "by": TEXT,
+    "requested_by": TEXT,
 }
 _IDENTITY = {"name": TEXT, "start": TEXT, "program": TEXT, "role": TEXT, **dict.fromkeys(("rank", "world_size"), COUNT)}
 _CONDITIONS = {
@@ -418,8 +418,8 @@ _CONDITIONS = {
 }
 _COMPARED = {
     "steps!": COUNT,
-    **dict.fromkeys(("plain_p50_ns!", "profiled_p50_ns!", "more_share!", "low_share?", "high_share?"), NUMBER),
-    "beyond_chance": FLAG,
+    **dict.fromkeys(("plain_p50_ns!", "profiled_p50_ns!", "overhead_share!", "low_share?", "high_share?"), NUMBER),
+    "significant": FLAG,
     "=": [("low_share", "high_share")],
 }
 _OVERHEAD = {
@@ -430,12 +430,12 @@ _OVERHEAD = {
     "stepping_processes!": COUNT,
     "pid?": WHOLE,
     "stall_ns!": COUNT,
-    "plain_waited_share?": NUMBER,
-    "profiled_waited_share?": NUMBER,
+    "plain_cpu_wait_share?": NUMBER,
+    "profiled_cpu_wait_share?": NUMBER,
     "plain_run_ns?": NUMBER,
     "profiled_run_ns?": NUMBER,
-    "run_more_share?": NUMBER,
-    "=": [("run_more_share", "plain_run_ns"), ("run_more_share", "profiled_run_ns")],
+    "run_overhead_share?": NUMBER,
+    "=": [("run_overhead_share", "plain_run_ns"), ("run_overhead_share", "profiled_run_ns")],
 }
 _ENDED = {"exit_code": WHOLE, "signal": WHOLE}
 
@@ -459,19 +459,19 @@ MANIFEST = {
     "rank": {
         **dict.fromkeys(("rank", "local_rank", "world_size", "restarts", "launcher_started_ns"), COUNT),
         "role": TEXT,
-        "by": TEXT,
+        "launcher": TEXT,
         "grouped": FLAG,
     },
     "selection": {"ranks": TEXT, "processes": TEXT, "parts": FLAG},
     "expect": [TEXT],
     "window": {
-        "asked": TEXT,
+        "requested": TEXT,
         "on_request": FLAG,
         "conditions": _CONDITIONS,
         "windows": [(COUNT, COUNT)],
     },
     "timed_window": TEXT,
-    "flight_recorder": {"asked": TEXT, "limit_ns": COUNT, "limit_bytes": COUNT, "shown": [FLIGHT_INTERVAL]},
+    "flight_recorder": {"requested": TEXT, "limit_ns": COUNT, "limit_bytes": COUNT, "intervals": [FLIGHT_INTERVAL]},
     "cwd": PATH,
     "python": {"version": TEXT},
     "versions": {"*": TEXT},
@@ -482,7 +482,7 @@ MANIFEST = {
     "profilers": [TEXT],
     "launcher_pid": PID,
     "pid": PID,
-    "collector": {"asked": TEXT, "name!": TEXT, "reason": TEXT},
+    "collector": {"requested": TEXT, "name!": TEXT, "reason": TEXT},
     "plan": {"argv": _ARGV, "environment_names": [TEXT], "notes": [_MESSAGE]},
     "start": {"wall_ns": COUNT, "program_wall_ns": COUNT},
     "end": {"wall_ns": COUNT, "program_wall_ns": COUNT, "collector_ended": FLAG, "error": _MESSAGE, **_ENDED},
@@ -509,7 +509,7 @@ STATUS = {
     "pid!": PID,
     "process": _IDENTITY,
     "steps!": {"begun!": COUNT, "ended!": COUNT},
-    "refused!": COUNT,
+    "nested_steps!": COUNT,
     "end?": TEXT,
     "windows!": [_WINDOW],
     "counted_from": COUNT,
@@ -520,7 +520,7 @@ STATUS = {
 """`status.<pid>.json`."""
 
 PROCESS_START = {
-    "began_wall_ns!": COUNT,
+    "start_wall_ns!": COUNT,
     "pid!": PID,
     "disabled!": FLAG,
     "level!": COUNT,
@@ -530,7 +530,7 @@ PROCESS_START = {
 """A line of `status.<pid>.lives` that a process wrote when it began."""
 
 PROCESS_END = {
-    "ended_wall_ns!": COUNT,
+    "end_wall_ns!": COUNT,
     "end!": TEXT,
     "names!": [TEXT],
     "distinct!": COUNT,

@@ -92,7 +92,7 @@ def format_column(column: Column, rows: Sequence[Row]) -> Cells:
 
 def mark_excess(row: Row) -> str:
     """Return the mark of a CPU total that looks impossible."""
-    if reason := row.get("cpu_exceeds"):
+    if reason := row.get("cpu_excess_reason"):
         return {"parallel": "*", "outlives": "^"}[reason]
     # Not by path: what a row's instances lie inside is not one thing.
     return "+" if (row.get("cpu_share") or 0) > 1 else ""

@@ -15,7 +15,7 @@ from traceable.report.row_filter import RowFilter
 from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, Page, format_header, format_range_labels
 from traceable.report.text import format_line
 
-SCHEMA = "traceable.beside/1"
+SCHEMA = "traceable.compare/1"
 """Name and version of the document, as those of `report.json`."""
 
 

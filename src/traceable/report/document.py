@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from traceable.analysis.expectations import ExpectationResult
     from traceable.recording import Recording
 
-SCHEMA = "traceable.report/1"
+SCHEMA = "traceable.report/2"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
 
 MAX_ROWS = 1000
@@ -110,7 +110,7 @@ def build_report(
         "outside_ranges": list(recording.outside_ranges().rows()),
         **_findings(recording, thresholds),
         "expectations": expectation_rows(verdicts),
-        "left_out": {key: count for key, count in left_out.items() if count},
+        "omitted": {key: count for key, count in left_out.items() if count},
     }
 
 
@@ -125,7 +125,7 @@ def build_bounded_report(recording: Recording, verdicts: Sequence[ExpectationRes
     for holder, key in lists:
         if (count := len(holder[key])) > MAX_ROWS:
             holder[key] = holder[key][:MAX_ROWS]
-            report["left_out"][key] = count - MAX_ROWS
+            report["omitted"][key] = count - MAX_ROWS
     return report
 
 
@@ -149,7 +149,7 @@ def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:
 
 def missing_data_to_dict(error: MissingDataError) -> dict[str, Any]:
     """Return what a document holds in place of an answer that the trace can't give."""
-    return {"unanswerable": error.message.as_dict}
+    return {"missing_data": error.message.as_dict}
 
 
 def to_json(report: dict[str, Any]) -> str:
@@ -193,7 +193,7 @@ def completeness_to_dict(found: Completeness) -> dict[str, Any]:
     """Return whether a recording holds what was emitted, as docs/report.md describes it."""
     return {
         "state": found.state,
-        "not_compared": found.not_compared,
+        "reason": found.not_compared,
         "processes": [
             {
                 "pid": one.pid,

@@ -17,10 +17,10 @@ def build_expectation_rows(verdicts: Sequence[ExpectationResult]) -> list[dict[s
         {
             "name": one.name,
             "verdict": one.verdict,
-            "met": one.ok,
+            "ok": one.ok,
             "count": one.count,
             "gpu_count": one.gpu_count,
-            "near": list(one.suggestions),
+            "suggestions": list(one.suggestions),
         }
         for one in verdicts
     ]

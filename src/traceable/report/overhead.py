@@ -45,11 +45,11 @@ def overhead_to_dict(found: Overhead, collector: str) -> dict[str, Any]:
         "pid": found.pid,
         "stepping_processes": found.stepping_processes,
         "stall_ns": found.stall_ns,
-        "plain_waited_share": found.plain_cpu_wait_share,
-        "profiled_waited_share": found.profiled_cpu_wait_share,
+        "plain_cpu_wait_share": found.plain_cpu_wait_share,
+        "profiled_cpu_wait_share": found.profiled_cpu_wait_share,
         "plain_run_ns": before,
         "profiled_run_ns": after,
-        "run_more_share": more,
+        "run_overhead_share": more,
     }
 
 
@@ -68,12 +68,12 @@ def format_overhead(overhead: Mapping[str, Any] | None) -> list[str]:
         said[0] += f"; the first {overhead['warm_up_steps']} left out as warm-up"
     if recorded is not None and overhead["stepping_processes"] > 1:
         said[0] += f"; of process {overhead['pid']}, one of {overhead['stepping_processes']} that took steps"
-    waited = [overhead[key] for key in ("profiled_waited_share", "plain_waited_share")]
+    waited = [overhead[key] for key in ("profiled_cpu_wait_share", "plain_cpu_wait_share")]
     if recorded is not None and max(part or 0 for part in waited) >= _WORTH_SAYING_SHARE:
         parts = ["an unknown part" if part is None else format_percent(part) for part in waited]
         waiting = f"the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {first}"
         said.append(Message("machine_busy", f"a busy machine: {waiting}"))
-    if overhead["run_more_share"] is not None:
+    if overhead["run_overhead_share"] is not None:
         said.append(_run(overhead, first) + (f" ({_why_no_steps(overhead)})" if recorded is None else ""))
     elif recorded is None:
         why = f"{_why_no_steps(overhead)}, and the runs did not end alike"
@@ -85,7 +85,7 @@ def _run(overhead: Mapping[str, Any], first: str) -> str:
     times = f"{format_duration(overhead['profiled_run_ns'])}, {format_duration(overhead['plain_run_ns'])} {first}"
     stall = overhead["stall_ns"]
     stalled = f", {format_duration(stall)} of it opening and closing windows" if stall >= _WORTH_SAYING_NS else ""
-    return f"profiled run {format_change(overhead['run_more_share'])}: {times}{stalled}"
+    return f"profiled run {format_change(overhead['run_overhead_share'])}: {times}{stalled}"
 
 
 def _why_no_steps(overhead: Mapping[str, Any]) -> str:
@@ -99,9 +99,9 @@ def _why_no_steps(overhead: Mapping[str, Any]) -> str:
 def _more(part: Mapping[str, Any]) -> str:
     low, high = part["low_share"], part["high_share"]
     if low is None:
-        return f"{format_change(part['more_share'])} (too few to tell it from chance)"
-    chance = "" if part["beyond_chance"] else ", which may be chance"
-    return f"{format_change(part['more_share'])} (between {format_change(low)} and {format_change(high)}{chance})"
+        return f"{format_change(part['overhead_share'])} (too few to tell it from chance)"
+    chance = "" if part["significant"] else ", which may be chance"
+    return f"{format_change(part['overhead_share'])} (between {format_change(low)} and {format_change(high)}{chance})"
 
 
 def _medians(part: Mapping[str, Any], first: str) -> str:
@@ -132,10 +132,10 @@ def _compared(part: StepComparison | None) -> dict[str, Any] | None:
         "steps": part.steps,
         "plain_p50_ns": part.plain_p50_ns,
         "profiled_p50_ns": part.profiled_p50_ns,
-        "more_share": part.overhead_share,
+        "overhead_share": part.overhead_share,
         "low_share": part.low_share,
         "high_share": part.high_share,
-        "beyond_chance": part.significant,
+        "significant": part.significant,
         "plain_total_ns": part.plain_total_ns,
         "profiled_total_ns": part.profiled_total_ns,
     }

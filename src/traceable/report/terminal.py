@@ -201,9 +201,11 @@ def write_largest_findings(page: Page, findings: Table) -> None:
     if not rows:
         return
     page.line()
-    of = " in the steady part" if rows[0]["bound_of"] == "steady" else ""
+    of = " in the steady part" if rows[0]["scope"] == "steady" else ""
     page.paragraph([], f"Potential savings (upper bound){of}:")
-    for row, won in zip(rows, _aligned([_bound(format_duration, row["won_ns"]) for row in rows]), strict=True):
+    for row, won in zip(
+        rows, _aligned([_bound(format_duration, row["potential_saving_ns"]) for row in rows]), strict=True
+    ):
         page.paragraph([won], row["sentence"])
     left_out = len(findings) - len(rows)
     more = f"{left_out} more: " if left_out else ""
@@ -213,8 +215,8 @@ def write_largest_findings(page: Page, findings: Table) -> None:
 def write_findings(page: Page, findings: Table, choice: RowFilter) -> None:
     """Print the findings with what to do, what became of each rule, and the notes."""
     rows = choice.rows(findings)
-    won = _aligned([_bound(format_duration, row["won_ns"]) for row in rows])
-    part = _aligned([_bound(format_percent, row["won_share"]) for row in rows])
+    won = _aligned([_bound(format_duration, row["potential_saving_ns"]) for row in rows])
+    part = _aligned([_bound(format_percent, row["potential_saving_share"]) for row in rows])
     for row, *cells_of_row in zip(rows, won, part, strict=True):
         page.paragraph(cells_of_row, row["sentence"])
         indent = [" " * len(cell) for cell in cells_of_row]
@@ -301,7 +303,7 @@ def write_trees(page: Page, table: Table) -> None:
             # Of single instances the one reason is that they went on: side by side none is longer than what is around.
             around = took.get(row["parent_instance"], row["cpu_ns"]) if row["depth"] else row["cpu_ns"]
             outlives = OUTLIVES if row["cpu_ns"] > around else None
-            shown.append({**row, "after_ns": row["start_ns"] - rows[0]["start_ns"], "cpu_exceeds": outlives})
+            shown.append({**row, "after_ns": row["start_ns"] - rows[0]["start_ns"], "cpu_excess_reason": outlives})
     page.table([Cells("range", labels, is_text=True), *_columns(TREE_COLUMNS, shown)])
 
 
@@ -448,7 +450,7 @@ def _pause(row: Row) -> str:
     """Return what stands behind the label of a callback of an event loop: what it is, and which range it was in."""
     if row["domain"] != LOOP_DOMAIN:
         return ""
-    inside = row.get("pause_in")
+    inside = row.get("blocking_path")
     return f" [loop pause in {escape_name(inside[-1])}]" if inside else " [loop pause]"
 
 

@@ -22,14 +22,14 @@ def capture_to_dict(windows: CaptureResult | None) -> dict[str, Any] | None:
     if windows is None:
         return None
     return {
-        "asked": windows.requested,
+        "requested": windows.requested,
         "conditions": windows.conditions or None,
         "duration_s": windows.duration_s or None,
-        "asked_steps": sum(one.steps for one in windows.outcomes),
+        "requested_steps": sum(one.steps for one in windows.outcomes),
         "captured_steps": sum(one.captured_steps for one in windows.outcomes),
-        "met": windows.ok,
+        "ok": windows.ok,
         "problems": [problem.as_dict for problem in windows.problems],
-        "aside": [sentence.as_dict for sentence in windows.non_participating],
+        "non_participating": [sentence.as_dict for sentence in windows.non_participating],
         "windows": [_row(one) for one in windows.outcomes],
     }
 
@@ -38,7 +38,7 @@ def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
     """Return what is said of it: first how many steps were captured, then what went wrong, then what it cost."""
     if capture is None:
         return []
-    if capture["asked"] == ON_REQUEST:
+    if capture["requested"] == ON_REQUEST:
         return [Message("no_window_requested", "no window was asked for while it ran, so nothing is recorded")]
     rows = capture["windows"]
     files = sorted({row["file"] for row in rows if row["file"]})
@@ -52,15 +52,15 @@ def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
     bad = [row for row in rows if row["outcome"] != CAPTURED]
     for row in bad[:_LINES_MAX]:
         of = f" of {escape_name(row['process']) if row['process'] else 'process ' + str(row['pid'])}" if several else ""
-        steps = "the window" if capture["asked"] == WHOLE_RUN else f"steps {row['start_step']}-{row['stop_step']}"
+        steps = "the window" if capture["requested"] == WHOLE_RUN else f"steps {row['start_step']}-{row['stop_step']}"
         never = "never reached: " if row["outcome"] == "never_reached" else ""
-        said.append(_message(row["why"], f"{steps}{of}: {never}"))
+        said.append(_message(row["reason"], f"{steps}{of}: {never}"))
     if len(bad) > _LINES_MAX:
         more = f"{format_count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all"
         said.append(Message("windows_not_captured", more))
     said += [_message(problem) for problem in capture["problems"]]
     said += _ranks_together(rows)
-    said += [_message(sentence) for sentence in capture["aside"][:_LINES_MAX]]
+    said += [_message(sentence) for sentence in capture["non_participating"][:_LINES_MAX]]
     stalls = [max((row[key] or 0 for row in rows), default=0) for key in ("open_stall_ns", "close_stall_ns")]
     if max(stalls) >= _WORTH_SAYING_NS:
         said.append(
@@ -80,7 +80,7 @@ def _message(plain: Mapping[str, str], about: str = "") -> Message:
 
 def _asked(capture: Mapping[str, Any]) -> str:
     """Return what was asked, as `steps 10-30 after 5 warm-up steps`."""
-    words = capture["asked"]
+    words = capture["requested"]
     limit = f"{capture['duration_s']:g} s" if capture["duration_s"] else ""
     if words == WHOLE_RUN:
         asked = limit or WHOLE_RUN
@@ -93,18 +93,20 @@ def _asked(capture: Mapping[str, Any]) -> str:
 def _of_the_program(capture: Mapping[str, Any]) -> str:
     """Return the program's own numbers of the steps, where they are not those that were asked for."""
     rows = [row for row in capture["windows"] if row["opened_step"] is not None and row["steps"]]
-    if not any(row["counted_from_step"] or capture["asked"] == WHOLE_RUN for row in rows):
+    if not any(row["counted_from_step"] or capture["requested"] == WHOLE_RUN for row in rows):
         return ""
     own = list(dict.fromkeys(f"{row['start_step']}-{row['stop_step']}" for row in rows))
     more = f" and {len(own) - _LISTED_MAX} more" if len(own) > _LISTED_MAX else ""
-    return f": the program's {'steps ' if capture['asked'] == WHOLE_RUN else ''}{', '.join(own[:_LISTED_MAX])}{more}"
+    return (
+        f": the program's {'steps ' if capture['requested'] == WHOLE_RUN else ''}{', '.join(own[:_LISTED_MAX])}{more}"
+    )
 
 
 def _captured(capture: Mapping[str, Any]) -> str:
     """Return how much of it: steps, or time where the program takes none."""
     rows = capture["windows"]
-    if capture["asked"] != WHOLE_RUN or capture["asked_steps"]:
-        return f"{format_count(capture['captured_steps'])} of {format_count(capture['asked_steps'])}"
+    if capture["requested"] != WHOLE_RUN or capture["requested_steps"]:
+        return f"{format_count(capture['captured_steps'])} of {format_count(capture['requested_steps'])}"
     lasted = [
         row["closed_wall_ns"] - (row["close_stall_ns"] or 0) - row["opened_wall_ns"]
         for row in rows
@@ -159,7 +161,7 @@ def _row(one: WindowOutcome) -> dict[str, Any]:
         "steps": one.steps,
         "captured_steps": one.captured_steps,
         "outcome": one.outcome,
-        "why": one.reason.as_dict if one.reason else None,
+        "reason": one.reason.as_dict if one.reason else None,
         "pid": one.pid,
         "process": one.label or None,
         "rank": one.rank,

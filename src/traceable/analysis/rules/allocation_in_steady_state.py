@@ -34,7 +34,7 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
     Calls that allocate or release memory and begin during a steady step of their process, on whichever of its threads;
     `per_step` of them a steady step, or more. What steps are and which are steady is the question of steps.
 
-    won_ns: the bound of `max_saving_ns` for these calls.
+    potential_saving_ns: the bound of `max_saving_ns` for these calls.
     """
     evidence.require_calls()
     trace, calls = evidence.context.trace, evidence.context.trace.calls

@@ -22,7 +22,7 @@ from traceable.trace.rows import distinct
 def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes have steady steps of two kinds, and the range in which they differ most.
 
-    won_ns: what the slow steps take longer than the median fast one.
+    potential_saving_ns: what the slow steps take longer than the median fast one.
     """
     table = evidence.steps.values
     lane = np.stack([table["pid"].astype(np.int64), table["device"].astype(np.int64)])

@@ -35,7 +35,7 @@ _LOOKED_AT = 500
 def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which ranges hold an event loop for long without giving it back.
 
-    won_ns: the time in which any of the blocks lasted: the loop goes on that much earlier, and not more.
+    potential_saving_ns: the time in which any of the blocks lasted: the loop goes on that much earlier, and not more.
     """
     evidence.require_ranges()
     context = evidence.context

@@ -28,7 +28,7 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     that work less than `member` of what the busiest does take no part. It speaks if the least busy of those that do
     works `spread` less than the busiest, or more.
 
-    won_ns: what the busiest works more than the mean of those that take part, step by step where steps are known: from
+    potential_saving_ns: what the busiest works more than the mean of those that take part, step by step where steps are known: from
     the begin of each steady step of the process that has most of them to that of the next. With the same work shared
     out evenly within each step, each GPU takes the mean of the step.
     """

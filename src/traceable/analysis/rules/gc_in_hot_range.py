@@ -24,7 +24,7 @@ GC_DOMAIN = "traceable.gc"
 def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     """Return in which hot ranges Python collects garbage.
 
-    won_ns: the time in which any of the collections lasted.
+    potential_saving_ns: the time in which any of the collections lasted.
     """
     evidence.require_ranges()
     context = evidence.context

@@ -37,7 +37,7 @@ def find_launch_bound_ranges(evidence: Evidence, values: Values) -> list[Finding
     there, and its kernels last `kernel` or less on average. Ranges are paths: of a path and those inside it the
     deepest is named that still has four fifths of the gaps of the one around it.
 
-    won_ns: the summed length of these gaps, as far as they lie in the part that bounds are of. The operations
+    potential_saving_ns: the summed length of these gaps, as far as they lie in the part that bounds are of. The operations
     themselves become no shorter by being launched earlier.
     """
     context = evidence.context

@@ -17,7 +17,7 @@ from traceable.trace.rows import distinct
 def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes wait much of the time for the next item of their loop.
 
-    won_ns: the time in which any of the waits lasted; of a process that uses a GPU no more than the host can win at all
+    potential_saving_ns: the time in which any of the waits lasted; of a process that uses a GPU no more than the host can win at all
     (`Evidence.room_ns`).
     """
     evidence.require_ranges()

@@ -39,7 +39,7 @@ def is_wait(name: str) -> bool:
 def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which ranges wait much of their time in ranges that are called as waits are.
 
-    won_ns: the time in which any of the waits lasted.
+    potential_saving_ns: the time in which any of the waits lasted.
     """
     evidence.require_ranges()
     context = evidence.context

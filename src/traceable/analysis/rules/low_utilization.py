@@ -39,7 +39,7 @@ _CAUSES = {
 def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which GPUs are busy for less than `utilisation` of the time from their first operation to their last.
 
-    won_ns: the time in which the GPU was idle, less the gaps that the profiler made: its operations remain. Those gaps
+    potential_saving_ns: the time in which the GPU was idle, less the gaps that the profiler made: its operations remain. Those gaps
     do not count against its utilisation either. Both are of the part that bounds are of.
     """
     context = evidence.context

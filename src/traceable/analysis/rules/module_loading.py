@@ -34,7 +34,7 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     Loading is what the recording calls so, unknown overhead inside the first launch of a kernel, and calls that load a
     module.
 
-    won_ns: the time in which any of that lasted, but no more than the host can win at all (`Evidence.room_ns`): the
+    potential_saving_ns: the time in which any of that lasted, but no more than the host can win at all (`Evidence.room_ns`): the
     host goes on that much earlier, and the GPU still has all its work to do.
     """
     evidence.require_calls()

@@ -36,7 +36,7 @@ def find_pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
     Copies of `bytes` or more between host and GPU whose host memory is pageable, by range, direction, process and GPU;
     host-to-device copies that do not recur (`OneOffCopies`) are left out.
 
-    won_ns: the time in which such a copy or, from its begin on, the call that made it lasted, less the time that the
+    potential_saving_ns: the time in which such a copy or, from its begin on, the call that made it lasted, less the time that the
     bytes take at the peak of the link; at most what the GPU leaves of the time (`max_copy_saving_ns`). A copy does
     not exceed the peak of its link. That the calling thread waits for such copies is not in it: see
     `sync_in_hot_range`.

@@ -18,7 +18,7 @@ from traceable.trace.rows import distinct
 def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
     """Return which GPUs ran nothing although the next operation had been launched, and nothing recorded says why.
 
-    won_ns: the summed length of the gaps whose cause is `queued`. The operations become no shorter by beginning at
+    potential_saving_ns: the summed length of the gaps whose cause is `queued`. The operations become no shorter by beginning at
     once.
     """
     gaps = select_queued_gaps(evidence)

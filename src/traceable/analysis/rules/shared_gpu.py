@@ -31,7 +31,7 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
     these last as long as the commonest of them, give or take `spread` of its length. The commonest is the one that most
     last as long as; of several the shortest.
 
-    won_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
+    potential_saving_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
     """
     found = []
     queued = select_queued_gaps(evidence)

@@ -37,7 +37,7 @@ def find_small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
     nothing between, belong to the same range instance and come from the same kind of memory. Runs are summed up by
     range, process and GPU.
 
-    won_ns: the time in which such a copy or the call that made it lasted (of the first of a run, its call counts from
+    potential_saving_ns: the time in which such a copy or the call that made it lasted (of the first of a run, its call counts from
     the begin of the copy: before that it may have waited for the work before), less the time that their bytes take at
     the peak of the link; at most what the GPU leaves of the time (`max_copy_saving_ns`). One copy of
     all is no faster than the link, and nothing but these copies becomes shorter.

@@ -32,7 +32,7 @@ def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]
     the innermost range take `wait` of that time or more. What waits is the same as for `sync`; copies from or to
     pageable memory that do not recur (`OneOffCopies`) are left out.
 
-    won_ns: the bound of `max_saving_ns` for these waits.
+    potential_saving_ns: the bound of `max_saving_ns` for these waits.
     """
     evidence.require_calls()
     evidence.require_ranges()

@@ -40,7 +40,7 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
     run. `steps` or more equal steps speak if the slow one takes `spread` longer than the fast one, or more: those are
     the ones a tenth of the way from the slowest and from the fastest.
 
-    won_ns: what the kernels take longer than if each took as long as in that of the equal steps where it is fastest.
+    potential_saving_ns: what the kernels take longer than if each took as long as in that of the equal steps where it is fastest.
     """
     context = evidence.context
     steady = evidence.steps.values["steady"]

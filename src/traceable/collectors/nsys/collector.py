@@ -306,7 +306,7 @@ def _python_end(path: Path) -> tuple[int, int | None] | None:
     if not begun:  # a disk that was full
         return None
     last = list(untrusted.read_json_lines(path, {}))[-1]
-    return begun[0]["pid"], last["ended_wall_ns"] if untrusted.has_shape(last, untrusted.PROCESS_END) else None
+    return begun[0]["pid"], last["end_wall_ns"] if untrusted.has_shape(last, untrusted.PROCESS_END) else None
 
 
 def clip_lost_ends(database: Path, ended: Mapping[int, int | None]) -> None:

@@ -1,6 +1,6 @@
 """Print how the source is built, counted from syntax trees.
 
-    python scripts/structure.py [PACKAGE_DIRECTORY] [--list]
+    python scripts/structure.py [PACKAGE_DIRECTORY] [--list | --drawing]
 
 Without a directory it reads `src/traceable`. With `--list` it names what it counts. Nothing is imported. It counts
 
@@ -8,6 +8,7 @@ Without a directory it reads `src/traceable`. With `--list` it names what it cou
 - chain: the longest chain of imports at the top of modules, in modules; a circle is one link of it.
 - circles: groups of modules that import each other, late imports included, those for type checkers not.
 - imports against the table: imports of a room that its row in docs/architecture.md does not allow, late ones included.
+  `--drawing` prints the drawing of that page instead: which room imports which.
 - lone neighbors: modules that only one other module imports, which lies in the same folder.
 - private functions used once: those whose name their file has once more beside the definition; the share is of all
   functions and methods.
@@ -126,6 +127,19 @@ class House:
             and other not in allowed[room]
         ]
 
+    def drawing(self, allowed: Mapping[str, set[str]]) -> str:
+        """Return which room imports which, as a Mermaid flowchart; what the table does not allow is dotted."""
+        arrows = sorted(
+            {
+                (_room(name), _room(target))
+                for name, targets in self.all.items()
+                for target in targets
+                if {_room(name), _room(target)} <= set(allowed) and _room(name) != _room(target)
+            }
+        )
+        lines = [f"    {room} {'-->' if other in allowed[room] else '-.->'} {other}" for room, other in arrows]
+        return "\n".join(["flowchart TD", *lines])
+
     def functions(self) -> tuple[int, int]:
         """Return how many functions and methods there are, and how many of them are private and used once."""
         total = once = 0
@@ -230,8 +244,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("package", nargs="?", type=Path, default=PACKAGE, help="the folder of a package")
     parser.add_argument("--list", action="store_true", help="name what is counted")
+    parser.add_argument("--drawing", action="store_true", help="print which room imports which, as a Mermaid flowchart")
     arguments = parser.parse_args()
     house = House.read(arguments.package.resolve())
+    if arguments.drawing:
+        print(house.drawing(allowed_imports(TABLE)))
+        return
     files, lines = house.lines("*.py")
     c_files, c_lines = (sum(of) for of in zip(house.lines("*.c"), house.lines("*.h"), strict=True))
     chain, circles, lone = house.chain(), house.circles(), house.lone_neighbors()

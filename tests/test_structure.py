@@ -63,3 +63,19 @@ def test_an_import_against_the_table_is_one_that_its_row_lacks(house, tmp_path):
 
 def test_a_private_function_used_once_is_counted_among_all(house):
     assert house.functions() == (5, 1)
+
+
+def test_the_drawing_shows_which_room_imports_which(house, tmp_path):
+    table = tmp_path / "table.md"
+    table.write_text("| `cli/` | all |\n| `low/` | - |\n| `late` | `low/` |\n")
+    drawing = house.drawing(structure.allowed_imports(table))
+    assert drawing.splitlines() == ["flowchart TD", "    cli --> late", "    late --> low", "    low -.-> late"]
+
+
+def test_the_drawing_of_the_architecture_is_that_of_the_sources():
+    drawing = structure.House.read(structure.PACKAGE).drawing(structure.allowed_imports(structure.TABLE))
+    assert drawing in structure.TABLE.read_text(encoding="utf-8"), "python scripts/structure.py --drawing"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert structure.House.read(structure.PACKAGE).circles() == []

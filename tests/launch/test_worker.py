@@ -86,14 +86,14 @@ worker.call(time.sleep, 600)
     ("module", "holder", "function", "how", "code", "how_it_ended"),
     [
         (
-            *("traceable.collectors.recorder.collector", "RecorderCollector", "finalise"),
+            *("traceable.collectors.recorder.collector", "RecorderCollector", "finalize"),
             *("os.kill(os.getpid(), signal.SIGKILL)", "reading_back_died", "(SIGKILL"),
         ),
         (
-            *("traceable.cli", "profile", "show"),
+            *("traceable.cli", "profile", "show_profile"),
             *("os.kill(os.getpid(), signal.SIGKILL)", "profile_process_died", "(SIGKILL"),
         ),
-        ("traceable.cli", "profile", "show", "raise MemoryError", "profile_process_died", "out of memory"),
+        ("traceable.cli", "profile", "show_profile", "raise MemoryError", "profile_process_died", "out of memory"),
     ],
     ids=["reading back is killed", "the analysis is killed", "the analysis has no memory"],
 )

@@ -402,7 +402,7 @@ def _finish(
         try:
             run_dir.check_not_replaced(run.directory)
             memory_limit.check_memory_limit(run.directory)
-            with finishing.stage("the recording is being read back"):
+            with finishing.stage("reading the recording back"):
                 if in_parts:
                     recorded = processes.load_recorded_parts(run.directory)
                 else:

@@ -1,4 +1,4 @@
-"""What is in the environment stays out of what is written."""
+"""Values of the environment are kept out of all files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def files_with(directory: Path, value: str) -> list[str]:
 
 @pytest.fixture
 def stranger():
-    """A process beside the run, of the same user, that has secrets in its environment and on its command line."""
+    """Another process of the same user, that has secrets in its environment and on its command line."""
     code = "import sys; print('up', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, f"--password={OTHERS}"],

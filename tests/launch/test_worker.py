@@ -1,4 +1,4 @@
-"""What is made of a recording after the program's end may die: the launcher, the exit code and the recording live."""
+"""The process that reads the recording back may die: launcher, exit code and recording survive."""
 
 from __future__ import annotations
 

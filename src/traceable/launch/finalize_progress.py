@@ -105,7 +105,7 @@ class ReportProgress:
             )
             return True
         pids = f" (pid {', '.join(map(str, processes))})" if processes else ""
-        words = f"{self._program}{pids} has written nothing for {self._limit_s:g} s: no longer waiting for its report"
+        words = f"{self._program}{pids} has written nothing for {self._limit_s:g} s and is no longer awaited"
         self._log(Message("report_stalled", words))
         return False
 

@@ -66,14 +66,14 @@ class Process:
         correlation: number of its next CUDA call; every process counts from 1.
         address: where its next allocation lies.
         allocated: addresses of what is allocated, by device and size.
-        utilised: bytes of its memory pool that are in use.
+        used_bytes: bytes of its memory pool that are in use.
     """
 
     pid: int
     correlation: int = 1
     address: int = 0x7F20_0000_0000
     allocated: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    utilised: int = 0
+    used_bytes: int = 0
 
     @property
     def global_pid(self) -> int:
@@ -165,14 +165,14 @@ class Profiler:
             *(outcome.stop[recorded.pushes], outcome.start[recorded.pops], _PUSH_POP, recorded.range_texts),
             *(process.global_tid(MAIN) + recorded.range_threads, NULL, recorded.range_domains, NULL, NULL),
         )
-        for kind, chosen in recorded.by_kind.items():
-            lane = program.lane[chosen]
+        for kind, selected in recorded.by_kind.items():
+            lane = program.lane[selected]
             device = lane // LANES
-            start, stop = outcome.operation_start[chosen], outcome.operation_stop[chosen]
-            correlation = correlations[program.item[chosen]]
+            start, stop = outcome.operation_start[selected], outcome.operation_stop[selected]
+            correlation = correlations[program.item[selected]]
             place = (start, stop, device, device + 1, 0, STREAM_IDS[lane % LANES], correlation, process.global_pid)
-            node = np.where(program.node[chosen] > 0, program.node[chosen], NULL)
-            self._operations(kind, place, device, program.what[chosen], node)
+            node = np.where(program.node[selected] > 0, program.node[selected], NULL)
+            self._operations(kind, place, device, program.what[selected], node)
         if program.syncs:
             self._syncs(process, program, outcome, correlations)
         for allocation in program.allocations:
@@ -228,8 +228,8 @@ class Profiler:
             known.append(address)
         pool: tuple[int, ...] = (NULL, NULL, NULL, NULL)
         if allocation.pool:
-            process.utilised += -allocation.size if allocation.release else allocation.size
-            pool = (int(STREAM_IDS[0]), _POOL, 1 << 29, process.utilised)
+            process.used_bytes += -allocation.size if allocation.release else allocation.size
+            pool = (int(STREAM_IDS[0]), _POOL, 1 << 29, process.used_bytes)
         device = allocation.device
         self._tables["CUDA_GPU_MEMORY_USAGE_EVENTS"].add(
             *(outcome.stop[allocation.item : allocation.item + 1] - 200, process.global_pid, device, device + 1),

@@ -248,14 +248,14 @@ class Program:
         return segments
 
     def _group(self, lane: int, numbers: list[int]) -> _Group:
-        chosen = [self._operations[number] for number in numbers]
-        dependent = [place for place, each in enumerate(chosen) if each.after >= 0]
+        selected = [self._operations[number] for number in numbers]
+        dependent = [place for place, each in enumerate(selected) if each.after >= 0]
         return _Group(
             lane,
             np.array(numbers, np.int64),
-            np.array([each.item for each in chosen], np.int64),
+            np.array([each.item for each in selected], np.int64),
             np.array(dependent, np.int64),
-            np.array([chosen[place].after for place in dependent], np.int64),
+            np.array([selected[place].after for place in dependent], np.int64),
         )
 
     # ---- running
@@ -283,17 +283,17 @@ class Program:
             stop[here] = clock + np.cumsum(cost[here] + pause[here])
             start[here] = stop[here] - cost[here]
             for group in segment.groups:
-                chosen = group.operations
-                ready = start[group.items] + latency[chosen]
+                selected = group.operations
+                ready = start[group.items] + latency[selected]
                 if len(group.dependent):
                     reached = operation_stop[group.dependency] + _SPACING_NS
                     ready[group.dependent] = np.maximum(ready[group.dependent], reached)
                 ready[0] = max(ready[0], lanes[group.lane])
-                taken = duration[chosen] + _SPACING_NS
+                taken = duration[selected] + _SPACING_NS
                 total = np.cumsum(taken)
                 free = total + np.maximum.accumulate(ready - total + taken)
-                operation_stop[chosen] = free - _SPACING_NS
-                operation_start[chosen] = free - taken
+                operation_stop[selected] = free - _SPACING_NS
+                operation_start[selected] = free - taken
                 lanes[group.lane] = free[-1]
             if segment.waits_for:
                 woken = int(lanes[segment.waits_for].max()) - _SPACING_NS + _WAKE_NS

@@ -59,8 +59,8 @@ def _peak_bytes() -> int:
 def _queries(quote: str = '"') -> Iterator[tuple[str, int]]:
     """Return for each table a query for its columns, and their number."""
     for table, names in COLUMNS.items():
-        asked = ", ".join(f"coalesce({quote}{name}{quote}, {NULL}) AS c{i}" for i, name in enumerate(names))
-        yield f"SELECT {asked} FROM {table}", len(names)
+        columns = ", ".join(f"coalesce({quote}{name}{quote}, {NULL}) AS c{i}" for i, name in enumerate(names))
+        yield f"SELECT {columns} FROM {table}", len(names)
 
 
 def the_file(path: Path) -> Read:
@@ -82,8 +82,8 @@ def ours(path: Path, decode: bool = True) -> Read:
 
     def read() -> list[Any]:
         with Database(path, decode) as database:
-            found = database.read({table: ColumnSpec(integers=names) for table, names in COLUMNS.items()})
-        return [found[table][name] for table, names in COLUMNS.items() for name in names]
+            tables = database.read({table: ColumnSpec(integers=names) for table, names in COLUMNS.items()})
+        return [tables[table][name] for table, names in COLUMNS.items() for name in names]
 
     return read
 
@@ -161,7 +161,7 @@ def by_duckdb(path: Path) -> Read:
     try:
         connection.execute("LOAD sqlite")
     except duckdb.Error as error:
-        raise ImportError("duckdb has no extension `sqlite` installed, which it downloads when asked") from error
+        raise ImportError("duckdb has no extension `sqlite` installed, which it downloads on request") from error
     connection.execute(f"ATTACH '{path}' AS trace (TYPE sqlite, READ_ONLY)")
     connection.execute("USE trace")
 

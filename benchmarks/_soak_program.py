@@ -44,7 +44,7 @@ def thread(name: str, ranges: int, begin: threading.Barrier, ids: dict[str, int]
 
 
 def run_threads(threads: int, ranges: int, samples: Samples) -> list[int]:
-    """Run the threads to their end; return their ids. Memory is sampled beside them."""
+    """Run the threads to their end; return their ids. Memory is sampled meanwhile."""
     ids: dict[str, int] = {}
     begin, done = threading.Barrier(threads), threading.Event()
     names = [f"thread-{i}" for i in range(threads)]
@@ -88,14 +88,14 @@ def main() -> None:
     ids = run_threads(threads, ranges, threads_memory)
     middle = time.perf_counter()
     asyncio.run(run_tasks(tasks, suspensions, tasks_memory))
-    said = {
+    results = {
         "thread_ids": ids,
         "threads_seconds": middle - begin,
         "tasks_seconds": time.perf_counter() - middle,
         "threads_memory": threads_memory,
         "tasks_memory": tasks_memory,
     }
-    Path(sys.argv[5]).write_text(json.dumps(said))
+    Path(sys.argv[5]).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows on their way into an SQLite table, as columns. What the rows mean stands elsewhere."""
+"""Rows on their way into an SQLite table, as columns. Their meaning is defined elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Table:
     def __init__(
         self, database: sqlite3.Connection, name: str, columns: Sequence[str], texts: Mapping[str, Mapping[str, int]]
     ) -> None:
-        """Write `columns` of the table `name`; `texts` says which of them are texts, and the number of each text."""
+        """Write `columns` of the table `name`; `texts` lists which of them are texts, and the number of each text."""
         self._database = database
         self._texts = [texts.get(column) for column in columns]
         marks = ", ".join("?" * len(columns))

@@ -1,7 +1,7 @@
 """The targets that annotation is held to, and whether the figures of one run meet them.
 
 A target's measured value is the median over the run's processes, and its verdict is about that; the lowest and highest
-process stand beside it. All are ratios to a control of the same process, or differences within one.
+process are next to it. All are ratios to a control of the same process, or differences within one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def targets(measured: Measured, imports: list[dict[str, Any]], tail: dict[str, d
     none = measured.get(("none", "native"), [])
     recorder = measured.get(("recorder", "native"), [])
     nsys = measured.get(("nsys", "native"), [])
-    found = []
+    checks = []
     if none:
-        found += [
+        checks += [
             _target("inactive `with`, reused / no-op C object", [p[REUSED] / p[FLOOR] for p in none], 1.15),
             *(
                 _target(
@@ -53,24 +53,24 @@ def targets(measured: Measured, imports: list[dict[str, Any]], tail: dict[str, d
         bounds = [4 * p[PLAIN] + p[FLOOR] for p in recorder]
         ratios = [p[DECORATED] / bound for p, bound in zip(recorder, bounds, strict=True)]
         apart = [(p[DECORATED] - p[PAGES]) / bound for p, bound in zip(recorder, bounds, strict=True)]
-        found.append(_target("decorator under the recorder / (4 x plain call + floor)", ratios, 1))
-        found.append(_target("the same, less what the kernel takes for new pages of a file", apart, 1))
+        checks.append(_target("decorator under the recorder / (4 x plain call + floor)", ratios, 1))
+        checks.append(_target("the same, less what the kernel takes for new pages of a file", apart, 1))
     for listener, processes in (("recorder", recorder), ("nsys", nsys)):
         for kind in ("coroutine", "coroutine, one suspension"):
             if processes:
                 above = [(p[f"{kind}: traceable"] - p[f"{kind}: bare"]) / 1e3 for p in processes]
-                found.append(_target(f"annotated {kind} under {listener}, above the bare one", above, 2, "us"))
+                checks.append(_target(f"annotated {kind} under {listener}, above the bare one", above, 2, "us"))
     if none and recorder and nsys:
         shares = [
             (r[REUSED] - n[REUSED]) / (s[REUSED] - n[REUSED]) for n, r, s in zip(none, recorder, nsys, strict=True)
         ]
-        found.append(_target("cost of the recorder / cost of nsys, same `with`", shares, 1 / 3))
+        checks.append(_target("cost of the recorder / cost of nsys, same `with`", shares, 1 / 3))
     for row in imports:
         if "traceable" in row["row"]:
-            found.append(_target(f"`{row['row']}` / `import nvtx`", [row["import_cost_to_nvtx"]], 1))
+            checks.append(_target(f"`{row['row']}` / `import nvtx`", [row["import_cost_to_nvtx"]], 1))
     if tail:
-        found.append(_target("p99.99 of a recorded range", [tail["range"]["p99.99"] / 1e3], 20, "us"))
-    return found
+        checks.append(_target("p99.99 of a recorded range", [tail["range"]["p99.99"] / 1e3], 20, "us"))
+    return checks
 
 
 def _above(process: dict[str, float], name: str) -> float:

@@ -1,4 +1,4 @@
-"""The tables of nsys's export that a generated trace fills, and the constants that stand in them. No code.
+"""The tables of nsys's export that a generated trace fills, and the constants in them. No code.
 
 Names, types, constraints and order of the columns as nsys 2024.6 exports them (schema 3.16.1); nsys 2022.4 reads it.
 """
@@ -97,7 +97,7 @@ GPU = {
     "smMajor": 8,
     "smMinor": 0,
 }
-"""What TARGET_INFO_GPU says of each device, but for its number and place."""
+"""The columns of TARGET_INFO_GPU for each device, without its number and place."""
 
 ENUMS: dict[str, list[tuple[int, str, str]]] = {
     "ENUM_NSYS_EVENT_TYPE": [

@@ -233,11 +233,11 @@ def ours() -> dict[str, Loop]:
 
 def peers() -> dict[str, Loop]:
     """The other libraries, as far as they are installed."""
-    found: dict[str, Loop] = {}
+    peer_loops: dict[str, Loop] = {}
     for group in (_nvtx, _wrapt, _torch, _opentelemetry):
         with contextlib.suppress(ImportError):
-            found |= group()
-    return found
+            peer_loops |= group()
+    return peer_loops
 
 
 def _nvtx() -> dict[str, Loop]:
@@ -264,24 +264,24 @@ def _torch() -> dict[str, Loop]:
 
     record = torch.profiler.record_function
     fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-    found = {"with: torch record_function": loop("with a('pack'): pass", a=record)}
+    peer_loops = {"with: torch record_function": loop("with a('pack'): pass", a=record)}
     if fast is not None:
-        found["with: torch _RecordFunctionFast"] = loop("with a('pack'): pass", a=fast)
-        found["with: torch _RecordFunctionFast, reused"] = loop("with a: pass", a=fast("pack"))
-    return found
+        peer_loops["with: torch _RecordFunctionFast"] = loop("with a('pack'): pass", a=fast)
+        peer_loops["with: torch _RecordFunctionFast, reused"] = loop("with a: pass", a=fast("pack"))
+    return peer_loops
 
 
 def _opentelemetry() -> dict[str, Loop]:
     trace = importlib.import_module("opentelemetry.trace")
     tracer = trace.get_tracer("bench")
-    found = {
+    peer_loops = {
         "with: OpenTelemetry API": loop("with a('pack'): pass", a=tracer.start_as_current_span),
     }
     with contextlib.suppress(ImportError):
         provider = importlib.import_module("opentelemetry.sdk.trace").TracerProvider()
         traced = provider.get_tracer("bench").start_as_current_span
-        found["with: OpenTelemetry SDK, no exporter"] = loop("with a('pack'): pass", a=traced)
-    return found
+        peer_loops["with: OpenTelemetry SDK, no exporter"] = loop("with a('pack'): pass", a=traced)
+    return peer_loops
 
 
 SLOW = ("OpenTelemetry", "torch record_function", "of 10")

@@ -4,7 +4,7 @@
 
 Prints Markdown: the machine, then for each size wall and CPU seconds and peak memory of each command, in a process of
 its own with its output thrown away, and the ratios. The files are generated once and kept in DIRECTORY. `warm` is with
-the file in the page cache; `cold` after the cache was told to drop it, which is checked. nsys runs once a report, after
+the file in the page cache; `cold` after it was dropped from the cache, which is checked. nsys runs once a report, after
 all of ours, with the file warm; a report that reaches the limit is ended, and marked in the table. Our commands find
 compiled modules, as those of an installed package do, whatever PYTHONDONTWRITEBYTECODE says here.
 """
@@ -39,7 +39,7 @@ from traceable.report.views import ALL, VIEWS
 
 GENERATOR = Path(__file__).with_name("generate_trace.py")
 OURS = ("-m", "traceable", "report", "{path}", "--view", "{view}", "--json")
-"""The command that answers, after the interpreter."""
+"""The measured command, after the interpreter."""
 
 NSYS = ("stats", "--report", "{report}", "--format", "csv", "{path}")
 
@@ -133,8 +133,8 @@ def run(argv: Sequence[str], timeout_s: float | None = None, environment: Mappin
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode and not ended.is_set():
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip()[-2000:]
-            raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}: {said}")
+            stderr_tail = errors.read().decode(errors="replace").strip()[-2000:]
+            raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}: {stderr_tail}")
     return Run(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, ended.is_set())
 
 
@@ -163,7 +163,7 @@ def read(path: Path) -> float:
 
 
 def drop_from_cache(path: Path) -> float | None:
-    """Ask for the file to leave the page cache; return the share that stayed, None where the system does not say."""
+    """Drop the file from the page cache; return the share that stayed, None where the system does not report it."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -173,15 +173,15 @@ def drop_from_cache(path: Path) -> float | None:
 def _resident_share(descriptor: int, size: int) -> float | None:
     """Return how much of the file is in the page cache, by mincore(2)."""
     pages = -(-size // mmap.PAGESIZE)
-    found = (ctypes.c_ubyte * pages)()
+    resident = (ctypes.c_ubyte * pages)()
     # A private mapping, because only one that may be written to has an address that ctypes gives.
     with mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) as mapped:
         begin = ctypes.c_char.from_buffer(mapped)
         mincore = ctypes.CDLL(None, use_errno=True).mincore
         mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte))
-        failed = mincore(ctypes.addressof(begin), size, found)
+        failed = mincore(ctypes.addressof(begin), size, resident)
         del begin
-    return None if failed else sum(page & 1 for page in found) / pages
+    return None if failed else sum(page & 1 for page in resident) / pages
 
 
 def ours(path: Path, view: str) -> list[str]:
@@ -245,8 +245,8 @@ def _nsys_words(report: str, path: Path) -> list[str]:
 
 def known_reports(nsys: str) -> list[str]:
     """Return the reports that this nsys has, each under the name that it knows."""
-    said = subprocess.run([nsys, "stats", "--help-reports"], capture_output=True, text=True, check=False).stdout
-    words = {word.partition("[")[0] for line in said.splitlines() for word in line.split()[:1]}
+    help_text = subprocess.run([nsys, "stats", "--help-reports"], capture_output=True, text=True, check=False).stdout
+    words = {word.partition("[")[0] for line in help_text.splitlines() for word in line.split()[:1]}
     return [next(name for name in names if name in words) for names in REPORTS if words & set(names)]
 
 
@@ -271,16 +271,16 @@ _GENERATOR_PARTS = ("decode_kernels", "decode_server", "profiler", "program", "t
 
 def machine(nsys: str | None) -> dict[str, str]:
     """Return what the figures depend on."""
-    said = "not installed"
+    nsys_version = "not installed"
     if nsys is not None:
-        told = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False).stdout
-        said = told.strip().rpartition("version ")[2]
+        version_text = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False).stdout
+        nsys_version = version_text.strip().rpartition("version ")[2]
     return {
         "CPUs": str(os.cpu_count()),
         "system": platform.platform(),
         "Python": platform.python_version(),
         "numpy": version("numpy"),
-        "nsys": said,
+        "nsys": nsys_version,
         "load average": f"{os.getloadavg()[0]:.1f}",
     }
 
@@ -378,8 +378,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where the files are kept (default: in the temporary folder)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     options = parser.parse_args()
-    asked = options.kernels or [1_000_000]
-    if min(asked) < 1 or options.rounds < 1 or options.timeout <= 0:
+    kernel_counts = options.kernels or [1_000_000]
+    if min(kernel_counts) < 1 or options.rounds < 1 or options.timeout <= 0:
         parser.error("--kernels, --rounds and --timeout must be positive")
     folder = options.folder or Path(tempfile.gettempdir()) / "traceable-benchmark"
     folder.mkdir(parents=True, exist_ok=True)
@@ -387,7 +387,7 @@ def main() -> int:
     facts = machine(nsys)
     reports = known_reports(nsys) if nsys else []
     sizes = []
-    for kernels in sorted({START_UP_KERNELS, *asked}):
+    for kernels in sorted({START_UP_KERNELS, *kernel_counts}):
         path = generated(folder, kernels)
         print(f"measuring {path}", file=sys.stderr)
         sizes.append(measure(kernels, path, options.rounds, reports, nsys, options.timeout))

@@ -187,14 +187,14 @@ def markdown(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(found: list[dict[str, Any]]) -> list[str]:
+def _table(measurements: list[dict[str, Any]]) -> list[str]:
     """Return the rows as Markdown, one a variant, the listeners side by side."""
-    listeners = list(dict.fromkeys(row["listener"] for row in found))
+    listeners = list(dict.fromkeys(row["listener"] for row in measurements))
     titles = {"none": "no listener", "recorder": "recorder", "nsys": "nsys"}
     head = " | ".join(f"{titles[listener]}, ns | / floor | / control" for listener in listeners)
     lines = [f"| | {head} |", f"| --- |{' ---: | ---: | ---: |' * len(listeners)}"]
-    by_place = {(row["listener"], row["variant"]): row for row in found}
-    variants = list(dict.fromkeys(row["variant"] for row in found))
+    by_place = {(row["listener"], row["variant"]): row for row in measurements}
+    variants = list(dict.fromkeys(row["variant"] for row in measurements))
     groups = list(dict.fromkeys(variant.partition(":")[0] for variant in variants))
     for variant in sorted(variants, key=lambda variant: groups.index(variant.partition(":")[0])):
         cells = []
@@ -228,7 +228,7 @@ def parsed() -> argparse.Namespace:
     if "recorder" in options.listeners and not RecorderCollector().availability().available:
         parser.error(RecorderCollector().availability().reason)
     if "nsys" in options.listeners and nsys() is None:
-        print("nsys was not found: its rows are left out", file=sys.stderr)
+        print("nsys not found: its rows are skipped", file=sys.stderr)
         options.listeners.remove("nsys")
     if options.quick:
         options.processes, options.rounds, options.loops, options.import_rounds = 2, 5, 4_000, 5

@@ -1,4 +1,4 @@
-"""What the flight recorder costs: a range beside the plain recorder's, and a dump, for who asks and for everybody else.
+"""The cost of the flight recorder: of a range, compared with the plain recorder, and of a dump.
 
     python benchmarks/flight_recorder.py [--quick] [--memory DIR] [--json]
 
@@ -38,7 +38,7 @@ def run(code: str, folder: Path, limit: str | None, **more: str) -> tuple[dict[s
     """Run `code` of this module under the recorder; return what it printed, and the bytes that were recorded."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="traceable-bench-") as place:
         plan = RecorderCollector().plan([sys.executable, __file__, "--work", code], Path(place), "bench")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
         variables = {
             environment.RUN_DIR: place,
             environment.RECORDING_MAX_BYTES: MOST_BYTES,
@@ -47,7 +47,7 @@ def run(code: str, folder: Path, limit: str | None, **more: str) -> tuple[dict[s
         }
         if limit is not None:
             variables[environment.FLIGHT_RECORDER] = limit
-        done = subprocess.run(plan.argv, env={**kept, **variables}, capture_output=True, text=True, check=True)
+        done = subprocess.run(plan.argv, env={**inherited, **variables}, capture_output=True, text=True, check=True)
         measured: dict[str, Any] = json.loads(done.stdout)
         return measured, sum(path.stat().st_size for path in Path(place, "recording").rglob("*") if path.is_file())
 
@@ -137,14 +137,14 @@ def _tail(values: list[int]) -> dict[str, float]:
 
 def measure(options: argparse.Namespace, floor: Path) -> dict[str, Any]:
     places = {"disk": Path(tempfile.gettempdir())} | ({"memory": options.memory} if options.memory else {})
-    found: dict[tuple[str, str], list[float]] = {(name, place): [] for place in places for name in LIMITS}
+    results: dict[tuple[str, str], list[float]] = {(name, place): [] for place in places for name in LIMITS}
     sizes: dict[tuple[str, str], int] = {}
     for _ in range(options.processes):
-        for name, place in found:
+        for name, place in results:
             work, size = run(
                 "ranges", places[place], LIMITS[name], BENCH_FLOOR=str(floor), BENCH_RANGES=str(options.ranges)
             )
-            found[name, place].append(work["ns"])
+            results[name, place].append(work["ns"])
             sizes[name, place] = size
     rows = [
         {
@@ -153,10 +153,10 @@ def measure(options: argparse.Namespace, floor: Path) -> dict[str, Any]:
             "ns": median(values),
             "lowest_ns": min(values),
             "highest_ns": max(values),
-            "of_plain": median(a / b for a, b in zip(values, found["plain recorder", place], strict=True)),
+            "of_plain": median(a / b for a, b in zip(values, results["plain recorder", place], strict=True)),
             "bytes": sizes[name, place],
         }
-        for (name, place), values in found.items()
+        for (name, place), values in results.items()
     ]
     forked: dict[str, list[float]] = {"plain recorder": [], "last 64 MB": []}
     for _ in range(options.processes):
@@ -185,10 +185,10 @@ def measure(options: argparse.Namespace, floor: Path) -> dict[str, Any]:
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     lines = [
-        f"Python {found['python']}, {found['cpus']} CPUs, load average {found['load_average'][0]:.1f}; "
-        f"{found['processes']} processes of {found['ranges']:,} ranges each.",
+        f"Python {results['python']}, {results['cpus']} CPUs, load average {results['load_average'][0]:.1f}; "
+        f"{results['processes']} processes of {results['ranges']:,} ranges each.",
         "",
         "| | folder | ns a range | lowest to highest | / plain | MB recorded |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
@@ -196,12 +196,12 @@ def markdown(found: dict[str, Any]) -> str:
     lines += [
         f"| {row['name']} | {row['place']} | {row['ns']:.1f} | {row['lowest_ns']:.1f} to {row['highest_ns']:.1f} "
         f"| {row['of_plain']:.2f} | {row['bytes'] / 1e6:.1f} |"
-        for row in found["rows"]
+        for row in results["rows"]
     ]
-    dump = found["dump"]
+    dump = results["dump"]
     lines += [
         "",
-        f"{found['dumps']} dumps of {dump['bytes'] / 1e6:.1f} MB: {dump['took_ns'] / 1e6:.1f} ms each (median).",
+        f"{results['dumps']} dumps of {dump['bytes'] / 1e6:.1f} MB: {dump['took_ns'] / 1e6:.1f} ms each (median).",
         "",
         "| ranges of another thread | p50, ns | p99, ns | ranges |",
         "| --- | ---: | ---: | ---: |",
@@ -209,10 +209,10 @@ def markdown(found: dict[str, Any]) -> str:
     for key, name in (("False", "without a dump"), ("True", "during dumps")):
         tail = dump["tails"][key]
         lines.append(f"| {name} | {tail['p50']:,.0f} | {tail['p99']:,.0f} | {tail['count']:,} |")
-    fork = found["fork"]
+    fork = results["fork"]
     lines += [
         "",
-        f"{found['forks']} forks beside {FORKING_THREADS} busy threads: {fork['ring_ns'] / 1e6:.1f} ms each with a "
+        f"{results['forks']} forks next to {FORKING_THREADS} busy threads: {fork['ring_ns'] / 1e6:.1f} ms each with a "
         f"ring of 64 MB, {fork['plain_ns'] / 1e6:.1f} ms with the plain recorder; {fork['of_plain']:.2f} times.",
     ]
     return "\n".join(lines)
@@ -236,8 +236,8 @@ def main() -> None:
         options.processes, options.ranges, options.dumps, options.forks = 2, 500_000, 3, 10
     with tempfile.TemporaryDirectory(prefix="traceable-bench-") as folder:
         _floor.build(Path(folder))
-        found = measure(options, Path(folder))
-    print(json.dumps(found, indent=2) if options.json else markdown(found))
+        results = measure(options, Path(folder))
+    print(json.dumps(results, indent=2) if options.json else markdown(results))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A made-up recording of a decode server, in the schema of nsys's SQLite export: as large as asked, and reproducible.
+"""A made-up recording of a decode server, in the schema of nsys's SQLite export: of any size, and reproducible.
 
     python benchmarks/generate_trace.py OUT.sqlite --kernels N [--seed S] [--processes 2] [--devices 2] [--shape decode]
 
 The same arguments give the same rows. The file holds whole steps: it ends with the one that reaches N kernels. What
-the server does stands in `_decode_server.py`, how long that takes in `_program.py`, what is recorded of it in
+the server does is in `_decode_server.py`, how long that takes in `_program.py`, what is recorded of it in
 `_profiler.py`. Per million kernels about 1.5 million API calls, 0.25 million ranges and 158 MB; a fifth of the kernels
 are replayed graph nodes. `--shape small` has 4 layers instead of 24, so that a few thousand kernels show everything.
 """
@@ -147,7 +147,7 @@ def _pace(worker: _Worker) -> tuple[float, float]:
     idle, host, device, rare = worker.random.random(4).tolist()
     worker.clock += int(20_000 + 180_000 * idle)
     if rare < 0.01:
-        worker.clock += 5_000_000  # nobody asks for anything
+        worker.clock += 5_000_000  # no requests
     slow = 1.0
     if 0 <= worker.step < WARM_UP:
         slow = 1.0 + WARM_UP - worker.step
@@ -202,7 +202,7 @@ def main() -> int:
     if options.seed < 0:
         parser.error("--seed must not be negative")
     if not options.path.parent.is_dir():
-        parser.error(f"{options.path.parent} is no folder")
+        parser.error(f"{options.path.parent} is not a directory")
     generate(options.path, options.kernels, options.seed, options.processes, options.devices, options.shape)
     return 0
 

@@ -1,4 +1,4 @@
-"""What `run --gpu` costs beside the embedded recorder, as far as a machine without a GPU can tell, and its clock.
+"""What `run --gpu` costs compared with the embedded recorder, as far as a machine without a GPU shows, and its clock.
 
 Run: python benchmarks/gpu_recording.py [--operators N]
 
@@ -32,24 +32,24 @@ def operators(torch: Any, count: int) -> float:
     return (time.thread_time_ns() - begun) / count / 1000
 
 
-def recorded_as_gpu(torch: Any, count: int, found: dict[str, list[float]]) -> None:
+def recorded_as_gpu(torch: Any, count: int, timings: dict[str, list[float]]) -> None:
     """Time the operators while Kineto records as with --gpu, and the recording itself."""
     from traceable.capture import gpu_gate, kineto
 
     begun = time.perf_counter_ns()
     kineto.Kineto.start(gpu_gate.profiler)
     started = time.perf_counter_ns()
-    found["recorded for --gpu"].append(operators(torch, count))
+    timings["recorded for --gpu"].append(operators(torch, count))
     stopping = time.perf_counter_ns()
     gpu_gate.profiler.stop()
-    found["start, ms"].append((started - begun) / 1e6)
-    found["stop and write, ms"].append((time.perf_counter_ns() - stopping) / 1e6)
+    timings["start, ms"].append((started - begun) / 1e6)
+    timings["stop and write, ms"].append((time.perf_counter_ns() - stopping) / 1e6)
 
 
-def recorded_whole(torch: Any, count: int, found: dict[str, list[float]]) -> None:
+def recorded_whole(torch: Any, count: int, timings: dict[str, list[float]]) -> None:
     """Time the operators while torch.profiler records all that it can."""
     with torch.autograd.profiler.profile(use_kineto=True):
-        found["recorded by torch.profiler"].append(operators(torch, count))
+        timings["recorded by torch.profiler"].append(operators(torch, count))
 
 
 def uncertainties(directory: Path) -> list[float]:
@@ -68,25 +68,25 @@ def main() -> None:
     parser.add_argument("--operators", type=int, default=20_000)
     count = parser.parse_args().operators
     names = ("not recorded", "recorded for --gpu", "recorded by torch.profiler", "start, ms", "stop and write, ms")
-    found: dict[str, list[float]] = {name: [] for name in names}
+    timings: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRACEABLE_GPU_DIR"] = folder
         import torch
 
         operators(torch, count)
         for _ in range(ROUNDS):
-            found["not recorded"].append(operators(torch, count))
-            recorded_as_gpu(torch, count, found)
-            recorded_whole(torch, count, found)
+            timings["not recorded"].append(operators(torch, count))
+            recorded_as_gpu(torch, count, timings)
+            recorded_whole(torch, count, timings)
         matched = uncertainties(Path(folder))
-    control = statistics.median(found["not recorded"])
+    control = statistics.median(timings["not recorded"])
     print(f"torch {torch.__version__}, {count} operators, median of {ROUNDS} rounds")
     for name in names[:3]:
-        middle = statistics.median(found[name])
+        middle = statistics.median(timings[name])
         print(f"  {name:28} {middle:7.2f} us an operator, {middle - control:+6.2f} us, {middle / control:5.2f} times")
     for name in names[3:]:
-        times = sorted(found[name])
-        print(f"  {name:28} first {found[name][0]:.1f}, then {times[0]:.1f} to {max(found[name][1:]):.1f}")
+        times = sorted(timings[name])
+        print(f"  {name:28} first {timings[name][0]:.1f}, then {times[0]:.1f} to {max(timings[name][1:]):.1f}")
     print(f"  {'clocks matched to':28} {min(matched):.2f} to {max(matched):.2f} us")
 
 

@@ -1,10 +1,10 @@
-"""What a run says of ranges that get lost: every collector against every way to lose them.
+"""What a run reports of lost ranges: every collector against every way to lose them.
 
     python benchmarks/losses.py [--collector recorder] [--way os._exit] [--json]
 
 Each cell is `traceable run --strict` of a program that knows how many ranges it emits. Below it stands what the
 recording holds of them, how many the run reports as missing and by which codes, and the exit code of --strict. A cell
-in which ranges are missing and the run does not say so, or says so where nothing is missing, is marked and makes the
+with missing ranges that the run does not report, or with reported ones that are not missing, is marked and makes the
 exit code 1. "disk full" needs the right to mount a small tmpfs, "setuid" to be root; gunicorn, uvicorn and torch are
 left out where they are not installed.
 """
@@ -29,7 +29,7 @@ from pathlib import Path
 
 RANGE = "work"
 UNREAD = "could not be compared"
-"""What the run says where the disk had no room for what it makes of a recording, which is read from a copy then."""
+"""The message of a run whose disk was too full to export the recording, which is read from a copy then."""
 
 COLLECTORS = ("recorder", "nsys", "torch")
 STRICT = 3
@@ -214,7 +214,7 @@ def _until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not done():
         if time.monotonic() > deadline:
-            raise SystemExit("the server does not answer")
+            raise SystemExit("the server does not respond")
         time.sleep(0.05)
 
 
@@ -231,7 +231,7 @@ def _cell(collector: str, way: str, emitted: int, code: int, out: Path, said: st
 
 
 def _of_nothing(out: Path) -> dict[str, object]:
-    """Return what the run directory says of a run that left no recording, as the report would have it."""
+    """Return the completeness of a run without a recording from its directory, as the report would have it."""
     from traceable.launch import range_counts, run_dir
     from traceable.report.document import completeness_to_dict
 

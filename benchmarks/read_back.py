@@ -76,12 +76,12 @@ def read_back() -> dict[str, float]:
 
     began, cpu = time.perf_counter(), time.process_time()
     database = RecorderCollector().finalize(Path(os.environ["BENCH_PLACE"]), "bench").database
-    found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    results = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
     assert database is not None
-    found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    results["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with closing(sqlite3.connect(database)) as connection:
-        (found["ranges"],) = connection.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType = 59").fetchone()
-    return found
+        (results["ranges"],) = connection.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType = 59").fetchone()
+    return results
 
 
 def insert() -> dict[str, float]:
@@ -148,15 +148,15 @@ def _make_group(group: Path, limit: str, limit_bytes: int) -> bool:
 
 def run(work: str, place: Path, before: list[str], **variables: str) -> dict[str, Any]:
     """Do a piece of work in a process of its own; return what it printed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
     command = [*before, sys.executable, __file__, "--work", work]
     done = subprocess.run(
-        command, env={**kept, **variables, "BENCH_PLACE": str(place)}, capture_output=True, text=True, check=False
+        command, env={**inherited, **variables, "BENCH_PLACE": str(place)}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{work} ended with {done.returncode}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
 
 
 def measure(ranges: int, before: list[str]) -> dict[str, Any]:
@@ -173,25 +173,25 @@ def measure(ranges: int, before: list[str]) -> dict[str, Any]:
         controls = [run("insert", place, [])]
         (place / "control.sqlite").unlink()
         numpy = run("load", place, before)
-        found = run("read_back", place, before)
+        results = run("read_back", place, before)
         controls.append(run("insert", place, []))
         size = (place / "bench.sqlite").stat().st_size
     inserted = sum(control["cpu_seconds"] for control in controls) / len(controls) / CONTROL_ROWS
     return {
-        **found,
+        **results,
         "recorded_bytes": recorded,
         "database_bytes": size,
-        "of_insert": found["cpu_seconds"] / found["ranges"] / inserted,
-        "of_load": found["cpu_seconds"] / numpy["cpu_seconds"],
+        "of_insert": results["cpu_seconds"] / results["ranges"] / inserted,
+        "of_load": results["cpu_seconds"] / numpy["cpu_seconds"],
         "insert_rows_per_cpu_second": 1 / inserted,
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     lines = [
-        f"Python {found['python']}, {found['cpus']} CPUs, load average {found['load_average'][0]:.1f} to "
-        f"{found['load_average_after'][0]:.1f}; memory limited to {found['limit_bytes'] / MEGABYTE:.0f} MB by "
-        f"{found['limited_by']}.",
+        f"Python {results['python']}, {results['cpus']} CPUs, load average {results['load_average'][0]:.1f} to "
+        f"{results['load_average_after'][0]:.1f}; memory limited to {results['limit_bytes'] / MEGABYTE:.0f} MB by "
+        f"{results['limited_by']}.",
         "",
         "| million ranges | s | CPU s | million ranges a CPU second | peak MB | recording MB | database MB "
         "| / executemany | / numpy reading the bytes |",
@@ -202,7 +202,7 @@ def markdown(found: dict[str, Any]) -> str:
         f"| {row['ranges'] / row['cpu_seconds'] / 1e6:.2f} | {row['peak_bytes'] / MEGABYTE:.0f} "
         f"| {row['recorded_bytes'] / 1e6:.0f} | {row['database_bytes'] / 1e6:.0f} "
         f"| {row['of_insert']:.2f} | {row['of_load']:.1f} |"
-        for row in found["rows"]
+        for row in results["rows"]
     ]
     return "\n".join(lines)
 
@@ -220,7 +220,7 @@ def main() -> None:
     load_average = os.getloadavg()
     with limited(options.limit * MEGABYTE) as (how, before):
         rows = [measure(int(millions * 1e6), before) for millions in options.millions]
-    found = {
+    results = {
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "load_average": load_average,
@@ -229,7 +229,7 @@ def main() -> None:
         "limited_by": how,
         "rows": rows,
     }
-    print(json.dumps(found, indent=2) if options.json else markdown(found))
+    print(json.dumps(results, indent=2) if options.json else markdown(results))
 
 
 if __name__ == "__main__":

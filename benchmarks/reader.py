@@ -5,7 +5,7 @@
 Prints Markdown: the machine, then for each way of reading million rows a second, the time as a multiple of reading the
 file to its end with the page cache warm, and the peak memory above what its imports take. What is read stands in
 _reader_worker.py; each reading is a process of its own, each round every way once, and medians are shown. `--peers` is
-the interpreter that has the libraries we are compared with (default: this one); one that is missing is said to be.
+the interpreter that has the libraries we are compared with (default: this one); a missing one is reported.
 Parquet is there for comparison: it is another format, which has to be written first.
 """
 
@@ -41,7 +41,7 @@ class Reading:
 
 
 def once(python: str, method: str, path: Path) -> dict[str, int | float] | str:
-    """Read in a process of its own; return what it said, or which library is missing.
+    """Read in a process of its own; return what it printed, or which library is missing.
 
     Raises:
         RuntimeError: it failed.
@@ -98,8 +98,8 @@ def cold_s(path: Path) -> tuple[float, float | None]:
 
 def row_count(path: Path) -> int:
     """Return the rows of all tables that are read. In a process of its own, as all that knows SQLite."""
-    asked = " + ".join(f"(SELECT count(*) FROM {table})" for table in COLUMNS)
-    code = f"import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT {asked}').fetchone()[0])"
+    counts = " + ".join(f"(SELECT count(*) FROM {table})" for table in COLUMNS)
+    code = f"import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT {counts}').fetchone()[0])"
     return int(
         subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout
     )
@@ -111,12 +111,12 @@ def machine(peers: str) -> dict[str, str]:
         "import sys, json, importlib.metadata as m\nfound = {}\nfor name in sys.argv[1:]:\n"
         "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\nprint(json.dumps(found))"
     )
-    told = subprocess.run([peers, "-c", code, *PACKAGES], capture_output=True, text=True, check=True).stdout
+    versions_json = subprocess.run([peers, "-c", code, *PACKAGES], capture_output=True, text=True, check=True).stdout
     return {
         "CPUs": str(os.cpu_count()),
         "Python": platform.python_version(),
         "load average": f"{os.getloadavg()[0]:.1f}",
-        **json.loads(told),
+        **json.loads(versions_json),
     }
 
 

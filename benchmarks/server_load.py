@@ -1,4 +1,4 @@
-"""What the recorder costs a server under load: requests a second beside the same server alone, and its memory.
+"""What the recorder costs a server under load: requests per second compared with the same server alone, and its memory.
 
     python benchmarks/server_load.py [--seconds 600] [--block 5] [--concurrency 16] [--control] [--json]
 
@@ -220,7 +220,7 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     lines += [
         "",
-        "| beside plain, round by round | median | 95 % between | mean |",
+        "| compared with plain, round by round | median | 95 % between | mean |",
         "| --- | ---: | ---: | ---: |",
     ]
     lines += [
@@ -233,7 +233,7 @@ def markdown(report: dict[str, Any]) -> str:
         "no request failed": "none_failed",
         f"throughput at least {LEAST_RATIO} of plain": "fast_enough",
         f"memory flat (growth at most {GROWTH_BYTES / MIB:.0f} MiB)": "memory_flat",
-        "every server ended with 0, and says it served what was answered": "ended_well",
+        "every server ended with 0, and reported as many requests as were answered": "ended_well",
         "report written": "reported",
         "every request and batch is in the recording, once": "complete",
     }

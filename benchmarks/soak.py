@@ -28,7 +28,7 @@ from traceable.protocol import environment
 PROGRAM = Path(__file__).with_name("_soak_program.py")
 RECORDED_BYTES = 32
 EXPORTED_BYTES = 80
-"""Of a range in the recording (a push, its colour, a pop), and at most in the export."""
+"""Of a range in the recording (a push, its color, a pop), and at most in the export."""
 
 GROWTH_BYTES = 16 << 20
 """Bound on the growth of the program's memory from a tenth of the run on. Each thread maps up to 1 MiB of its file."""
@@ -41,16 +41,16 @@ def needed_bytes(ranges: int, tasks: int) -> tuple[int, int]:
 
 
 def record(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the program under the recorder; return what it says of itself."""
+    """Run the program under the recorder; return its own measurements."""
     output = folder / "program.json"
     words = [str(options.threads), str(options.ranges), str(options.tasks), str(options.suspensions), str(output)]
     plan = RecorderCollector().plan([sys.executable, str(PROGRAM), *words], folder, "soak")
     limit, _ = needed_bytes(options.threads * options.ranges, options.tasks)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
-    variables = {**kept, **plan.environment, environment.RECORDING_MAX_BYTES: str(limit)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
+    variables = {**inherited, **plan.environment, environment.RECORDING_MAX_BYTES: str(limit)}
     subprocess.run(plan.argv, env=variables, check=True)
-    said: dict[str, Any] = json.loads(output.read_text())
-    return said
+    measured: dict[str, Any] = json.loads(output.read_text())
+    return measured
 
 
 def count(database: Path) -> dict[str, Any]:
@@ -78,10 +78,10 @@ def count(database: Path) -> dict[str, Any]:
         }
 
 
-def expected(options: argparse.Namespace, said: dict[str, Any]) -> dict[str, Any]:
+def expected(options: argparse.Namespace, measured: dict[str, Any]) -> dict[str, Any]:
     """Return what `count` has to find. A task that suspends n times runs in n + 1 stretches."""
     return {
-        "ranges_by_thread": {f"thread-{i} {tid}": options.ranges for i, tid in enumerate(said["thread_ids"])},
+        "ranges_by_thread": {f"thread-{i} {tid}": options.ranges for i, tid in enumerate(measured["thread_ids"])},
         "tasks_by_stretches": {str(options.suspensions + 1): options.tasks},
         "tasks": options.tasks,
         "distinct_tasks": options.tasks,
@@ -103,29 +103,29 @@ def memory(samples: list[list[float]]) -> dict[str, Any]:
 
 def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run, export, count; return the report."""
-    said = record(options, folder)
+    measured = record(options, folder)
     recording = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     begin = time.perf_counter()
-    finalised = RecorderCollector().finalize(folder, "soak")
+    finalized = RecorderCollector().finalize(folder, "soak")
     seconds = time.perf_counter() - begin
-    if finalised.database is None:
-        raise SystemExit(f"nothing was recorded: {'; '.join(finalised.notes)}")
-    found, wanted = count(finalised.database), expected(options, said)
-    grown = {kind: memory(said[kind]) for kind in ("threads_memory", "tasks_memory")}
+    if finalized.database is None:
+        raise SystemExit(f"nothing was recorded: {'; '.join(finalized.notes)}")
+    found, expected_ranges = count(finalized.database), expected(options, measured)
+    grown = {kind: memory(measured[kind]) for kind in ("threads_memory", "tasks_memory")}
     return {
         "ranges": options.threads * options.ranges,
-        "record_seconds": said["threads_seconds"],
-        "ns_per_range": said["threads_seconds"] * 1e9 / (options.threads * options.ranges),
-        "tasks_seconds": said["tasks_seconds"],
+        "record_seconds": measured["threads_seconds"],
+        "ns_per_range": measured["threads_seconds"] * 1e9 / (options.threads * options.ranges),
+        "tasks_seconds": measured["tasks_seconds"],
         "recording_bytes": recording,
         "finalise_seconds": seconds,
-        "database_bytes": finalised.database.stat().st_size,
+        "database_bytes": finalized.database.stat().st_size,
         "load_average": os.getloadavg(),
         "found": found,
-        "expected": wanted,
-        "notes": finalised.notes,
+        "expected": expected_ranges,
+        "notes": finalized.notes,
         **grown,
-        "complete": found == wanted and not finalised.notes,
+        "complete": found == expected_ranges and not finalized.notes,
         "memory_flat": grown["threads_memory"]["growth_bytes"] <= GROWTH_BYTES,
     }
 

@@ -28,17 +28,17 @@ NEVER = "1000000000:1000000001"
 CONTROL = "control: Python class that does nothing"
 CASES: dict[str, tuple[str, str, str]] = {
     CONTROL: ("nothing", "", ""),
-    "with step(), nobody listens": ("step", "", ""),
+    "with step(), no profiler": ("step", "", ""),
     "with step(), recorded": ("step", "recorder", ""),
     "with step(), outside of the window": ("step", "gated", NEVER),
-    "with annotate('pack'), nobody listens": ("pack", "", ""),
+    "with annotate('pack'), no profiler": ("pack", "", ""),
     "with annotate('pack'), recorded": ("pack", "recorder", ""),
     "with annotate('pack'), outside of the window": ("pack", "gated", NEVER),
     "with annotate('pack'), recorded, --after-request": ("pack", "recorder", "after"),
     "with annotate('request'), recorded": ("request", "recorder", ""),
     "with annotate('request'), recorded, --after-request": ("request", "recorder", "after"),
 }
-"""What is in the loop, who listens, and what is asked for."""
+"""The body of the loop, the profiler, and the requested steps."""
 
 
 class Nothing:
@@ -89,20 +89,20 @@ def work(what: str, iterations: int) -> float:
 
 def run(case: str, iterations: int) -> float:
     """Run one case in a process of its own."""
-    what, listener, asked = CASES[case]
+    body, listener, steps = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
         if listener:
             gating = Gating(1) if listener == "gated" else None
             variables |= RecorderCollector().plan((), Path(folder), "app", gating).environment
             variables[environment.RUN_DIR] = folder
-        if asked == "after":
+        if steps == "after":
             variables[environment.AFTER_REQUEST] = "1000000000"
-        elif asked:
-            variables[environment.STEPS] = asked
-        command = [sys.executable, __file__, "--iterations", str(iterations), "--work", what]
-        said = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
-        return float(said)
+        elif steps:
+            variables[environment.STEPS] = steps
+        command = [sys.executable, __file__, "--iterations", str(iterations), "--work", body]
+        output = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+        return float(output)
 
 
 def main() -> int:
@@ -118,9 +118,9 @@ def main() -> int:
         return 0
     times: dict[str, list[float]] = {case: [] for case in CASES}
     for _ in range(arguments.rounds):
-        for case, found in times.items():
-            found.append(run(case, arguments.iterations))
-    medians = {case: median(found) for case, found in times.items()}
+        for case, values in times.items():
+            values.append(run(case, arguments.iterations))
+    medians = {case: median(values) for case, values in times.items()}
     if arguments.json:
         print(json.dumps(medians))
         return 0

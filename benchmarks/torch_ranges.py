@@ -85,12 +85,12 @@ def work(iterations: int, output: Path) -> None:
     import traceable
     from traceable.capture.torch_gate import profiler
 
-    found = {}
+    results = {}
     for state in traceable.steps((IDLE, RECORDING)):
         if profiler.running != (state == RECORDING):
             raise SystemExit(f"torch.profiler does not stand as it should in the step {state}")
-        found[state] = measured(iterations)
-    output.write_text(json.dumps(found))
+        results[state] = measured(iterations)
+    output.write_text(json.dumps(results))
 
 
 def main() -> int:
@@ -111,15 +111,17 @@ def main() -> int:
         if not output.is_file():
             sys.stderr.write(ran.stderr)
             return 1
-        found = json.loads(output.read_text())
+        results = json.loads(output.read_text())
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return 0
     print("| ns of CPU time a range | while nothing records | / control | while torch records | / control |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for name in (CONTROL, OURS, PEER):
         cells = [
-            cell for state in found.values() for cell in (f"{state[name]:,.0f}", f"{state[name] / state[CONTROL]:.1f}")
+            cell
+            for state in results.values()
+            for cell in (f"{state[name]:,.0f}", f"{state[name] / state[CONTROL]:.1f}")
         ]
         print(f"| {name} | {' | '.join(cells)} |")
     return 0

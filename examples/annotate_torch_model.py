@@ -40,7 +40,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = Classifier().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    # depth=4 is a layer's parts, Classifier.encoder.layers.0.linear1, and not what stands inside them.
+    # depth=4 is a layer's parts, Classifier.encoder.layers.0.linear1, not their children.
     with traceable.instrument(model, depth=4), traceable.instrument_copies():
         for step in range(steps):
             with traceable.annotate("step", payload=step):

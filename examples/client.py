@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 PROMPTS = 32
-"""So few that each is asked several times, in other company each time: its answer must not depend on its batch."""
+"""So few that each is sent several times, in different batches: the response must not depend on the batch."""
 
 
 def make_prompts() -> list[str]:

@@ -174,7 +174,7 @@ class Server:
                 status, content = "200 OK", await self._route(method, path, body)
                 self.answered += path == "/predict"
             except HttpError as error:
-                # What follows in the stream can't be told apart from the body that was not read.
+                # The next request can't be told apart from the unread body.
                 status, content, keep = error.status, {"error": str(error)}, False
             except (ConnectionError, asyncio.IncompleteReadError):
                 raise

@@ -98,7 +98,7 @@ class TorchModel:
     def to_device(self, tokens: Any, last: Any) -> tuple[Any, Any]:
         host = [self._torch.from_numpy(array) for array in (tokens, last)]
         if self._device.type == "cuda":
-            # Only from pinned memory does the copy run beside the CPU.
+            # Only from pinned memory does the copy overlap with the CPU.
             host = [tensor.pin_memory() for tensor in host]
         moved = [tensor.to(self._device, non_blocking=True) for tensor in host]
         return moved[0], moved[1]

@@ -46,7 +46,7 @@ def environ() -> dict[str, str]:
 
 @pytest.fixture
 def run(command: Command, environ: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run some code, or app.py, by the launcher and return what it said; its run directory is `tmp_path / "out"`."""
+    """Run some code, or app.py, by the launcher and return the result; its run directory is `tmp_path / "out"`."""
 
     def launch(collector: str, code: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
         words = command(collector, *options, *(("-c", code) if code else ("app.py",)))

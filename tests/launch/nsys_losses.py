@@ -1,4 +1,4 @@
-"""What nsys itself loses, told from what a fault of ours would lose."""
+"""Losses of nsys itself, told apart from losses by a fault of ours."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ GREETING = "Common injection library initialized successfully."
 def skip_what_nsys_lost(directory: Path) -> None:
     """Skip a test of which nsys itself lost a whole process, and hold that the run says so.
 
-    nsys 2022.4.2 on a busy machine now and then keeps nothing of what its library in a process was told, not even that
+    nsys 2022.4.2 on a busy machine now and then keeps nothing of what its library in a process was sent, not even that
     library's greeting: 9 of 150 runs of plain `nsys profile`, three at a time on two processors; its agent then hung.
     A fault of ours looks otherwise: the process would not have been handed nsys's listener, or have made no range.
     """
     lives = [json.loads(line) for file in directory.glob("status.*.lives") for line in file.read_text().splitlines()]
-    told = {key: value for life in lives for key, value in life.items()}
+    facts = {key: value for life in lives for key, value in life.items()}
     with reports.open_report(directory) as database, closing(sqlite3.connect(database)) as connection:
         greeted = connection.execute("SELECT 1 FROM StringIds WHERE value = ?", (GREETING,)).fetchone()
-    if greeted or not (told.get("listener") and told.get("names")):
+    if greeted or not (facts.get("listener") and facts.get("names")):
         return
     with diagnosis_case.open_case(directory) as case:
         assert diagnosis.diagnose(case).problems
-    pytest.skip("nsys lost all that it was told, and the run says so")
+    pytest.skip("nsys lost all that it was sent, and the run reports it")

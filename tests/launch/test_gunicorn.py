@@ -47,7 +47,7 @@ Served = Callable[..., str]
 
 @pytest.fixture
 def served(start, environ, tmp_path: Path) -> Served:
-    """Run gunicorn by the launcher, send it requests, end it by SIGTERM and return what the launcher said."""
+    """Run gunicorn by the launcher, send it requests, end it by SIGTERM and return the launcher's stderr."""
     gunicorn = Path(sys.executable).with_name("gunicorn")
     if not gunicorn.exists():
         absent("gunicorn")
@@ -71,31 +71,31 @@ def served(start, environ, tmp_path: Path) -> Served:
                 answer = b"".join(iter(lambda: client.recv(4096), b""))
             assert answer.startswith(b"HTTP/1.1 200")
         server.send_signal(signal.SIGTERM)
-        said: bytes = server.communicate(timeout=60)[1]
-        assert server.returncode == 0, said
-        return said.decode()
+        stderr: bytes = server.communicate(timeout=60)[1]
+        assert server.returncode == 0, stderr
+        return stderr.decode()
 
     return serve
 
 
 def test_by_default_and_without_a_gpu_the_recorder_has_every_request(served: Served, tmp_path: Path) -> None:
-    said = served(UVICORN, CUDA_VISIBLE_DEVICES="")
-    line = said.splitlines()[0]
+    stderr = served(UVICORN, CUDA_VISIBLE_DEVICES="")
+    line = stderr.splitlines()[0]
     assert line.startswith("traceable: collector recorder (")
     assert "CUDA_VISIBLE_DEVICES= " in line and " [gpus_hidden])" in line
-    assert "fix:" not in said
+    assert "fix:" not in stderr
     rows = json.loads((tmp_path / "out" / "report.json").read_text())["names"]
     assert {row["name"]: row["count"] for row in rows} == {"request": REQUESTS}
 
 
 @pytest.mark.parametrize("application", [SYNC, UVICORN], ids=["sync", "uvicorn"])
 def test_under_nsys_the_fork_is_the_reason(nsys, served: Served, tmp_path: Path, application) -> None:
-    said = served(application, "--collector", "nsys")
-    assert "worker-1 (pid" in said
-    assert "worker-2 (pid" in said
-    assert "[forked_not_recorded]" in said
+    stderr = served(application, "--collector", "nsys")
+    assert "worker-1 (pid" in stderr
+    assert "worker-2 (pid" in stderr
+    assert "[forked_not_recorded]" in stderr
     for wrong in ("[nothing_annotated]", "[nsys_never_listened]", "[nothing_entered]"):
-        assert wrong not in said
+        assert wrong not in stderr
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty, found.loss) == ("forked_child", "likely", "everything")
     # A worker of uvicorn's ends by the signal that it got, and can't tell what ranges it made.
@@ -103,15 +103,15 @@ def test_under_nsys_the_fork_is_the_reason(nsys, served: Served, tmp_path: Path,
 
 
 def test_chosen_workers_that_nsys_can_not_follow_are_no_killed_nsys(nsys, served: Served, tmp_path: Path) -> None:
-    said = served(SYNC, "--collector", "nsys", "--processes", "worker*")
-    assert "[forked_not_recorded]" in said
-    assert "[collector_killed]" not in said
+    stderr = served(SYNC, "--collector", "nsys", "--processes", "worker*")
+    assert "[forked_not_recorded]" in stderr
+    assert "[collector_killed]" not in stderr
     assert first(tmp_path / "out").cause == "forked_child"
 
 
 def test_workers_that_got_no_request_are_not_without_annotations(served: Served, tmp_path: Path) -> None:
-    said = served(SYNC, "--collector", "recorder", requests=0)
-    assert "[nothing_annotated]" not in said
-    (line,) = (line for line in said.splitlines() if line.endswith(" [nothing_entered]"))
+    stderr = served(SYNC, "--collector", "recorder", requests=0)
+    assert "[nothing_annotated]" not in stderr
+    (line,) = (line for line in stderr.splitlines() if line.endswith(" [nothing_entered]"))
     assert line.startswith("traceable: likely: ") and "(2 processes (" in line
     assert first(tmp_path / "out").cause == "nothing_entered"

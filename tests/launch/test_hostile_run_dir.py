@@ -1,4 +1,4 @@
-"""A run directory from somebody else: whatever it holds, reading it ends in one line, and touches nothing outside."""
+"""A run directory of somebody else: whatever it contains, reading it ends in one line, and touches nothing outside."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def forge(directory: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def said(*words: str) -> tuple[int, str, str]:
+def run_cli(*words: str) -> tuple[int, str, str]:
     """Return the exit code of a command line, and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -100,7 +100,7 @@ def test_a_link_in_it_leads_nowhere(run_dir: Path, name: str) -> None:
         (path,) = run_dir.glob("recording/*/process" if name == "process" else "status.*.json")
         path.unlink()
         path.symlink_to("/dev/zero")
-    code, _, err = said("report", str(run_dir))
+    code, _, err = run_cli("report", str(run_dir))
     assert (code, "link" in err) == ((0 if name == "status" else 2), True), err
 
 
@@ -108,7 +108,7 @@ def test_why_nothing_is_read_is_said(run_dir: Path) -> None:
     (path,) = run_dir.glob("recording/*/*.events")
     path.unlink()
     os.mkfifo(path)
-    code, _, err = said("report", str(run_dir))
+    code, _, err = run_cli("report", str(run_dir))
     assert code == 2
     line = err.splitlines()[-1]
     assert line.endswith(" [no_recording]")
@@ -126,7 +126,7 @@ def test_a_file_with_a_hole_is_read_as_far_as_it_was_written(run_dir: Path) -> N
 def test_a_file_that_is_too_large_is_not_read(run_dir: Path) -> None:
     (path,) = run_dir.glob("recording/*/process")
     os.truncate(path, 1 << 40)
-    code, _, err = said("report", str(run_dir))
+    code, _, err = run_cli("report", str(run_dir))
     assert code == 2
     (line,) = (line for line in err.splitlines() if line.endswith(" [file_unreadable]"))
     assert f"{path} " in line and "TRACEABLE_READ_LIMIT=10" in line
@@ -141,14 +141,14 @@ def test_damage_ends_in_one_line_and_stays_inside(
         shutil.copytree(recorded, run_dir)
         done = hostile.damage(run_dir, seed)
         for words in (("report", str(run_dir)), ("doctor", "--report", str(run_dir))):
-            code, _, err = said(*words)
+            code, _, err = run_cli(*words)
             assert code in (0, 1, 2), (seed, done)
             assert code != 2 or err.splitlines()[-1].startswith("traceable: "), (seed, done, err)
         shutil.rmtree(run_dir)
         shutil.copytree(recorded, run_dir)
         as_if_running(run_dir, living.pid)
         done = hostile.damage(run_dir, seed)
-        code, _, err = said("control", "status", "--run", str(run_dir))
+        code, _, err = run_cli("control", "status", "--run", str(run_dir))
         assert (code, len(err.splitlines())) == (2, 1), (seed, done, err)
         check_untouched(run_dir)
 

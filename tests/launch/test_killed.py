@@ -106,6 +106,6 @@ def test_the_process_between_nsys_and_the_program_is_killed(nsys, command, start
     (fifos / "go").write_text("")
     with (fifos / "gone").open("rb") as gone:
         assert gone.read() == b""  # the program ran to its end
-    _, said = process.communicate()
-    assert "[wrapper_killed]" in said
+    _, stderr = process.communicate()
+    assert "[wrapper_killed]" in stderr
     assert process.returncode == 128 + signal.SIGKILL  # what nsys makes of it

@@ -116,12 +116,12 @@ def test_an_end(collector, way, name, command, start, tmp_path):
         process.send_signal(number)
         if way == "ignored":
             (tmp_path / "go").write_text("")
-    said, complained = process.communicate()
+    stdout, stderr = process.communicate()
 
-    assert process.returncode == expected, complained
-    assert said == printed
-    assert b"err" in complained.splitlines()
-    assert complained.count(b"Traceback") == (1 if way == "exception" else 0)
+    assert process.returncode == expected, stderr
+    assert stdout == printed
+    assert b"err" in stderr.splitlines()
+    assert stderr.count(b"Traceback") == (1 if way == "exception" else 0)
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (manifest["end"]["exit_code"], manifest["end"]["signal"]) == (
         (expected, None) if expected >= 0 else (None, -expected)

@@ -1,4 +1,4 @@
-"""A window of time of a program that is no Python: nsys's own options, and a timer in the recorder."""
+"""A window of time of a program that is not Python: nsys's own options, and a timer in the recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of another user are read and left alone, and nobody's links are written through."""
+"""Runs of another user are only read, and no link is followed when writing."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_who_else_may_replace_a_run(tmp_path: Path, owner: int | None, mode: int
             lacking("only root can give a directory away")
         os.chown(parent, owner, owner)
     directory = run_dir.create_run_dir(parent / "run", "app", force=False)
-    said = run_dir.find_other_writers(directory)
-    assert (said.code if said else None) == code
-    assert said is None or said.startswith(f"{parent} ")
+    problem = run_dir.find_other_writers(directory)
+    assert (problem.code if problem else None) == code
+    assert problem is None or problem.startswith(f"{parent} ")
     assert run_dir.is_private(directory) == (code is None)
 
 

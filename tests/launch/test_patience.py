@@ -1,4 +1,4 @@
-"""What is said while a collector writes its report."""
+"""The progress lines while a collector writes its report."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from traceable.launch import finalize_progress
 
 def test_a_heartbeat_says_how_much_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(finalize_progress, "HEARTBEAT_SECONDS", 0.0)
-    said: list[str] = []
-    writing = finalize_progress.ReportProgress("nsys", lambda _: [os.getpid()], tmp_path, said.append)
+    lines: list[str] = []
+    writing = finalize_progress.ReportProgress("nsys", lambda _: [os.getpid()], tmp_path, lines.append)
     (tmp_path / "app.nsys-rep").write_bytes(b"x" * 2048)
     assert writing.check_progress()
     # What is still in nsys's own folder counts, by the descriptor that it has open; the same file counts once.
@@ -24,7 +24,7 @@ def test_a_heartbeat_says_how_much_is_written(tmp_path, monkeypatch):
         stream.write(b"x" * 1024)
         stream.flush()
         assert writing.check_progress()
-    assert [re.findall(r"[\d.]+ (?:KiB|s)", line) for line in said] == [["2.000 KiB", "0 s"], ["3.000 KiB", "0 s"]]
+    assert [re.findall(r"[\d.]+ (?:KiB|s)", line) for line in lines] == [["2.000 KiB", "0 s"], ["3.000 KiB", "0 s"]]
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def test_time_in_which_the_launcher_could_not_run_does_not_count(clock):
 
 
 def test_a_collector_that_was_paused_with_the_launcher_is_not_left_alone(clock, tmp_path):
-    said: list[str] = []
-    writing = finalize_progress.ReportProgress("nsys", lambda _: [], tmp_path, said.append)
+    lines: list[str] = []
+    writing = finalize_progress.ReportProgress("nsys", lambda _: [], tmp_path, lines.append)
     assert writing.check_progress()
     clock(11)
     assert writing.check_progress()
@@ -58,5 +58,5 @@ def test_a_collector_that_was_paused_with_the_launcher_is_not_left_alone(clock, 
         clock(1)
         goes_on = writing.check_progress()
     assert not goes_on
-    assert isinstance(said[-1], Message) and said[-1].code == "report_stalled"
-    assert "600 s" in said[-1]
+    assert isinstance(lines[-1], Message) and lines[-1].code == "report_stalled"
+    assert "600 s" in lines[-1]

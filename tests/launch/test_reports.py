@@ -86,11 +86,11 @@ def test_a_stream_that_was_cut_off_is_named_with_what_the_program_wrote_itself(r
     (recorded / "app.qdstrm").write_bytes(b"cut off")
     with pytest.raises(CollectorError) as error, reports.open_report(recorded):
         pass
-    told = str(error.value)
+    text = str(error.value)
     assert error.value.code == "nsys_import_failed"
-    assert str(recorded / "app.qdstrm") in told
-    assert re.search(r"process \d+ .* pack \(status\.", told)
-    assert "\n" not in told
+    assert str(recorded / "app.qdstrm") in text
+    assert re.search(r"process \d+ .* pack \(status\.", text)
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is in the environment stays out of what is written."""
+"""Values of the environment are kept out of all files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def files_with(directory: Path, value: str) -> list[str]:
 
 @pytest.fixture
 def stranger():
-    """A process beside the run, of the same user, that has secrets in its environment and on its command line."""
+    """Another process of the same user, that has secrets in its environment and on its command line."""
     code = "import sys; print('up', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, f"--password={OTHERS}"],
@@ -366,7 +366,8 @@ def test_a_secret_is_not_among_what_nsys_is_given():
 def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_path):
     """Without the library, as with an nsys that it does not reach."""
     (tmp_path / "app.py").write_text(PROGRAM)
-    main = "import sys; from traceable.collectors.nsys import privacy; privacy.discreet_library = lambda: None; "
+    main = "import sys; from traceable.collectors.nsys import privacy; "
+    main += "privacy.find_hide_proc_environ_library = lambda: None; "
     main += "from traceable.cli.main import main; sys.exit(main())"
     words = [sys.executable, "-c", main, *command("nsys", "app.py")[3:]]
     variables = {**environ, "API_KEY": VALUE, "EMPTY": ""}

@@ -107,22 +107,22 @@ class Served:
             return b""
 
     def nsys(self, word: str) -> int:
-        """The process of nsys's with this word on its command line."""
+        """The nsys process with this word on its command line."""
         pids = supervisor.find_collector_processes(self.folder / "out")
         words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
-        (found,) = (pid for pid, said in words.items() if word.encode() in said)
+        (found,) = (pid for pid, cmdline in words.items() if word.encode() in cmdline)
         return found
 
     def reported(self) -> subprocess.CompletedProcess[bytes]:
-        """What a user is told who asks for the report now."""
+        """The output of `traceable report` now."""
         line = [sys.executable, "-m", "traceable", "report", str(self.folder / "out"), "--json"]
         return subprocess.run(line, capture_output=True, cwd=self.folder)
 
     def ranges(self) -> Counter[str]:
         """How often each range is in that report."""
-        told = self.reported()
-        assert told.returncode == 0, told.stderr
-        return Counter({row["name"]: row["count"] for row in json.loads(told.stdout)["names"]})
+        report = self.reported()
+        assert report.returncode == 0, report.stderr
+        return Counter({row["name"]: row["count"] for row in json.loads(report.stdout)["names"]})
 
     def is_complete(self) -> None:
         """Every request that was answered is in the report, the one in flight too, and every batch."""
@@ -138,7 +138,7 @@ class Served:
 
 @pytest.fixture
 def serve(command, start, client, tmp_path) -> Iterator[object]:
-    """Start the server under a collector, at a terminal of its own if asked, and have it answer."""
+    """Start the server under a collector, optionally at a terminal of its own, and send it requests."""
     begun: list[Served] = []
 
     def begin(collector: str, *, terminal: bool = False) -> Served:
@@ -275,9 +275,9 @@ def test_everything_is_killed_as_by_a_machine_that_goes_down(nsys, serve):
     for pid in (*supervisor.find_collector_processes(served.folder / "out"), served.pid):
         os.kill(pid, signal.SIGKILL)
     served.ends()
-    told = served.reported()
-    assert told.returncode == 2
-    (line,) = told.stderr.splitlines()
+    report = served.reported()
+    assert report.returncode == 2
+    (line,) = report.stderr.splitlines()
     assert line.endswith(b" [no_report]")
     assert b"process %d took 6 steps (status.%d.*)" % (served.pid, served.pid) in line
     Path(os.fsdecode(re.search(rb"stream (\S+)", line)[1])).unlink()

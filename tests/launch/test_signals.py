@@ -63,7 +63,7 @@ while True:
 
 @pytest.fixture
 def ready(tmp_path: Path) -> Path:
-    """A FIFO by which the program says that its handlers stand: `read_text` returns when it has."""
+    """A FIFO by which the program reports that its handlers are installed: `read_text` returns then."""
     os.mkfifo(tmp_path / "ready")
     return tmp_path / "ready"
 

@@ -1,4 +1,4 @@
-"""What nsys does when it, its program or its launcher ends badly, and that a run says what became of it."""
+"""Runs in which nsys, the program or the launcher is killed or fails, and the messages of such runs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def manifest(directory: Path) -> dict:
 
 
 def of_nsys(directory: Path, word: str) -> list[int]:
-    """The processes of nsys's with this word on their command line."""
+    """The nsys processes with this word on their command line."""
     found = []
     for pid in supervisor.find_collector_processes(directory):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -104,10 +104,10 @@ def test_without_its_command_line_nsys_still_writes_the_report_and_it_is_waited_
     (killed,) = of_nsys(fifos / "out", "profile")
     os.kill(killed, signal.SIGKILL)
     (fifos / "go").write_text("")
-    _, said = process.communicate()
-    assert process.returncode == 6, said
+    _, stderr = process.communicate()
+    assert process.returncode == 6, stderr
     assert names(fifos / "out") >= {"before", "after"}
-    assert b"after" in said  # the profile was printed at once
+    assert b"after" in stderr  # the profile was printed at once
 
 
 def test_without_its_agent_there_is_no_report_and_the_run_says_so(nsys, command, start, fifos):
@@ -116,9 +116,9 @@ def test_without_its_agent_there_is_no_report_and_the_run_says_so(nsys, command,
     (killed,) = of_nsys(fifos / "out", "--start-agent")
     os.kill(killed, signal.SIGKILL)
     (fifos / "go").write_text("")
-    _, said = process.communicate()
-    assert process.returncode == 6, said
-    assert re.search(r"Connection to (the )?Agent lost", message(said, "no_report")), said
+    _, stderr = process.communicate()
+    assert process.returncode == 6, stderr
+    assert re.search(r"Connection to (the )?Agent lost", message(stderr, "no_report")), stderr
 
 
 def test_what_a_slow_shutdown_does_is_recorded(nsys, command, start, fifos):
@@ -242,9 +242,9 @@ def test_an_nsys_that_never_ends_is_left_alone(stand_in, command, environ, start
     assert (fifos / "ready").read_text() == ""
     (fifos / "go").write_text("")
     assert (fifos / "gone").read_text() == "hangs\n"
-    _, said = process.communicate()
-    assert process.returncode == 6, said
-    assert "[report_stalled]" in said and " 0.5 s " in said
+    _, stderr = process.communicate()
+    assert process.returncode == 6, stderr
+    assert "[report_stalled]" in stderr and " 0.5 s " in stderr
     assert manifest(fifos / "out")["end"]["exit_code"] == 6
     end_session_of(fifos / "out")
 
@@ -285,10 +285,10 @@ def test_ctrl_c_twice_in_the_export_keeps_exit_code_and_report(exporting, nsys, 
         if "[recording_being_read]" in line:
             break
     process.send_signal(signal.SIGINT)
-    said = process.stderr.read()
+    stderr = process.stderr.read()
     assert process.wait() == 6
     assert gone.read() == ""  # nsys has been ended with it
-    assert "[reading_back_skipped]" in said and "Traceback" not in said
+    assert "[reading_back_skipped]" in stderr and "Traceback" not in stderr
     assert [entry.name for entry in (fifos / "out").iterdir() if ".part" in entry.name] == []
     assert names(fifos / "out") == {"before", "after"}
 
@@ -315,10 +315,10 @@ def test_ctrl_c_twice_while_nsys_writes_leaves_it_alone(stand_in, nsys, command,
             if "[report_being_written]" in line:
                 break
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
+        stderr = process.stderr.read()
     assert process.wait() == 6
-    assert "[report_not_awaited]" in said
-    assert "Traceback" not in said
+    assert "[report_not_awaited]" in stderr
+    assert "Traceback" not in stderr
     end_session_of(fifos / "out")
     assert names(fifos / "out") == {"before", "after"}
 
@@ -365,9 +365,9 @@ def test_a_launcher_that_is_paused_goes_on_where_it_was(nsys, command, start, fi
     time.sleep(1.2 * supervisor.IDLE_POLL_SECONDS)
     process.send_signal(signal.SIGCONT)
     (fifos / "go").write_text("")
-    _, said = process.communicate()
-    assert process.returncode == 6, said
-    assert "Traceback" not in said
+    _, stderr = process.communicate()
+    assert process.returncode == 6, stderr
+    assert "Traceback" not in stderr
     assert names(fifos / "out") == {"before", "after"}
 
 
@@ -415,8 +415,8 @@ def test_a_temporary_folder_that_does_not_serve_is_passed_over(options, why, nsy
     code = "import os, traceable\nwith traceable.annotate('pack'): print(os.environ['TMPDIR'])"
     ended = run(command("nsys", "-c", code), options, TMPDIR=str(folder))
     assert ended.returncode == 0, ended.stderr
-    said = message(ended.stderr, "temporary_folder_replaced")
-    assert said.startswith(f"{folder} ") and why in said and said.endswith(" /tmp")
+    stderr = message(ended.stderr, "temporary_folder_replaced")
+    assert stderr.startswith(f"{folder} ") and why in stderr and stderr.endswith(" /tmp")
     assert ended.stdout == f"{folder}\n"  # the program's own is what it was
     assert names(tmp_path / "out") == {"pack"}
 

@@ -1,4 +1,4 @@
-"""What is a program and what is not, told before anything is started."""
+"""Which targets can run, checked before anything is started."""
 
 from __future__ import annotations
 

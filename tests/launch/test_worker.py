@@ -1,4 +1,4 @@
-"""What is made of a recording after the program's end may die: the launcher, the exit code and the recording live."""
+"""The process that reads the recording back may die: launcher, exit code and recording survive."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ worker.call(time.sleep, 600)
     ("module", "holder", "function", "how", "code", "how_it_ended"),
     [
         (
-            *("traceable.collectors.recorder.collector", "RecorderCollector", "finalise"),
+            *("traceable.collectors.recorder.collector", "RecorderCollector", "finalize"),
             *("os.kill(os.getpid(), signal.SIGKILL)", "reading_back_died", "(SIGKILL"),
         ),
         (
-            *("traceable.cli", "profile", "show"),
+            *("traceable.cli", "profile", "show_profile"),
             *("os.kill(os.getpid(), signal.SIGKILL)", "profile_process_died", "(SIGKILL"),
         ),
-        ("traceable.cli", "profile", "show", "raise MemoryError", "profile_process_died", "out of memory"),
+        ("traceable.cli", "profile", "show_profile", "raise MemoryError", "profile_process_died", "out of memory"),
     ],
     ids=["reading back is killed", "the analysis is killed", "the analysis has no memory"],
 )

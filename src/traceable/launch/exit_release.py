@@ -1,14 +1,13 @@
-"""A program that nsys's library holds at its exit for ever, and how it is let go.
+"""Release a program that hangs at its exit in nsys's library.
 
 A program that closes descriptors which it has not opened (`os.closerange(3, ...)`, as daemons do) closes those of
-nsys's library too (2022.4.2). The threads of the library wait at them on; at the exit of the program its destructor
-tells them to end, which they don't hear, and waits for that without end. Stopped and continued, they are interrupted in
-their wait, see that there is nothing to wait for, and the program ends with the exit code that it had; or the library
-dies of a fault there, which is said.
+nsys's library too (2022.4.2). The library's threads keep waiting at them; at the program's exit its destructor tries to
+wake them through the closed descriptors and waits forever. SIGSTOP and SIGCONT interrupt their wait: they end, and the
+program ends with its own exit code; or the library crashes, which is reported.
 
-A program that annotates leaves by itself before that (`_native/core.c`) and makes a file. For others, this looks
-for a process whose main thread sleeps in nsys's library, below the dynamic loader's calls of destructors, and which has
-used no time since the last look. None of its own code is to come then that could notice that it was stopped.
+An annotated program exits before that by itself (`_native/core.c`) and writes a file. For others, this module looks for
+a process whose main thread sleeps in nsys's library, below the dynamic loader's calls of destructors, and which has
+used no CPU time since the last poll. Such a process runs no more of its own code that could notice the stop.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from typing import TypeAlias
 from traceable.errors import Message
 
 STOP_SECONDS = 1.0
-"""How long all threads of a process may take to stop."""
+"""How long to wait for all threads of a process to stop."""
 
 HELD_SECONDS = 2.0
 SURELY_HELD_SECONDS = 10.0
-"""How long a process must have been held: where a descriptor that nsys's library waits at is closed, and where not."""
+"""How long a process must have hung: with a closed descriptor of nsys's library, and without."""
 
 _PROC = Path("/proc")
 _NOTE = (
-    "process {pid} hung at its exit in nsys's library, as it does where a program closes all descriptors "
-    "(os.closerange), and was released; ranges of it may be missing: --collector recorder records them all"
+    "process {pid} hung at its exit in nsys's library, because it had closed all descriptors (os.closerange), and was "
+    "released; some of its ranges may be missing: to record all, use --collector recorder"
 )
-_NOTE_LEFT = (
-    "process {pid} has closed the descriptors of nsys's library (os.closerange), which would have held it at its exit "
-    "for ever and was left out; ranges of it may be missing: --collector recorder records them all"
+_NOTE_AVOIDED = (
+    "process {pid} closed the descriptors of nsys's library (os.closerange), so the library's exit code was skipped, "
+    "which would have hung; some of its ranges may be missing: to record all, use --collector recorder"
 )
 _NOTE_DIED = (
-    "process {pid} had come to its exit, and died of signal {number} in nsys's library when it was released: its own "
-    "exit code is not known; use --collector recorder"
+    "process {pid} hung at its exit and died of signal {number} in nsys's library when released, so its own exit "
+    "code is unknown; use --collector recorder"
 )
-_LEFT = re.compile(r"status\.(\d+)\.closed")
+_CLOSED_FILE = re.compile(r"status\.(\d+)\.closed")
 _LIBRARY = re.compile(r"libToolsInjection[^/]*\.so[^/]*$")
 _LOADER = re.compile(r"/ld[-0-9.a-z_]*\.so[^/]*$|/ld-[^/]*$")
 _STACK_BYTES = 1 << 14
@@ -53,27 +52,27 @@ _DESCRIPTORS = 1 << 20
 """An argument of a system call from here on is an address."""
 
 _Code: TypeAlias = "tuple[list[tuple[int, int]], list[tuple[int, int]]]"
-_known: dict[tuple[int, str], _Code] = {}
+_code_cache: dict[tuple[int, str], _Code] = {}
 
 _NEAR_WORDS = 256
-"""How far from the top of the stack the innermost function of nsys's library has its return address at most."""
+"""The return address into nsys's library is at most this far from the top of the stack."""
 
 
 class ExitReleaser:
-    """Lets processes go that nsys's library holds.
+    """Releases processes that hang at their exit in nsys's library.
 
     Args:
-        say: prints one line to the user.
+        log: prints one line to the user.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._held: dict[int, tuple[tuple[int, int], float]] = {}
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._hung: dict[int, tuple[tuple[int, int], float]] = {}
         self._released: set[int] = set()
         self.notes: list[Message] = []
 
     def check_exit(self, run_dir: Path, pid: int | None, code: int) -> bool:
-        """Say which processes left by themselves, and whether the program died of being let go.
+        """Log which processes avoided the hang, and whether the program died when it was released.
 
         Args:
             run_dir: the run directory.
@@ -84,37 +83,38 @@ class ExitReleaser:
             Whether `code` is the program's own.
         """
         with contextlib.suppress(OSError):
-            for match in filter(None, map(_LEFT.fullmatch, sorted(entry.name for entry in run_dir.iterdir()))):
-                self._note(Message("exit_hang_avoided", _NOTE_LEFT.format(pid=match[1])))
+            for match in filter(None, map(_CLOSED_FILE.fullmatch, sorted(entry.name for entry in run_dir.iterdir()))):
+                self._add_note(Message("exit_hang_avoided", _NOTE_AVOIDED.format(pid=match[1])))
         if code >= 0 or pid not in self._released:
             return True
-        self._note(Message("released_process_died", _NOTE_DIED.format(pid=pid, number=-code)))
+        self._add_note(Message("released_process_died", _NOTE_DIED.format(pid=pid, number=-code)))
         return False
 
-    def _note(self, note: Message) -> None:
+    def _add_note(self, note: Message) -> None:
         if note not in self.notes:
             self.notes.append(note)
-            self._say(note)
+            self._log(note)
 
     def poll(self, pids: Iterable[int]) -> None:
-        """Let those of `pids` go that have been held at one point for too long. To be called every second or so."""
-        now, before = time.monotonic(), self._held
-        self._held = {}
+        """Release those of `pids` that have hung at one point for too long. To be called every second or so."""
+        now, before = time.monotonic(), self._hung
+        self._hung = {}
         for pid in pids:
             point = find_exit_hang(pid)
             if point is None:
                 continue
             since_s = before[pid][1] if pid in before and before[pid][0] == point else now
-            if now - since_s < (HELD_SECONDS if _closed(pid) else SURELY_HELD_SECONDS):
-                self._held[pid] = point, since_s
+            if now - since_s < (HELD_SECONDS if _has_closed_descriptor(pid) else SURELY_HELD_SECONDS):
+                self._hung[pid] = point, since_s
             elif _interrupt(pid):
                 self._released.add(pid)
-                self._note(Message("process_hung_at_exit", _NOTE.format(pid=pid)))
+                self._add_note(Message("process_hung_at_exit", _NOTE.format(pid=pid)))
 
 
 def find_exit_hang(pid: int) -> tuple[int, int] | None:
-    """Return at which point a process waits in nsys's library at its exit: the top of its stack, and the time that it
-    has used, in clock ticks; None where it does not, or where this user may not know.
+    """Return the point at which a process hangs at its exit in nsys's library; None if it does not, or is unreadable.
+
+    The point is the top of its stack and its CPU time in clock ticks.
     """
     try:
         words = (_PROC / str(pid) / "syscall").read_text(encoding="ascii").split()
@@ -125,19 +125,19 @@ def find_exit_hang(pid: int) -> tuple[int, int] | None:
         if int(words[1], 16) < _DESCRIPTORS:
             return None
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        library, loader = _code(pid, stat[25])
+        library, loader = _find_code(pid, stat[25])
         if not library:
             return None
-        stack = _read(pid, top)
+        stack = _read_stack(pid, top)
     except (OSError, ValueError, IndexError):
         return None
-    inner = next((place for place, word in enumerate(stack[:_NEAR_WORDS]) if _within(word, library)), None)
+    inner = next((index for index, word in enumerate(stack[:_NEAR_WORDS]) if _within(word, library)), None)
     if inner is None or not any(_within(word, loader) for word in stack[inner:]):
         return None
     return top, int(stat[11]) + int(stat[12])
 
 
-def _closed(pid: int) -> bool:
+def _has_closed_descriptor(pid: int) -> bool:
     """Whether a thread of nsys's library waits at a descriptor that is closed."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for task in (_PROC / str(pid) / "task").iterdir():
@@ -148,37 +148,37 @@ def _closed(pid: int) -> bool:
     return False
 
 
-def _code(pid: int, stack: str) -> _Code:
-    """Return where a process has the code of nsys's library, and that of the dynamic loader.
+def _find_code(pid: int, stack: str) -> _Code:
+    """Return the address ranges of the code of nsys's library and of the dynamic loader in a process.
 
-    What was found is kept: `stack`, where its stack begins, is another one after an exec.
+    The result is cached by process and `stack`, the start of its stack, which changes with an exec.
     """
-    if (pid, stack) in _known:
-        return _known[pid, stack]
+    if (pid, stack) in _code_cache:
+        return _code_cache[pid, stack]
     library: list[tuple[int, int]] = []
     loader: list[tuple[int, int]] = []
     for line in (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) < 6 or "x" not in fields[1]:
             continue
-        places = library if _LIBRARY.search(fields[5]) else loader if _LOADER.search(fields[5]) else None
-        if places is not None:
+        ranges = library if _LIBRARY.search(fields[5]) else loader if _LOADER.search(fields[5]) else None
+        if ranges is not None:
             begin, _, end = fields[0].partition("-")
-            places.append((int(begin, 16), int(end, 16)))
+            ranges.append((int(begin, 16), int(end, 16)))
     if library:
-        _known[pid, stack] = library, loader
+        _code_cache[pid, stack] = library, loader
     return library, loader
 
 
-def _read(pid: int, top: int) -> tuple[int, ...]:
+def _read_stack(pid: int, top: int) -> tuple[int, ...]:
     with (_PROC / str(pid) / "mem").open("rb", buffering=0) as memory:
         memory.seek(top)
-        found = memory.read(_STACK_BYTES)
-    return struct.unpack(f"={len(found) // 8}Q", found[: len(found) // 8 * 8])
+        content = memory.read(_STACK_BYTES)
+    return struct.unpack(f"={len(content) // 8}Q", content[: len(content) // 8 * 8])
 
 
-def _within(word: int, places: list[tuple[int, int]]) -> bool:
-    return any(begin <= word < end for begin, end in places)
+def _within(word: int, ranges: list[tuple[int, int]]) -> bool:
+    return any(begin <= word < end for begin, end in ranges)
 
 
 def _interrupt(pid: int) -> bool:
@@ -187,16 +187,16 @@ def _interrupt(pid: int) -> bool:
         os.kill(pid, signal.SIGSTOP)
     except OSError:
         return False
-    # Continued before all have stopped, those that have not go on waiting.
+    # A thread that has not stopped yet would go on waiting.
     deadline = time.monotonic() + STOP_SECONDS
-    while not _stopped(pid) and time.monotonic() < deadline:
+    while not _is_stopped(pid) and time.monotonic() < deadline:
         time.sleep(0.001)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGCONT)
     return True
 
 
-def _stopped(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     try:
         tasks = list((_PROC / str(pid) / "task").iterdir())
         states = [(task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] for task in tasks]

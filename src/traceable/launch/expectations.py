@@ -1,6 +1,6 @@
-"""The ranges that a run was expected to have: asked for on its command line, and by the processes of the run.
+"""The ranges that a run is expected to have, from its command line and from its processes.
 
-The writing side within the process is `annotation/expectations.py`.
+The writing side in the process is `annotation/expectations.py`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from traceable.protocol import untrusted
 FILES = "expect.*.json"
 SCHEMA = "traceable.expect/1"
 EXPECT_KEY = "expect"
-"""Where `run.json` keeps what its command line expected."""
+"""Key of the expected names of the command line in `run.json`."""
 
 
 def load_expected_names(directory: Path, manifest: dict[str, Any] | None) -> tuple[str, ...]:
-    """Return the expected names, each once: those of the command line first, then the processes' in order of saying.
+    """Return the expected names, each once: those of the command line first, then the processes' in order of time.
 
     Args:
         directory: the run directory.
-        manifest: its manifest, as far as it is known.
+        manifest: its manifest; None for unknown.
 
-    A file that is none of ours is passed over.
+    An invalid file is ignored.
     """
     names = [*((manifest or {}).get(EXPECT_KEY) or ())]
-    for _, said in sorted(_said(directory)):
-        names += said
+    for _, expected in sorted(_load_expectations(directory)):
+        names += expected
     return tuple(dict.fromkeys(names))
 
 
-def _said(directory: Path) -> list[tuple[tuple[int, ...], list[str]]]:
-    found = []
-    # Ranks are runs of their own, one folder below.
+def _load_expectations(directory: Path) -> list[tuple[tuple[int, ...], list[str]]]:
+    """Return time and names of each expectation."""
+    expectations = []
+    # Ranks are runs of their own, one directory below.
     below = [entry for entry in directory.iterdir() if untrusted.is_directory(entry)] if directory.is_dir() else []
     for path in (path for one in (directory, *below) for path in one.glob(FILES)):
         try:
@@ -42,5 +43,5 @@ def _said(directory: Path) -> list[tuple[tuple[int, ...], list[str]]]:
         except (OSError, ValueError):
             continue
         if content["schema"] == SCHEMA:
-            found.append((when, content["names"]))
-    return found
+            expectations.append((when, content["names"]))
+    return expectations

@@ -1,7 +1,8 @@
-"""How long the launcher waits after the program's end, and what the user is told meanwhile.
+"""How long the launcher waits after the program's end, and what it reports meanwhile.
 
-First for the collector, which writes its report (`ReportProgress`), then for what we make of that (`FinalizeSignals`). Neither ends
-anything: what is not waited for goes on, or is made later by `traceable report`.
+It waits first for the collector, which writes its report (`ReportProgress`), then for that report to be read back
+(`FinalizeSignals`). Neither ends a process: a collector that is not waited for goes on, and `traceable report` reads a
+recording back later.
 """
 
 from __future__ import annotations
@@ -26,149 +27,148 @@ TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQ
 _FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 COUNTED_SECONDS = 2.0
-"""What of the time between two looks at a deadline is counted at most: twice the longest between two turns."""
+"""The most that is counted between two checks of a deadline: twice the longest poll interval."""
 
-_WRITTEN_TO = (".qdstrm", ".nsys-rep", ".ncu-rep")
+_REPORT_SUFFIXES = (".qdstrm", ".nsys-rep", ".ncu-rep")
 
 
 class NotAwaited(BaseException):
-    """The user does not wait for what we make of the recording."""
+    """The user does not wait for the recording to be read back."""
 
 
 class Deadline:
-    """The end of a time in which this process could run, to be looked at every second.
+    """A time limit that counts only while this process can run, to be checked every second.
 
-    A launcher that is stopped or frozen (SIGSTOP, `docker pause`, suspend) must not hold that time against a collector
-    that could not run either.
+    While the launcher is stopped or frozen (SIGSTOP, `docker pause`, suspend), the collector may be too.
 
     Args:
-        seconds: how long it is.
+        seconds: the time limit.
     """
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
 
     def has_passed(self) -> bool:
-        """Return whether that time is over."""
+        """Return whether the time limit has passed."""
         now = time.monotonic()
-        self._left_s -= min(now - self._looked_s, COUNTED_SECONDS)
-        self._looked_s = now
+        self._left_s -= min(now - self._checked_s, COUNTED_SECONDS)
+        self._checked_s = now
         return self._left_s <= 0
 
 
 class ReportProgress:
-    """A collector that writes its report.
+    """Reports the progress of a collector that writes its report.
 
     Args:
-        program: what it is called.
+        program: the collector's name.
         processes: returns the pids of its processes.
         directory: the run directory.
-        say: prints one line to the user.
+        log: prints one line to the user.
     """
 
     def __init__(
-        self, program: str, processes: Callable[[Path], list[int]], directory: Path, say: Callable[[str], None]
+        self, program: str, processes: Callable[[Path], list[int]], directory: Path, log: Callable[[str], None]
     ) -> None:
         self._program = program
         self._processes = processes
         self._directory = directory
-        self._say = say
+        self._log = log
         self._limit_s = read_seconds(environment.FINISH_SECONDS, 600.0)
         self._began_s: float | None = None
-        self._told_s = 0.0
+        self._logged_s = 0.0
         self._idle = Deadline(self._limit_s)
         self._written_bytes = -1
 
     def check_progress(self) -> bool:
-        """Say from time to time how far it is. False: it has not written anything for too long.
+        """Log the progress now and then. False: nothing was written for too long.
 
-        To be called again and again from the program's end on.
+        To be called repeatedly from the program's end on.
         """
         now = time.monotonic()
         if self._began_s is None:
-            self._began_s = self._told_s = now
+            self._began_s = self._logged_s = now
             self._idle = Deadline(self._limit_s)
-        over = self._idle.has_passed()
-        # A limit below the time between two lines is kept, too.
-        if now - self._told_s < min(HEARTBEAT_SECONDS, self._limit_s):
+        has_stalled = self._idle.has_passed()
+        # A limit shorter than the heartbeat holds, too.
+        if now - self._logged_s < min(HEARTBEAT_SECONDS, self._limit_s):
             return True
-        self._told_s = now
+        self._logged_s = now
         processes = self._processes(self._directory)
-        written = _written_bytes(processes, self._directory)
+        written = _measure_report_bytes(processes, self._directory)
         if written != self._written_bytes:
-            self._written_bytes, over = written, False
+            self._written_bytes, has_stalled = written, False
             self._idle = Deadline(self._limit_s)
-        if not over:
-            self._say(
-                f"{self._program} is writing the report, {format_bytes(written)}, for {now - self._began_s:.0f} s now"
+        if not has_stalled:
+            self._log(
+                f"{self._program} is writing the report, {format_bytes(written)} after {now - self._began_s:.0f} s"
             )
             return True
         pids = f" (pid {', '.join(map(str, processes))})" if processes else ""
-        words = f"{self._program} has written nothing for {self._limit_s:g} s and is left alone{pids}"
-        self._say(Message("report_stalled", words))
+        words = f"{self._program}{pids} has written nothing for {self._limit_s:g} s and is no longer awaited"
+        self._log(Message("report_stalled", words))
         return False
 
 
-def _written_bytes(pids: list[int], directory: Path) -> int:
-    """How much there is of the report, where it is made and where it goes to: a measure of its progress."""
-    found: dict[tuple[int, int], int] = {}
-    places: list[Path] = []
+def _measure_report_bytes(pids: list[int], directory: Path) -> int:
+    """Return the size of the report files, temporary and final: a measure of progress."""
+    sizes: dict[tuple[int, int], int] = {}
+    paths: list[Path] = []
     with contextlib.suppress(OSError):  # the program may have deleted it
-        places += (entry for entry in directory.iterdir() if entry.suffix in _WRITTEN_TO)
+        paths += (entry for entry in directory.iterdir() if entry.suffix in _REPORT_SUFFIXES)
     for pid in pids:
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    if str(entry.readlink()).removesuffix(" (deleted)").endswith(_WRITTEN_TO):
-                        places.append(entry)
-    for place in places:
+                    if str(entry.readlink()).removesuffix(" (deleted)").endswith(_REPORT_SUFFIXES):
+                        paths.append(entry)
+    for path in paths:
         with contextlib.suppress(OSError):
-            facts = place.stat()
-            found[facts.st_dev, facts.st_ino] = facts.st_size
-    return sum(found.values())
+            status = path.stat()
+            sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 class FinalizeSignals:
-    """What a signal to the launcher does from the program's end until its recording is read back.
+    """Handles signals to the launcher from the program's end until its recording is read back.
 
-    The first is answered with a line, the next raises `NotAwaited` where that loses nothing. One that the program alone
-    could have understood does nothing. As long as the program has not been started, a signal does what it did before.
+    The first one logs a line, the next raises `NotAwaited` where that loses nothing. SIGUSR1 and SIGUSR2, which are
+    meant for the program, do nothing. Until the program is started, a signal has the effect that it had before.
 
     Args:
-        say: prints one line to the user.
+        log: prints one line to the user.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
         self._started = False
-        self._told = False
+        self._announced = False
         self._stage: str | None = None
         self._since_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> FinalizeSignals:
-        # What is ignored stays so, in the program too.
-        found = {
+        # A signal that is ignored stays ignored, in the program too.
+        handlers = {
             number: signal.getsignal(number) for number in (*TERMINATION_SIGNALS, *_FOR_THE_PROGRAM, signal.SIGALRM)
         }
-        self._before = {n: done for n, done in found.items() if done not in (signal.SIG_IGN, None)}
+        self._before = {n: handler for n, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
         for number in self._before:
-            signal.signal(number, self._tick if number == signal.SIGALRM else self._heard)
+            signal.signal(number, self._tick if number == signal.SIGALRM else self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, done in self._before.items():
-            signal.signal(number, done)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def set_started(self) -> None:
-        """Tell it that the program has been started: from now on a signal is for that, or is about its recording."""
+        """Mark the program as started: from now on a signal is meant for it or for its recording."""
         self._started = True
 
     @contextlib.contextmanager
-    def stage(self, doing: str) -> Iterator[None]:
-        """Within this block a second signal raises `NotAwaited`, and the user is told every 10 s what is being done."""
-        self._stage, self._since_s = doing, time.monotonic()
+    def stage(self, stage: str) -> Iterator[None]:
+        """Within this block a second signal raises `NotAwaited`, and every 10 s a line reports the stage."""
+        self._stage, self._since_s = stage, time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, HEARTBEAT_SECONDS, HEARTBEAT_SECONDS)
         try:
             yield
@@ -178,24 +178,24 @@ class FinalizeSignals:
 
     def _tick(self, _number: int, _frame: FrameType | None) -> None:
         if self._stage is not None:
-            self._say(f"{self._stage}, for {time.monotonic() - self._since_s:.0f} s now")
+            self._log(f"{self._stage}: {time.monotonic() - self._since_s:.0f} s so far")
 
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if not self._started:
             signal.signal(number, self._before[signal.Signals(number)])
             os.kill(os.getpid(), number)
         elif number in _FOR_THE_PROGRAM:
-            return  # which is over
-        elif not self._told:
-            self._told = True
-            doing = self._stage or "the recording is being read back"
-            self._say(Message("recording_being_read", f"{doing}; once more, and that is left for later"))
+            return  # the program has ended
+        elif not self._announced:
+            self._announced = True
+            stage = self._stage or "reading the recording back"
+            self._log(Message("recording_being_read", f"{stage}; press Ctrl+C again to stop waiting"))
         elif self._stage is not None:
             raise NotAwaited
 
 
 def read_seconds(variable: str, default_s: float) -> float:
-    """Return the time that a variable of the environment names, or the default."""
+    """Return the number of seconds in an environment variable, or the default."""
     value = os.environ.get(variable, "")
     if not value:
         return default_s
@@ -204,6 +204,10 @@ def read_seconds(variable: str, default_s: float) -> float:
     except ValueError:
         seconds = -1.0
     if seconds <= 0:
-        environment.warn_once("variable_invalid", f"{variable}={value!r} is no time; ignored", key=variable)
+        environment.warn_once(
+            "variable_invalid",
+            f"invalid {variable}={value!r}: not a number of seconds; using {default_s:g}",
+            key=variable,
+        )
         return default_s
     return seconds

@@ -1,6 +1,6 @@
-"""What is known around a run of its flight recorder: what it shows of each process, and the dumps that were made.
+"""The flight recorder of a run: the interval that is recorded of each process, and the dumps.
 
-What is asked for is read by `collectors/recorder/flight.py`, dumps are written in the process (`capture/flight.py`).
+`collectors/recorder/flight.py` parses the option; dumps are written in the process (`capture/flight.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from traceable.launch import run_dir
 from traceable.protocol import environment, untrusted
 
 FLIGHT_RECORDER_KEY = "flight_recorder"
-"""Where `run.json` keeps what was asked for, and what is shown of each process."""
+"""Key of the requested limits, and of the recorded interval of each process, in `run.json`."""
 
 _DUMP = re.compile(r"dump-(\d+)")
 _ROWS = "SELECT value FROM META_DATA_CAPTURE WHERE name = ?"
@@ -28,7 +28,7 @@ _ROWS = "SELECT value FROM META_DATA_CAPTURE WHERE name = ?"
 
 @dataclass(frozen=True)
 class Dump:
-    """One dump: its directory, when its first process was copied (wall clock), by whom, and the processes in it."""
+    """One dump: its directory, the wall clock of its first process's copy, who requested it, and its processes."""
 
     directory: Path
     wall_ns: int
@@ -37,11 +37,11 @@ class Dump:
 
 
 def make_flight_recorder_entry(variables: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return what the manifest says before anything was recorded; None where there is no flight recorder."""
-    asked = variables.get(environment.FLIGHT_RECORDER)
-    if not asked:
+    """Return the manifest's entry before anything is recorded; None where there is no flight recorder."""
+    text = variables.get(environment.FLIGHT_RECORDER)
+    if not text:
         return None
-    limits = parse_flight_recorder(asked)
+    limits = parse_flight_recorder(text)
     return {
         "requested": str(limits),
         "limit_ns": limits.duration_ns,
@@ -51,16 +51,16 @@ def make_flight_recorder_entry(variables: Mapping[str, str]) -> dict[str, Any] |
 
 
 def read_intervals(database: Path, manifest: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return which time of which process a database shows; nothing where it is not a flight recorder's.
+    """Return the interval of each process in a database; empty where it is not a flight recorder's.
 
     Args:
-        database: what the recorder's finaliser wrote, or any other file.
-        manifest: of its run, which knows how the program ended; None for not known.
+        database: the recorder's export, or any other file.
+        manifest: the manifest of its run, for how the program ended; None for unknown.
 
     Returns:
         For each process `pid`, `start_ns` and `end_ns` in the time of the trace, `limit_ns`, `limit_bytes`, `dumped_by`
         (None where it is not a dump), `from_start` (nothing before it is missing) and `end` (`SIGSEGV`, `exit code 1`,
-        or None where it is not known).
+        or None where it is unknown).
     """
     try:
         with closing(untrusted.open_database(database)) as connection:
@@ -70,11 +70,11 @@ def read_intervals(database: Path, manifest: Mapping[str, Any] | None) -> list[d
             ]
     except (OSError, *untrusted.SQLITE_ERRORS, ValueError, TypeError):
         return []
-    ended = {manifest.get("pid"): _end(manifest)} if manifest else {}
-    return [{**row, "end": ended.get(row["pid"]) if row["dumped_by"] is None else None} for row in rows]
+    ends = {manifest.get("pid"): _format_end(manifest)} if manifest else {}
+    return [{**row, "end": ends.get(row["pid"]) if row["dumped_by"] is None else None} for row in rows]
 
 
-def _end(manifest: Mapping[str, Any]) -> str | None:
+def _format_end(manifest: Mapping[str, Any]) -> str | None:
     end = manifest.get("end") or {}
     number, code = end.get("signal"), end.get("exit_code")
     if isinstance(number, int):
@@ -84,27 +84,27 @@ def _end(manifest: Mapping[str, Any]) -> str | None:
 
 
 def add_intervals(manifest: dict[str, Any], database: Path | None) -> None:
-    """Write into the manifest what is shown."""
+    """Write the recorded intervals into the manifest."""
     if isinstance(manifest.get(FLIGHT_RECORDER_KEY), dict) and database is not None:
         manifest[FLIGHT_RECORDER_KEY]["intervals"] = read_intervals(database, manifest)
 
 
 def find_run_of_dump(directory: Path) -> Path | None:
-    """Return the run directory that `directory` is a dump of; None where it is no dump."""
+    """Return the run directory that `directory` is a dump of; None where it is not a dump."""
     directory = directory.absolute()
     is_dump = _DUMP.fullmatch(directory.name) and untrusted.is_directory(directory / recorder.DIRECTORY)
     return directory.parent if is_dump and untrusted.is_regular(directory.parent / run_dir.MANIFEST) else None
 
 
 def finalize_dump(directory: Path, into: Path | None = None) -> Path:
-    """Return the SQLite file of a dump, making it where it is missing. Its program need not have ended.
+    """Return the SQLite file of a dump, creating it if it is missing. Its program may still run.
 
     Args:
         directory: the dump.
-        into: where to make it; None for there.
+        into: the directory for the file; None for the dump itself.
 
     Raises:
-        TraceError: it holds nothing.
+        TraceError: it is empty.
         CollectorError: it can't be read.
     """
     directory = directory.absolute()
@@ -113,8 +113,8 @@ def finalize_dump(directory: Path, into: Path | None = None) -> Path:
     if recorded.database is None:
         raise TraceError(
             "dump_empty",
-            f"{directory} holds no range or mark",
-            "dump later, or let the flight recorder reach further back",
+            f"{directory} contains no range or mark",
+            "dump later, or raise the limits of --flight-recorder",
         )
     return recorded.database
 
@@ -126,14 +126,14 @@ def list_dumps(directory: Path) -> list[Dump]:
         for entry in directory.iterdir()
         if (match := _DUMP.fullmatch(entry.name)) and untrusted.is_directory(entry)
     ]
-    return [dump for _, entry in sorted(numbers) if (dump := _read(entry)) is not None]
+    return [dump for _, entry in sorted(numbers) if (dump := _read_dump(entry)) is not None]
 
 
 def create_dump_dir(directory: Path) -> int:
-    """Make the directory of the next dump, and return its number.
+    """Create the directory of the next dump, and return its number.
 
     Raises:
-        UsageError: it can't be made.
+        UsageError: it can't be created.
     """
     number = 1 + max(
         (int(match[1]) for entry in directory.iterdir() if (match := _DUMP.fullmatch(entry.name))), default=0
@@ -145,13 +145,15 @@ def create_dump_dir(directory: Path) -> int:
             number += 1
         except OSError as error:
             raise UsageError(
-                "dump_dir_not_created", f"{directory / f'dump-{number}'} can't be made: {error.strerror}", "make room"
+                "dump_dir_not_created",
+                f"can't create {directory / f'dump-{number}'}: {error.strerror}",
+                "free some disk space",
             ) from None
         else:
             return number
 
 
-def _read(directory: Path) -> Dump | None:
+def _read_dump(directory: Path) -> Dump | None:
     from traceable.collectors.recorder.recording import read_recording
 
     try:

@@ -1,4 +1,4 @@
-"""One run from request to recording: choose the collector, make the run directory, supervise, finalise, write it down.
+"""One run from request to recording: collector, run directory, supervision, finalizing, manifest.
 
 It prints nothing and reads no trace; `cli/run.py` does.
 """
@@ -49,27 +49,28 @@ from traceable.selection import Rank
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What the user asked for.
+    """The options of a run.
 
     Attributes:
         target: the program.
-        argv: the words of our command line, for the manifest.
+        argv: traceable's own command line, for the manifest.
         collector: a collector's name, or `auto`.
         directory: the run directory of -o, or None for a dated one.
-        name: what the run and its files are called; by default after the program.
-        force: take a directory that is not empty.
-        expect: names of ranges that the run is to have.
-        variables: what else to set in the program's environment.
-        steps: which steps to record, as `TRACEABLE_STEPS` takes them; None for everything.
-        windows: start and stop of each window of these; None for an endless row.
-        control: windows may be asked for while it runs, and nothing else is recorded.
-        conditions: what windows wait for and how long they last; without `steps` they ask for one.
-        measure_overhead: run the program without a collector first, and note the times of all steps in both runs.
-        gpu: where the recorder is used, have the GPU's work recorded beside it.
-        quiet: say what goes wrong alone, not what is being done.
-        settings: what the user asks of single collectors, as `collectors.named` takes it; `str` of each says it.
-        rank: which rank the run is of; None for none.
-        grouped: its directory lies in one for all ranks.
+        name: the name of the run and of its files; by default the program's.
+        force: allow a non-empty directory.
+        expect: names of the ranges that must be recorded.
+        variables: additional variables in the program's environment.
+        steps: the steps to record, in the syntax of `TRACEABLE_STEPS`; None for everything.
+        windows: start and stop of each of these windows; None for an endless series.
+        control: windows may be requested while it runs, and nothing else is recorded.
+        conditions: when windows begin and how long they last; without `steps` there is one window.
+        measure_overhead: run the program without a collector first, and record the times of all steps in both runs.
+        gpu: with the recorder, capture GPU activity too.
+        quiet: log problems only, no progress.
+        settings: options of single collectors, by collector name, as `collectors.create_collector` takes them; `str`
+            of each is its text.
+        rank: the rank that this run records; None for none.
+        grouped: its directory is inside one for all ranks.
         process_filter: which of its processes are recorded; None for all.
     """
 
@@ -95,14 +96,14 @@ class RunRequest:
 
     @property
     def stem(self) -> str:
-        """The name of the run's files."""
+        """The name of the run's files, without suffix."""
         return self.name or self.target.name
 
     @property
     def timed(self) -> bool:
-        """Whether the collector itself opens the one window of time, since no Python runs in the program to do it."""
-        asked = self.conditions
-        by_time = any(asked) and not asked.need_steps and not asked.requests
+        """Whether the collector itself opens the one timed window, since no Python runs in the program to do it."""
+        conditions = self.conditions
+        by_time = any(conditions) and not conditions.need_steps and not conditions.requests
         return by_time and self.steps is None and not self.control and target.is_not_python(self.target)
 
 
@@ -112,11 +113,11 @@ class RunResult:
 
     Attributes:
         run_dir: its directory.
-        status: how the program ended, as `os.waitpid` says it.
-        recorded: what the collector left; None where it is not known (see `problem`).
+        status: the program's wait status, as of `os.waitpid`.
+        recorded: the collector's result; None where it is unknown (see `problem`).
         problem: why there is nothing to read.
-        expected: names of ranges that the command line or the program said it is to have.
-        readable: there is memory to load what reads a recording.
+        expected: names of the ranges that the command line or the program requires.
+        readable: there is enough memory to load the readers.
     """
 
     run_dir: Path
@@ -133,7 +134,7 @@ class _Run:
 
     directory: Path
     manifest: dict[str, Any]
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     failed: bool = field(default=False)
     release: ExitReleaser | None = None
 
@@ -142,9 +143,9 @@ class _Run:
         try:
             run_dir.write_json(self.directory / run_dir.MANIFEST, self.manifest)
         except OSError as error:
-            if not self.failed and self.directory.is_dir():  # that the whole directory is gone is said once, at the end
-                words = f"the manifest {self.directory / run_dir.MANIFEST} can't be written: {error.strerror}"
-                self.say(Message("manifest_not_written", words))
+            if not self.failed and self.directory.is_dir():  # a deleted directory is reported once, at the end
+                words = f"can't write the manifest {self.directory / run_dir.MANIFEST}: {error.strerror}"
+                self.log(Message("manifest_not_written", words))
             self.failed = True
 
     def started(self, pid: int) -> None:
@@ -154,97 +155,95 @@ class _Run:
 
 
 def check_run_request(request: RunRequest) -> None:
-    """Refuse what can't run, creating nothing.
+    """Reject a request that can't run, creating nothing.
 
     Raises:
-        UsageError: the program, the name or the directory.
+        UsageError: the program, the name or the directory is invalid.
     """
     if request.name is not None and (
         request.name.startswith(".") or not all(c.isalnum() or c in "._-" for c in request.name) or not request.name
     ):
-        raise UsageError(
-            "name_invalid", f"--name {request.name!r} is no file name", "use letters, digits, `.`, `_` and `-`"
-        )
+        raise UsageError("name_invalid", f"invalid --name {request.name!r}", "use letters, digits, `.`, `_` and `-`")
     target.check_target(request.target, target.get_interpreter_flags())
     run_dir.check_run_dir(request.directory, request.stem, force=request.force)
     if request.measure_overhead:
         overhead.check_repeatable(request.directory)
 
 
-def format_command_line(request: RunRequest, say: Callable[[str], None]) -> str:
+def format_command_line(request: RunRequest, log: Callable[[str], None]) -> str:
     """Return the environment and command line that `run_program` would use, as one line for a shell. Starts nothing.
 
-    Of a run that measures its overhead it is the second one, under the collector.
+    For a run that measures its overhead it is the second one, under the collector.
 
     Args:
-        request: what would be run.
-        say: prints one line to the user: what `run_program` would say of the plan.
+        request: the options of the run.
+        log: prints one line to the user: the notes of the plan.
 
     Raises:
         TraceableError: as for `run_program`.
     """
     check_run_request(request)
-    choice = _chosen(request)
+    choice = _choose_collector(request)
     directory = request.directory.absolute() if request.directory else run_dir.make_dated_path(request.stem)
     plan, planned = _plan(choice.collector, request, directory)
-    for note in [*_unused(request, choice.collector.name), *plan.notes]:
-        say(note)
+    for note in [*_find_unused_settings(request, choice.collector.name), *plan.notes]:
+        log(note)
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(planned.items())]
     return " ".join([*words, shlex.join(plan.argv)])
 
 
-def run_program(request: RunRequest, say: Callable[[str], None], worker: Worker) -> RunResult:
+def run_program(request: RunRequest, log: Callable[[str], None], worker: Worker) -> RunResult:
     """Run the program, and return when its recording is on disk and exported.
 
     Args:
-        request: what to run.
-        say: prints one line to the user.
+        request: the options of the run.
+        log: prints one line to the user.
         worker: reads the recording back.
 
     Raises:
         UsageError: the program can't run, or the directory can't be used.
-        CollectorError: no collector works, or the one asked for failed before it started the program.
-        NotComparableError: the run without a collector, which was to come first, did not end well.
+        CollectorError: no collector works, or the requested one failed before it started the program.
+        NotComparableError: the first run, without a collector, failed.
     """
     check_run_request(request)
-    choice = _chosen(request)
-    _plan(choice.collector, request, Path("/"))  # refuses what it can't do, before anything is created
+    choice = _choose_collector(request)
+    _plan(choice.collector, request, Path("/"))  # rejects an impossible plan before anything is created
     directory = run_dir.create_run_dir(request.directory, request.stem, force=request.force)
     if others := run_dir.find_other_writers(directory):
-        words = f"{others}, who can replace what this run writes: name a directory of your own with -o"
-        say(Message(others.code, words))
-    run = _Run(directory, _manifest(request, directory), say)
+        words = f"{others}, so others can replace the files of this run; choose a directory of your own with -o"
+        log(Message(others.code, words))
+    run = _Run(directory, _make_manifest(request, directory), log)
     if request.measure_overhead:
         _run_plain(request, run)
-    with finalize_progress.FinalizeSignals(say) as finishing:
-        choice, ended = _started(request, choice, run, finishing)
-        return _finish(run, choice, request, ended, finishing, worker)
+    with finalize_progress.FinalizeSignals(log) as finalize_signals:
+        choice, ended = _start_with_fallback(request, choice, run, finalize_signals)
+        return _finish(run, choice, request, ended, finalize_signals, worker)
 
 
-def _started(
-    request: RunRequest, choice: collectors.Choice, run: _Run, finishing: finalize_progress.FinalizeSignals
+def _start_with_fallback(
+    request: RunRequest, choice: collectors.Choice, run: _Run, finalize_signals: finalize_progress.FinalizeSignals
 ) -> tuple[collectors.Choice, supervisor.ProgramExit]:
-    """Run the program under the collector, or under the next one where that can't start it."""
+    """Run the program under the collector, or under the next one if that can't start it."""
     unusable: dict[str, Message] = {}
-    again = True
+    may_retry = True
     while True:
         try:
-            return choice, _start(request, choice, run, finishing)
+            return choice, _start(request, choice, run, finalize_signals)
         except supervisor.NeverStartedError as error:  # noqa: PERF203 - once or twice
-            if error.transient and again:
-                again = False
-                run.say(Message("collector_start_retried", f"{error.problem}: trying once more"))
+            if error.transient and may_retry:
+                may_retry = False
+                run.log(Message("collector_start_retried", f"{error.problem}; retrying"))
                 continue
-            # What was asked of one collector is no wish for another.
+            # Options of one collector rule out another.
             if request.collector != collectors.AUTO or choice.collector.name in request.settings:
                 run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.cause.as_dict}
                 run.save()
                 raise
             unusable[choice.collector.name] = error.cause
-            choice = _chosen(request, unusable)
+            choice = _choose_collector(request, unusable)
 
 
-def _chosen(request: RunRequest, unusable: Mapping[str, Message] | None = None) -> collectors.Choice:
+def _choose_collector(request: RunRequest, unusable: Mapping[str, Message] | None = None) -> collectors.Choice:
     choice = collectors.choose_collector(request.collector, unusable, request.settings)
     return collectors.with_gpu(choice) if request.gpu else choice
 
@@ -252,12 +251,12 @@ def _chosen(request: RunRequest, unusable: Mapping[str, Message] | None = None) 
 def _run_plain(request: RunRequest, run: _Run) -> None:
     command = request.target.command(target.get_interpreter_flags())
     if not request.quiet:
-        run.say("first run, without a collector")
+        run.log("first run, without a collector")
     full = overhead.make_plain_environment(request.variables, run.directory)
     run.manifest[overhead.OVERHEAD_KEY] = None
     run.save()
     try:
-        overhead.run_plain(command, full, run.directory, run.manifest, run.say)
+        overhead.run_plain(command, full, run.directory, run.manifest, run.log)
     except overhead.NotComparableError as error:
         run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.message.as_dict}
         raise
@@ -266,17 +265,17 @@ def _run_plain(request: RunRequest, run: _Run) -> None:
 
 
 def _start(
-    request: RunRequest, choice: collectors.Choice, run: _Run, finishing: finalize_progress.FinalizeSignals
+    request: RunRequest, choice: collectors.Choice, run: _Run, finalize_signals: finalize_progress.FinalizeSignals
 ) -> supervisor.ProgramExit:
     collector = choice.collector
     plan, planned = _plan(collector, request, run.directory)
     if not request.quiet:
-        run.say(f"collector {collector.name} ({choice.reason}); run directory {format_path(run.directory)}")
+        run.log(f"collector {collector.name} ({choice.reason}); run directory {format_path(run.directory)}")
     run.manifest["collector"] = {"requested": request.collector, "name": collector.name, "reason": choice.reason}
     run.manifest[ranks.SELECTION_KEY] = ranks.make_selection_entry(request.process_filter, collector.name)
-    notes = [*_unused(request, collector.name), *plan.notes]
+    notes = [*_find_unused_settings(request, collector.name), *plan.notes]
     for note in notes:
-        run.say(note)
+        run.log(note)
     words = redact.redact_command(plan.argv)
     run.manifest["plan"] = {
         "argv": words,
@@ -286,27 +285,27 @@ def _start(
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
-    run.release = ExitReleaser(run.say) if plan.detached else None
-    looking = process_watcher.ProcessWatcher(run.directory, run.release)
+    run.release = ExitReleaser(run.log) if plan.detached else None
+    watcher = process_watcher.ProcessWatcher(run.directory, run.release)
 
     def started(pid: int) -> None:
-        finishing.set_started()
-        looking.start(pid)
+        finalize_signals.set_started()
+        watcher.start(pid)
         run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(supervisor.find_collector_processes(run.directory))
         run.started(pid)
 
     try:
-        return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, started, run.say)
+        return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, started, run.log)
     finally:
-        looking.stop()
-        run.manifest[local_client.CLIENT_OF_KEY] = looking.find_server(request.target.command(()))
+        watcher.stop()
+        run.manifest[local_client.CLIENT_OF_KEY] = watcher.find_server(request.target.command(()))
 
 
-def _unused(request: RunRequest, name: str) -> list[Message]:
+def _find_unused_settings(request: RunRequest, name: str) -> list[Message]:
     return [
-        Message("option_without_effect", f"{asked}: of no effect without {one}")
-        for one, asked in request.settings.items()
-        if one != name
+        Message("option_without_effect", f"{setting} has no effect without --collector {collector}")
+        for collector, setting in request.settings.items()
+        if collector != name
     ]
 
 
@@ -317,23 +316,23 @@ def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[P
     elif request.steps is not None:
         gating = Gating(None if request.windows is None else len(request.windows))
     elif any(request.conditions):
-        held = request.conditions
-        gating = Gating(1, request.timed, held.delay_s, held.duration_s, held.delay_from_start)
+        timing = request.conditions
+        gating = Gating(1, request.timed, timing.delay_s, timing.duration_s, timing.delay_from_start)
     command = request.target.command(target.get_interpreter_flags())
     plan = collector.plan(command, directory, request.stem, gating)
-    ours = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
+    own = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
     if request.steps is not None:
-        ours[environment.STEPS] = request.steps
+        own[environment.STEPS] = request.steps
     if request.measure_overhead:
-        ours[environment.STEP_TIMES] = "1"
-    given = {**request.variables, **plan.environment, **ours}
+        own[environment.STEP_TIMES] = "1"
+    variables = {**request.variables, **plan.environment, **own}
     if request.process_filter is not None:
-        plan = request.process_filter.adapt_plan(plan, command, given, collector.name)
+        plan = request.process_filter.adapt_plan(plan, command, variables, collector.name)
         return plan, plan.environment
-    return plan, given
+    return plan, variables
 
 
-def _manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
+def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
     return {
         "schema": run_dir.SCHEMA,
         "run_dir": str(directory),
@@ -374,58 +373,62 @@ def _finish(
     choice: collectors.Choice,
     request: RunRequest,
     ended: supervisor.ProgramExit,
-    finishing: finalize_progress.FinalizeSignals,
+    finalize_signals: finalize_progress.FinalizeSignals,
     worker: Worker,
 ) -> RunResult:
     code = os.waitstatus_to_exitcode(ended.status)
-    own = run.release is None or run.release.check_exit(run.directory, ended.pid, code)
+    is_own_code = run.release is None or run.release.check_exit(run.directory, ended.pid, code)
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
         "program_wall_ns": overhead.read_end_ns(run.directory),
-        # Some of nsys's processes live as long as a daemon that the program left behind.
+        # Some of nsys's processes live as long as a daemon that the program left running.
         "collector_ended": ended.complete,
         "exit_code": code if code >= 0 else None,
-        "signal": -code if code < 0 and own else None,
+        "signal": -code if code < 0 and is_own_code else None,
     }
-    # Whoever gave the launcher ten seconds may kill it in what follows, and how the program ended is known now.
+    # The launcher may be killed from here on, by whoever gives it ten seconds: save how the program ended.
     run.save()
     recorded, problem, readable = None, None, True
     if ended.pid is None:
-        problem = Message("run_canceled", "the run was cancelled before the program started")
+        problem = Message("run_canceled", "the run was canceled before the program started")
     elif not ended.complete:
-        problem = Message("report_not_awaited", f"{choice.collector.name} was left to finish its report alone")
+        words = (
+            f"{choice.collector.name} is still writing its report; read it later with "
+            f"`traceable report {format_path(run.directory)}`"
+        )
+        problem = Message("report_not_awaited", words)
     elif not run.directory.is_dir():
-        words = f"{format_path(run.directory)} is gone, and with it what was recorded: the program deleted it"
+        words = f"the program deleted {format_path(run.directory)} with the recording in it"
         problem = Message("run_dir_deleted", words)
     else:
         in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
             run_dir.check_not_replaced(run.directory)
             memory_limit.check_memory_limit(run.directory)
-            with finishing.stage("the recording is being read back"):
+            with finalize_signals.stage("reading the recording back"):
                 if in_parts:
                     recorded = processes.load_recorded_parts(run.directory)
                 else:
                     recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
         except finalize_progress.NotAwaited:
-            words = "the recording was not read back, as you asked; nothing of it is lost"
+            words = (
+                f"reading back was interrupted; the recording is kept: `traceable report {format_path(run.directory)}`"
+            )
             problem = Message("reading_back_skipped", words)
         except WorkerDiedError as error:
             words = (
-                f"reading the recording back {error}; nothing of it is lost: read it where there is more memory, with "
+                f"the process that reads the recording back {error}; the recording is kept: read it with more memory, "
                 f"`python -m traceable report {format_path(run.directory)}`"
             )
             problem = Message("reading_back_died", words)
         except untrusted.RejectedFileError as error:
-            problem = Message("run_dir_replaced", f"{format_path(run.directory)} is not read: {error.strerror}")
+            problem = Message("run_dir_replaced", f"can't read {format_path(run.directory)}: {error.strerror}")
         except memory_limit.MemoryLimitError as error:
             problem, readable = error.message, False
         except TraceableError as error:
             problem = error.message
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
-            problem = Message(
-                "reading_back_failed", f"the recording could not be read ({format_one_line(error)}); it is kept"
-            )
+            problem = Message("reading_back_failed", f"can't read the recording ({format_one_line(error)}); it is kept")
         if recorded is None:
             recorder.remove_unfinished_exports(run.directory / f"{request.stem}.sqlite")
     range_counts.store_range_counts(run.directory, run.manifest, recorded)
@@ -445,7 +448,7 @@ def _finish(
 
 
 def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[CollectorResult | None, Message | None]:
-    """Return what the collector left, or why that is not known."""
+    """Return the collector's result, or why there is none."""
     try:
         return collector.finalize(directory, stem), None
     except TraceableError as error:
@@ -453,17 +456,17 @@ def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Collec
 
 
 def list_run_files(directory: Path) -> list[str]:
-    """What lies in a run directory, by name, its manifest and the launcher's own marks left out."""
-    ours = {run_dir.MANIFEST, exec_shim.PID_FILE, exec_shim.EXIT_FILE}
+    """Return the names of the files in a run directory, without the manifest and the launcher's own files."""
+    own = {run_dir.MANIFEST, exec_shim.PID_FILE, exec_shim.EXIT_FILE}
     try:
-        found = list(directory.iterdir())
+        entries = list(directory.iterdir())
     except OSError:  # the program has deleted it
         return []
-    return sorted(entry.name for entry in found if entry.name not in ours and entry.name[0] != ".")
+    return sorted(entry.name for entry in entries if entry.name not in own and entry.name[0] != ".")
 
 
 def format_path(path: Path) -> str:
-    """The path as the user would type it: relative where it lies below the working directory."""
+    """Return the path as the user would type it: relative if it is below the working directory."""
     with contextlib.suppress(OSError):
         if path.is_relative_to(Path.cwd()):
             return str(path.relative_to(Path.cwd())) or "."

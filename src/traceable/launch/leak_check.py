@@ -1,6 +1,6 @@
-"""What a recording tells of the environment it was made in: for whoever is about to pass it on.
+"""Check a recording for values of the environment and other secrets, before it is shared.
 
-It only reads. What is kept out of a recording, and how, is in docs/secrets.md.
+It only reads. docs/secrets.md describes what is kept out of a recording, and how.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NAMES_SHOWN = 8
 
 @dataclass(frozen=True)
 class Leak:
-    """Something of the environment in a recording.
+    """Private data in a recording.
 
     Attributes:
-        file: where it lies: the file that was named, or one in the run directory that was.
-        description: what it is, as the begin of a sentence, with its code.
-        names: the variables whose values are there, those that have the name of a secret first; empty where it is no
+        file: the file: the given one, or one in the given run directory.
+        description: the data, as the beginning of a sentence, with its code.
+        names: the variables whose values are stored, those with the name of a secret first; empty where it is not an
             environment.
-        secret_count: how many of them have such a name.
+        secret_count: how many of them have the name of a secret.
     """
 
     file: Path
@@ -40,17 +40,17 @@ class Leak:
 
     @property
     def message(self) -> Message:
-        """The same as a sentence."""
-        said = f"{self.file.name}: {self.description}"
+        """The leak as a sentence."""
+        text = f"{self.file.name}: {self.description}"
         if self.names:
             shown = ", ".join(self.names[:NAMES_SHOWN])
             more = f" and {len(self.names) - NAMES_SHOWN} more" if len(self.names) > NAMES_SHOWN else ""
-            said += f", with the values of {shown}{more}"
-        return Message(self.description.code, said)
+            text += f", with the values of {shown}{more}"
+        return Message(self.description.code, text)
 
 
 def find_leaks(path: Path) -> list[Leak]:
-    """Return what there is of the environment in a recording, what has the names of secrets first.
+    """Return the private data in a recording, that with the names of secrets first.
 
     Args:
         path: a run directory, a `.nsys-rep` or a `.sqlite` file.
@@ -59,72 +59,74 @@ def find_leaks(path: Path) -> list[Leak]:
         TraceError: it can't be read as a recording.
         CollectorError: nsys is missing or can't read the report.
     """
-    found = list(_of_run(path) if path.is_dir() else _of_file(path))
-    return sorted(found, key=lambda one: -one.secret_count)
+    leaks = list(_check_run(path) if path.is_dir() else _check_file(path))
+    return sorted(leaks, key=lambda one: -one.secret_count)
 
 
-def _of_run(directory: Path) -> Iterator[Leak]:
-    yield from _of_manifest(directory, run_dir.load_manifest(directory))
-    for one in _reports(directory, ".sqlite"):
-        yield from _of_file(one)
+def _check_run(directory: Path) -> Iterator[Leak]:
+    yield from _check_manifest(directory, run_dir.load_manifest(directory))
+    for one in _list_reports(directory, ".sqlite"):
+        yield from _check_file(one)
 
 
-def _reports(directory: Path, *more: str) -> list[Path]:
-    found = sorted(entry for entry in directory.rglob("*") if entry.suffix in (*REPORT_SUFFIXES, *more))
-    return [one for one in found if one.name[0] != "." and untrusted.is_regular(one) and one.stat().st_size]
+def _list_reports(directory: Path, *more: str) -> list[Path]:
+    files = sorted(entry for entry in directory.rglob("*") if entry.suffix in (*REPORT_SUFFIXES, *more))
+    return [one for one in files if one.name[0] != "." and untrusted.is_regular(one) and one.stat().st_size]
 
 
-def _of_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]:
-    """Command lines that an older version wrote as they were, and those that nsys did."""
+def _check_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Leak]:
+    """Check the command lines that an older version wrote unredacted, and those that nsys wrote."""
     for key, holder in (("argv", manifest), ("command", manifest.get("target")), ("argv", manifest.get("plan"))):
         words = (holder or {}).get(key) or []
         if redact.redact_command(words) != words:
-            what = Message("secret_in_manifest", f"a command line with the value of a secret ({key})")
-            yield Leak(directory / run_dir.MANIFEST, what, secret_count=1)
+            description = Message("secret_in_manifest", f"a command line with a secret value ({key})")
+            yield Leak(directory / run_dir.MANIFEST, description, secret_count=1)
     hidden = any(redact.REDACTED in word for word in (manifest.get("plan") or {}).get("argv") or ())
     if hidden and (manifest.get("collector") or {}).get("name") == "nsys":
-        for report in _reports(directory):
-            what = Message("secret_on_command_line", "the command line, with a value that run.json leaves out")
-            yield Leak(report, what, secret_count=1)
+        for report in _list_reports(directory):
+            description = Message("secret_on_command_line", "the command line, with a value that run.json redacts")
+            yield Leak(report, description, secret_count=1)
 
 
-def _of_file(path: Path) -> Iterator[Leak]:
+def _check_file(path: Path) -> Iterator[Leak]:
     with reports.open_report(path) as database:
         try:
             with closing(untrusted.open_database(database)) as connection:
-                found = privacy.find_environments(connection)
-                printed = _printed(connection)
+                environments = privacy.find_environments(connection)
+                output_chars = _count_output_chars(connection)
         except untrusted.SQLITE_ERRORS as error:
-            what = f"{path} can't be read ({untrusted.format_sqlite_error(error)})"
-            raise TraceError("file_unreadable", what, "give a report of nsys's") from None
-    strangers = [one for one in found if not one.is_from_launcher]
-    of_processes = Message("environment_stored", f"the environment of {_counted(len(strangers))}")
-    if leak := _leak(path, of_processes, strangers):
+            problem = f"can't read {path} ({untrusted.format_sqlite_error(error)})"
+            raise TraceError("file_unreadable", problem, "give an nsys report") from None
+    of_others = [one for one in environments if not one.is_from_launcher]
+    of_processes = Message("environment_stored", f"the environment of {_count_processes(len(of_others))}")
+    if leak := _make_leak(path, of_processes, of_others):
         yield leak
     of_nsys = Message("nsys_environment_stored", "nsys's own environment")
-    if leak := _leak(path, of_nsys, [one for one in found if one.is_from_launcher]):
+    if leak := _make_leak(path, of_nsys, [one for one in environments if one.is_from_launcher]):
         yield leak
-    if len(strangers) > 1 and path.suffix != ".sqlite":
-        what = "the command lines of the processes of the machine, which nsys's tables do not show"
-        yield Leak(path, Message("command_lines_stored", what))
-    if printed:
-        yield Leak(path, Message("output_stored", f"what the program printed ({printed} characters)"))
+    if len(of_others) > 1 and path.suffix != ".sqlite":
+        description = Message(
+            "command_lines_stored", "the command lines of other processes, not shown in nsys's tables"
+        )
+        yield Leak(path, description)
+    if output_chars:
+        yield Leak(path, Message("output_stored", f"the program's output ({output_chars} characters)"))
 
 
-def _leak(path: Path, what: Message, found: Iterable[privacy.StoredEnvironment]) -> Leak | None:
-    names = {name for one in found for name, value in one.variables.items() if name and value}
+def _make_leak(path: Path, description: Message, environments: Iterable[privacy.StoredEnvironment]) -> Leak | None:
+    names = {name for one in environments for name, value in one.variables.items() if name and value}
     secret = sorted(name for name in names if redact.is_secret(name))
     if not names:
         return None
-    return Leak(path, what, (*secret, *sorted(names - set(secret))), len(secret))
+    return Leak(path, description, (*secret, *sorted(names - set(secret))), len(secret))
 
 
-def _counted(number: int) -> str:
+def _count_processes(number: int) -> str:
     return f"{number} processes" if number > 1 else "a process"
 
 
-def _printed(connection: sqlite3.Connection) -> int:
-    """How many characters of the program's output are in a report."""
+def _count_output_chars(connection: sqlite3.Connection) -> int:
+    """Return how many characters of the program's output are in a report."""
     try:
         rows = connection.execute("SELECT sum(length(value)) FROM ProcessStreams JOIN StringIds ON id = contentId")
         return rows.fetchone()[0] or 0

@@ -1,7 +1,7 @@
-"""Whether a program only talks to a server on this machine that was started without the launcher, as curl may.
+"""Detect a program that is only a client of a local server which was started without the launcher, such as curl.
 
-Its sockets are compared with what listens in its network namespace (/proc/PID/net/tcp). What is over before the
-launcher looks is judged by its command line, if that names an address of this machine.
+Its sockets are compared with the listening sockets in its network namespace (/proc/PID/net/tcp). A program that ends
+before the launcher polls is recognized by its command line, if that has an address of this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 CLIENT_OF_KEY = "client_of"
-"""Where `run.json` keeps the server; null for a program that is no such client, as far as is known."""
+"""Key of the server in `run.json`; null for a program that is not known to be such a client."""
 
 CLIENT_PROGRAMS = frozenset(
     (
@@ -22,7 +22,7 @@ CLIENT_PROGRAMS = frozenset(
         *("bombardier", "h2load", "vegeta", "k6", "locust", "aiperf", "genai-perf"),
     )
 )
-"""Programs that are nothing but clients."""
+"""Programs that are only clients."""
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
@@ -42,48 +42,48 @@ class _Socket:
 
 
 class SocketWatcher:
-    """What was seen of the sockets of a program and of the processes below it."""
+    """The sockets of a program and of its descendants, as of all polls."""
 
     def __init__(self) -> None:
         self._serves = False
         self._port: int | None = None
 
     def poll(self, pids: Sequence[int]) -> None:
-        """Look at the sockets of these processes."""
+        """Read the sockets of these processes."""
         if self._serves:
             return
-        own = {inode for pid in pids for inode in _inodes(pid)}
+        own = {inode for pid in pids for inode in _list_socket_inodes(pid)}
         if not own:
             return
-        there = list(_sockets(pids[0]))
-        self._serves = any(one.state == _LISTEN and one.inode in own for one in there)
-        listening = {one.port for one in there if one.state == _LISTEN}
-        for one in there:
+        sockets = list(_read_sockets(pids[0]))
+        self._serves = any(one.state == _LISTEN and one.inode in own for one in sockets)
+        listening = {one.port for one in sockets if one.state == _LISTEN}
+        for one in sockets:
             if one.inode in own and one.state != _LISTEN and one.local and one.remote_port in listening:
                 self._port = one.remote_port
 
     def find_server(self, command: Sequence[str]) -> dict[str, Any] | None:
-        """Return `port`, `pid` and `name` of the server that listens still; the last two are None where not known."""
-        ports = list(_named(command)) if self._port is None else [self._port]
+        """Return `port`, `pid` and `name` of the server if it still listens; the last two are None where unknown."""
+        ports = list(_parse_local_ports(command)) if self._port is None else [self._port]
         if self._serves or not ports:
-            return None  # to read the sockets of a busy machine takes a while
-        there = {one.port: one.inode for one in _sockets(None) if one.state == _LISTEN}
-        port = next((one for one in ports if one in there), None)
+            return None  # reading the sockets of a busy machine takes a while
+        listening = {one.port: one.inode for one in _read_sockets(None) if one.state == _LISTEN}
+        port = next((one for one in ports if one in listening), None)
         if port is None:
             return None
-        pid = _holder(there[port])
+        pid = _find_socket_owner(listening[port])
         return {"port": port, "pid": pid, "name": _read(_PROC / str(pid) / "comm").strip() or None if pid else None}
 
 
-def _named(command: Sequence[str]) -> Iterator[int]:
-    """Yield the ports of this machine that a command line names."""
+def _parse_local_ports(command: Sequence[str]) -> Iterator[int]:
+    """Yield the ports of local addresses in a command line."""
     for word in command:
         for scheme, port in _ADDRESS.findall(word):
             if port or scheme:
                 yield int(port) if port else 443 if scheme == "https" else 80
 
 
-def _inodes(pid: int) -> Iterator[str]:
+def _list_socket_inodes(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for entry in (_PROC / str(pid) / "fd").iterdir():
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def _inodes(pid: int) -> Iterator[str]:
                     yield target[8:-1]
 
 
-def _sockets(pid: int | None) -> Iterator[_Socket]:
+def _read_sockets(pid: int | None) -> Iterator[_Socket]:
     """Yield the TCP sockets of the network namespace of a process; None for this one."""
     for name in ("tcp", "tcp6"):
         for line in _read(_PROC / (str(pid) if pid else "self") / "net" / name).splitlines()[1:]:
@@ -102,9 +102,9 @@ def _sockets(pid: int | None) -> Iterator[_Socket]:
             yield _Socket(int(port, 16), words[3], words[9], local, int(remote_port, 16))
 
 
-def _holder(inode: str) -> int | None:
+def _find_socket_owner(inode: str) -> int | None:
     pids: Iterable[int] = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
-    return next((pid for pid in pids if inode in _inodes(pid)), None)
+    return next((pid for pid in pids if inode in _list_socket_inodes(pid)), None)
 
 
 def _read(path: Path) -> str:

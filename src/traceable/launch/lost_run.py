@@ -1,7 +1,7 @@
-"""What is known of a run whose recording is lost: what its processes wrote down themselves, and where nsys's stream is.
+"""The data that remains of a run whose recording is lost: the records of its processes, and nsys's stream.
 
-Nothing here is a recording: how many steps there were, and which ranges, but no time. Where there is a report, nobody
-asks.
+It is not a recording: the number of steps and the names of ranges, without times. It is not used where there is a
+report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from traceable.protocol import untrusted
 
 STREAM_SUFFIX = ".qdstrm"
 STREAMS_KEY = "streams"
-"""Where the manifest keeps the files that nsys recorded into; nsys deletes them once it has made its report."""
+"""Key of the files that nsys records into, in the manifest; nsys deletes them when its report is written."""
 
 NAMES_MAX = 6
 PROCESSES_MAX = 4
@@ -29,52 +29,56 @@ _OF_PROCESS = re.compile(r"status\.(\d+)\.(steps|lives)")
 
 
 def find_streams(pids: Iterable[int]) -> list[str]:
-    """Return the paths of the streams that these processes of nsys's record into."""
-    found = set()
+    """Return the paths of the streams that these nsys processes record into."""
+    paths = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    found.add(os.fspath(entry.readlink()))
-    return sorted(path for path in found if path.endswith(STREAM_SUFFIX))
+                    paths.add(os.fspath(entry.readlink()))
+    return sorted(path for path in paths if path.endswith(STREAM_SUFFIX))
 
 
 def add_remaining_data(error: TraceableError, directory: Path, manifest: dict[str, Any]) -> TraceableError:
-    """Return `error`, which is that a run's recording can't be read, with what is left of the run named in it."""
-    return type(error)(error.code, "; ".join((error.problem, *_left(directory, manifest))), error.remedy)
+    """Return `error`, about an unreadable recording, with the remaining data of the run added to its text."""
+    return type(error)(
+        error.code, "; ".join((error.problem, *_describe_remaining_data(directory, manifest))), error.remedy
+    )
 
 
-def _left(directory: Path, manifest: dict[str, Any]) -> list[str]:
+def _describe_remaining_data(directory: Path, manifest: dict[str, Any]) -> list[str]:
     sentences = []
     for path in manifest.get(STREAMS_KEY) or ():
-        # Outside of the run directory, where nothing is opened because a manifest names it.
+        # A path outside the run directory, from a manifest that is not trusted: the file is not opened.
         stream = Path(path)
         if stream.suffix == STREAM_SUFFIX and untrusted.is_regular(stream):
-            sentences.append(f"nsys's stream {stream} ({format_bytes(stream.lstat().st_size)}) has no end and is lost")
-    found = {int(match[1]) for path in directory.glob("status.*") if (match := _OF_PROCESS.fullmatch(path.name))}
-    told = [one for pid in sorted(found) if (one := _of_process(directory, pid))]
-    if told:
-        more = f", and {len(told) - PROCESSES_MAX} more" if len(told) > PROCESSES_MAX else ""
-        sentences.append(f"what the program wrote itself is kept: {'; '.join(told[:PROCESSES_MAX])}{more}")
+            sentences.append(
+                f"nsys's stream {stream} ({format_bytes(stream.lstat().st_size)}) is incomplete and can't be read"
+            )
+    pids = {int(match[1]) for path in directory.glob("status.*") if (match := _OF_PROCESS.fullmatch(path.name))}
+    records = [one for pid in sorted(pids) if (one := _describe_process(directory, pid))]
+    if records:
+        more = f", and {len(records) - PROCESSES_MAX} more" if len(records) > PROCESSES_MAX else ""
+        sentences.append(f"records of the program's processes remain: {'; '.join(records[:PROCESSES_MAX])}{more}")
     return sentences
 
 
-def _of_process(directory: Path, pid: int) -> str | None:
-    """Return what a process told of its steps and, if Python ended in it, of its ranges; None for nothing."""
+def _describe_process(directory: Path, pid: int) -> str | None:
+    """Return the number of steps of a process and, if Python ended in it, its ranges; None for nothing."""
     clauses = []
     with contextlib.suppress(OSError, struct.error):
         begun, ended = struct.unpack_from("<qq", untrusted.read_file(directory / f"status.{pid}.steps", 24))
         if begun:
             clauses.append(f"took {ended} step{'s' * (ended != 1)}{' and began one more' * (begun > ended)}")
-    names, distinct = _names(directory / f"status.{pid}.lives")
+    names, distinct = _read_range_names(directory / f"status.{pid}.lives")
     if names:
         rest = f" and {distinct - NAMES_MAX} more" if distinct > NAMES_MAX else ""
         clauses.append(f"made ranges named {', '.join(names[:NAMES_MAX])}{rest}")
     return f"process {pid} {' and '.join(clauses)} (status.{pid}.*)" if clauses else None
 
 
-def _names(path: Path) -> tuple[list[str], int]:
-    """Return the names of the ranges that a process said at its end that it made, and how many there were."""
+def _read_range_names(path: Path) -> tuple[list[str], int]:
+    """Return the names of the ranges that a process recorded at its end, and how many distinct ones there were."""
     names: list[str] = []
     distinct = 0
     for content in untrusted.read_json_lines(path, untrusted.PROCESS_END):

@@ -1,7 +1,7 @@
-"""Whether a limit on this process's memory (`ulimit -v`, RLIMIT_AS) leaves room for what reads recordings.
+"""Check that a memory limit of this process (`ulimit -v`, RLIMIT_AS) allows reading a recording.
 
-numpy's libraries need hundreds of megabytes of address space to be loaded, and where those are missing they may end the
-process (OpenBLAS calls exit): the launcher would lose the program's exit code by that. So another process tries first.
+numpy's libraries need hundreds of megabytes of address space, and without them they may end the process (OpenBLAS calls
+exit), so the launcher would lose the program's exit code. Another process tries first.
 """
 
 from __future__ import annotations
@@ -13,40 +13,43 @@ from pathlib import Path
 from traceable.analysis.units import format_bytes
 from traceable.errors import TraceError
 
-_TRY = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2); import numpy"
+_IMPORT_NUMPY = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2); import numpy"
 
 
 class MemoryLimitError(TraceError):
-    """A limit on memory leaves too little to read a recording."""
+    """The memory limit is too low to read a recording."""
 
 
 def check_memory_limit(path: Path) -> None:
-    """Refuse to load numpy where there is no room for it. Free of cost where nothing is limited.
+    """Raise an error if there is not enough memory to load numpy. Free where memory is not limited.
 
     Args:
-        path: what is to be read.
+        path: the recording, for the message.
 
     Raises:
-        LimitedError: the limit is too small.
+        MemoryLimitError: the limit is too low.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or "numpy" in sys.modules:
         return
     import subprocess
 
-    room = limit - _used()
-    tried = subprocess.run(
-        [sys.executable, "-I", "-c", _TRY, str(room)], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    available_bytes = limit - _read_used_bytes()
+    attempt = subprocess.run(
+        [sys.executable, "-I", "-c", _IMPORT_NUMPY, str(available_bytes)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
     )
-    if tried.returncode:
+    if attempt.returncode:
         raise MemoryLimitError(
             "memory_limit_too_low",
-            f"the memory limit of {format_bytes(limit)} (ulimit -v) is too low to read recordings; this one is kept",
-            f"raise it, then type `traceable report {path}`",
+            f"the memory limit of {format_bytes(limit)} (ulimit -v) is too low to read the recording, which is kept",
+            f"raise it, then run `traceable report {path}`",
         )
 
 
-def _used() -> int:
-    """How many bytes of address space this process has."""
+def _read_used_bytes() -> int:
+    """Return how many bytes of address space this process uses."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - one line
         return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,7 +1,7 @@
-"""The run without a collector that `run --measure-overhead` begins with, and what both runs left of their times.
+"""The run without a collector that `run --measure-overhead` begins with, and the times of both runs.
 
-The program gets the same command line, working directory, standard streams and, as far as it is not about recording,
-environment as in the run that follows. What the times come to is `analysis/overhead.py`.
+The program gets the same command line, working directory, standard streams and, except for variables about recording,
+environment as in the run that follows. `analysis/overhead.py` compares the times.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from traceable.analysis.overhead import ProcessTimes, RunTimes
 
 PLAIN_DIRECTORY = "plain"
-"""What the run without a collector leaves, within the run directory."""
+"""Subdirectory of the run directory for the run without a collector."""
 
 OVERHEAD_KEY = "overhead"
-"""Where `run.json` keeps what was measured."""
+"""Key of the measured overhead in `run.json`."""
 
 PLAIN_KEY = "plain"
-"""Where `run.json` keeps how the run without a collector went."""
+"""Key of the run without a collector in `run.json`."""
 
-_RECORDING = (
+_RECORDING_VARIABLES = (
     *(environment.ANNOTATE, environment.ANNOTATE_REPORTER, environment.GC, environment.LOOP_PAUSES),
     *(environment.STEPS, *environment.CONDITIONS, environment.FLIGHT_RECORDER),
 )
-"""What is about recording, and is not in the environment of the run without a collector. How windows are asked for is
-in it: a SIGUSR2 that nobody heeds ends a program."""
+"""Variables about recording, which the run without a collector does not get. It does get those that say how windows are
+requested: a SIGUSR2 without a handler ends a program."""
 
 
 class NotComparableError(Exception):
-    """The run without a collector did not end well, so there is nothing to compare with, and no second run.
+    """The run without a collector failed, so there is nothing to compare with, and no second run.
 
     Args:
-        message: why, for the user.
-        status: how it ended, as `os.waitpid` says it.
+        message: the reason, for the user.
+        status: its wait status, as of `os.waitpid`.
     """
 
     def __init__(self, message: Message, status: int) -> None:
@@ -58,22 +58,22 @@ class NotComparableError(Exception):
 
 
 def check_repeatable(directory: Path | None) -> None:
-    """Refuse what can't be run twice, creating nothing.
+    """Reject a program that can't be run twice, creating nothing.
 
     Raises:
-        UsageError: what stands in stdin can be read once only, or the place of the first run is taken.
+        UsageError: stdin can be read only once, or the directory of the first run exists.
     """
-    if sys.__stdin__ is not None and not os.isatty(0) and _position() is None:
+    if sys.__stdin__ is not None and not os.isatty(0) and _get_stdin_position() is None:
         raise UsageError(
             "stdin_not_repeatable",
-            "--measure-overhead runs the program twice, and what comes through a pipe to its stdin can be read once",
-            "give it a file (`< FILE`), or nothing (`< /dev/null`)",
+            "--measure-overhead runs the program twice, but its stdin is a pipe, which can be read only once",
+            "redirect stdin from a file (`< FILE`) or from `/dev/null`",
         )
     if directory is not None and not (directory / run_dir.MANIFEST).exists() and (directory / PLAIN_DIRECTORY).exists():
         raise UsageError(
             "plain_run_dir_taken",
-            f"{directory / PLAIN_DIRECTORY} is where --measure-overhead keeps its first run",
-            "name another directory with -o",
+            f"{directory / PLAIN_DIRECTORY} exists; --measure-overhead needs that path for its first run",
+            "give another directory with -o",
         )
 
 
@@ -81,12 +81,12 @@ def make_plain_environment(variables: Mapping[str, str], directory: Path) -> dic
     """Return the environment of the run without a collector.
 
     Args:
-        variables: what the options set in the program's environment.
+        variables: additional variables in the program's environment.
         directory: the run directory.
     """
-    found = {name: value for name, value in {**os.environ, **variables}.items() if name not in _RECORDING}
-    place = {environment.RUN_DIR: str(directory / PLAIN_DIRECTORY), environment.STEP_TIMES: "1"}
-    return {**found, **place, environment.COLLECTOR: NoneCollector.name, environment.GATE: NoneCollector.name}
+    inherited = {name: value for name, value in {**os.environ, **variables}.items() if name not in _RECORDING_VARIABLES}
+    own = {environment.RUN_DIR: str(directory / PLAIN_DIRECTORY), environment.STEP_TIMES: "1"}
+    return {**inherited, **own, environment.COLLECTOR: NoneCollector.name, environment.GATE: NoneCollector.name}
 
 
 def run_plain(
@@ -94,22 +94,22 @@ def run_plain(
     full: Mapping[str, str],
     directory: Path,
     manifest: dict[str, Any],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Run the program without a collector, and have its stdin stand where it stood before.
+    """Run the program without a collector, then seek its stdin back to the position before.
 
     Args:
         command: the program's command line.
         full: its environment.
         directory: the run directory.
-        manifest: how it went is written into this.
-        say: prints one line to the user.
+        manifest: gets the result, under `PLAIN_KEY`.
+        log: prints one line to the user.
 
     Raises:
-        NotComparableError: it failed, or was told to end.
+        NotComparableError: it failed, or a termination signal was received.
         UsageError: it can't be executed.
     """
-    position = _position()
+    position = _get_stdin_position()
     plain: dict[str, Any] = {"pid": None, "start_wall_ns": None, "end_wall_ns": None, "exit_code": None, "signal": None}
     manifest[PLAIN_KEY] = plain
     (directory / PLAIN_DIRECTORY).mkdir()
@@ -117,7 +117,7 @@ def run_plain(
     def started(pid: int) -> None:
         plain.update(pid=pid, start_wall_ns=time.time_ns())
 
-    ended = supervisor.supervise(NoneCollector().plan(command, directory, ""), full, directory, started, say)
+    ended = supervisor.supervise(NoneCollector().plan(command, directory, ""), full, directory, started, log)
     plain["end_wall_ns"] = time.time_ns()
     code = os.waitstatus_to_exitcode(ended.status)
     plain.update(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
@@ -126,15 +126,15 @@ def run_plain(
             os.lseek(0, position, os.SEEK_SET)
     if code or ended.termination_requested:
         if ended.termination_requested:
-            words = "the run without a collector was told to end: there is no second one to compare"
+            words = "the run without a collector was interrupted, so the second run is skipped"
             raise NotComparableError(Message("plain_run_interrupted", words), ended.status)
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        words = f"the run without a collector failed ({how}): there is no second one to compare"
+        words = f"the run without a collector failed ({how}), so the second run is skipped"
         raise NotComparableError(Message("plain_run_failed", words), ended.status)
 
 
 def read_start_ns(directory: Path) -> int:
-    """Return the wall clock of the program's start, asked when that is known: nsys's side writes its pid at once."""
+    """Return the wall clock of the program's start. Call it when its pid is known: under nsys from the pid file."""
     try:
         return (directory / exec_shim.PID_FILE).stat().st_mtime_ns
     except OSError:
@@ -142,7 +142,7 @@ def read_start_ns(directory: Path) -> int:
 
 
 def read_end_ns(directory: Path) -> int:
-    """Return the wall clock of the program's end, asked when that is known: nsys goes on for a while."""
+    """Return the wall clock of the program's end. Call it when that is known: under nsys from the exit file."""
     try:
         return int(untrusted.read_json_object(directory / exec_shim.EXIT_FILE, untrusted.EXIT)["end_ns"])
     except (OSError, ValueError, KeyError):
@@ -156,58 +156,60 @@ def load_runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[RunTimes, R
         directory: the run directory.
         manifest: its manifest.
     """
-    # It imports numpy, which a start must do without.
+    # It imports numpy, which a start must not load.
     from traceable.analysis.overhead import RunTimes
 
     plain, start, end = manifest.get(PLAIN_KEY) or {}, manifest.get("start") or {}, manifest.get("end") or {}
-    asked = manifest.get(windows.WINDOW_KEY) is not None
-    # Where the launcher asked for no window, the program may have: the recorder heeds it, nsys has recorded all.
-    heeds = manifest["collector"]["name"] == "recorder"
-    alike = plain.get("exit_code") == end.get("exit_code") == 0
+    has_windows = manifest.get(windows.WINDOW_KEY) is not None
+    # Without requested windows the program may open its own: the recorder follows them, nsys records everything.
+    follows_program = manifest["collector"]["name"] == "recorder"
+    both_succeeded = plain.get("exit_code") == end.get("exit_code") == 0
     return (
         RunTimes(
-            _between(plain.get("start_wall_ns"), plain.get("end_wall_ns")) if alike else None,
-            _processes(directory / PLAIN_DIRECTORY, plain.get("pid")),
+            _get_duration_ns(plain.get("start_wall_ns"), plain.get("end_wall_ns")) if both_succeeded else None,
+            _load_process_times(directory / PLAIN_DIRECTORY, plain.get("pid")),
         ),
         RunTimes(
-            _between(start.get("program_wall_ns"), end.get("program_wall_ns")) if alike else None,
-            _processes(directory, manifest.get("pid"), asked=asked, heeds=heeds),
+            _get_duration_ns(start.get("program_wall_ns"), end.get("program_wall_ns")) if both_succeeded else None,
+            _load_process_times(
+                directory, manifest.get("pid"), has_windows=has_windows, follows_program=follows_program
+            ),
         ),
     )
 
 
-def _processes(
-    directory: Path, program: int | None, *, asked: bool = False, heeds: bool = False
+def _load_process_times(
+    directory: Path, program: int | None, *, has_windows: bool = False, follows_program: bool = False
 ) -> tuple[ProcessTimes, ...]:
-    """Return what the processes of a run left of their steps, by pid.
+    """Return the step times of the processes of a run, by pid.
 
     Args:
-        directory: where.
+        directory: the directory of the run.
         program: the pid of the program itself.
-        asked: whether windows were asked for, so that nothing else is recorded.
-        heeds: whether the same holds if a process opened one.
+        has_windows: whether windows were requested, so that nothing else is recorded.
+        follows_program: whether the same holds if a process opened one.
     """
     from traceable.analysis.overhead import ProcessTimes
 
-    told = {one.pid: one for one in windows.load_statuses(directory)}
-    found = []
+    statuses = {one.pid: one for one in windows.load_statuses(directory)}
+    processes = []
     for path in directory.glob("status.*.times"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.name.split(".")[1])
             content = untrusted.read_file(path)
             times = array("q", content[: len(content) // 24 * 24])
-            windows_told = told[pid].windows if pid in told else ()
-            opened = [window for window in windows_told if window.opened_step is not None]
-            found.append(
+            reported = statuses[pid].windows if pid in statuses else ()
+            opened = [window for window in reported if window.opened_step is not None]
+            processes.append(
                 ProcessTimes(
                     pid=pid,
                     step_times=times,
                     is_program=pid == program,
-                    recorded_steps=tuple(map(_span, opened)) if asked or (heeds and opened) else None,
+                    recorded_steps=tuple(map(_span, opened)) if has_windows or (follows_program and opened) else None,
                     stall_ns=sum((one.open_stall_ns or 0) + (one.close_stall_ns or 0) for one in opened),
                 )
             )
-    return tuple(sorted(found, key=lambda one: one.pid))
+    return tuple(sorted(processes, key=lambda one: one.pid))
 
 
 def _span(window: Window) -> tuple[int, int]:
@@ -216,7 +218,7 @@ def _span(window: Window) -> tuple[int, int]:
 
 
 def write_overhead(directory: Path, measured: dict[str, Any]) -> None:
-    """Write into the manifest what was measured.
+    """Write the measured overhead into the manifest.
 
     Raises:
         OSError: it can't be written.
@@ -225,19 +227,21 @@ def write_overhead(directory: Path, measured: dict[str, Any]) -> None:
     manifest = run_dir.load_manifest(directory)
     if OVERHEAD_KEY not in manifest:
         raise TraceError(
-            "overhead_not_measured", f"{directory} did not measure its overhead", "run with --measure-overhead"
+            "overhead_not_measured",
+            f"the run in {directory} did not measure its overhead",
+            "record one with `traceable run --measure-overhead`",
         )
     manifest[OVERHEAD_KEY] = measured
     run_dir.write_json(directory / run_dir.MANIFEST, manifest)
 
 
-def _position() -> int | None:
-    """Return where stdin stands; None where it can't be set back."""
+def _get_stdin_position() -> int | None:
+    """Return the position of stdin; None where it is not seekable."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR)
     except OSError:
         return None
 
 
-def _between(start: Any, end: Any) -> int | None:
+def _get_duration_ns(start: Any, end: Any) -> int | None:
     return end - start if isinstance(start, int) and isinstance(end, int) and end > start else None

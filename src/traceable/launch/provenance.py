@@ -1,7 +1,7 @@
-"""What the manifest says of the circumstances of a run: versions, git, host, GPUs.
+"""The provenance of a run in its manifest: versions, git, host, GPUs.
 
-Every fact is asked for with a short time limit and is null where there is no answer: the program must not wait for a
-slow file system or a driver. Of the environment only names are taken, never a value.
+Each query has a short time limit and is null if it fails: the program must not wait for a slow file system or a driver.
+Only names of environment variables are stored, never a value.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PACKAGES = ("traceable", "nvtx", "numpy", "torch")
 
 
 def collect_provenance() -> dict[str, Any]:
-    """Return the circumstances, as they stand in `run.json`."""
+    """Return the provenance, as stored in `run.json`."""
     with ThreadPoolExecutor(max_workers=1) as pool:
-        gpus = pool.submit(_gpus)
+        gpus = pool.submit(_query_gpus)
         commit = read_git_state()
     return {
         "cwd": str(Path.cwd()),
@@ -46,16 +46,16 @@ def collect_provenance() -> dict[str, Any]:
 
 
 def read_git_state() -> dict[str, Any] | None:
-    """Return the commit of the working directory, and whether what git knows of was changed since; None for none."""
+    """Return the commit of the working directory, and whether tracked files differ from it; None without git."""
     with ThreadPoolExecutor(max_workers=2) as pool:
-        commit = pool.submit(_answer, ["git", "rev-parse", "HEAD"], GIT_SECONDS)
-        changes = pool.submit(_answer, ["git", "status", "--porcelain", "--untracked-files=no"], GIT_SECONDS)
-        found, changed = commit.result(), changes.result()
-    return {"commit": found.strip(), "dirty": None if changed is None else bool(changed)} if found else None
+        commit = pool.submit(_run_query, ["git", "rev-parse", "HEAD"], GIT_SECONDS)
+        changes = pool.submit(_run_query, ["git", "status", "--porcelain", "--untracked-files=no"], GIT_SECONDS)
+        head, status = commit.result(), changes.result()
+    return {"commit": head.strip(), "dirty": None if status is None else bool(status)} if head else None
 
 
 def get_versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that the manifest names."""
+    """Return the versions of Python and of the packages in the manifest."""
     return {"python": platform.python_version(), **{name: get_package_version(name) for name in PACKAGES}}
 
 
@@ -67,20 +67,20 @@ def get_package_version(package: str) -> str | None:
         return None
 
 
-def _gpus() -> list[dict[str, str]] | None:
-    """Each GPU's index, name, driver and memory; null where there is no nvidia-smi or no driver."""
+def _query_gpus() -> list[dict[str, str]] | None:
+    """Return index, name, driver and memory of each GPU; None where there is no nvidia-smi or no driver."""
     fields = ("index", "name", "driver_version", "memory.total")
-    said = _answer(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], GPU_SECONDS)
-    if said is None:
+    output = _run_query(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], GPU_SECONDS)
+    if output is None:
         return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
     names = ("index", "name", "driver", "memory")
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
 
-def _answer(words: list[str], seconds: float) -> str | None:
+def _run_query(words: list[str], seconds: float) -> str | None:
     try:
-        answer = subprocess.run(
+        done = subprocess.run(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -94,4 +94,4 @@ def _answer(words: list[str], seconds: float) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout
+    return done.stdout

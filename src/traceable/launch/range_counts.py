@@ -1,7 +1,7 @@
-"""What the processes of a run counted of their ranges: read from the run directory, kept in the database of the run.
+"""The range counts of the processes of a run: read from the run directory, stored in the database of the run.
 
-The writing side within the process is `annotation/range_counts.py`, the comparison `analysis/completeness.py`. The database
-has it too, so that a report that was copied without its run directory can still be judged.
+The writing side in the process is `annotation/range_counts.py`, the comparison `analysis/completeness.py`. The counts
+are stored in the database too, so that a report that was copied without its run directory can still be checked.
 """
 
 from __future__ import annotations
@@ -29,80 +29,89 @@ _WINDOWS = environment.WINDOW_DOMAIN.encode() + b"\0"
 FLIGHT_RECORDER = "flight_recorder"
 OWN_OPTIONS = "nsys_options"
 NVTX_NOT_TRACED = "nvtx_not_traced"
-"""Why counts are not compared: only what came last is kept; the user's own options for nsys say what is recorded; NVTX
-was not among that."""
+"""Reasons why counts are not compared: only the most recent data is kept; the user's options for nsys select what is
+recorded; NVTX is not traced."""
 
-_LIMITS = {"-y", "--delay", "-d", "--duration", "-Y", "--start-later", "--nvtx-domain-include", "--nvtx-domain-exclude"}
-_TRACES = {"-t", "--trace"}
-_RANGES = {"-c": "-c", "--capture-range": "-c", "-p": "-p", "--nvtx-capture": "-p"}
+_LIMITING_OPTIONS = {
+    "-y",
+    "--delay",
+    "-d",
+    "--duration",
+    "-Y",
+    "--start-later",
+    "--nvtx-domain-include",
+    "--nvtx-domain-exclude",
+}
+_TRACE_OPTIONS = {"-t", "--trace"}
+_CAPTURE_RANGE_OPTIONS = {"-c": "-c", "--capture-range": "-c", "-p": "-p", "--nvtx-capture": "-p"}
 
 
 def read_range_counts(directory: Path) -> list[EmittedCounts]:
-    """Return what the processes of the run in `directory` counted. A file that is none of ours is passed over."""
+    """Return the counts of each process of the run in `directory`. An invalid file is ignored."""
     from traceable.analysis.completeness import EmittedCounts
 
-    found: list[EmittedCounts] = []
+    counts: list[EmittedCounts] = []
     for path in sorted(directory.glob(_FILES)):
-        if (content := _content(path)) is None:
+        if (content := _read_counts_file(path)) is None:
             continue
         names: dict[bytes, int] = {}
         rest = other = 0
-        for number, (certain, besides, text) in enumerate(_entries(content), OTHER_ENTRY):
+        for number, (certain, uncertain, text) in enumerate(_parse_entries(content), OTHER_ENTRY):
             if number == OTHER_ENTRY:
-                rest, other = certain, besides
+                rest, other = certain, uncertain
             elif not text.startswith(_WINDOWS):
                 names[text] = certain
-                other += besides
-        found.append(EmittedCounts(int.from_bytes(content[8:16], "little"), names, rest, other))
-    return found
+                other += uncertain
+        counts.append(EmittedCounts(int.from_bytes(content[8:16], "little"), names, rest, other))
+    return counts
 
 
-def _content(path: Path) -> bytes | None:
+def _read_counts_file(path: Path) -> bytes | None:
     try:
         content = untrusted.read_file(path, ENTRIES_MAX * ENTRY_BYTES)
     except OSError:
         return None
-    whole = content[: len(MAGIC)] == MAGIC and int.from_bytes(content[8:16], "little") < 1 << 31
-    return content if whole else None
+    is_valid = content[: len(MAGIC)] == MAGIC and int.from_bytes(content[8:16], "little") < 1 << 31
+    return content if is_valid else None
 
 
-def _entries(content: bytes) -> list[tuple[int, int, bytes]]:
-    found = []
+def _parse_entries(content: bytes) -> list[tuple[int, int, bytes]]:
+    entries = []
     for at in range(ENTRY_BYTES, len(content) - ENTRY_BYTES + 1, ENTRY_BYTES):
-        certain, besides, length = _ENTRY.unpack_from(content, at)
-        if not length or length > ENTRY_BYTES - _ENTRY.size or max(certain, besides) >= 1 << 62:
+        certain, uncertain, length = _ENTRY.unpack_from(content, at)
+        if not length or length > ENTRY_BYTES - _ENTRY.size or max(certain, uncertain) >= 1 << 62:
             break
-        found.append((certain, besides, content[at + _ENTRY.size : at + _ENTRY.size + length]))
-    return found
+        entries.append((certain, uncertain, content[at + _ENTRY.size : at + _ENTRY.size + length]))
+    return entries
 
 
 def evaluate_completeness(
     directory: Path | None, manifest: Mapping[str, Any] | None, trace: Trace | None, databases: Sequence[Path] = ()
 ) -> Completeness:
-    """Return whether a recording holds what was emitted.
+    """Return whether a recording contains all emitted ranges.
 
     Args:
-        directory: the run directory; None where only the recording is there.
-        manifest: of the run; None for not known.
-        trace: all of what was recorded, its names as recorded; None for nothing.
-        databases: from which the trace was read, where it was.
+        directory: the run directory; None where there is only the recording.
+        manifest: the manifest of the run; None for unknown.
+        trace: the whole trace, with names as recorded; None for nothing recorded.
+        databases: the databases that the trace was read from.
     """
     from traceable.analysis.completeness import check_completeness
 
-    kept = [loss_table.read_rows(path) for path in databases if path.is_file()]
-    rows = [row for of_file in kept for row in of_file]
-    lost = [one for kind, pid, content in rows if kind == loss_table.LOST and (one := _lost(pid, content))]
+    tables = [loss_table.read_rows(path) for path in databases if path.is_file()]
+    rows = [row for table in tables for row in table]
+    lost = [one for kind, pid, content in rows if kind == loss_table.LOST and (one := _parse_loss(pid, content))]
     if directory is not None and manifest is not None:
         return check_completeness(
             trace, read_range_counts(directory), lost, make_entry_key, get_incomparable_reason(manifest)
         )
-    # A report of one window of several does not know what is in the others: none has what was emitted.
-    kept_counts = (_emitted(pid, content) for kind, pid, content in rows if kind == loss_table.EMITTED)
-    emitted = [one for one in kept_counts if one is not None]
-    return check_completeness(trace, emitted if len(kept) == 1 else [], lost, make_entry_key)
+    # With several windows, each in a database of its own, none has the counts.
+    stored_counts = (_parse_counts(pid, content) for kind, pid, content in rows if kind == loss_table.EMITTED)
+    emitted = [one for one in stored_counts if one is not None]
+    return check_completeness(trace, emitted if len(tables) == 1 else [], lost, make_entry_key)
 
 
-def _lost(pid: int, content: dict[str, Any]) -> CollectorLoss | None:
+def _parse_loss(pid: int, content: dict[str, Any]) -> CollectorLoss | None:
     from traceable.analysis.completeness import CollectorLoss
 
     try:
@@ -113,7 +122,7 @@ def _lost(pid: int, content: dict[str, Any]) -> CollectorLoss | None:
         return None
 
 
-def _emitted(pid: int, content: dict[str, Any]) -> EmittedCounts | None:
+def _parse_counts(pid: int, content: dict[str, Any]) -> EmittedCounts | None:
     from traceable.analysis.completeness import EmittedCounts
 
     try:
@@ -124,31 +133,35 @@ def _emitted(pid: int, content: dict[str, Any]) -> EmittedCounts | None:
 
 
 def get_incomparable_reason(manifest: Mapping[str, Any]) -> str | None:
-    """Return why what the processes counted says nothing of the recording of a run; None where it does."""
+    """Return why the counts can't be compared with the recording of a run; None where they can."""
     if isinstance(manifest.get("flight_recorder"), dict):
         return FLIGHT_RECORDER
     if (manifest.get("collector") or {}).get("name") != "nsys":
         return None
     argv = tuple(map(str, ((manifest.get("plan") or {}).get("argv")) or ()))
-    captured = dict[str, str]()
-    for name, value in _options(argv):
-        if name in _LIMITS:
+    capture_ranges = dict[str, str]()
+    for name, value in _parse_options(argv):
+        if name in _LIMITING_OPTIONS:
             return OWN_OPTIONS
-        if name in _TRACES and "nvtx" not in value.split(","):
+        if name in _TRACE_OPTIONS and "nvtx" not in value.split(","):
             return NVTX_NOT_TRACED
-        if name in _RANGES:
-            captured[_RANGES[name]] = value
-    ours = f"{environment.CAPTURE_RANGE}@{environment.WINDOW_DOMAIN}"
-    begins = captured.get("-c", "none")
-    return OWN_OPTIONS if begins != "none" and (begins != "nvtx" or captured.get("-p") != ours) else None
+        if name in _CAPTURE_RANGE_OPTIONS:
+            capture_ranges[_CAPTURE_RANGE_OPTIONS[name]] = value
+    own_range = f"{environment.CAPTURE_RANGE}@{environment.WINDOW_DOMAIN}"
+    capture_range = capture_ranges.get("-c", "none")
+    return (
+        OWN_OPTIONS
+        if capture_range != "none" and (capture_range != "nvtx" or capture_ranges.get("-p") != own_range)
+        else None
+    )
 
 
-def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _parse_options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the options of nsys with their values: `--name value`, `--name=value`, `-n value` or `-nvalue`."""
     for word, after in pairwise((*argv, "")):
         name, equals, value = word.partition("=")
         if name.endswith("exec_shim.py"):
-            return  # what follows is the program's
+            return  # the rest belongs to the program
         if word.startswith("-") and not word.startswith("--") and len(word) > 2:
             yield word[:2], word[2:].removeprefix("=")
         else:
@@ -156,7 +169,7 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def store_range_counts(directory: Path, manifest: Mapping[str, Any], recorded: CollectorResult | None) -> None:
-    """Write what the processes counted into the database of a run, once. Where it has several, none would be right."""
+    """Store the counts in the database of a run, once. A run with several databases stores none."""
     database = recorded.database if recorded is not None else None
     if (
         database is None

@@ -1,8 +1,8 @@
-"""Whatever the user names, what a reader can read in it: a `.sqlite`, a `.nsys-rep`, a `.qdstrm`, a run directory, a
-trace of torch.profiler, or a directory of such traces.
+"""Open any report: a `.sqlite`, a `.nsys-rep`, a `.qdstrm`, a run directory, a torch.profiler trace, or a directory of
+such traces.
 
-A run whose launcher was killed is finalised here. Nothing beside a report is ever taken for its export. What only a run
-needs is imported for a run: a file is read in less time than that takes.
+A run whose launcher was killed is finalized here. A file next to a report is never used as its export. Modules that
+only a run directory needs are imported late: reading a file takes less time than importing them.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from traceable.protocol import untrusted
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 _READABLE = "a run directory, a .nsys-rep, the .sqlite that nsys exported or the .json that torch.profiler exported"
-_NOTES_SAID = 3
+_NOTES_MAX = 3
 WRITING_SECONDS = 120.0
-"""How long to wait for an nsys that outlived its launcher to finish the report."""
+"""How long to wait for an nsys without a launcher to finish the report."""
 
 
 @contextlib.contextmanager
 def open_report(path: Path) -> Iterator[Path]:
-    """Yield what `trace.load` is to read for `path`. It lives as long as the `with` block.
+    """Yield the file or directory that `trace.load` reads for `path`. It exists as long as the `with` block.
 
     Args:
-        path: an nsys SQLite file or a trace of torch.profiler (any name, told by its content), a report of nsys's, a
-            run directory, a dump in one, or a directory with the traces that torch.profiler made of several ranks.
+        path: an nsys SQLite file or a torch.profiler trace (with any name, recognized by content), an nsys report, a
+            run directory, a dump in one, or a directory with the torch.profiler traces of several ranks.
 
     Raises:
-        TraceError: there is no such file, or it is none of these, or the run is not over or recorded nothing.
+        TraceError: the file is missing or of another kind, or the run is not over or recorded nothing.
         CollectorError: nsys is missing or can't read the report.
     """
     if path.is_dir():
-        if _holds_torch_traces(path):
+        if _has_torch_traces(path):
             yield path
         elif run_dir.is_private(path):
             yield finalize_run(path)
         else:
-            # Another user's: it is only read.
+            # Another user's directory is only read.
             with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
                 yield finalize_run(path, Path(folder))
     elif not path.exists():
-        raise TraceError("no_such_file", f"there is no {path}", f"give {_READABLE}")
+        raise TraceError("no_such_file", f"no such file: {path}", f"give {_READABLE}")
     elif not path.is_file():
         raise TraceError("not_a_regular_file", f"{path} is not a regular file", f"give {_READABLE}")
     elif path.suffix in REPORT_SUFFIXES:
         from traceable.collectors.nsys import install as nsys_install
 
-        _refuse_empty(path)
+        _reject_empty(path)
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
             database = Path(folder) / "report.sqlite"
             nsys_install.export_sqlite(path.absolute(), database)
@@ -65,15 +65,15 @@ def open_report(path: Path) -> Iterator[Path]:
 
 
 def finalize_run(directory: Path, into: Path | None = None) -> Path:
-    """Return the SQLite file of a run directory, making it where the run was cut short.
+    """Return the SQLite file of a run directory, creating it where the run was cut short.
 
     Args:
         directory: the run directory.
-        into: where to make it; None for there.
+        into: the directory for the file; None for the run directory.
 
     Raises:
         TraceError: not a run directory, a run that is not over, or one that recorded nothing.
-        CollectorError: what was recorded can't be read.
+        CollectorError: the recording can't be read.
     """
     from traceable import collectors
     from traceable.launch import lost_run, range_counts
@@ -84,8 +84,8 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
     manifest = run_dir.load_manifest(directory)
     name, stem = (manifest.get("collector") or {}).get("name"), manifest.get("stem")
     if name is None or stem is None:
-        found = f"the run in {directory} ended before it started its program"
-        raise TraceError("program_never_started", found, "run it again")
+        problem = f"the run in {directory} ended before it started its program"
+        raise TraceError("program_never_started", problem, "run it again")
     if not run_dir.is_over(manifest, directory):
         remedy = "wait for it to end, or stop it"
         if isinstance(manifest.get(flight.FLIGHT_RECORDER_KEY), dict):
@@ -98,8 +98,8 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
     except CollectorError as error:
         raise lost_run.add_remaining_data(error, directory, manifest) from None
     if recorded.database is None:
-        found = "; ".join((f"{directory} holds no recording (collector {name})", *recorded.notes[:_NOTES_SAID]))
-        raise TraceError("no_recording", found, "run it again with another --collector")
+        problem = "; ".join((f"{directory} contains no recording (collector {name})", *recorded.notes[:_NOTES_MAX]))
+        raise TraceError("no_recording", problem, "run it again with another --collector")
     range_counts.store_range_counts(directory, manifest, recorded)
     return recorded.database
 
@@ -107,61 +107,61 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
 def find_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest of `path` where it is a run directory, or None for a file or a directory of traces.
 
-    Of a directory that holds the ranks of a run it is that of the first one; of a flight recorder's dump its run's.
+    For a directory of ranks it is the manifest of the first one; for a flight recorder's dump that of its run.
     """
     if run := flight.find_run_of_dump(path):
         return run_dir.load_manifest(run)
-    if not path.is_dir() or _holds_torch_traces(path):
+    if not path.is_dir() or _has_torch_traces(path):
         return None
     from traceable.launch import processes
 
-    of_ranks = () if (path / run_dir.MANIFEST).exists() else processes.list_parts(path)
-    return run_dir.load_manifest(of_ranks[0] if of_ranks else path)
+    parts = () if (path / run_dir.MANIFEST).exists() else processes.list_parts(path)
+    return run_dir.load_manifest(parts[0] if parts else path)
 
 
-def _holds_torch_traces(directory: Path) -> bool:
-    """Return whether it is no run directory, but one with traces that torch.profiler made."""
+def _has_torch_traces(directory: Path) -> bool:
+    """Return whether a directory has torch.profiler traces and is not a run directory."""
     from traceable.trace import kineto
 
     return not (directory / run_dir.MANIFEST).exists() and bool(kineto.list_trace_files(directory))
 
 
 def _wait_for_collector(directory: Path) -> None:
-    """Without its launcher nsys goes on, and its report must not be read before it is whole."""
+    """Wait for an nsys that runs without its launcher: its report must not be read before it is complete."""
     from traceable.launch import supervisor
 
     deadline = time.monotonic() + WRITING_SECONDS
     while supervisor.find_collector_processes(directory):
         if time.monotonic() > deadline:
-            found = f"nsys is still writing the report in {directory}"
-            raise CollectorError("nsys_still_writing", found, "try again later")
+            problem = f"nsys is still writing the report in {directory}"
+            raise CollectorError("nsys_still_writing", problem, "try again later")
         time.sleep(supervisor.POLL_SECONDS)
 
 
 def _check_file(path: Path) -> None:
-    """Refuse a file that no reader reads.
+    """Reject a file that no reader supports.
 
     Raises:
-        TraceError: it is empty, neither an nsys SQLite file nor a trace of torch.profiler, or can't be read.
+        TraceError: it is empty, unreadable, or neither an nsys SQLite file nor a torch.profiler trace.
     """
-    _refuse_empty(path)
+    _reject_empty(path)
     try:
         with untrusted.open_regular(path, follow=True) as file:
             start = file.read(len(SQLITE_MAGIC))
     except OSError as error:
-        found = f"{path} can't be read: {error.strerror}"
-        raise TraceError("file_unreadable", found, "check its permissions") from None
+        problem = f"can't read {path}: {error.strerror}"
+        raise TraceError("file_unreadable", problem, "check its permissions") from None
     if start == SQLITE_MAGIC:
         return
-    # It imports numpy, which this module's other callers do without.
+    # It imports numpy, which this module's other callers must not load.
     from traceable.trace import kineto
 
     if not kineto.is_trace(path):
-        found = f"{path} is not an SQLite file, and no trace of torch.profiler either"
-        raise TraceError("not_a_report", found, f"give {_READABLE}")
+        problem = f"{path} is neither an SQLite file nor a torch.profiler trace"
+        raise TraceError("not_a_report", problem, f"give {_READABLE}")
 
 
-def _refuse_empty(path: Path) -> None:
+def _reject_empty(path: Path) -> None:
     if path.is_file() and path.stat().st_size == 0:
-        fix = "record again: the recording was cut off before anything was written"
-        raise TraceError("file_empty", f"{path} is empty", fix)
+        remedy = "record again: the recording was cut off before anything was written"
+        raise TraceError("file_empty", f"{path} is empty", remedy)

@@ -1,6 +1,6 @@
-"""The run directory: made, claimed again with --force, and its manifest `run.json`.
+"""The run directory: creating it, reusing it with --force, and its manifest `run.json`.
 
-Nothing recorded is ever deleted here. A run that stands in the way is renamed; files that are not a run's are left
+Nothing recorded is ever deleted here. An earlier run in the directory is renamed; files that are not a run's stay
 where they are.
 """
 
@@ -27,74 +27,76 @@ PARENT = Path("traceable-runs")
 """Where run directories go when no -o is given, relative to the working directory."""
 
 _MODE = 0o775
-"""Of directories that are made here, less the umask: what everybody may write, everybody may put links into."""
+"""Mode of created directories, less the umask: in a world-writable one any user could place links."""
 
 _held: dict[Path, int] = {}
-"""Descriptors of the run directories that this process has made, opened when they were."""
+"""Descriptors of the run directories that this process has created, opened at their creation."""
 
 
-def create_run_dir(asked: Path | None, name: str, *, force: bool) -> Path:
-    """Make the run directory and return its absolute path.
+def create_run_dir(output: Path | None, name: str, *, force: bool) -> Path:
+    """Create the run directory and return its absolute path.
 
     Args:
-        asked: the directory of -o, or None for `traceable-runs/<name>-<UTC time>`.
-        name: what the run is called.
-        force: take a directory that is not empty. An earlier run in it is renamed to `<directory>.1`, `.2`, ...;
-            a directory that holds other files is used with them in it.
+        output: the directory of -o, or None for `traceable-runs/<name>-<UTC time>`.
+        name: the name of the run.
+        force: allow a non-empty directory. An earlier run in it is renamed to `<directory>.1`, `.2`, ...; other files
+            stay in it.
 
     Raises:
-        UsageError: the directory can't be made or written, is not empty, or holds a run that is not over.
+        UsageError: the directory can't be created or written, is not empty, or holds a run that is not over.
     """
     try:
-        if asked is None:
+        if output is None:
             directory = _create_dated(name)
         else:
-            directory = asked.absolute()
+            directory = output.absolute()
             check_run_dir(directory, name, force=force)
             if (directory / MANIFEST).exists():
-                directory.rename(_free(directory))
+                directory.rename(_find_free_name(directory))
             directory.mkdir(_MODE, parents=True, exist_ok=True)
         _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        place = error.filename or asked or PARENT
+        path = error.filename or output or PARENT
         raise UsageError(
-            "run_dir_not_created", f"the run directory {place} can't be made: {error.strerror}", "name another with -o"
+            "run_dir_not_created", f"can't create the run directory {path}: {error.strerror}", "give another with -o"
         ) from None
     return directory
 
 
 def check_run_dir(directory: Path | None, name: str, *, force: bool) -> None:
-    """Refuse a directory that `create_run_dir` would refuse, creating nothing.
+    """Reject a directory that `create_run_dir` would reject, creating nothing.
 
     Raises:
         UsageError: as for `create_run_dir`.
     """
     directory = (directory or PARENT).absolute()
-    standing = next(place for place in (directory, *directory.parents) if place.exists() or place.is_symlink())
-    if not standing.is_dir():
-        raise UsageError("not_a_directory", f"{standing} is not a directory", "name another with -o")
-    if not os.access(standing, os.W_OK | os.X_OK):
+    existing = next(path for path in (directory, *directory.parents) if path.exists() or path.is_symlink())
+    if not existing.is_dir():
+        raise UsageError("not_a_directory", f"{existing} is not a directory", "give another with -o")
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(
-            "folder_not_writable", f"the output directory {standing} can't be written", "name another with -o"
+            "folder_not_writable", f"the output directory {existing} is not writable", "give another with -o"
         )
-    if standing != directory or directory == PARENT.absolute() or not any(directory.iterdir()):
+    if existing != directory or directory == PARENT.absolute() or not any(directory.iterdir()):
         return
     if not force:
-        raise UsageError("run_dir_not_empty", f"{directory} is not empty", "name another directory, or add --force")
+        raise UsageError("run_dir_not_empty", f"{directory} is not empty", "give another directory, or add --force")
     if (directory / MANIFEST).exists():
         _check_movable(directory)
-    elif ours := [entry.name for entry in directory.iterdir() if _is_ours(entry.name, name)]:
+    elif own_files := [entry.name for entry in directory.iterdir() if _is_run_file(entry.name, name)]:
         raise UsageError(
             "file_would_be_overwritten",
-            f"{directory} holds {ours[0]}, which this run would overwrite",
-            "name another with -o",
+            f"{directory} contains {own_files[0]}, which this run would overwrite",
+            "give another with -o",
         )
 
 
 def _check_movable(directory: Path) -> None:
     if Path.cwd().is_relative_to(directory.resolve()):
         raise UsageError(
-            "run_in_working_directory", f"{directory} holds a run and is the working directory", "name another with -o"
+            "run_in_working_directory",
+            f"{directory} contains a run and is the working directory",
+            "give another with -o",
         )
     try:
         over = is_over(load_manifest(directory), directory)
@@ -104,13 +106,13 @@ def _check_movable(directory: Path) -> None:
         raise UsageError("still_running", f"the run in {directory} is not over", "wait for it, or name another with -o")
 
 
-def _is_ours(entry: str, stem: str) -> bool:
-    ours = (f"{stem}.", "process.", "program.", "status.")
-    return entry.startswith(ours) or entry in ("report.json", "recording", NSYS_LOG)
+def _is_run_file(entry: str, stem: str) -> bool:
+    prefixes = (f"{stem}.", "process.", "program.", "status.")
+    return entry.startswith(prefixes) or entry in ("report.json", "recording", NSYS_LOG)
 
 
 def make_dated_path(name: str, attempt: int = 1, at_s: float | None = None) -> Path:
-    """Return `traceable-runs/<name>-<UTC time>`, with a number where that is taken; the time is now or `at_s`."""
+    """Return `traceable-runs/<name>-<UTC time>`, numbered from the second attempt on; the time is now or `at_s`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_s))
     return PARENT.absolute() / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
 
@@ -127,7 +129,7 @@ def find_latest_run() -> Path:
         if untrusted.is_directory(path.parent) and untrusted.is_regular(path)
     ]
     if not manifests:
-        raise UsageError("no_runs", f"no run in {PARENT}/", "record one with `traceable run app.py`, or name a report")
+        raise UsageError("no_runs", f"no run in {PARENT}/", "record one with `traceable run app.py`, or give a report")
     return max(manifests, key=lambda path: (path.stat().st_mtime_ns, path)).parent
 
 
@@ -142,21 +144,21 @@ def _create_dated(name: str) -> Path:
         attempt += 1
 
 
-def _free(directory: Path) -> Path:
+def _find_free_name(directory: Path) -> Path:
     number = 1
-    while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
+    while (candidate := directory.with_name(f"{directory.name}.{number}")).exists():
         number += 1
-    return aside
+    return candidate
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` as JSON to `path` in a run directory, whole or not at all. No link is followed.
 
     Raises:
-        OSError: the directory is gone or full, or somebody has put another in its place.
+        OSError: the directory is gone or full, or was replaced by another.
     """
     part = f".{path.name}.part-{os.getpid()}-{time.monotonic_ns():x}"
-    with _opened(path.parent) as directory:
+    with _open_directory(path.parent) as directory:
         new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(part, new, 0o666, dir_fd=directory)
         try:
@@ -169,8 +171,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    """Yield a descriptor of a run directory: where this process has made it, of the directory that it made."""
+def _open_directory(directory: Path) -> Iterator[int]:
+    """Yield a descriptor of a run directory; of one that this process has created, the descriptor from then."""
     if directory in _held:
         check_not_replaced(directory)
         yield _held[directory]
@@ -183,36 +185,37 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def check_not_replaced(directory: Path) -> None:
-    """Refuse to go on with a directory that is not the one that this process has made at that place.
+    """Check that a directory is still the one that this process has created at that path.
 
     Raises:
-        OSError: it is gone, or somebody has put another in its place.
+        OSError: it is gone, or was replaced by another.
     """
     if directory in _held and not os.path.samestat(directory.stat(), os.fstat(_held[directory])):
-        raise untrusted.RejectedFileError(errno.ESTALE, "another was put in its place", os.fspath(directory))
+        raise untrusted.RejectedFileError(errno.ESTALE, "it was replaced by another directory", os.fspath(directory))
 
 
 def find_other_writers(directory: Path) -> Message | None:
-    """Return who else may put something else in the place of a run directory, or of files in it, as the begin of a
-    sentence; None for nobody. root is trusted, and so is the group that this process has by itself.
+    """Return who else may replace a run directory or files in it, as the beginning of a sentence; None for nobody.
+
+    root is trusted, and so is the primary group of this process.
     """
-    for place in (directory, directory.parent):
+    for path in (directory, directory.parent):
         with contextlib.suppress(OSError):
-            status = place.stat()
-            # A link may lead elsewhere the next time.
-            owner = next((uid for uid in (status.st_uid, place.lstat().st_uid) if uid not in (os.geteuid(), 0)), None)
+            status = path.stat()
+            # A link may point elsewhere the next time.
+            owner = next((uid for uid in (status.st_uid, path.lstat().st_uid) if uid not in (os.geteuid(), 0)), None)
             if owner is not None:
-                return Message("directory_of_another_user", f"{place} belongs to {_user(owner)}")
-            held = place == directory.parent and status.st_mode & stat.S_ISVTX
-            if status.st_mode & stat.S_IWOTH and not held:
-                return Message("directory_of_everybody", f"{place} can be written by every user")
-            if status.st_mode & stat.S_IWGRP and not held and status.st_gid not in (os.getegid(), 0):
-                words = f"{place} can be written by every user of group {status.st_gid}"
+                return Message("directory_of_another_user", f"{path} belongs to {_format_user(owner)}")
+            is_sticky = path == directory.parent and bool(status.st_mode & stat.S_ISVTX)
+            if status.st_mode & stat.S_IWOTH and not is_sticky:
+                return Message("directory_of_everybody", f"{path} is writable by every user")
+            if status.st_mode & stat.S_IWGRP and not is_sticky and status.st_gid not in (os.getegid(), 0):
+                words = f"{path} is writable by every user of group {status.st_gid}"
                 return Message("directory_of_group", words)
     return None
 
 
-def _user(uid: int) -> str:
+def _format_user(uid: int) -> str:
     import pwd
 
     try:
@@ -222,7 +225,7 @@ def _user(uid: int) -> str:
 
 
 def is_private(directory: Path) -> bool:
-    """Whether what is made of the recording in a directory may be kept there: it is this user's alone."""
+    """Whether exports may be written into a directory: it is this user's, and nobody else can write it."""
     try:
         return (
             directory.stat().st_uid == os.geteuid()
@@ -237,13 +240,13 @@ def load_manifest(directory: Path) -> dict[str, Any]:
     """Return the manifest of a run directory.
 
     Raises:
-        TraceError: it has none, or one that is not ours.
+        TraceError: it has none, or an invalid one.
     """
     return untrusted.read_manifest(directory / MANIFEST)
 
 
 def is_over(manifest: dict[str, Any], directory: Path) -> bool:
-    """Whether the program of the run in `directory` has ended, as far as can be told from this machine."""
+    """Whether the program of the run in `directory` has ended, as far as this machine shows."""
     if manifest.get("end") is not None or untrusted.is_regular(directory / exec_shim.EXIT_FILE):
         return True
     if (manifest.get("host") or {}).get("name") != os.uname().nodename:
@@ -252,12 +255,12 @@ def is_over(manifest: dict[str, Any], directory: Path) -> bool:
         owner = (directory / MANIFEST).lstat().st_uid
     except OSError:
         owner = os.geteuid()
-    running = [manifest.get("launcher_pid"), manifest.get("pid"), _published_pid(directory)]
-    return not any(_belongs(pid, str(manifest.get("run_dir")), owner) for pid in running if pid is not None)
+    pids = [manifest.get("launcher_pid"), manifest.get("pid"), _read_published_pid(directory)]
+    return not any(_is_of_run(pid, str(manifest.get("run_dir")), owner) for pid in pids if pid is not None)
 
 
-def _published_pid(directory: Path) -> int | None:
-    """The program's pid where the launcher was killed before it wrote that into the manifest."""
+def _read_published_pid(directory: Path) -> int | None:
+    """Return the program's pid from its file: a killed launcher may not have written it into the manifest."""
     try:
         pid = int(untrusted.read_file(directory / exec_shim.PID_FILE, 32))
     except (OSError, ValueError):
@@ -265,9 +268,11 @@ def _published_pid(directory: Path) -> int | None:
     return pid if 0 < pid < untrusted.PID_MAX else None
 
 
-def _belongs(pid: int, run_dir: str, owner: int) -> bool:
-    """Whether `pid` lives and is of this run. Pids are used again, so its environment or command line must say so; of
-    another user's process, whose environment is not shown, that it is the owner's of the run.
+def _is_of_run(pid: int, run_dir: str, owner: int) -> bool:
+    """Whether `pid` lives and belongs to this run.
+
+    Pids are reused, so its environment or command line must name the run. Those of another user's process can't be
+    read: it must belong to the owner of the run.
     """
     process = Path(f"/proc/{pid}")
     try:
@@ -287,7 +292,7 @@ def _belongs(pid: int, run_dir: str, owner: int) -> bool:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is such a process though /proc does not show it, as that of another user (`hidepid`)."""
+    """Whether the process exists but /proc hides it, since it is another user's (`hidepid`)."""
     try:
         os.kill(pid, 0)
     except PermissionError:

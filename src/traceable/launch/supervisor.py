@@ -1,13 +1,14 @@
-"""Start the program under a collector's plan, pass signals on, and tell how it ended.
+"""Start the program under a collector's plan, forward signals, and return its exit status.
 
-Signals are blocked and waited for one at a time, so there is no handler and nothing is lost between two lines. What
-the terminal sends reaches the whole foreground group by itself and is not sent a second time; but for the hangup of a
-terminal that is ours.
+Signals are blocked and waited for one at a time, so there is no handler and no race. Signals from the terminal reach
+the whole foreground group and are not sent a second time, except for the hangup of a terminal whose session this
+process leads.
 
-Past a collector that stands between, the program is handed stdio, environment, signals and permission (`StdioHandoff`). The
-other end is `collectors/exec_shim.py`; what passes is described in one JSON variable (`environment.HANDOVER`). The
-descriptors lie in a socket that the collector inherits, and so it holds none of them: a reader of the user's stdout
-must see its end when the program has ended, even where the launcher was killed and the collector lives on.
+Where a collector runs between launcher and program, the program gets its stdio, environment, signals and permission to
+start through a handoff (`StdioHandoff`). The other end is `collectors/exec_shim.py`; one JSON variable
+(`environment.HANDOVER`) describes the handoff. The descriptors are queued in a socket that the collector inherits, so
+the collector itself holds none of them: a reader of the user's stdout must see its end when the program has ended, even
+where the launcher was killed and the collector lives on.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ SI_KERNEL = 0x80
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
-"""How long a process that has done its part may take to say so."""
+"""How long to wait for a process to report that it is done."""
 
 IDLE_POLL_SECONDS = 1.0
-"""How often the launcher looks whether the program of a collector is over, whose end nobody tells it."""
+"""How often the launcher polls for the end of a program that the collector started."""
 
 TRANSIENT_ERRORS = (
     "Connection reset by peer",
@@ -52,24 +53,24 @@ TRANSIENT_ERRORS = (
     "boost::",
     "Connection to the Agent lost",
 )
-"""What nsys 2022.4 says when it now and then fails at the start for no reason of ours: trying again helps."""
+"""Messages of sporadic start failures of nsys 2022.4: a second try succeeds."""
 
 FIRST_DESCRIPTOR = 10
-"""The handed descriptor is this or above: shells and programs use the ones below for themselves."""
+"""The lowest number of the inherited descriptor: shells and programs use the ones below for themselves."""
 
 COLLECTOR_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP", "LD_LIBRARY_PATH"}
     | {"LD_PRELOAD", "DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR"}
 )
 COLLECTOR_VARIABLE_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NSYS_", "QUADD_")
-"""What of the user's environment the collector itself may see: it writes all it sees into the report."""
+"""Variables of the user's environment that the collector itself gets: nsys writes all of them into the report."""
 
 
 class NeverStartedError(CollectorError):
-    """The collector failed and the program was not started, nor can it be any more: it may be started otherwise.
+    """The collector failed before it started the program, and can't start it any more: another collector may.
 
     Attributes:
-        transient: it may well not fail a second time.
+        transient: a second try may succeed.
     """
 
     transient = False
@@ -83,8 +84,8 @@ class ProgramExit:
         status: wait status, as `os.waitpid` returns it.
         pid: the program's; None where a signal came before it was started.
         complete: the collector has finished. False: the user did not wait for it.
-        termination_requested: a signal that asks a program to end came; how it ended need not show it. Not known of a program
-            that the collector started.
+        termination_requested: a termination signal was received; the exit status need not show it. Always False for a
+            program that the collector started.
     """
 
     status: int
@@ -94,7 +95,7 @@ class ProgramExit:
 
 
 def supervise(
-    plan: Plan, full: Mapping[str, str], run_dir: Path, on_start: Callable[[int], None], say: Callable[[str], None]
+    plan: Plan, full: Mapping[str, str], run_dir: Path, on_start: Callable[[int], None], log: Callable[[str], None]
 ) -> ProgramExit:
     """Start `plan` and return when the program has ended and the collector has written what it will write.
 
@@ -103,7 +104,7 @@ def supervise(
         full: the program's environment, `plan.environment` included.
         run_dir: absolute path of the run directory.
         on_start: called with the program's pid.
-        say: prints one line to the user.
+        log: prints one line to the user.
 
     Raises:
         NeverStartedError: the collector failed before it started the program.
@@ -116,7 +117,7 @@ def supervise(
     with _blocked({*signals, signal.SIGCHLD, signal.SIGALRM}) as before:
         if not plan.detached:
             return _run_direct(plan, full, before, on_start)
-        return _Detached(plan, full, run_dir, before, say).run(on_start)
+        return _Detached(plan, full, run_dir, before, log).run(on_start)
 
 
 @contextlib.contextmanager
@@ -125,7 +126,7 @@ def _blocked(signals: set[signal.Signals]) -> Iterator[set[int]]:
     try:
         yield {int(number) for number in before}
     finally:
-        if signal.SIGALRM in signal.sigpending():  # of a timer of ours that ran out in the same moment
+        if signal.SIGALRM in signal.sigpending():  # a timer of `_next_signal` expired meanwhile
             signal.sigwait({signal.SIGALRM})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -153,11 +154,11 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
     except OSError as error:
         raise UsageError(
             "program_not_executed",
-            f"{plan.argv[0]} can't be executed: {error.strerror}",
-            "name its interpreter before it",
+            f"can't execute {plan.argv[0]}: {error.strerror}",
+            "put its interpreter before it",
         ) from None
     on_start(pid)
-    told_to_end = told_to_stop = stopped = False
+    termination_requested = stop_requested = stopped = False
     while True:
         info = signal.sigwaitinfo({*FORWARDED_SIGNALS, *TERMINAL_SIGNALS, signal.SIGCHLD})
         if info.si_signo == signal.SIGCHLD:
@@ -165,25 +166,25 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
             while (change := os.waitpid(pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
                 status = change[1]
                 if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-                    return ProgramExit(status, pid, termination_requested=told_to_end)
+                    return ProgramExit(status, pid, termination_requested=termination_requested)
                 stopped = os.WIFSTOPPED(status)
         else:
-            told_to_end = told_to_end or info.si_signo in finalize_progress.TERMINATION_SIGNALS
-            told_to_stop = told_to_stop or info.si_signo == signal.SIGTSTP
-            if info.si_code != SI_KERNEL or _for_leader_alone(info.si_signo):
+            termination_requested = termination_requested or info.si_signo in finalize_progress.TERMINATION_SIGNALS
+            stop_requested = stop_requested or info.si_signo == signal.SIGTSTP
+            if info.si_code != SI_KERNEL or _is_leader_only(info.si_signo):
                 os.kill(pid, info.si_signo)
-        # Of a Ctrl+Z that has stopped the program already, its SIGCHLD is received first. Stopped by somebody else, the
-        # program is continued by them, too.
-        if stopped and told_to_stop:
-            stopped = told_to_stop = False
+        # After a Ctrl+Z the SIGCHLD of the program may come before SIGTSTP. A program that somebody else stopped is for
+        # them to continue.
+        if stopped and stop_requested:
+            stopped = stop_requested = False
             _stop_with(pid)
 
 
-def _for_leader_alone(number: int) -> bool:
-    """Whether the kernel sends this to us and to nobody else of our group.
+def _is_leader_only(number: int) -> bool:
+    """Whether the kernel sends this signal to this process alone and not to the rest of its group.
 
-    When a terminal goes away (a window closed, a lost ssh) the leader of its session is told, and that is us where
-    nothing stands between: `ssh -t host traceable run`, a container's first process.
+    When a terminal goes away (a window closed, a lost ssh) only the leader of its session gets SIGHUP. The launcher is
+    the leader under `ssh -t host traceable run`, or as a container's first process.
     """
     return number == signal.SIGHUP and os.getsid(0) == os.getpid()
 
@@ -200,30 +201,30 @@ class _Detached:
     """A program that the collector starts in a session of its own."""
 
     def __init__(
-        self, plan: Plan, full: Mapping[str, str], run_dir: Path, before: set[int], say: Callable[[str], None]
+        self, plan: Plan, full: Mapping[str, str], run_dir: Path, before: set[int], log: Callable[[str], None]
     ) -> None:
         self.run_dir = run_dir
-        self.say = say
+        self.log = log
         self.signals = {*FORWARDED_SIGNALS, *TERMINAL_SIGNALS, signal.SIGCHLD}
         self.program = Path(plan.argv[0]).name
         planned = {**plan.environment, environment.RUN_DIR: str(run_dir)}
         self.handover = StdioHandoff(
             run_dir, full, make_collector_environment(full, planned), before, plan.collector_environment
         )
-        self.log = run_dir / plan.log
-        self.log_start = self.log.stat().st_size if self.log.exists() else 0
-        self.writing = finalize_progress.ReportProgress(self.program, find_collector_processes, run_dir, say)
+        self.log_path = run_dir / plan.log
+        self.log_start_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self.writing = finalize_progress.ReportProgress(self.program, find_collector_processes, run_dir, log)
         self.collector: int | None = self._spawn(plan, before)
         self.collector_status = 0
         self.pid: int | None = None
         self.pidfd: int | None = None
-        self.told_to_wait = False
+        self.wait_announced = False
 
     def run(self, on_start: Callable[[int], None]) -> ProgramExit:
         try:
-            cancelled = self._start()
-            if cancelled:
-                return ProgramExit(int(cancelled), None)
+            canceled_by = self._start()
+            if canceled_by:
+                return ProgramExit(int(canceled_by), None)
             assert self.pid is not None
             on_start(self.pid)
             complete = self._wait()
@@ -234,7 +235,7 @@ class _Detached:
                 os.close(self.pidfd)
 
     def _spawn(self, plan: Plan, before: set[int]) -> int:
-        """Start the collector where neither the terminal's signals nor its own output can meet the program's."""
+        """Start the collector in a session of its own, with its output in its log file."""
         try:
             return os.posix_spawnp(
                 plan.argv[0],
@@ -242,7 +243,7 @@ class _Detached:
                 self.handover.environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, str(self.log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                    (os.POSIX_SPAWN_OPEN, 1, str(self.log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsid=True,
@@ -251,11 +252,11 @@ class _Detached:
             )
         except OSError as error:
             self.handover.close()
-            found = f"{plan.argv[0]} can't be executed: {error.strerror}"
-            raise NeverStartedError("tool_not_started", found, "reinstall it") from None
+            problem = f"can't execute {plan.argv[0]}: {error.strerror}"
+            raise NeverStartedError("tool_not_started", problem, "reinstall it") from None
 
     def _start(self) -> signal.Signals | None:
-        """Wait until the program's pid is known. Returns the signal that came first and was obeyed, if one did."""
+        """Wait until the program's pid is known. Return the signal that canceled the start, if one did."""
         seconds = finalize_progress.read_seconds(environment.START_SECONDS, 60.0)
         deadline: finalize_progress.Deadline | None = finalize_progress.Deadline(seconds)
         pending: list[int] = []
@@ -269,92 +270,99 @@ class _Detached:
                     return signal.Signals(number)
                 pending.append(number)
             elif number is not None:
-                # The program may run already, without our knowing it yet.
+                # The program may run already, though its pid is not known yet.
                 pending.append(number)
             if deadline is not None and (deadline.has_passed() or self.collector is None):
                 self._give_up(seconds if self.collector else None)
                 # The permission is gone, so the program is being started at this moment.
                 deadline = None
             if self.collector is None and deadline is None:
-                pid = self._last_chance()
+                pid = self._await_program_pid()
                 break
         self.handover.release()
         self.pid = pid
         with contextlib.suppress(OSError):  # already gone, or a kernel without pidfds
             self.pidfd = os.pidfd_open(pid)
         for number in pending:
-            self._pass_on(number)
+            self._forward(number)
         return None
 
     def _give_up(self, seconds: float | None) -> None:
-        """Raise that the program was not started, nor will be; where it is being started at this moment, return.
+        """Withdraw the permission to start and raise; return where the program is being started at this moment.
 
         Args:
-            seconds: how long the collector has had for it; None for one that has ended.
+            seconds: the time limit that has passed; None for a collector that has ended.
+
+        Raises:
+            NeverStartedError: the program was not started and never will be.
         """
         if not self.handover.withdraw():
             return
         self._kill_collector()
         remedy = f"see {self.run_dir}, or use another --collector"
         if seconds is not None:
-            found = f"{self.program} did not start the program within {seconds:g} s"
-            raise NeverStartedError("collector_start_timeout", found, remedy)
-        ended = f"ended with {os.waitstatus_to_exitcode(self.collector_status)} before it started the program"
-        said = self._said()
-        # Of an end of its own it says the cause first: its usage follows.
-        first = next((line.strip() for line in said.splitlines() if line.strip()), "")
-        ended += f" ({first[:300]})" if first else ""
-        error = NeverStartedError("collector_ended_early", f"{self.program} {ended}", remedy)
-        error.transient = os.WIFSIGNALED(self.collector_status) or any(words in said for words in TRANSIENT_ERRORS)
+            problem = f"{self.program} did not start the program within {seconds:g} s"
+            raise NeverStartedError("collector_start_timeout", problem, remedy)
+        exit_code = os.waitstatus_to_exitcode(self.collector_status)
+        output = self._read_log()
+        # nsys prints the cause on its first line, and its usage after it.
+        first = next((line.strip() for line in output.splitlines() if line.strip()), "")
+        problem = f"{self.program} ended with {exit_code} before it started the program"
+        problem += f" ({first[:300]})" if first else ""
+        error = NeverStartedError("collector_ended_early", problem, remedy)
+        error.transient = os.WIFSIGNALED(self.collector_status) or any(words in output for words in TRANSIENT_ERRORS)
         raise error
 
-    def _said(self) -> str:
+    def _read_log(self) -> str:
+        """Return what the collector has printed in this run."""
         try:
-            return self.log.read_bytes()[self.log_start :].decode("utf-8", "replace")
+            return self.log_path.read_bytes()[self.log_start_bytes :].decode("utf-8", "replace")
         except OSError:
             return ""
 
-    def _last_chance(self) -> int:
+    def _await_program_pid(self) -> int:
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
         while (pid := self.handover.read_program_pid()) is None:
             if deadline.has_passed():
                 raise CollectorError(
-                    "collector_ended_at_start", f"{self.program} ended while it started the program", "run again"
+                    "collector_ended_at_start",
+                    f"{self.program} ended while it was starting the program",
+                    "run it again",
                 )
             time.sleep(POLL_SECONDS)
         return pid
 
     def _wait(self) -> bool:
-        """Pass signals on until program and collector have ended. False: the user did not wait for the collector."""
-        while self.collector is not None or not self._program_over() or self._left_behind():
+        """Forward signals until program and collector have ended. False: the user did not wait for the collector."""
+        while self.collector is not None or not self._has_program_ended() or self._is_agent_running():
             number = _next_signal(self.signals, IDLE_POLL_SECONDS if self.collector is not None else POLL_SECONDS)
-            if self._program_over() and not self.writing.check_progress():
+            if self._has_program_ended() and not self.writing.check_progress():
                 return False
             if number is None:
                 continue
             if number == signal.SIGCHLD:
                 self._reap()
-            elif number == signal.SIGTSTP or not self._program_over():
-                self._pass_on(number)
+            elif number == signal.SIGTSTP or not self._has_program_ended():
+                self._forward(number)
             elif number != signal.SIGWINCH:
-                if self.told_to_wait:
+                if self.wait_announced:
                     return False
-                self.told_to_wait = True
-                words = f"{self.program} is still writing the report; once more, and it is left to finish alone"
-                self.say(Message("report_being_written", words))
+                self.wait_announced = True
+                words = f"{self.program} is still writing the report; press Ctrl+C again to stop waiting"
+                self.log(Message("report_being_written", words))
         return True
 
-    def _left_behind(self) -> bool:
-        """Whether nsys writes the report although it was killed: its agent still does."""
+    def _is_agent_running(self) -> bool:
+        """Whether nsys's agent still writes the report after nsys's command line was killed."""
         return os.WIFSIGNALED(self.collector_status) and bool(find_collector_processes(self.run_dir))
 
     def _reap(self) -> None:
         if self.collector is not None:
-            found, status = os.waitpid(self.collector, os.WNOHANG)
-            if found:
+            pid, status = os.waitpid(self.collector, os.WNOHANG)
+            if pid:
                 self.collector, self.collector_status = None, status
 
-    def _program_over(self) -> bool:
+    def _has_program_ended(self) -> bool:
         if self.handover.read_wait_status() is not None:
             return True
         if self.pidfd is None:
@@ -362,9 +370,9 @@ class _Detached:
             return not Path(f"/proc/{self.pid}").exists()
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
-    def _pass_on(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            self._stop_and_continue()
+            self._suspend()
         else:
             self._send(number)
 
@@ -375,22 +383,22 @@ class _Detached:
             elif self.pid is not None:
                 os.kill(self.pid, number)
 
-    def _stop_and_continue(self) -> None:
-        # SIGTSTP would have no effect: the program's group is an orphaned one, which the kernel does not stop so.
+    def _suspend(self) -> None:
+        # The program's process group is an orphaned one, in which the kernel ignores SIGTSTP.
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._send(signal.SIGCONT)
 
     def _status(self) -> int:
-        """How the program ended, from its own parent; from the collector only if that parent was killed."""
+        """Return the program's wait status from its parent; the collector's if that parent was killed."""
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
         while (ended := self.handover.read_wait_status()) is None:
             if self.handover.is_closed() or deadline.has_passed():
                 words = (
-                    f"what stood between {self.program} and the program was killed: nothing is recorded from then on, "
-                    f"and how the program ended is not known (the exit code is {self.program}'s)"
+                    f"the wrapper process between {self.program} and the program was killed: nothing was recorded "
+                    f"after that; the exit code is {self.program}'s, since the program's is unknown"
                 )
-                self.say(Message("wrapper_killed", words))
+                self.log(Message("wrapper_killed", words))
                 return self.collector_status
             time.sleep(POLL_SECONDS)
         return ended
@@ -407,19 +415,19 @@ class _Detached:
 
 
 def find_collector_processes(run_dir: Path) -> list[int]:
-    """Return the pids of nsys's own processes that serve the run in `run_dir`.
+    """Return the pids of nsys's own processes that belong to the run in `run_dir`.
 
     nsys's agent leaves nsys's session and process tree, but keeps its environment.
     """
-    wanted = os.fsencode(f"{environment.RUN_DIR}={run_dir}")
-    found = []
+    variable = os.fsencode(f"{environment.RUN_DIR}={run_dir}")
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0") and _is_nsys(entry):
-                found.append(int(entry.name))
-    return found
+            if variable in (entry / "environ").read_bytes().split(b"\0") and _is_nsys(entry):
+                pids.append(int(entry.name))
+    return pids
 
 
 def _is_nsys(entry: Path) -> bool:
@@ -427,7 +435,7 @@ def _is_nsys(entry: Path) -> bool:
 
 
 def make_collector_environment(full: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
-    """Return the small environment for the collector: what it needs of `full`, and what is `planned` for it."""
+    """Return the reduced environment of the collector: the variables it needs of `full`, and the `planned` ones."""
     needed = {
         name: value
         for name, value in full.items()
@@ -444,75 +452,75 @@ class StdioHandoff:
         self,
         run_dir: Path,
         full: Mapping[str, str],
-        given: Mapping[str, str],
+        collector_variables: Mapping[str, str],
         blocked: Iterable[int],
-        own: Mapping[str, str] | None = None,
+        own_variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Duplicate stdio and lay the environment and the permission ready.
+        """Duplicate stdio, and prepare the environment and the permission to start.
 
         Args:
-            run_dir: where the bystander publishes the program's pid and how it ended.
+            run_dir: where the shim publishes the program's pid and its wait status.
             full: the program's environment, before what the collector adds.
-            given: the collector's own environment.
+            collector_variables: the collector's own environment.
             blocked: the signals that were blocked when the launcher itself was started.
-            own: what the collector has beyond that, as `Plan.own_environment`.
+            own_variables: more variables for the collector, as `Plan.collector_environment`.
         """
-        own = dict(own or {})
+        own = dict(own_variables or {})
         preload = own.pop("LD_PRELOAD", None)
-        given = {**given, **own}
+        variables = {**collector_variables, **own}
         self._own: list[int] = []
-        telling, told = os.pipe()
+        status_read, status_write = os.pipe()
         permission, grant = os.pipe()
-        os.set_blocking(telling, False)
+        os.set_blocking(status_read, False)
         os.set_blocking(permission, False)
         os.write(grant, b"1")
         os.close(grant)
-        self._telling, self._permission = telling, permission
-        self._said = b""
-        self._own += [telling, permission, told]
+        self._status, self._permission = status_read, permission
+        self._received = b""
+        self._own += [status_read, permission, status_write]
         descriptors = {
-            "environment": self._file({"full": dict(full), "passed": given}),
+            "environment": self._write_memory_file({"full": dict(full), "passed": variables}),
             "permission": permission,
-            "status_descriptor": told,
-            # One that was closed when we were started may by now be the number of a file of ours.
+            "status_descriptor": status_write,
+            # A stream that was closed at the start: its number may by now belong to another file of this process.
             **{name: number for number, (name, stream) in enumerate(_standard_streams()) if stream is not None},
         }
         content: dict[str, Any] = {
             "run_dir": str(run_dir),
-            "socket": self._sent(list(descriptors.values())),
+            "socket": self._send(list(descriptors.values())),
             "descriptors": list(descriptors),
             "preload": preload,
-            "ignored": _ignored(),
+            "ignored": _list_ignored_signals(),
             "blocked": sorted(int(number) for number in blocked),
-            "umask": _umask(),
+            "umask": _read_umask(),
         }
-        preloads = [library for library in (preload, given.get("LD_PRELOAD")) if library]
+        preloads = [library for library in (preload, variables.get("LD_PRELOAD")) if library]
         self.environment = {
-            **given,
+            **variables,
             **({"LD_PRELOAD": ":".join(preloads)} if preloads else {}),
             environment.HANDOVER: json.dumps(content),
         }
 
     def read_program_pid(self) -> int | None:
         """Return the program's pid once it has been started."""
-        return self._line(0)
+        return self._read_line(0)
 
     def read_wait_status(self) -> int | None:
-        """Return how the program ended, as `os.waitpid` says it, once it has."""
-        return self._line(1)
+        """Return the program's wait status, as of `os.waitpid`, once it has ended."""
+        return self._read_line(1)
 
     def is_closed(self) -> bool:
-        """Whether the bystander is gone and tells nothing any more. True only after `release`."""
+        """Whether the shim has closed its end of the pipe. True only after `release`."""
         try:
-            while chunk := os.read(self._telling, 64):
-                self._said += chunk
+            while chunk := os.read(self._status, 64):
+                self._received += chunk
         except BlockingIOError:
             return False
         return True
 
-    def _line(self, number: int) -> int | None:
+    def _read_line(self, number: int) -> int | None:
         self.is_closed()
-        lines = self._said.split(b"\n")[:-1]
+        lines = self._received.split(b"\n")[:-1]
         return int(lines[number]) if number < len(lines) else None
 
     def withdraw(self) -> bool:
@@ -523,7 +531,7 @@ class StdioHandoff:
             return False
 
     def release(self) -> None:
-        """Close the copies made for the other side: a pipe of the user's must not be held open by the launcher."""
+        """Close the copies made for the other side: the launcher must not hold a pipe of the user open."""
         for descriptor in self._own[2:]:
             os.close(descriptor)
         del self._own[2:]
@@ -534,8 +542,8 @@ class StdioHandoff:
         while self._own:
             os.close(self._own.pop())
 
-    def _sent(self, descriptors: list[int]) -> int:
-        """Send them into a socket and return the end that they can be received from, which the collector inherits."""
+    def _send(self, descriptors: list[int]) -> int:
+        """Send the descriptors into a socket and return its receiving end, which the collector inherits."""
         sender, receiver = socket.socketpair()
         with sender, receiver:
             socket.send_fds(sender, [b"1"], descriptors)
@@ -543,8 +551,8 @@ class StdioHandoff:
         self._own.append(copy)
         return copy
 
-    def _file(self, content: dict[str, Any]) -> int:
-        """A file without a name, so that no value of the environment reaches a disk."""
+    def _write_memory_file(self, content: dict[str, Any]) -> int:
+        """Write `content` to an anonymous file, so that no value of the environment reaches a disk."""
         descriptor = os.memfd_create("traceable-environment")
         self._own.append(descriptor)
         with os.fdopen(descriptor, "wb", closefd=False) as file:
@@ -557,13 +565,13 @@ def _standard_streams() -> tuple[tuple[str, TextIO | None], ...]:
     return ("stdin", sys.__stdin__), ("stdout", sys.__stdout__), ("stderr", sys.__stderr__)
 
 
-def _ignored() -> list[int]:
-    """The signals that this process ignores because it was started so (`nohup`)."""
+def _list_ignored_signals() -> list[int]:
+    """Return the signals that this process ignores because its parent did (`nohup`)."""
     own = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these itself
     return [int(n) for n in signal.valid_signals() - own if signal.getsignal(n) is signal.SIG_IGN]
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

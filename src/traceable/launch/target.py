@@ -1,7 +1,8 @@
-"""The program that the user asked for: its words, the checks before it is started, its command line.
+"""The program to run: parsing, the checks before it is started, its command line.
 
-A check refuses only what can't run. What Python itself would run (a directory or zip file with `__main__.py`, a
-compiled file, a pipe, a package that changes its own `__path__`) is run. No module of the user's is imported for it.
+A check rejects only programs that can't run. Everything that Python itself would run (a directory or zip file with
+`__main__.py`, a compiled file, a pipe, a package that changes its own `__path__`) is accepted. No module of the user is
+imported for the checks.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ SCRIPT, MODULE, CODE, COMMAND = "script", "module", "code", "command"
 
 @dataclass(frozen=True)
 class Target:
-    """What to run.
+    """A program to run.
 
     Attributes:
         kind: `script`, `module`, `code` or `command`.
         program: the path, module name, code or command word.
-        arguments: what follows it.
+        arguments: its arguments.
     """
 
     kind: str
@@ -42,7 +43,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """A short name for it, fit for a file name."""
+        """A short name for it, valid as a file name."""
         if self.kind == CODE or self.program == "-":
             return "python"
         path = Path(self.program)
@@ -52,7 +53,7 @@ class Target:
     def command(self, flags: Sequence[str]) -> list[str]:
         """Return the command line that runs it, with `flags` for the interpreter.
 
-        Plain `python flags program` gives it the `sys.path[0]`, `sys.argv` and `__main__` that it has without us.
+        Plain `python flags program` gives it the same `sys.path[0]`, `sys.argv` and `__main__` as without traceable.
         """
         if self.kind == COMMAND:
             return [self.program, *self.arguments]
@@ -60,7 +61,7 @@ class Target:
         return [sys.executable, *flags, *words, self.program, *self.arguments]
 
 
-_STARTERS = frozenset(
+_LAUNCHERS = frozenset(
     (
         *("sh", "bash", "dash", "zsh", "fish", "busybox", "env", "sudo", "nice", "time", "timeout", "setsid", "stdbuf"),
         *("taskset", "numactl", "xargs", "parallel", "make", "uv", "uvx", "pixi", "conda", "docker", "podman"),
@@ -73,46 +74,46 @@ _STARTERS = frozenset(
 def is_not_python(target: Target) -> bool:
     """Return whether no Python runs in the program, as far as its file and its command line show.
 
-    It is an executable file and no script, not an interpreter of Python, and nothing that starts other programs.
+    It is a binary executable, not a Python interpreter, and does not start other programs.
     """
     if target.kind != COMMAND:
         return False
-    found = Path(shutil.which(target.program) or target.program).resolve()
-    names = [found.name, Path(target.program).name]
-    if any(name in _STARTERS or name.startswith(("python", "pypy")) for name in names):
+    path = Path(shutil.which(target.program) or target.program).resolve()
+    names = [path.name, Path(target.program).name]
+    if any(name in _LAUNCHERS or name.startswith(("python", "pypy")) for name in names):
         return False
     if any(Path(word).name.startswith("python") or word.endswith(".py") for word in target.arguments):
         return False
     try:
-        with found.open("rb") as file:
+        with path.open("rb") as file:
             return file.read(4) == b"\x7fELF"
     except OSError:
         return False
 
 
 def parse_target(words: Sequence[str]) -> Target:
-    """Read `app.py args`, `-m module args`, `-c code args` or `-- command args`, as Python reads its own.
+    """Parse `app.py args`, `-m module args`, `-c code args` or `-- command args`, as Python does.
 
     Raises:
-        UsageError: nothing to run, or an option without its value.
+        UsageError: no program, or an option without its value.
     """
     if not words:
         raise UsageError(
-            "no_program", "no program to run", "name a script, -m MODULE, -c CODE or -- COMMAND after the options"
+            "no_program", "no program to run", "give a script, -m MODULE, -c CODE or -- COMMAND after the options"
         )
     first, rest = words[0], list(words[1:])
     if first == "--" or first[:2] in ("-m", "-c"):
-        kind, what = {"--": (COMMAND, "a command"), "-m": (MODULE, "a module"), "-c": (CODE, "code")}[first[:2]]
+        kind, value = {"--": (COMMAND, "a command"), "-m": (MODULE, "a module"), "-c": (CODE, "code")}[first[:2]]
         if len(first) > 2:
             rest.insert(0, first[2:])
         if not rest:
-            raise UsageError("value_missing", f"nothing follows {first}", f"write {what} after it")
+            raise UsageError("value_missing", f"{first} needs a value", f"add {value} after it")
         return Target(kind, rest[0], tuple(rest[1:]))
     return Target(SCRIPT, first, tuple(rest))
 
 
 def get_interpreter_flags(original: Sequence[str] | None = None) -> list[str]:
-    """Return the options of the running interpreter itself, as they were typed (`-X dev -W error -u`).
+    """Return the options of the running interpreter, as typed (`-X dev -W error -u`).
 
     Args:
         original: the interpreter's command line; by default this process's own (`sys.orig_argv`).
@@ -125,16 +126,16 @@ def get_interpreter_flags(original: Sequence[str] | None = None) -> list[str]:
         elif not word.startswith("-") or word in ("-", "--"):
             break
         else:
-            taken, more = _cluster(word)
-            flags += [taken] if len(taken) > 1 else []
-            if more is None:
+            options, values = _split_cluster(word)
+            flags += [options] if len(options) > 1 else []
+            if values is None:
                 break
-            flags += [next(words, "") for _ in range(more)]
+            flags += [next(words, "") for _ in range(values)]
     return flags
 
 
-def _cluster(word: str) -> tuple[str, int | None]:
-    """Split `-uBm` at the letter that ends the options: what is taken, and how many words it still wants."""
+def _split_cluster(word: str) -> tuple[str, int | None]:
+    """Return the options of a word such as `-uBm`, and the number of values that follow; None after `-m` or `-c`."""
     for position, letter in enumerate(word[1:], start=1):
         if letter in "mc":
             return word[:position], None
@@ -144,17 +145,17 @@ def _cluster(word: str) -> tuple[str, int | None]:
 
 
 def check_target(target: Target, flags: Sequence[str] = ()) -> None:
-    """Refuse what can't run, before anything is started or created.
+    """Reject a program that can't run, before anything is started or created.
 
     Raises:
-        UsageError: the program does not exist, can't be read, or is not Python.
+        UsageError: the program does not exist, can't be read, or is not valid Python.
     """
     if target.kind == COMMAND:
         _check_command(target.program)
     elif target.kind == MODULE:
         _check_module(target.program)
     elif target.kind == CODE:
-        # From 3.14 on Python dedents what follows -c.
+        # From 3.14 on Python dedents the code after -c.
         _check_syntax(textwrap.dedent(target.program) if sys.version_info >= (3, 14) else target.program, "<string>")
     elif target.program != "-":
         _check_script(Path(target.program), skips_first_line=any("x" in f for f in flags if not f.startswith("-X")))
@@ -165,9 +166,9 @@ def _check_command(program: str) -> None:
         return
     if os.sep in program and Path(program).exists():
         raise UsageError(
-            "not_executable", f"{program} is not an executable file", "name a program, or run a script without `--`"
+            "not_executable", f"{program} is not an executable file", "give a program, or run a script without `--`"
         )
-    raise UsageError("no_such_command", f"there is no command {program}", "correct the name, or give its path")
+    raise UsageError("no_such_command", f"no such command: {program}", "correct the name, or give its path")
 
 
 def _check_script(path: Path, *, skips_first_line: bool) -> None:
@@ -175,12 +176,12 @@ def _check_script(path: Path, *, skips_first_line: bool) -> None:
         mode = path.stat().st_mode
     except OSError as error:
         if str(path).startswith("-"):
-            raise UsageError("no_such_option", f"there is no option {path}", "type `traceable run --help`") from None
-        raise UsageError("no_such_script", f"there is no script {path}: {error.strerror}", _near_file(path)) from None
+            raise UsageError("no_such_option", f"unknown option {path}", "see `traceable run --help`") from None
+        raise UsageError("no_such_script", f"can't open {path}: {error.strerror}", _suggest_file(path)) from None
     if stat.S_ISDIR(mode):
         if not any((path / f"__main__{suffix}").exists() for suffix in _SUFFIXES):
             raise UsageError(
-                "directory_without_main", f"{path} is a directory without __main__.py", "name a script in it"
+                "directory_without_main", f"{path} is a directory without __main__.py", "give a script in it"
             )
     elif stat.S_ISREG(mode):
         _check_file(path, skips_first_line=skips_first_line)
@@ -191,14 +192,14 @@ def _check_file(path: Path, *, skips_first_line: bool = False) -> None:
         source = path.read_bytes()
     except OSError as error:
         raise UsageError(
-            "file_unreadable", f"{path} can't be read: {error.strerror}", "change its permissions or name another"
+            "file_unreadable", f"can't read {path}: {error.strerror}", "change its permissions or give another"
         ) from None
     if source[:2] == importlib.util.MAGIC_NUMBER[:2] or path.suffix == ".pyc" or skips_first_line:
         return
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if not {f"__main__{suffix}" for suffix in _SUFFIXES} & set(archive.namelist()):
-                raise UsageError("zip_without_main", f"{path} is a zip file without __main__.py", "name a script")
+                raise UsageError("zip_without_main", f"{path} is a zip file without __main__.py", "give a script")
         return
     _check_syntax(source, str(path))
 
@@ -206,47 +207,49 @@ def _check_file(path: Path, *, skips_first_line: bool = False) -> None:
 def _check_syntax(source: str | bytes, name: str) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the program's own interpreter says them
-            # Given bytes, `compile` finds the encoding as the interpreter does: BOM, cookie, UTF-8.
+            warnings.simplefilter("ignore")  # the program's own interpreter prints them
+            # Given bytes, `compile` detects the encoding as the interpreter does: BOM, cookie, UTF-8.
             compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
-        place = f"{name}:{error.lineno}" if error.lineno else name
-        found = f"{place}: {type(error).__name__}: {error.msg}"
-        raise UsageError("syntax_error", found, "correct it and run again") from None
+        position = f"{name}:{error.lineno}" if error.lineno else name
+        problem = f"{position}: {type(error).__name__}: {error.msg}"
+        raise UsageError("syntax_error", problem, "correct it and run again") from None
     except (ValueError, RecursionError, MemoryError):
-        return  # null bytes, depth: the interpreter's own limits differ, so it is left to judge
+        return  # null bytes, depth: the limits of the program's own interpreter may differ
 
 
 _SUFFIXES = (".py", ".pyc")
 
 
 def _check_module(name: str) -> None:
-    """Find `name` along the path that the program will have, importing no package on the way."""
+    """Check that `name` is on the path that the program will have, without importing a package."""
     path: list[str] | None = [str(Path.cwd()), *sys.path]
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
-        spec = _spec(".".join(parts[:depth]), path or (), top=depth == 1)
+        spec = _find_spec(".".join(parts[:depth]), path or (), top=depth == 1)
         if spec is None:
             missing = ".".join(parts[:depth])
             raise UsageError(
-                "no_such_module", f"there is no module {missing}", "install it, or run where it can be imported from"
+                "no_such_module",
+                f"no module named {missing}",
+                "install it, or run from a directory where it can be imported",
             )
         path = spec.submodule_search_locations
         if path is None and depth < len(parts):
-            found = f"{'.'.join(parts[:depth])} is a module, not a package"
-            raise UsageError("not_a_package", found, f"there is no {name} in it")
+            problem = f"{'.'.join(parts[:depth])} is a module, not a package, so there is no {name}"
+            raise UsageError("not_a_package", problem, "correct the name")
         if path is not None and _changes_its_path(spec):
             return
     if path is not None:
-        spec = _spec(f"{name}.__main__", path, top=False)
+        spec = _find_spec(f"{name}.__main__", path, top=False)
         if spec is None:
-            raise UsageError("package_without_main", f"{name} is a package without __main__.py", "name a module in it")
+            raise UsageError("package_without_main", f"{name} is a package without __main__.py", "give a module in it")
     if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader) and spec.origin:
         _check_file(Path(spec.origin))
 
 
-def _spec(name: str, path: Sequence[str], *, top: bool) -> importlib.machinery.ModuleSpec | None:
-    """Find `name` on `path`, as `PathFinder` does, which for a nested namespace package needs its parent imported."""
+def _find_spec(name: str, path: Sequence[str], *, top: bool) -> importlib.machinery.ModuleSpec | None:
+    """Find `name` on `path`, as `PathFinder` does, but without importing the parent of a nested namespace package."""
     portions: list[str] = []
     for entry in path:
         finder = pkgutil.get_importer(entry)
@@ -258,13 +261,13 @@ def _spec(name: str, path: Sequence[str], *, top: bool) -> importlib.machinery.M
         namespace = importlib.machinery.ModuleSpec(name, None, is_package=True)
         namespace.submodule_search_locations = portions
         return namespace
-    # Built in, frozen, or of an editable install: those finders are this interpreter's too.
-    found = (finder.find_spec(name, None) for finder in sys.meta_path) if top else iter(())
-    return next((spec for spec in found if spec is not None), None)
+    # Built in, frozen, or from an editable install: this interpreter has those finders too.
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path) if top else iter(())
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _changes_its_path(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether a package may have modules elsewhere than on disk beside it, which only importing it would show."""
+    """Whether a package may have modules outside its directory, which only an import would show."""
     if spec.origin is None or not spec.has_location:
         return False
     try:
@@ -273,7 +276,7 @@ def _changes_its_path(spec: importlib.machinery.ModuleSpec) -> bool:
         return True
 
 
-def _near_file(path: Path) -> str:
+def _suggest_file(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:

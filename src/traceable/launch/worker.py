@@ -1,7 +1,7 @@
-"""What is made of a recording after the program's end, in a process of its own.
+"""A worker process that reads the recording back and analyzes it after the program's end.
 
-Reading back and analysis take as much memory as the recording is large. Whatever ends that process (the kernel for lack
-of memory, above all), the launcher lives, and with it the program's exit code; the recording is on disk.
+Both take as much memory as the recording is large. If that process is killed (mostly by the kernel, for lack of
+memory), the launcher still returns the program's exit code, and the recording is on disk.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _Result = TypeVar("_Result")
 
 
 class WorkerDiedError(Exception):
-    """The process ended before its work was done; the text says how, as a clause with a verb."""
+    """The worker process ended before its call returned; the text is how, as a clause with a verb."""
 
 
 class Worker:
-    """A process forked from this one when there is something to do. A context manager, which ends it.
+    """A process that is forked at the first call, and serves all calls. A context manager, which ends it.
 
-    What is loaded for one piece of work is there for the next one.
+    Modules that one call has loaded stay loaded for the next one.
 
     Args:
-        prepare: called in that process first.
+        prepare: called first in that process.
     """
 
     def __init__(self, prepare: Callable[[], object] | None = None) -> None:
@@ -56,11 +56,11 @@ class Worker:
     ) -> _Result:
         """Return what `function` returns in that process; function, arguments and result are pickled.
 
-        Whatever interrupts the wait ends the process.
+        An exception during the wait ends the process.
 
         Raises:
-            DiedError: it was ended, could not be started, or ran out of memory.
-            RuntimeError: the function raised, which it should not.
+            WorkerDiedError: it was killed, could not be started, or ran out of memory.
+            RuntimeError: the function raised an unexpected exception.
         """
         try:
             if self._pid is None:
@@ -100,12 +100,12 @@ class Worker:
         if self._pid == 0:
             os.close(self._requests)
             os.close(self._replies)
-            _work(theirs, ours, parent, self._prepare)
+            _serve(theirs, ours, parent, self._prepare)
         os.close(theirs)
         os.close(ours)
 
     def _end(self) -> str:
-        """End the process, and return how it had ended."""
+        """End the process, and return how it ended."""
         if self._pid is None:
             return ""
         with contextlib.suppress(OSError):
@@ -117,22 +117,22 @@ class Worker:
         self._pid = None
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGKILL:
-            return "was killed (SIGKILL, mostly for lack of memory)"
+            return "was killed (SIGKILL, probably for lack of memory)"
         if code < 0:
-            known = {one.value: one.name for one in signal.Signals}
-            return f"was ended by {known.get(-code, f'signal {-code}')}"
+            names = {one.value: one.name for one in signal.Signals}
+            return f"was killed by {names.get(-code, f'signal {-code}')}"
         return f"ended with exit code {code}"
 
 
-def _work(requests: int, replies: int, parent: int, prepare: Callable[[], object] | None) -> NoReturn:
-    """Do what is asked for until nobody is there any more."""
+def _serve(requests: int, replies: int, parent: int, prepare: Callable[[], object] | None) -> NoReturn:
+    """Serve calls until the launcher closes the pipe."""
     try:
-        # What the terminal sends is for the launcher, which ends this process if it is to end.
+        # Signals from the terminal are for the launcher, which ends this process if necessary.
         for number in TERMINATION_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _ignore)
         die_with_parent(parent)
-        _be_killed_first()
+        _raise_oom_score()
         if prepare is not None:
             prepare()
         while (request := _receive(requests)) is not None:
@@ -156,21 +156,21 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
     """Do nothing; unlike SIG_IGN not inherited by nsys."""
 
 
-def _be_killed_first() -> None:
-    """Where memory is short in a container, this process goes and not the launcher."""
+def _raise_oom_score() -> None:
+    """When memory runs out, the kernel is to kill this process and not the launcher."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _send(descriptor: int, what: Any) -> None:
-    content = pickle.dumps(what)
-    left = memoryview(len(content).to_bytes(_LENGTH_BYTES, "little") + content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+def _send(descriptor: int, message: Any) -> None:
+    content = pickle.dumps(message)
+    rest = memoryview(len(content).to_bytes(_LENGTH_BYTES, "little") + content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _receive(descriptor: int) -> Any:
-    """Return what was sent; None where the other side is gone."""
+    """Return the message; None where the other end of the pipe is closed."""
     length = _read(descriptor, _LENGTH_BYTES)
     content = _read(descriptor, int.from_bytes(length, "little")) if length else None
     return pickle.loads(content) if content else None  # from the launcher, or from the process that it has forked

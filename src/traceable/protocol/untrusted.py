@@ -543,7 +543,7 @@ EXPECT = {"schema!": TEXT, "names!": [TEXT]}
 """`expect.*.json`."""
 
 WITHOUT_ENVIRONMENT = {"pid!": PID, "name!": TEXT}
-"""A line of `status.unaware`."""
+"""A line of `status.without_environment`."""
 
 EXIT = {"wait_status!": COUNT, "end_ns": COUNT}
 """`program.exit`."""

@@ -1,7 +1,7 @@
 """The C extensions: the range core (`_core`), the embedded recorder (`_recorder`) and others. Each may be missing.
 
 This module only says where two of them are that are no Python modules, although the build gives them the file names of
-such: NVTX loads the recorder into the annotated process by its path, and the loader `_discreet` into nsys. Importing
+such: NVTX loads the recorder into the annotated process by its path, and the loader `_hide_proc_environ` into nsys. Importing
 them would be an error.
 """
 
@@ -19,7 +19,7 @@ def find_recorder_library() -> Path | None:
 
 def find_hide_proc_environ_library() -> Path | None:
     """Return the path of what keeps environments from nsys, for its `LD_PRELOAD`, or None where it wasn't built."""
-    return _library("_discreet")
+    return _library("_hide_proc_environ")
 
 
 def _library(name: str) -> Path | None:

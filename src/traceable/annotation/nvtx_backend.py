@@ -173,7 +173,7 @@ def _announce(text: str, number: int) -> None:
 
 def _push(attributes: Any, handle: Any, slot: int) -> None:
     """Push a range and count it, after it was emitted (`_native/core.c` has the reason)."""
-    counter = None if range_counts is None else range_counts.counter
+    counter = None if range_counts is None else range_counts.table
     _emit.push_range(attributes, handle)
     if counter is not None:
         range_counts.add(counter, slot)
@@ -194,7 +194,7 @@ class Range(null_backend.Range):
         self._attributes = self._domain.get_event_attributes(message, argb, category)
         self._category_id = self._attributes.category
         self._silent = self._level > max_level
-        self._slot = 0 if range_counts is None or self._silent else range_counts.slot(domain, message)
+        self._slot = 0 if range_counts is None or self._silent else range_counts.get_slot(domain, message)
 
     def _with_number(self, number: Any) -> Any:
         own = self._attributes
@@ -280,7 +280,7 @@ class Range(null_backend.Range):
         return self._started(self._carrying(identity) if carries else self._attributes)
 
     def _started(self, attributes: Any) -> int:
-        counter = None if range_counts is None else range_counts.counter
+        counter = None if range_counts is None else range_counts.table
         number: int = self._domain.start_range(attributes)
         if counter is not None:
             range_counts.add(counter, self._slot)
@@ -380,7 +380,7 @@ def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
     slot, add = range_._slot, None if range_counts is None else range_counts.add
 
     def annotated(*args: Any, **kwargs: Any) -> _R:
-        counter = None if add is None else range_counts.counter
+        counter = None if add is None else range_counts.table
         if plain and not _any_instance:
             push(attributes, handle)
             if add is not None:

@@ -13,8 +13,8 @@ The first is the header (`MAGIC` and the pid in place of the numbers). The secon
 names that are too long or odd to come out of every collector as they went in, and those after the 1000th.
 
 A range counts where it is opened, once it was handed over: one that is open at the edge of a window belongs to the side
-on which it was opened, as in every recording. What `capture` and `torch.records` know of the collector comes by
-`recording` and `gate`: a collector is certain to record from when its window has opened until just before it closes.
+on which it was opened, as in every recording. What `capture` and `torch.profiler_backend` know of the collector comes by
+`set_recording` and `set_gated`: a collector is certain to record from when its window has opened until just before it closes.
 Nothing here raises into the program. `launch/range_counts.py` reads the file.
 """
 
@@ -58,7 +58,7 @@ def make_entry_key(domain: str | None, name: str | None) -> bytes | None:
 
 
 class _Unopened:
-    """Stands in the place of `Counts.counter` in a forked child that has opened no range yet."""
+    """Stands in the place of `RangeCounts.table` in a forked child that has opened no range yet."""
 
     def __init__(self, counts: RangeCounts) -> None:
         self._counts = counts
@@ -76,7 +76,7 @@ class RangeCounts:
 
     Args:
         run_dir: the run directory.
-        core: the native core, which counts itself; None for the pure form, which counts in `counter`.
+        core: the native core, which counts itself; None for the pure form, which counts in `table`.
 
     Attributes:
         table: what one is added to, at a slot; another object whenever that changes.
@@ -122,7 +122,7 @@ class RangeCounts:
         """Count a range of the pure form.
 
         Args:
-            counter: what `counter` was before the range was emitted. Where it is another one by now, a window was
+            counter: `table` as it was before the range was emitted. Where it is another one by now, a window was
                 opened or closed in between, and nothing is certain.
             slot: of the range.
         """
@@ -246,7 +246,7 @@ class RangeCounts:
 def _state_of_environment() -> tuple[bool, bool]:
     """Return whether the launcher asks for windows alone, and whether all is recorded from the start."""
     collector = os.environ.get(environment.COLLECTOR)
-    if collector == "torch":  # `torch.records` says when it begins
+    if collector == "torch":  # `torch.profiler_backend` calls `set_recording`
         return os.environ.get(environment.TORCH) == "windows", False
     gated = environment.read_flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
     if collector == "nsys":

@@ -70,7 +70,7 @@ def pause_emission() -> None:
 
 def _count(certain: bool) -> None:
     if range_counts is not None:
-        range_counts.recording(certain)
+        range_counts.set_recording(certain)
 
 
 def close_open_annotations() -> None:

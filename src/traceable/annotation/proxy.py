@@ -1,4 +1,4 @@
-"""A callable that is no function (`lru_cache`, `partial`, a ufunc, an instance), annotated through a wrapt proxy.
+"""A callable that is not a function (`lru_cache`, `partial`, a ufunc, an instance), annotated through a wrapt proxy.
 
 The proxy keeps what only the object itself has: its attributes (`cache_info`), its type to `isinstance`, the way it
 binds in a class. Imported only when such a callable is patched.

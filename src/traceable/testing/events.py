@@ -1,6 +1,6 @@
 """What a test is given: the ranges, marks and counters that were emitted, as plain objects.
 
-How ranges nest, and how the stretches of a coroutine become one range, is decided in `analysis.find_instances`; here its
+How ranges nest, and how the stretches of a coroutine become one range, is decided in `analysis.instances`; here its
 columns only get names and the few values that a trace leaves out (payloads, colours). What annotations emit beyond
 names (identities, named fields, samples) is told apart as in `trace.emitted`.
 """

@@ -202,7 +202,7 @@ def pop_range(domain: Domain) -> None:
     if not stack:
         return
     handle = stack.pop()
-    # While nothing is emitted it may be that the profiler is about to stop: it is `close_open_annotations` that closes then.
+    # While nothing is emitted the profiler may be about to stop: then `close_open_annotations` closes.
     if _enter is not None and _open.pop(id(handle), None) is not None:
         _exit(handle)
 

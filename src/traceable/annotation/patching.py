@@ -161,7 +161,7 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
         from traceable.annotation.proxy import wrap_callable
 
         return wrap_callable(value, decorate)
-    raise CauseError("not_a_function", f"is not a function (type {kind.__name__})")
+    raise CauseError("not_a_function", f"is not a function but of type {kind.__name__}")
 
 
 def _cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:

@@ -86,7 +86,7 @@ def stepping():
     traceable.capture_when(lambda step: True, dump=True)
 
 def outside():
-    with traceable.annotate_targets("tomllib:loads", "base64:*") as handle: handle.matched, handle.problems
+    with traceable.annotate_targets("tomllib:loads", "base64:*") as handle: handle.matches, handle.problems
     traceable.record_gc().remove()
     with traceable.record_loop_pauses(1): pass
     profile = traceable.Profile(); profile.enable(); profile.disable()

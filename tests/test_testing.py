@@ -63,8 +63,8 @@ def refused(done: subprocess.CompletedProcess[str], code: str, named: str, when_
     """The fixture fails with this code, and pytest's header has the line where that is known when it is loaded."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 error" in done.stdout
-    lines = [line for line in done.stdout.splitlines() if "nvtx_events can't hear: " in line]
-    errors = [line for line in lines if line.startswith("nvtx_events can't hear: ")]
+    lines = [line for line in done.stdout.splitlines() if "nvtx_events can't record: " in line]
+    errors = [line for line in lines if line.startswith("nvtx_events can't record: ")]
     assert len(errors) == 1, done.stdout
     assert named in errors[0]
     assert errors[0].endswith(f" [{code}]")

@@ -7,11 +7,11 @@ costs next to nothing is loaded at once, because a program may be unable to impo
 import os as _os
 import sys as _sys
 
-from traceable import import_fallback as _unloaded
+from traceable import import_fallback as _fallback
 from traceable.annotation.counters import Counter, counter
 from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
 from traceable.annotation.expectations import expect
-from traceable.annotation.import_hooks import register_import_hooks as _watch_imports
+from traceable.annotation.import_hooks import register_import_hooks as _register_import_hooks
 from traceable.annotation.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
 from traceable.capture.flight import dump
@@ -76,7 +76,7 @@ _LATER = {
 }
 
 _READERS = ("Recording", "load")
-"""Names that read a recording back: what can't be loaded there is an error, for there is no answer without it."""
+"""Names that read a recording back: where they can't be loaded it is an error, for there is no result without them."""
 
 _NVTX_NAMES = frozenset(
     (
@@ -94,31 +94,31 @@ _NVTX_NAMES = frozenset(
         "numpy_dtype",
     )
 )
-"""Names that are the nvtx package's own, for `import traceable as nvtx`: they describe, and emit nothing."""
+"""Names of the nvtx package itself, for `import traceable as nvtx`: they describe, and emit nothing."""
 
 
 def __getattr__(name: str) -> "Any":
-    """Load the names that few programs use when they are first asked for."""
+    """Load the names that few programs use at their first use."""
     if name == "__version__":
         return _version()
     if name in _NVTX_NAMES:
-        return _of_nvtx(name)
+        return _load_from_nvtx(name)
     if name == "nvtx":
         return _sys.modules[__name__]
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _unloaded.has_failed_recently(name):
-        return _unloaded.make_fallback(name)
+    if _fallback.has_failed_recently(name):
+        return _fallback.make_fallback(name)
     try:
         __import__(_LATER[name])
         value = getattr(_sys.modules[_LATER[name]], name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            return _without_torch(name)
+            return _require_torch(name)
         if name in _READERS:
             raise
-        _unloaded.record_failure(name, error)
-        return _unloaded.make_fallback(name)
+        _fallback.record_failure(name, error)
+        return _fallback.make_fallback(name)
     globals()[name] = value
     return value
 
@@ -133,26 +133,26 @@ def _version() -> str:
         return "unknown"
 
 
-def _of_nvtx(name: str) -> "Any":
+def _load_from_nvtx(name: str) -> "Any":
     try:
         import nvtx  # type: ignore[import-untyped]
 
         value = getattr(nvtx, name)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with nvtx, the name is not there
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with nvtx, the name is missing
         raise AttributeError(f"traceable.{name} needs nvtx >= 0.2.17, which has it ({error})") from None
     globals()[name] = value
     return value
 
 
-def _without_torch(name: str) -> "Any":
-    def refuse(*_arguments: object, **_named: object) -> None:
+def _require_torch(name: str) -> "Any":
+    def fail(*_arguments: object, **_named: object) -> None:
         raise ImportError(f"traceable.{name} needs torch; install traceable[torch]", name="torch")
 
-    return refuse
+    return fail
 
 
 def _begin(module: str, function: str) -> None:
-    """Call a function of a module for what the environment asks. The program imports traceable whatever comes of it."""
+    """Call a function of a module as the environment requests. The import of traceable succeeds whatever happens."""
     try:
         __import__(module)
         getattr(_sys.modules[module], function)()
@@ -165,7 +165,7 @@ def _is_set(*names: str) -> bool:
     return any(_os.environ.get(name) for name in names)
 
 
-_watch_imports()
+_register_import_hooks()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
 if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):

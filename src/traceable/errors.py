@@ -1,11 +1,11 @@
 """What traceable reports to its user: messages with a code, and the one class tree of its errors.
 
-A message says what was found; an error also says what to do next. Each has a code, a stable name in snake case
-(`no_such_file`), which tests, scripts and searches hold on to while its words become better: it stands in brackets
-behind what is printed, beside the text in JSON, and is an attribute here. docs/messages.md lists all of them.
+A message reports a fact; an error also names the next step. Each has a code, a stable name in snake case
+(`no_such_file`), which tests, scripts and searches rely on while its words become better: it is printed in brackets
+after the text, next to the text in JSON, and is an attribute here. docs/messages.md lists all of them.
 
-The command line prints an error as one line and ends with `exit_code`. It carries no traceback to the user: what
-deserves one is a fault of ours and is not wrapped here.
+The command line prints an error as one line and ends with `exit_code`. The user sees no traceback: an
+error that needs one is a bug of traceable and is not wrapped here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Message(str):
     """A sentence for the user, without a full stop, that knows its code.
 
     Args:
-        code: what is said, as a stable name.
-        text: in words.
+        code: a stable name of the fact.
+        text: the sentence.
 
     Examples:
         >>> note = Message("events_dropped", "12 events were dropped")
@@ -68,10 +68,10 @@ class TraceableError(Exception):
 
     exit_code = 2
 
-    def __init__(self, code: str, found: str, remedy: str) -> None:
-        super().__init__(code, found, remedy)
+    def __init__(self, code: str, problem: str, remedy: str) -> None:
+        super().__init__(code, problem, remedy)
         self.code = code
-        self.problem = found
+        self.problem = problem
         self.remedy = remedy
 
     def __str__(self) -> str:
@@ -89,17 +89,17 @@ class TraceableError(Exception):
 
 
 class CauseError(Exception):
-    """Why something could not be done, for the message of whoever tried.
+    """Why something could not be done, for the message of the caller.
 
     Args:
         code: what is wrong, as a stable name.
         problem: what is wrong, as the end of a sentence.
     """
 
-    def __init__(self, code: str, found: str) -> None:
-        super().__init__(code, found)
+    def __init__(self, code: str, problem: str) -> None:
+        super().__init__(code, problem)
         self.code = code
-        self.problem = found
+        self.problem = problem
 
     def __str__(self) -> str:
         return self.problem
@@ -122,7 +122,7 @@ def format_one_line(error: BaseException) -> str:
 
 
 class UsageError(TraceableError):
-    """The command line asks for something that can't be done as it stands."""
+    """The command line requests something that can't be done."""
 
 
 class CollectorError(TraceableError):
@@ -134,4 +134,4 @@ class TraceError(TraceableError):
 
 
 class MissingDataError(TraceableError):
-    """The trace does not hold what a question needs; the remedy says what to record next time."""
+    """The trace does not hold what a question needs; the remedy names what to record next time."""

@@ -1,7 +1,8 @@
-"""What stands for a public name whose module can't be loaded when it is first used: it does nothing.
+"""The fallback for a public name whose module can't be loaded when it is first used: it does nothing.
 
 A program may have used up its descriptors, changed its root directory, or be ending, and then an import fails. That is
-logged once; the import is tried again at a later use. Loaded with the package: it must be there when nothing else is.
+logged once; the import is tried again at a later use. Loaded with the package: it must be available when nothing else
+is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _tried_s: dict[str, float] = {}
 
 
 class NoOpHandle(Handle):
-    """What a stand-in returns: a handle without anything to undo, and a block that is not recorded."""
+    """The result of a fallback: a handle without anything to undo, and a block that is not recorded."""
 
     __slots__ = ()
     targets: tuple[Any, ...] = ()
@@ -33,7 +34,7 @@ class NoOpHandle(Handle):
 
     @property
     def matches(self) -> dict[Any, list[str]]:
-        """What `annotate_targets` has matched: nothing."""
+        """The matches of `annotate_targets`: none."""
         return {}
 
     problems = aliases = matches
@@ -42,7 +43,7 @@ class NoOpHandle(Handle):
         """Do nothing."""
 
     def update(self) -> tuple[str, ...]:
-        """Return that nothing was named."""
+        """Return no names."""
         return ()
 
     async def __aenter__(self) -> Self:
@@ -54,11 +55,11 @@ class NoOpHandle(Handle):
         return
 
 
-def _nothing(*_arguments: object, **_named: object) -> NoOpHandle:
+def _make_no_op_handle(*_arguments: object, **_named: object) -> NoOpHandle:
     return NoOpHandle()
 
 
-def _iterable(iterable: object, **_named: object) -> object:
+def _return_iterable(iterable: object, **_named: object) -> object:
     return iterable
 
 
@@ -79,5 +80,5 @@ def record_failure(name: str, error: BaseException) -> None:
 
 
 def make_fallback(name: str) -> Any:
-    """Return a function that takes what the one of this name takes. Of `steps` it returns the iterable itself."""
-    return _iterable if name == "steps" else _nothing
+    """Return a function that accepts the arguments of the one of this name. That of `steps` returns the iterable."""
+    return _return_iterable if name == "steps" else _make_no_op_handle

@@ -148,7 +148,7 @@ def test_where_everything_may_be_sampled_too_and_what_is_left_out_is_named(versi
 
 def test_the_environment_is_kept_out_by_the_option_or_else_by_us(version, tmp_path):
     if find_hide_proc_environ_library() is None:
-        lacking("traceable._native._discreet is not built")
+        lacking("traceable._native._hide_proc_environ is not built")
     plan = NsysCollector().plan(["program"], tmp_path, "app")
     assert (f"{DISCARD}=true" in plan.argv) != ("LD_PRELOAD" in plan.collector_environment)
 

@@ -66,7 +66,7 @@ def stranger():
 
 def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, tmp_path, stranger):
     if collector == "nsys" and find_hide_proc_environ_library() is None:
-        lacking("traceable._native._discreet is not built")
+        lacking("traceable._native._hide_proc_environ is not built")
     (tmp_path / "app.py").write_text(PROGRAM)
     # A shell around the launcher has it too, as the one that it was typed in.
     words = ["sh", "-c", '"$@"; exit $?', "sh", *command(collector, "app.py")]
@@ -366,8 +366,7 @@ def test_a_secret_is_not_among_what_nsys_is_given():
 def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_path):
     """Without the library, as with an nsys that it does not reach."""
     (tmp_path / "app.py").write_text(PROGRAM)
-    main = "import sys; from traceable.collectors.nsys import privacy; "
-    main += "privacy.find_hide_proc_environ_library = lambda: None; "
+    main = "import sys; from traceable.collectors.nsys import privacy; privacy.find_hide_proc_environ_library = lambda: None; "
     main += "from traceable.cli.main import main; sys.exit(main())"
     words = [sys.executable, "-c", main, *command("nsys", "app.py")[3:]]
     variables = {**environ, "API_KEY": VALUE, "EMPTY": ""}
@@ -560,11 +559,11 @@ def test_nothing_leaks_from_what_the_recorder_wrote(command, environ, tmp_path):
 
 
 def test_what_nsys_alone_has_does_not_reach_the_program(nsys, command, environ, tmp_path):
-    code = "import os; print(os.environ['LD_PRELOAD']); print(open('/proc/self/environ').read().count('_discreet'))"
+    code = "import os; print(os.environ['LD_PRELOAD']); print(open('/proc/self/environ').read().count('_hide_proc_environ'))"
     ended = subprocess.run(command("nsys", "-c", code), capture_output=True, text=True, env=environ, cwd=tmp_path)
     preloaded, count = ended.stdout.splitlines()
     assert "nsight" in preloaded or "Injection" in preloaded
-    assert "_discreet" not in preloaded
+    assert "_hide_proc_environ" not in preloaded
     assert count == "0"
 
 
@@ -589,7 +588,7 @@ OPEN(open)
 def test_an_open_of_nsys_own_does_not_call_itself(tmp_path):
     compiler, library = shutil.which("cc") or shutil.which("gcc"), find_hide_proc_environ_library()
     if compiler is None or library is None:
-        lacking("a C compiler, and traceable._native._discreet built with it")
+        lacking("a C compiler, and traceable._native._hide_proc_environ built with it")
     (tmp_path / "behind.c").write_text(BEHIND)
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", tmp_path / "behind.so", tmp_path / "behind.c"], check=True, cwd=tmp_path

@@ -77,7 +77,7 @@ def install(
     from traceable._native import find_hide_proc_environ_library
 
     settings = {"version": version, "real": real, "gpus": list(gpus), "unlisted": list(unlisted)}
-    settings["discreet"] = str(find_hide_proc_environ_library())
+    settings["hide_proc_environ"] = str(find_hide_proc_environ_library())
     settings["cpu"] = cpu or read(version)["behaviour"]["cpu_environment"]
     words = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), json.dumps(settings)]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
@@ -178,7 +178,7 @@ def profile(settings: dict[str, Any], known: dict[str, Any], words: Sequence[str
             return 0
     check(found, known["options"])
     if given.get("--discard-environment") == "true":
-        library = settings["discreet"]
+        library = settings["hide_proc_environ"]
         os.environ["LD_PRELOAD"] = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), library)))
         command = ["sh", "-c", WITHOUT + 'exec "$@"', "sh", library, *command]
     words = [settings["real"], "profile", *translated(found, known["options"]), *command]

@@ -1,8 +1,8 @@
 """The C extensions: the range core (`_core`), the embedded recorder (`_recorder`) and others. Each may be missing.
 
-This module only says where two of them are that are no Python modules, although the build gives them the file names of
-such: NVTX loads the recorder into the annotated process by its path, and the loader `_discreet` into nsys. Importing
-them would be an error.
+This module only returns the paths of two of them that are not Python modules, although the build gives them such file
+names: NVTX loads the recorder into the annotated process by its path, and the dynamic loader loads
+`_hide_proc_environ` into nsys. Importing them would be an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def find_recorder_library() -> Path | None:
 
 
 def find_hide_proc_environ_library() -> Path | None:
-    """Return the path of what keeps environments from nsys, for its `LD_PRELOAD`, or None where it wasn't built."""
-    return _library("_discreet")
+    """Return the path of the library that hides environments from nsys, for its `LD_PRELOAD`; None if not built."""
+    return _library("_hide_proc_environ")
 
 
 def _library(name: str) -> Path | None:

@@ -26,7 +26,7 @@ LEVEL_MAX = 9
 
 
 def _text(value: object, argument: str) -> str | None:
-    """Return a string NVTX can carry: UTF-8 that ends at its first NUL. What it can't carry is shown, not cut."""
+    """Return a string NVTX can carry: UTF-8 that ends at its first NUL. What it can't carry is replaced, not cut."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -105,7 +105,7 @@ def _field(value: Any, argument: str) -> Any:
 
 
 def _fields(payload: Any) -> str | None:
-    """Return named fields as compact JSON; None for no fields at all, or where there is no JSON to be had."""
+    """Return named fields as compact JSON; None for no fields at all, or where JSON can't be imported."""
     fields: dict[str, Any] = {}
     for name, value in payload.items():
         if not isinstance(name, str):
@@ -114,7 +114,7 @@ def _fields(payload: Any) -> str | None:
     if not fields:
         return None
     global _dumps
-    if _dumps is None:  # kept: a finaliser may get here when nothing can be imported any more
+    if _dumps is None:  # kept: a finalizer may get here when nothing can be imported any more
         try:
             from json import dumps as _dumps
         except Exception as error:  # noqa: BLE001 - no descriptor is left, or no interpreter: the range has no fields
@@ -163,7 +163,7 @@ def _plain(item: Any) -> Any:
 
 def log_lost_range() -> None:
     """Log, once, that a range could not be made: there is no memory, or the interpreter is ending."""
-    if sys.meta_path is not None:  # the interpreter sets it so as it ends, and then there is nobody to tell
+    if sys.meta_path is not None:  # the interpreter sets it so as it ends, and then nothing can be logged
         environment.warn_once("range_not_recorded", "a range is not recorded: no memory is left")
 
 
@@ -202,12 +202,12 @@ def normalize_value(value: object) -> int | float:
 def normalize_arguments(
     message: object, color: object, domain: object, category: object, payload: object, level: object
 ) -> tuple[str | None, int, str | None, str | int | None, int | float | str | None, int]:
-    """Return the arguments of a range as NVTX takes them, the colour as an ARGB number.
+    """Return the arguments of a range as NVTX takes them, the color as an ARGB number.
 
     An empty domain or category is none: nsys 2022.4 can't import a report that holds one.
 
     Raises:
-        TypeError, ValueError: one of them can't be taken; the message begins with the argument's name.
+        TypeError, ValueError: one of them is not accepted; the message begins with the argument's name.
     """
     return (
         _text(message, "message"),

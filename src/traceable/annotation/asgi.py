@@ -1,7 +1,7 @@
-"""What the preset `uvicorn` says of a request: its method and its route, known before the application has it.
+"""The fields of a request in the preset `uvicorn`: its method and its route, known before the application has it.
 
-The fields of a range are emitted when it begins, and an application finds the route later. So its routes are asked
-here too, as Starlette and FastAPI ask them. Loaded with the first request of a process whose requests are recorded.
+The fields of a range are emitted when it begins, and an application finds the route later. So its routes are matched
+here too, as Starlette and FastAPI match them. Loaded with the first request of a process whose requests are recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NONE, _FULL = 0, 2  # starlette.routing.Match
 
 
 def request_fields(cycle: Any, app: Any) -> dict[str, str]:
-    """Return the fields of the request that uvicorn's `run_asgi(cycle, app)` is about to hand to the application.
+    """Return the fields of the request that uvicorn's `run_asgi(cycle, app)` is about to pass to the application.
 
     `route` is the template (`/items/{id}`), without which it has no such field; of an application that keeps no routes
     there is `path` instead, as the client sent it.
@@ -25,9 +25,9 @@ def request_fields(cycle: Any, app: Any) -> dict[str, str]:
     fields = {"method": str(scope["method"])}
     try:
         routes = _routes(app)
-        # To be asked changes what a route finds there.
+        # Matching changes the scope.
         route = None if routes is None else _template(routes, dict(scope))
-    except Exception:  # noqa: BLE001 - a route that can't be asked: the application asks it itself, and fails or not
+    except Exception:  # noqa: BLE001 - a route that can't be matched: the application matches it itself, and fails or not
         routes = route = None
     if routes is None:
         return {**fields, "path": str(scope["path"])}

@@ -1,13 +1,13 @@
-"""Colours by name, hex, tuple or number, as the ARGB number NVTX wants. No matplotlib: the table is here.
+"""Colors by name, hex, tuple or number, as the ARGB number of NVTX. No matplotlib: the table is here.
 
 The eleven names of the `nvtx` package keep its numbers, alpha 0 included, so that a changed import changes no report.
-Every other colour is opaque.
+Every other color is opaque.
 """
 
 from __future__ import annotations
 
 BLUE = 0x0000FF
-"""What the `nvtx` package takes where no colour is given."""
+"""What the `nvtx` package takes where no color is given."""
 
 _NVTX = {
     "green": 0x008000,
@@ -53,9 +53,9 @@ _known: dict[str, int] = {}
 
 
 def _named(name: str) -> int | None:
-    """Look a colour name up, in any case. The table is taken apart at the first name that needs it.
+    """Look a color name up, in any case. The table is taken apart at the first name that needs it.
 
-    Whole or not at all: memory may run out meanwhile, and half a table would refuse names.
+    Whole or not at all: memory may run out meanwhile, and half a table would reject names.
     """
     global _known
     if not _known:
@@ -99,18 +99,18 @@ def parse_color(color: object) -> int:
 
     Raises:
         TypeError: `color` is of another type.
-        ValueError: a string, number or tuple that is no colour.
+        ValueError: a string, number or tuple that is not a color.
     """
     if color is None:
         return BLUE
     if isinstance(color, int):
-        found = int(color) if 0 <= color <= 0xFFFFFFFF else None
+        argb = int(color) if 0 <= color <= 0xFFFFFFFF else None
     elif isinstance(color, str):
-        found = _hex(color) if color.strip().startswith("#") else _named(color)
+        argb = _hex(color) if color.strip().startswith("#") else _named(color)
     elif isinstance(color, tuple):
-        found = _channels(color)
+        argb = _channels(color)
     else:
         raise TypeError(f"color must be a name, a hex string, an ARGB number or a tuple, not {type(color).__name__}")
-    if found is None:
-        raise ValueError(f"color {color!r} is no colour: give a CSS name, '#rrggbb', 0xAARRGGBB or (r, g, b) of 0-1")
-    return found
+    if argb is None:
+        raise ValueError(f"color {color!r} is not a color; use a CSS name, '#rrggbb', 0xAARRGGBB or (r, g, b) of 0-1")
+    return argb

@@ -1,6 +1,6 @@
 """Counters: a number that changes while the program runs (`queue_depth`, `batch_size`), on the timeline.
 
-NVTX's own counters are an extension that nsys 2022.4 and 2023.4 refuse, so a sample is a mark; `emission` tells how.
+NVTX's own counters are an extension that nsys 2022.4 and 2023.4 refuse, so a sample is a mark (see `protocol.nvtx`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_KEPT_MAX = 4096  # as many as ranges are interned
+_CACHE_MAX = 4096  # as many as ranges are interned
 
 
 class Counter:
-    """A counter, to be sampled whenever its number changes. Many may have one name, and thread safety is given.
+    """A counter, to be sampled whenever its number changes. Several may share a name; sampling is thread-safe.
 
     Args:
         name: the counter's name.
@@ -24,7 +24,7 @@ class Counter:
         level: as `annotate`'s.
 
     Raises:
-        TypeError, ValueError: an argument can't be taken; the text begins with its name.
+        TypeError, ValueError: an argument is not accepted; the text begins with its name.
 
     Example:
         >>> depth = Counter("queue_depth")
@@ -68,20 +68,20 @@ def _rebuilt(name: str, domain: str | None, level: int) -> Counter:
     return Counter(name, domain, level=level)
 
 
-_kept: dict[tuple[str, str | None, int | None], Callable[[float], None]] = {}
+_samplers: dict[tuple[str, str | None, int | None], Callable[[float], None]] = {}
 
 
 def counter(name: str, value: float, domain: str | None = None, *, level: int | None = None) -> None:
     """Emit one sample of the counter `name`. In a hot loop, keep a `Counter` and call its `sample`.
 
     Raises:
-        TypeError, ValueError: an argument can't be taken; the text begins with its name.
+        TypeError, ValueError: an argument is not accepted; the text begins with its name.
     """
     key = (name, domain, level)
     try:
-        sample = _kept[key]
+        sample = _samplers[key]
     except (KeyError, TypeError):
         sample = Counter(name, domain, level=level).sample
-        if len(_kept) < _KEPT_MAX:
-            _kept[key] = sample
+        if len(_samplers) < _CACHE_MAX:
+            _samplers[key] = sample
     sample(value)

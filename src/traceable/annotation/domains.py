@@ -1,9 +1,9 @@
-"""`Domain` and what it hands out: the object form of the verbs, as in the `nvtx` package.
+"""`Domain` and its objects: the object form of the verbs, as in the `nvtx` package.
 
-A range emitted through it is the same as one emitted through `annotate`: attributes here are ranges kept to hand.
-Of nvtx's extensions the counters are here, emitted as every counter is (`counters`), each when it is sampled. What a
-sample of ours has no room for is kept as an attribute and not recorded: the description, the scope, the semantics, and
-the timestamps of batches. numpy is imported when the first such counter is asked for.
+A range emitted through it is the same as one emitted through `annotate`: attributes here are ranges. Of nvtx's
+extensions the counters are here, emitted as every counter is (`counters`), each when it is sampled. What does not fit
+into our samples is kept as an attribute and not recorded: the description, the scope, the semantics, and the timestamps
+of batches. numpy is imported for the first such counter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RegisteredString:
 
 
 class EventAttributes:
-    """A message, colour, category and payload, kept for many events of one domain. Each may be set at any time.
+    """A message, color, category and payload, kept for many events of one domain. Each may be set at any time.
 
     Made by `Domain.get_event_attributes`. A wrong value raises TypeError or ValueError where it is set.
     """
@@ -90,7 +90,7 @@ class EventAttributes:
 
 
 class DummyCounter:
-    """What `get_counter` returns where no one can listen: a counter with every method a no-op."""
+    """What `get_counter` returns where no profiler can attach: a counter with every method a no-op."""
 
     __slots__ = ()
     name = dtype = domain = description = scope = semantics = time_domain = None
@@ -109,7 +109,7 @@ _dummy_counter = DummyCounter()
 
 
 class DummyDomain:
-    """What `get_domain` returns where no one can listen: `Domain` with every method a no-op."""
+    """What `get_domain` returns where no profiler can attach: `Domain` with every method a no-op."""
 
     def get_registered_string(self, string: str) -> None:
         """Do nothing."""
@@ -142,7 +142,7 @@ class DummyDomain:
         """Do nothing."""
 
     def get_counter(self, name: str | bytes, dtype: Any, **_named: Any) -> Any:  # noqa: ARG002
-        """Return the counter that does nothing, as far as `dtype` is that of a counter."""
+        """Return the counter that does nothing, if `dtype` is that of a counter."""
         _checked_dtype_or_none(dtype)
         return _dummy_counter
 
@@ -152,7 +152,7 @@ class DummyDomain:
 
 
 class Domain:
-    """One named domain. `Domain(name)` returns a `DummyDomain` where no one can listen, as the nvtx package does.
+    """One named domain. `Domain(name)` returns a `DummyDomain` where no profiler can attach, as the nvtx package does.
 
     Args:
         name: the domain's name; None is NVTX's default domain.
@@ -242,7 +242,7 @@ class Domain:
         semantics: Any = None,
         time_domain: Any = None,
     ) -> Any:
-        """Return the counter of these arguments, the same one each time: `DomainCounter` tells what it emits.
+        """Return the counter of these arguments, the same one each time.
 
         Args:
             name: its name.
@@ -250,12 +250,12 @@ class Domain:
             description, scope, semantics, time_domain: kept, and not recorded.
 
         Raises:
-            TypeError: `dtype` is no counter's.
+            TypeError: `dtype` is not that of a counter.
         """
-        checked = _checked_dtype_or_none(dtype)
-        if checked is None:
+        normalized = _checked_dtype_or_none(dtype)
+        if normalized is None:
             return _dummy_counter
-        key = (name, checked, description, scope, semantics, time_domain)
+        key = (name, normalized, description, scope, semantics, time_domain)
         if key not in self._counters:
             self._counters.setdefault(key, make_counter(self, *key))
         return self._counters[key]
@@ -270,11 +270,11 @@ _domains: dict[str | None, Any] = {}
 
 
 def get_domain(name: str | None = None) -> Domain | DummyDomain:
-    """Return the one `Domain` of this name, or the `DummyDomain` where no one can listen."""
+    """Return the one `Domain` of this name, or the `DummyDomain` where no profiler can attach."""
     if name not in _domains:
         _domains.setdefault(name, Domain(name))
-    found: Domain | DummyDomain = _domains[name]
-    return found
+    domain: Domain | DummyDomain = _domains[name]
+    return domain
 
 
 ranges.domain_of = get_domain
@@ -332,7 +332,7 @@ class DomainCounter(Counter):
         return 0
 
     def batch_submit(self, values: Iterable[Any], timestamps: Iterable[int]) -> None:
-        """Record nothing, and say so once: a mark stands where it is emitted, so samples of earlier can't be recorded.
+        """Record nothing, and log it once: a mark has the time of its call, so earlier samples can't be recorded.
 
         Raises:
             ValueError: there are not as many timestamps as values.
@@ -341,7 +341,7 @@ class DomainCounter(Counter):
             raise ValueError("values and timestamps must have the same length.")
         environment.warn_once(
             "batch_not_recorded",
-            "samples given to batch_submit() are not recorded: NVTX's marks take no time of their own",
+            "samples given to batch_submit() are not recorded: NVTX marks accept no timestamp",
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -405,10 +405,10 @@ def _text(name: str | bytes) -> str:
 
 
 def normalize_dtype(dtype: Any) -> Any:
-    """Return what a counter counts, as a numpy dtype.
+    """Return the dtype of a counter as numpy's.
 
     Raises:
-        TypeError: it is none, or holds more than numbers side by side.
+        TypeError: it is not a dtype, or holds more than numbers.
         ImportError, OSError, MemoryError: numpy can't be imported.
     """
     global _numpy
@@ -432,10 +432,10 @@ def normalize_dtype(dtype: Any) -> Any:
 
 
 def _checked_dtype_or_none(dtype: Any) -> Any:
-    """Return what a counter counts, as a numpy dtype; None where numpy can't be had.
+    """Return the dtype of a counter as numpy's; None where numpy can't be imported.
 
     Raises:
-        TypeError: `dtype` is no counter's.
+        TypeError: `dtype` is not that of a counter.
     """
     try:
         return normalize_dtype(dtype)

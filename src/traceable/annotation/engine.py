@@ -1,6 +1,7 @@
-"""How this process emits: the native core, the `nvtx` package, torch.profiler, or not at all. Decided once, at import.
+"""How this process emits: the native core, the `nvtx` package, torch.profiler, or not at all. Chosen once, at import.
 
-`Range`, `ResumableRange`, `wrap`, `identify` and `get_instance_variable` come from whichever it is; nothing else in `annotation` asks.
+`Range`, `ResumableRange`, `wrap`, `identify` and `get_instance_variable` come from whichever it is; nothing else in
+`annotation` depends on the choice.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ level = environment.read_digit(environment.LEVEL, 2)
 """Ranges of a higher level are no-ops."""
 
 debug = not disabled and environment.read_flag(environment.DEBUG)
-"""Whether ranges are watched for being unbalanced, crossed, or held over an `await`."""
+"""Whether ranges are checked for being unbalanced, crossed, or held over an `await`."""
 
 core: Any = None
-"""The native core, or None where it is not built or not wanted."""
+"""The native core, or None where it is not built or not used."""
 
 wrap: Callable[[Any, Any], Any]
 identify: Callable[[], int]
@@ -68,14 +69,14 @@ else:
     else:
         _backend = null_backend
         environment.warn_once(
-            "nvtx_missing", "no range is emitted: there is neither the native core nor nvtx >= 0.2.12"
+            "nvtx_missing", "no range is emitted: neither the native core nor nvtx >= 0.2.12 is installed"
         )
 
 Range, ResumableRange = _backend.Range, _backend.ResumableRange  # type: ignore[misc]
 wrap, identify = _backend.wrap, _backend.identify
 
 range_counts: Any = None
-"""Counts the ranges that are emitted (`annotation/range_counts.py`), or None where no launcher wants to know."""
+"""Counts the ranges that are emitted (`annotation/range_counts.py`), or None without a launcher that compares them."""
 
 if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.null_backend":
     from traceable.annotation import range_counts as _counts
@@ -93,12 +94,12 @@ if debug:
     Range = range_checker.make_checked_class(Range)  # type: ignore[misc]
 
     def wrap(function: Any, range_: Any) -> Any:
-        """Return a callable that runs `function` inside `range_`, which is watched."""
+        """Return a callable that runs `function` inside `range_`, which is checked."""
         return nvtx_backend.wrap(function, range_, range_checker.wrap_checked)
 
 
 requests: Any = None
-"""Counts the requests that are over (`annotation/request_counter.py`), or None where nobody asks for it."""
+"""Counts the requests that are over (`annotation/request_counter.py`), or None where that is not requested."""
 
 if not disabled and os.environ.get(environment.AFTER_REQUEST):
     from traceable.annotation import request_counter
@@ -121,29 +122,29 @@ def get_instance_variable() -> ContextVar[int]:
 
 
 def list_interned_ranges() -> list[tuple[Any, ...]]:
-    """Return type, message, color, domain, category and level, as given, of each range that is kept for ever.
+    """Return type, message, color, domain, category and level, as given, of each range that is interned.
 
-    That is every distinct one, up to the limit of what is kept.
+    That is every distinct one, up to the limit of interned ranges.
     """
     if core is not None:
-        found: list[tuple[Any, ...]] = core.list_interned_ranges()
-        return found
+        arguments: list[tuple[Any, ...]] = core.list_interned_ranges()
+        return arguments
     from traceable.annotation import null_backend
 
     return null_backend.list_interned_ranges()
 
 
-def call_before_next_event(heard: Callable[[], object]) -> None:
-    """Call `heard` once, on the thread that emits its first range or mark from now on, before that is emitted.
+def call_before_next_event(callback: Callable[[], object]) -> None:
+    """Call `callback` once, on the thread that emits its first range or mark from now on, before that is emitted.
 
-    Where nothing is emitted it is never called. What was waited for before is not called any more.
+    Where nothing is emitted it is never called. It replaces an earlier callback that has not been called yet.
     """
     if core is not None:
-        core.call_before_next_event(heard)
+        core.call_before_next_event(callback)
     elif can_emit():
         from traceable.annotation import nvtx_backend
 
-        nvtx_backend.call_before_next_event(heard)
+        nvtx_backend.call_before_next_event(callback)
 
 
 def plain_run() -> Any:
@@ -156,7 +157,7 @@ def plain_run() -> Any:
 
 
 def watch_greenlets(watch: Callable[[], None], push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
-    """Call `watch` once on each thread that pushes a range; the pure form asks `push` and `pop` from here on."""
+    """Call `watch` once on each thread that pushes a range; the pure form calls `push` and `pop` from here on."""
     if core is not None:
         core.watch_greenlets(watch)
     else:
@@ -164,7 +165,7 @@ def watch_greenlets(watch: Callable[[], None], push: Callable[[Any], bool], pop:
 
 
 def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
-    """Ask `push` and `pop` with each range that is pushed and popped, and do nothing where they return True."""
+    """Call `push` and `pop` with each range that is pushed and popped, and do nothing else where they return True."""
     if core is not None:
         core.follow_greenlets(push, pop)
     else:
@@ -174,12 +175,12 @@ def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) ->
 
 
 has_skipped_annotations = False
-"""Whether a function was decorated, or a domain made, while no one could listen: it stays silent."""
+"""Whether a function was decorated, or a domain made, while no profiler could attach: it stays silent."""
 
 track_switches: Callable[[Any], tuple[Callable[[], object], Callable[[], object]]] | None = None
 """Returns what resumes and suspends a run, where greenlets switch in between; None where there are none."""
 
 
 def can_emit() -> bool:
-    """Whether a range of this process can be heard by anyone."""
+    """Whether a range of this process can reach a profiler."""
     return not disabled and environment.can_have_profiler()

@@ -1,8 +1,8 @@
-"""What a program says of its own profile: the ranges it expects. Told to the launcher by files, judged after the run.
+"""The ranges that a program expects in its own profile: passed to the launcher in files, evaluated after the run.
 
 Each call leaves one file `expect.<pid>.<number>.json` in the run directory; nothing is ever read or changed here, so
 threads, forked children and a pid that is used again can't spoil each other's. The reading side is
-`launch/expectations.py`, the verdict `analysis/expectations.py`.
+`launch/expectations.py`, the result `analysis/expectations.py`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from traceable.protocol import environment
 SCHEMA = "traceable.expect/1"
 
 _number = itertools.count(1).__next__
-_said: set[tuple[int, str]] = set()
+_written: set[tuple[int, str]] = set()
 
 
 def expect(*names: str) -> None:
-    """Say which ranges this run is to have. After it, `traceable run` and `report` say of each whether it was entered.
+    """Declare the ranges of this run. After it, `traceable run` and `report` check that each was entered.
 
     Without a launcher, and under `TRACEABLE_DISABLE=1`, this does nothing beyond checking its arguments. It may be
-    called at any time, before or after the ranges, in any thread or process of the run; what was said once counts.
+    called at any time, before or after the ranges, in any thread or process of the run; a repeated name counts once.
 
     Args:
         names: names of ranges, in any domain. `domain:name` names one domain's, as nsys writes it.
 
     Raises:
-        TypeError: no name, or one that is no string.
+        TypeError: no name, or one that is not a string.
         ValueError: an empty name.
     """
     if not names:
@@ -45,9 +45,9 @@ def expect(*names: str) -> None:
     if not run_dir or engine.disabled:
         return
     pid = os.getpid()
-    new = [name for name in dict.fromkeys(names) if (pid, name) not in _said]
+    new = [name for name in dict.fromkeys(names) if (pid, name) not in _written]
     if new:
-        _said.update((pid, name) for name in new)
+        _written.update((pid, name) for name in new)
         _write(run_dir, pid, new)
 
 
@@ -61,4 +61,4 @@ def _write(run_dir: str, pid: int, names: list[str]) -> None:
             file.write(json_of({"schema": SCHEMA, "pid": pid, "names": names}))
         os.replace(part, f"{run_dir}/{file_name}")  # noqa: PTH105
     except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
-        environment.warn_once("expectation_not_written", f"the launcher is not told what is expected: {error}")
+        environment.warn_once("expectation_not_written", f"the expected ranges are not recorded: {error}")

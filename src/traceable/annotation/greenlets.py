@@ -1,11 +1,12 @@
 """Greenlets (gevent, eventlet): each is a task, and its ranges are its own.
 
 Push and pop are a stack of the thread, and a greenlet leaves the thread to another one wherever it waits. So once the
-greenlets of a thread take turns, a range there is what a coroutine's is (`emission`): a start/end range from its
-beginning to its end, and a push/pop range in `traceable.active` for each time its greenlet runs. Which one runs is told
-by greenlet's trace function; one that was there before is called after ours.
+greenlets of a thread take turns, a range there is what a coroutine's is (`protocol.nvtx`): a start/end range from its
+beginning to its end, and a push/pop range in `traceable.active` for each time its greenlet runs. greenlet's trace
+function reports which one runs; an earlier trace function is called after ours.
 
-Loaded when greenlet is imported in a process that is heard. A thread whose greenlets never switch keeps plain ranges.
+Loaded when greenlet is imported in a process that may have a profiler. A thread whose greenlets never switch keeps
+plain ranges.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from traceable.annotation.ranges import annotate
 
     _Open = tuple[annotate | None, ResumableRange]
-    """A range of a greenlet and its run; None for the stretch of a generator or coroutine that runs in it."""
+    """A range of a greenlet and its run; None for the active segment of a generator or coroutine that runs in it."""
 
 _RANGES = "_traceable_ranges"
 """The attribute of a greenlet with the ranges that are open in it, the outermost first."""
@@ -41,7 +42,7 @@ class _Thread:
     """The trace function of one thread.
 
     Attributes:
-        running: the greenlet that runs, as far as we were told.
+        running: the running greenlet, as far as it was reported.
         switched: whether one has ever switched to another.
     """
 
@@ -81,7 +82,7 @@ class _Thread:
             )
 
     def follow(self, current: Any) -> None:
-        """Take note of a switch that we were not told of, and have us told of the next."""
+        """Process a switch that was not reported, and watch for the next."""
         self._switch(current)
         trace = gettrace()
         if trace is not self:
@@ -89,18 +90,18 @@ class _Thread:
             settrace(self)
             environment.warn_once(
                 "greenlet_trace_replaced",
-                "another trace function took the place of traceable's in greenlet.settrace(): until now the active "
+                "another trace function replaced traceable's in greenlet.settrace(): until now the active "
                 "times of ranges in greenlets may be too long",
             )
 
 
 def _ranges(one: Any) -> list[_Open]:
-    found: list[_Open] = one.__dict__.get(_RANGES) or []
-    return found
+    ranges: list[_Open] = one.__dict__.get(_RANGES) or []
+    return ranges
 
 
 def _thread_of(current: Any) -> _Thread:
-    """Return that of this thread, which is told of its switches from here on. `current` is the greenlet that runs."""
+    """Return that of this thread, whose switches it watches from here on. `current` is the running greenlet."""
     root = current
     while root.parent is not None:
         root = root.parent
@@ -113,12 +114,12 @@ def _thread_of(current: Any) -> _Thread:
 
 
 def watch_thread() -> None:
-    """Have us told of the switches of this thread."""
+    """Watch the switches of this thread."""
     _thread_of(getcurrent())
 
 
 def push_greenlet_range(range_: annotate) -> bool:
-    """Open a range of the greenlet that runs; whether it is one of these, and not a plain one of the thread."""
+    """Open a range of the running greenlet; return whether it is one, and not a plain range of the thread."""
     try:
         domain = range_._arguments[2]
         current = getcurrent()
@@ -136,7 +137,11 @@ def push_greenlet_range(range_: annotate) -> bool:
 
 
 def pop_greenlet_range(range_: annotate) -> bool:
-    """Close the innermost range of this domain in the greenlet that runs; whether there is one that `push_greenlet_range` opened."""
+    """Close the innermost range of this domain in the running greenlet.
+
+    Returns:
+        Whether there is one that `push_greenlet_range` opened.
+    """
     try:
         current = getcurrent()
         _thread_of(current)
@@ -165,7 +170,7 @@ def pop_greenlet_range(range_: annotate) -> bool:
 
 
 def track_switches(run: ResumableRange) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what resumes and suspends a generator or coroutine, whose stretch ends too where its greenlet waits."""
+    """Return what resumes and suspends a generator or coroutine; its segment ends too where its greenlet waits."""
     own: _Open = (None, run)
 
     def resume() -> None:
@@ -174,7 +179,7 @@ def track_switches(run: ResumableRange) -> tuple[Callable[[], None], Callable[[]
             current = getcurrent()
             _thread_of(current)
             ranges = current.__dict__.setdefault(_RANGES, [])
-        except Exception as error:  # noqa: BLE001 - the stretch is one of its thread then
+        except Exception as error:  # noqa: BLE001 - the segment is one of its thread then
             environment.warn_once(
                 "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
             )

@@ -1,4 +1,4 @@
-"""What is returned by every function that changes the process until further notice."""
+"""The handle that every function returns that changes the process until it is undone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """Undoes by `remove()` what was done; so does leaving a `with` block on it. Removing twice is as good as once."""
+    """Undoes a change by `remove()`, or by leaving a `with` block on it. A second `remove()` does nothing."""
 
     __slots__ = ()
 
     def remove(self) -> None:
-        """Undo what was done."""
+        """Undo the change."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

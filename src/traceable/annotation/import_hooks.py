@@ -1,6 +1,6 @@
-"""Has something called once a module's own code has run, without importing the module.
+"""Calls a function once a module's own code has run, without importing the module.
 
-What annotations do once torch.compile or greenlet is there is begun here.
+The support of torch.compile and greenlet is enabled here, when they are imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def register_post_import_hook(name: str, call: Callable[[], None]) -> None:
 
 
 def register_import_hooks() -> None:
-    """Take part in what torch.compile and greenlet do, from when they are imported. Called once all of ours is."""
+    """Support torch.compile and greenlet from their import on. Called at the end of `import traceable`."""
     from traceable.annotation import engine
 
     register_post_import_hook("torch._dynamo", _torch_compiles)
@@ -65,7 +65,7 @@ def _greenlets_switch() -> None:
 class PostImportFinder:
     """A finder of one module alone, which it finds by the other finders. It stays until that module's code has run.
 
-    Programs look for modules that they don't import (`importlib.util.find_spec`), so to be found is no import yet.
+    Programs look for modules that they don't import (`importlib.util.find_spec`), so being found is not an import yet.
     """
 
     __slots__ = ("_call", "_name", "_searching")
@@ -113,5 +113,5 @@ class PostImportFinder:
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            message = f"{self._name} is loaded in an unknown way: traceable does not learn of its import"
+            message = f"{self._name} is loaded in an unknown way: traceable can't detect its import"
             environment.warn_once("import_not_seen", message, key=self._name)

@@ -1,7 +1,7 @@
-"""Finds the places that a pattern names inside a module, without running any of the module's code.
+"""Finds the functions that a pattern names inside a module, without running any of the module's code.
 
 Only namespaces are read: no `getattr` on a module (a lazy one would import half a library), none on an instance, no
-`isinstance` (which asks a proxy for its `__class__`). Nothing is changed here.
+`isinstance` (which reads `__class__` of a proxy). Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, staticmethod, class
 
 
 class FunctionLocation:
-    """Where one function stands.
+    """Where one function is defined.
 
     Attributes:
         owner: the module or class whose attribute it is.
@@ -39,12 +39,12 @@ class FunctionLocation:
 
 
 def get_namespace(holder: object) -> Mapping[str, object]:
-    """Return the `__dict__` of a module, class or instance, without asking its `__getattr__`."""
+    """Return the `__dict__` of a module, class or instance, without calling its `__getattr__`."""
     try:
-        found = object.__getattribute__(holder, "__dict__")
+        namespace = object.__getattribute__(holder, "__dict__")
     except AttributeError:
         return {}
-    return found if issubclass(type(found), (dict, types.MappingProxyType)) else {}
+    return namespace if issubclass(type(namespace), (dict, types.MappingProxyType)) else {}
 
 
 def is_class(value: object) -> bool:
@@ -60,12 +60,12 @@ def is_function(value: object) -> bool:
 
 
 def is_defined_in(value: object, module_name: str) -> bool:
-    """Whether a function or class says that it was defined in that module."""
+    """Whether the `__module__` of a function or class is that module."""
     return getattr(value, "__module__", None) == module_name
 
 
 def find_functions(module: object, module_name: str, qualname: str) -> list[FunctionLocation]:
-    """Return the places that `qualname` names in what stands in `sys.modules` under `module_name`.
+    """Return the functions that `qualname` names in the value of `sys.modules` under `module_name`.
 
     A wildcard takes functions only, and of the module's only those defined in it. A name without one takes whatever is
     there: an inherited method, an imported function, a property, any callable; a class stands for its public methods.
@@ -106,7 +106,7 @@ def _members(owner: object, part: str, prefix: str) -> Iterator[FunctionLocation
             FunctionLocation(owner, part, value, prefix + part, own=False) for _, value in _inherited(owner, part)
         )
     else:
-        # What a module put in its own place in sys.modules may be an instance: its methods stand in its class.
+        # What a module put in its own place in sys.modules may be an instance: its methods are in its class.
         yield from (FunctionLocation(base, part, value, prefix + part) for base, value in _inherited(type(owner), part))
 
 

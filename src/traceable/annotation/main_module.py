@@ -2,12 +2,12 @@
 
 A module is patched after its body has run; of the main module that moment is the program's end. So the functions that
 a pattern names are decorated in its syntax tree, innermost, and the tree is compiled in place of the file: what an
-outer decorator registers (`@app.get("/")`) is the annotated function. A file in which nothing is named, or that can't
+outer decorator registers (`@app.get("/")`) is the annotated function. A file in which nothing matches, or that can't
 be parsed, is left to Python.
 
 Python runs a script through an importer where one claims its path, as it runs a directory with a `__main__.py`, and
-`-m` through the module's loader. Both end in `runpy`, whose two frames then stand above the script's in a traceback;
-all else that the program sees is as without us. Nothing is installed unless a pattern names the main module.
+`-m` through the module's loader. Both end in `runpy`, whose two frames are then above the script's in a traceback;
+all else is the same for the program. Nothing is installed unless a pattern names the main module.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def install(name: str) -> None:
     """Have the main module annotated where a live pattern names it. Called once, while the interpreter starts.
 
     Args:
-        name: what `run_as` is to be; a package's own name stands for its `__main__`.
+        name: the value of `run_as`; a package's own name means its `__main__`.
     """
     global run_as
     run_as = name
@@ -70,14 +70,14 @@ class _Script:
 
     @classmethod
     def of(cls, path: str) -> _Script | None:
-        """Return the importer of a script; None where Python is to run it, be it to complain of it."""
+        """Return the importer of a script; None where Python is to run it, or to report its error."""
         try:
             # As Python makes it, which tracebacks show.
             path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib takes 5 ms to import
             with open(path, "rb") as file:  # noqa: PTH123
                 script = cls(path, None)  # type: ignore[arg-type]
                 code = _compiled(file.read(), path, script)
-        except Exception:  # noqa: BLE001 - whatever is wrong with the file, Python says it better
+        except Exception:  # noqa: BLE001 - whatever is wrong with the file, Python reports it better
             return None
         if code is None:
             return None
@@ -123,8 +123,8 @@ class _ModuleFinder:
         try:
             # Until Python 3.12 a finder may have `find_module` alone.
             finders = [one.find_spec for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
-            found = (find_spec(fullname, path, target) for find_spec in finders)
-            spec = next((spec for spec in found if spec is not None), None)
+            specs = (find_spec(fullname, path, target) for find_spec in finders)
+            spec = next((spec for spec in specs if spec is not None), None)
         finally:
             self._searching = False
         if spec is None:
@@ -144,7 +144,7 @@ def _annotate_code(spec: ModuleSpec) -> None:
         code = _compiled(loader.get_data(spec.origin), str(spec.origin), None)
         if code is not None:
             loader.get_code = lambda _fullname: code
-    except Exception:  # noqa: BLE001 - the module is Python's to read, and to complain of
+    except Exception:  # noqa: BLE001 - Python reads the module, and reports its errors
         return
 
 
@@ -152,7 +152,7 @@ def _annotate_code(spec: ModuleSpec) -> None:
 
 
 def _compiled(source: bytes, path: str, script: _Script | None) -> CodeType | None:
-    """Return the code of the file with annotated functions; None where no pattern names one of them.
+    """Return the code of the file with annotated functions; None where no pattern matches one of them.
 
     Args:
         source: its bytes.
@@ -182,7 +182,7 @@ def _definitions(body: Sequence[ast.stmt], prefix: str, class_: str = "") -> Ite
         elif isinstance(node, ast.ClassDef):
             yield from _definitions(node.body, f"{prefix}{node.name}.", prefix + node.name)
         else:
-            # A definition may stand in an `if`, a `try`, a `match`, a `with`, a loop.
+            # A definition may be in an `if`, a `try`, a `match`, a `with`, a loop.
             for part in ("body", "orelse", "finalbody"):
                 yield from _definitions(getattr(node, part, []), prefix, class_)
             for branch in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
@@ -190,7 +190,7 @@ def _definitions(body: Sequence[ast.stmt], prefix: str, class_: str = "") -> Ite
 
 
 def _after_future(body: Sequence[ast.stmt]) -> int:
-    """Return where the first statement may stand: behind the docstring and `from __future__`."""
+    """Return where the first statement may be: after the docstring and `from __future__`."""
     at = int(bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant))
     while at < len(body) and isinstance(node := body[at], ast.ImportFrom) and node.module == "__future__":
         at += 1
@@ -210,7 +210,7 @@ def _place(node: ast.AST, line: int) -> None:
 
 
 class _Instrumented:
-    """What the compiled file calls: first `begin`, then `annotated` for each function that a pattern names."""
+    """The object that the compiled file calls: first `begin`, then `make_decorator` for each named function."""
 
     def __init__(self, script: _Script | None) -> None:
         self.decorators: list[tuple[patching.PatchSet, Target, str, bool]] = []
@@ -218,18 +218,18 @@ class _Instrumented:
             self.begin = script.begin
 
     def decorate(self, node: Definition, qualname: str, class_: str) -> None:
-        """Put a decorator under those of a function for each patching of which a pattern names it."""
+        """Put a decorator under those of a function for each patch set with a pattern that names it."""
         for one in patching.get_active_patch_sets():
             target = next((t for t in one.targets if matches_main_module(t) and _matches(t, qualname, class_)), None)
             if target is not None:
-                expression = _call("annotated", ast.Constant(len(self.decorators)))
+                expression = _call("make_decorator", ast.Constant(len(self.decorators)))
                 # Where the last decorator is, so that the function's first line stays what it was.
                 _place(expression, node.decorator_list[-1].lineno if node.decorator_list else node.lineno)
                 node.decorator_list.append(expression)
                 module = target.module if target.module_is_exact else run_as
                 self.decorators.append((one, target, f"{module}.{qualname}", bool(class_)))
 
-    def annotated(self, number: int) -> Callable[[Any], Any]:
+    def make_decorator(self, number: int) -> Callable[[Any], Any]:
         """Return the decorator of this number: it annotates a function, and never fails."""
         one, target, name, in_class = self.decorators[number]
 
@@ -246,7 +246,7 @@ class _Instrumented:
 
 def _matches(target: Target, qualname: str, class_: str) -> bool:
     """Whether a pattern names a function: by its own name, or as a public method of a class that it names."""
-    wanted, parts = target.qualname.split("."), qualname.split(".")
-    if len(wanted) == len(parts):
-        return all(map(part_matches, wanted, parts))
+    pattern_parts, parts = target.qualname.split("."), qualname.split(".")
+    if len(pattern_parts) == len(parts):
+        return all(map(part_matches, pattern_parts, parts))
     return bool(class_) and target.qualname == class_ and not parts[-1].startswith("_")

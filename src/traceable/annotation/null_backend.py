@@ -1,4 +1,4 @@
-"""Ranges that emit nothing, for a process that can't be heard, and what they share with the pure form.
+"""Ranges that emit nothing, for a process without a profiler, and what they share with the pure form.
 
 Used without the native core; arguments are checked as ever, so that a wrong one does not wait for the profiler.
 """
@@ -25,12 +25,12 @@ _interned: dict[tuple[Any, ...], Range] = {}
 
 
 def _is_decorated(message: object) -> bool:
-    """Whether `@annotate` stood without brackets, so that its message is the decorated thing."""
+    """Whether `@annotate` is used without brackets, so that its message is the decorated thing."""
     return message is not None and not isinstance(message, str) and (callable(message) or hasattr(message, "__get__"))
 
 
 class Range:
-    """One message, colour, domain, category and payload; `with` on it does nothing. Interned by its arguments."""
+    """One message, color, domain, category and payload; `with` on it does nothing. Interned by its arguments."""
 
     __slots__ = ("_arguments", "_category_id", "_fields", "_level", "_silent")
     _arguments: Arguments
@@ -49,25 +49,25 @@ class Range:
         *,
         level: Any = None,
     ) -> Self:
-        if _interned is None:  # the interpreter has taken this module apart; a finaliser of the program goes on
+        if _interned is None:  # the interpreter has taken this module apart; a finalizer of the program goes on
             return cls._unmade()
         key = (cls, message, color, domain, category, level)
         try:
-            found = _interned.get(key)
-        except TypeError:  # unhashable, so no argument NVTX can take: the check says which
-            found = None
-        if found is None:
+            range_ = _interned.get(key)
+        except TypeError:  # unhashable, so not an argument that NVTX takes: the check reports which
+            range_ = None
+        if range_ is None:
             if payload is None and _is_decorated(message) and (color, domain, category, level) == (None,) * 4:
                 return cls()(message)  # type: ignore[operator,no-any-return]  # annotate, the subclass, can be called
             try:
-                found = cls._built(key)
+                range_ = cls._built(key)
             except MemoryError:
                 log_lost_range()
                 return cls._unmade()  # type: ignore[return-value]
         if payload is not None:
-            found = found._with_payload(payload)
-            found._arguments = (message, color, domain, category, payload)
-        return found  # type: ignore[return-value]
+            range_ = range_._with_payload(payload)
+            range_._arguments = (message, color, domain, category, payload)
+        return range_  # type: ignore[return-value]
 
     @classmethod
     def _built(cls, key: tuple[Any, ...]) -> Range:
@@ -83,7 +83,7 @@ class Range:
 
     @classmethod
     def _unmade(cls) -> Range:
-        """Return what stands for a range that can't be made: it emits nothing."""
+        """Return the fallback for a range that can't be made: it emits nothing."""
         unmade = object.__new__(cls)
         unmade._arguments = (None,) * 5
         unmade._level = 1
@@ -145,9 +145,9 @@ class Range:
 
 
 class ResumableRange:
-    """One run of code that stops and goes on, unheard."""
+    """One run of code that stops and goes on, without a profiler."""
 
-    def __init__(self, whole: Range, stretch: Range) -> None: ...
+    def __init__(self, whole: Range, segment: Range) -> None: ...
 
     def resume(self) -> None:
         """Do nothing."""
@@ -165,10 +165,10 @@ def wrap(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:  # no
 
 
 def list_interned_ranges() -> list[tuple[Any, ...]]:
-    """Return type, message, color, domain, category and level of each range that is kept for ever."""
+    """Return type, message, color, domain, category and level of each interned range."""
     return list(_interned)
 
 
 def identify() -> int:
-    """Return 0: nothing that is not heard has an identity."""
+    """Return 0: nothing that is not recorded has an identity."""
     return 0

@@ -1,11 +1,11 @@
 """Ranges emitted through the `nvtx` package, for an install without the native core (or `TRACEABLE_PURE=1`).
 
-`torch.records` stands in the place of that package where torch.profiler records.
+`torch.profiler_backend` takes the place of that package where torch.profiler records.
 
-nvtx imports numpy, so `engine` asks for this module only where someone listens. nvtx's `Domain` answers with a dummy
-where nvtxDomainIsEnabled says 0, which under nsys 2022.4 and 2023.4 means that nothing would ever be recorded (their
-injection refuses the payload extension). So domains are built around that question, from names that have stood in
-nvtx since 0.2.12, two of them private: `nvtx._lib.lib.DomainHandle` and `nvtx._lib`'s functions.
+nvtx imports numpy, so `engine` loads this module only where a profiler may be attached. nvtx's `Domain` returns a dummy
+where nvtxDomainIsEnabled returns 0, which under nsys 2022.4 and 2023.4 means that nothing would ever be recorded (their
+injection rejects the payload extension). So domains are built without that check, from names that exist in nvtx since
+0.2.12, two of them private: `nvtx._lib.lib.DomainHandle` and `nvtx._lib`'s functions.
 
 What the native core does and this can't: name threads, for which the nvtx package has no call.
 """
@@ -54,16 +54,16 @@ _greenlet_pop: Callable[[Any], bool] | None = None
 """What opens and closes the ranges of greenlets (`greenlets`); None where there are none."""
 
 _thread = _local()
-"""`stretched`: the instance whose stretch the thread is in; what is pushed there lies inside it."""
+"""`active`: the instance whose active segment the thread is in; what is pushed there lies inside it."""
 
 _next = count().__next__
 
 range_counts: Any = None
-"""Counts the ranges that are opened (`annotation/range_counts.py`), or None where nobody wants to know."""
+"""Counts the ranges that are opened (`annotation/range_counts.py`), or None where that is not requested."""
 
 
 def import_nvtx() -> bool:
-    """Import the nvtx package; say whether it is there with the names this module needs."""
+    """Import the nvtx package; return whether it has the names this module needs."""
     global _emit, _package
     try:
         import nvtx._lib.lib  # type: ignore[import-untyped]
@@ -71,7 +71,7 @@ def import_nvtx() -> bool:
         _package = nvtx
         _emit = nvtx._lib
         return isinstance(nvtx.Domain, type) and isinstance(_emit.lib.DomainHandle, type) and callable(_emit.mark)
-    except Exception:  # noqa: BLE001 - whatever is wrong with the package, the program goes on unheard
+    except Exception:  # noqa: BLE001 - whatever is wrong with the package, the program goes on without ranges
         return False
 
 
@@ -83,60 +83,60 @@ def set_emitter(emitter: Any) -> None:
 
 
 def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
-    """Ask these with each range that is pushed and popped, and do nothing where they return True."""
+    """Call these with each range that is pushed and popped, and do nothing else where they return True."""
     global _any_instance, _greenlet_push, _greenlet_pop
     _any_instance, _greenlet_push, _greenlet_pop = True, push, pop
 
 
-class _Watched:
-    """What is emitted through, watched for the first that is: the names of `_emit` besides `push_range` and `mark`."""
+class _WatchedEmitter:
+    """An emitter that calls `callback` before its first event; all else is `_emit`'s."""
 
     def __init__(self, emitter: Any) -> None:
         self._emitter = emitter
-        self.heard: Callable[[], object] | None = None
+        self.callback: Callable[[], object] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._emitter, name)
 
-    def note(self) -> None:
-        """Call what waits for this, once."""
-        heard, self.heard = self.heard, None
-        if heard is not None:
-            heard()
+    def notify(self) -> None:
+        """Call the callback, once."""
+        callback, self.callback = self.callback, None
+        if callback is not None:
+            callback()
 
     def push_range(self, attributes: Any, handle: Any) -> Any:
-        self.note()
+        self.notify()
         return self._emitter.push_range(attributes, handle)
 
     def mark(self, attributes: Any, handle: Any) -> Any:
-        self.note()
+        self.notify()
         return self._emitter.mark(attributes, handle)
 
 
-def call_before_next_event(heard: Callable[[], object]) -> None:
-    """Call `heard` before the first range or mark that is emitted from now on (`engine.call_before_next_event`).
+def call_before_next_event(callback: Callable[[], object]) -> None:
+    """Call `callback` before the first range or mark that is emitted from now on (`engine.call_before_next_event`).
 
     A range that is only started is noticed too; decorated functions that are made before this are not.
     """
     global _emit
-    if not isinstance(_emit, _Watched):
-        _emit = _Watched(_emit)
+    if not isinstance(_emit, _WatchedEmitter):
+        _emit = _WatchedEmitter(_emit)
         start, start_as = Range._start, Range._start_as
 
-        def noting_start(self: Range) -> int:
-            _emit.note()
+        def notifying_start(self: Range) -> int:
+            _emit.notify()
             return start(self)
 
-        def noting_start_as(self: Range, identity: int, announced: bool = True) -> int:
-            _emit.note()
+        def notifying_start_as(self: Range, identity: int, announced: bool = True) -> int:
+            _emit.notify()
             return start_as(self, identity, announced)
 
-        Range._start, Range._start_as = noting_start, noting_start_as  # type: ignore[method-assign]
-    _emit.heard = heard
+        Range._start, Range._start_as = notifying_start, notifying_start_as  # type: ignore[method-assign]
+    _emit.callback = callback
 
 
 def _nvtx_domain(name: str | None) -> Any:
-    """Return a domain of nvtx's, whatever nvtxDomainIsEnabled says of it."""
+    """Return a domain of nvtx, whatever nvtxDomainIsEnabled returns for it."""
     domain = object.__new__(_package.Domain)
     domain.handle = _emit.lib.DomainHandle(name)
     domain.__init__(name)
@@ -173,14 +173,14 @@ def _announce(text: str, number: int) -> None:
 
 def _push(attributes: Any, handle: Any, slot: int) -> None:
     """Push a range and count it, after it was emitted (`_native/core.c` has the reason)."""
-    counter = None if range_counts is None else range_counts.counter
+    counter = None if range_counts is None else range_counts.table
     _emit.push_range(attributes, handle)
     if counter is not None:
         range_counts.add(counter, slot)
 
 
 class Range(null_backend.Range):
-    """One message, colour, domain, category and payload as nvtx's event attributes, built once."""
+    """One message, color, domain, category and payload as nvtx's event attributes, built once."""
 
     __slots__ = ("_attributes", "_domain", "_handle", "_slot")
     _attributes: Any
@@ -194,7 +194,7 @@ class Range(null_backend.Range):
         self._attributes = self._domain.get_event_attributes(message, argb, category)
         self._category_id = self._attributes.category
         self._silent = self._level > max_level
-        self._slot = 0 if range_counts is None or self._silent else range_counts.slot(domain, message)
+        self._slot = 0 if range_counts is None or self._silent else range_counts.get_slot(domain, message)
 
     def _with_number(self, number: Any) -> Any:
         own = self._attributes
@@ -215,13 +215,13 @@ class Range(null_backend.Range):
         return self._fields
 
     def _identified(self, number: int) -> Any:
-        """Return attributes that carry this identity; fields are said first."""
+        """Return attributes that carry this identity; fields are emitted first."""
         if self._fields is not None:
             _announce(self._fields_now(), number)
         return self._with_number(number)
 
     def _carrying(self, number: int) -> Any:
-        """Return attributes that carry this identity. A number of the user's stays; an empty mark then says it."""
+        """Return attributes that carry this identity. A number of the user's stays; an empty mark then has it."""
         attributes = self._attributes
         if attributes.payload is None:
             return self._identified(number)
@@ -229,9 +229,9 @@ class Range(null_backend.Range):
         return attributes
 
     def _pushed(self) -> Any:
-        """Return the attributes of a push, where there may be fields to say or an instance that it begins in."""
+        """Return the attributes of a push, where there may be fields to emit or an instance that it begins in."""
         parent = current_instance.get()
-        if self._fields is None and (not parent or parent == getattr(_thread, "stretched", 0)):
+        if self._fields is None and (not parent or parent == getattr(_thread, "active", 0)):
             return self._attributes
         return self._carrying(_identity(parent))
 
@@ -280,7 +280,7 @@ class Range(null_backend.Range):
         return self._started(self._carrying(identity) if carries else self._attributes)
 
     def _started(self, attributes: Any) -> int:
-        counter = None if range_counts is None else range_counts.counter
+        counter = None if range_counts is None else range_counts.table
         number: int = self._domain.start_range(attributes)
         if counter is not None:
             range_counts.add(counter, self._slot)
@@ -302,42 +302,42 @@ class Range(null_backend.Range):
 
 
 class ResumableRange:
-    """One run of code that stops and goes on: its whole, and each stretch."""
+    """One run of code that stops and goes on: its whole, and each active segment."""
 
     __slots__ = ("_around", "_attributes", "_handle", "_id", "_inside", "_number", "_outside", "_slot", "_whole")
 
-    def __init__(self, whole: Range, stretch: Range) -> None:
+    def __init__(self, whole: Range, segment: Range) -> None:
         number = identify()
         self._inside = self._number = number & INSTANCE_BITS
         self._outside = self._around = 0
-        self._attributes = stretch._with_number(number)
-        self._handle = stretch._handle
-        self._slot = stretch._slot
+        self._attributes = segment._with_number(number)
+        self._handle = segment._handle
+        self._slot = segment._slot
         self._whole = whole
         self._id = whole._start_as(number, announced=False)
 
     def resume(self) -> None:
-        """Open a stretch: the code runs from here on."""
+        """Open an active segment: the code runs from here on."""
         self._outside = current_instance.get()
         current_instance.set(self._inside)
         self.push_segment()
 
     def push_segment(self) -> None:
-        """Open a stretch in a context that is the code's own: of a greenlet."""
-        self._around = getattr(_thread, "stretched", 0)
-        _thread.stretched = self._number
+        """Open an active segment in a context that is the code's own: of a greenlet."""
+        self._around = getattr(_thread, "active", 0)
+        _thread.active = self._number
         _push(self._attributes, self._handle, self._slot)
 
     def suspend(self) -> None:
-        """Close the stretch: the code is suspended, or over. What an `async with` inside has set stays its own."""
+        """Close the active segment: the code is suspended, or over. What an `async with` inside has set is kept."""
         self.pop_segment()
         self._inside = current_instance.get()
         current_instance.set(self._outside)
 
     def pop_segment(self) -> None:
-        """Close what `show` opened."""
+        """Close what `push_segment` opened."""
         _emit.pop_range(self._handle)
-        _thread.stretched = self._around
+        _thread.active = self._around
 
     def end(self) -> None:
         """End the whole."""
@@ -365,7 +365,7 @@ class _Callable:
 
 
 class _Method(_Callable):
-    """One that binds as a method and is no plain function (functools.lru_cache), so that `cache_info` stays there."""
+    """One that binds as a method and is not a plain function (functools.lru_cache), so that `cache_info` works."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else _method(self, instance)
@@ -380,7 +380,7 @@ def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
     slot, add = range_._slot, None if range_counts is None else range_counts.add
 
     def annotated(*args: Any, **kwargs: Any) -> _R:
-        counter = None if add is None else range_counts.counter
+        counter = None if add is None else range_counts.table
         if plain and not _any_instance:
             push(attributes, handle)
             if add is not None:

@@ -1,7 +1,7 @@
-"""Says which patterns matched nothing, and what was meant perhaps: from each process to the launcher, or on stderr.
+"""Reports patterns that matched nothing, with suggestions: from each process to the launcher, or on stderr.
 
-Each process leaves `annotate.<pid>.json` in the run directory: as soon as a pattern matches (a killed worker's matches
-count too), and at its exit with near misses. `collect_warnings` is the launcher's side: it puts the processes' files together.
+Each process writes `annotate.<pid>.json` into the run directory: as soon as a pattern matches (the matches of a killed
+worker count too), and at its exit with near misses. `collect_warnings` merges the files, in the launcher.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from traceable.annotation.patching import PatchSet
 
 SCHEMA = "traceable.annotate/1"
-_NAMES_KEPT = 100
+_MAX_NAMES = 100
 _started_in = os.getpid()
 
 
 def write_final_report(patchings: Sequence[PatchSet]) -> None:
-    """Write the report of this process, or say it on stderr where there is no run directory."""
+    """Write the report of this process, or print it on stderr where there is no run directory."""
     try:
         if os.environ.get(environment.RUN_DIR):
             save_report(patchings, final=True)
-        elif _speaks():
-            for note in notes_of([_report(patchings, final=True)]):
-                environment.warn_once(note.code, note, key=note)  # what was said when it happened is not said again
+        elif _is_reporter():
+            for note in merge_notes([_report(patchings, final=True)]):
+                environment.warn_once(note.code, note, key=note)  # what was logged when it happened is not logged again
     except Exception as error:  # noqa: BLE001 - the program has ended as it ended; nothing of ours changes that
         environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")
 
 
-def _speaks() -> bool:
-    """Whether this process is the one that talks to the user: no worker, no forked child."""
+def _is_reporter() -> bool:
+    """Whether this process is the one that prints for the user: not a worker, not a forked child."""
     process = sys.modules.get("multiprocessing.process")
     is_worker = process is not None and process.parent_process() is not None
     reporter = os.environ.get(environment.ANNOTATE_REPORTER, "")
@@ -74,63 +74,63 @@ def _row(patching: PatchSet, target: Target, final: bool) -> dict[str, Any]:
         "pattern": str(target),
         "preset": target.preset,
         "matched": len(matched),
-        "names": matched[:_NAMES_KEPT],
+        "names": matched[:_MAX_NAMES],
         "problems": [problem.printed for problem in problems],
         "imported": any(map(target.matches_module, list(sys.modules))) or _names_main(target),
-        "reason": _why_nothing(target).printed if final and not matched and not problems else "",
+        "reason": _explain_no_match(target).printed if final and not matched and not problems else "",
     }
 
 
 def _names_main(target: Target) -> bool:
     """Whether a pattern names the program's own file; False where none does, for then its module is not loaded."""
     main_module = sys.modules.get("traceable.annotation.main_module")
-    return main_module is not None and main_module.names_main(target)
+    return main_module is not None and main_module.matches_main_module(target)
 
 
-def _why_nothing(target: Target) -> Message:
+def _explain_no_match(target: Target) -> Message:
     modules = {
         name: module for name, module in list(sys.modules.items()) if module is not None and target.matches_module(name)
     }
     if _names_main(target):
         modules["__main__"] = sys.modules["__main__"]
     elif target.module == "__main__":
-        why = "only a program that is a file or a module (-m) can be annotated from outside: put the code into a file"
-        return Message("program_not_a_file", why)
+        reason = "only a file or a module (-m) can be annotated from outside; put the code into a file"
+        return Message("program_not_a_file", reason)
     if not modules:
         return _never_imported(target)
     names = [
         (f"{name}:", known) for name, module in modules.items() for known in lookup.list_callable_names(module, name)
     ]
     if target.module_is_exact and any(known == target.qualname for _, known in names):
-        why = f"{target.qualname} came into {target.module} after its import, or past the hook: name it where defined"
-        return Message("defined_after_import", why)
+        reason = f"{target.qualname} is defined later than it can be patched; use the module that defines it"
+        return Message("defined_after_import", reason)
     close = _close(target.qualname, [known for _, known in names])
     near = list(dict.fromkeys(module + known for word in close for module, known in names if known == word))[:3]
     where = target.module if target.module_is_exact else f"{len(modules)} imported modules"
-    why = f"no {target.qualname} in {where}"
+    reason = f"no {target.qualname} in {where}"
     if near:
-        return Message("name_not_in_module", f"{why}; near: {', '.join(near)}")
-    return _kinds(why, modules, target)
+        return Message("name_not_in_module", f"{reason}; did you mean {', '.join(near)}?")
+    return _explain_name(reason, modules, target)
 
 
-def _kinds(why: str, modules: Mapping[str, object], target: Target) -> Message:
-    """Say what stands under the first part of an exact name that leads to no function."""
+def _explain_name(reason: str, modules: Mapping[str, object], target: Target) -> Message:
+    """Describe the value under the first part of an exact name that leads to no function."""
     first = target.qualname.partition(".")[0]
     for module in modules.values():
         value = lookup.get_namespace(module).get(first)
         if value is not None and not lookup.is_class(value) and not has_wildcard(first):
             kind = type(value).__qualname__
-            return Message("name_of_instance", f"{why}; {first} is an instance of {kind}: name its class")
+            return Message("name_of_instance", f"{reason}; {first} is an instance of {kind}: use its class")
         if value is None and "__getattr__" in lookup.get_namespace(module):
-            made = "the module makes names when asked for them: name the module that defines it"
-            return Message("name_made_on_demand", f"{why}; {made}")
-    return Message("name_not_in_module", why)
+            hint = "the module creates names on demand: use the module that defines it"
+            return Message("name_made_on_demand", f"{reason}; {hint}")
+    return Message("name_not_in_module", reason)
 
 
 def _never_imported(target: Target) -> Message:
     close = _close(target.module, [name for name in list(sys.modules) if not name.startswith("_")])
-    kind = "module" if target.module_is_exact else "module that fits"
-    near = f"; near: {', '.join(close)}" if close else ""
+    kind = "module" if target.module_is_exact else "module that matches"
+    near = f"; did you mean {', '.join(close)}?" if close else ""
     return Message("module_never_imported", f"no {kind} {target.module} was imported{near}")
 
 
@@ -150,48 +150,47 @@ def collect_warnings(run_dir: str | os.PathLike[str], targets: Iterable[Target])
         run_dir: the run directory, after the program has ended.
         targets: what was put into `TRACEABLE_ANNOTATE`.
 
-    Presets are spoken of as a whole, and only where none of their targets matched.
+    A preset is reported as a whole, and only where none of its targets matched.
     """
     import json
     from pathlib import Path
 
-    # Under nsys each chosen process is a run of its own, one folder below.
+    # Under nsys each selected process is a run of its own, one folder below.
     paths = [path for glob in ("annotate.*.json", "*/annotate.*.json") for path in sorted(Path(run_dir).glob(glob))]
     reports = [json.loads(path.read_text("utf-8")) for path in paths]
-    wanted = () if environment.read_flag(environment.DISABLE) else tuple(targets)
-    if wanted and not reports:
-        said = (
-            "the annotate patterns were never read: the program started no Python that could read them, or was killed "
+    active = () if environment.read_flag(environment.DISABLE) else tuple(targets)
+    if active and not reports:
+        text = (
+            "no process read the annotate patterns: the program started no Python that could read them, or was killed "
             "before one matched"
         )
-        return (Message("patterns_never_read", said),)
-    return notes_of(reports, [(str(target), target.preset) for target in wanted])
+        return (Message("patterns_never_read", text),)
+    return merge_notes(reports, [(str(target), target.preset) for target in active])
 
 
-def notes_of(reports: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, str]] = ()) -> tuple[Message, ...]:
-    """Put the reports of one or more processes together; `order`: pattern and preset of each target asked for."""
-    said: dict[Message, None] = {}
+def merge_notes(reports: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, str]] = ()) -> tuple[Message, ...]:
+    """Merge the reports of one or more processes; `order`: pattern and preset of each requested target."""
+    notes: dict[Message, None] = {}
     rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {key: [] for key in order}
     for report in reports:
         if "note" in report:  # from an interpreter that could not load traceable
-            said[Message.parse(report["note"])] = None
+            notes[Message.parse(report["note"])] = None
         for row in report["patterns"]:
             rows.setdefault((row["pattern"], row["preset"]), []).append(row)
-    matched = {key for key, found in rows.items() if any(row["matched"] for row in found)}
-    for (pattern, preset), found in rows.items():
-        said.update(dict.fromkeys(Message.parse(problem) for row in found for problem in row["problems"]))
-        if (pattern, preset) in matched or any(row["problems"] for row in found):
+    matched = {key for key, process_rows in rows.items() if any(row["matched"] for row in process_rows)}
+    for (pattern, preset), process_rows in rows.items():
+        notes.update(dict.fromkeys(Message.parse(problem) for row in process_rows for problem in row["problems"]))
+        if (pattern, preset) in matched or any(row["problems"] for row in process_rows):
             continue
         if preset in ("", STEP_FUNCTION):
             kind = "annotate pattern" if not preset else "step function"
-            why = _best_reason(found)
-            said[Message(why.code, f"{kind} '{pattern}' matched nothing: {why}")] = None
+            reason = _best_reason(process_rows)
+            notes[Message(reason.code, f"{kind} '{pattern}' matched nothing: {reason}")] = None
         elif not any(other == preset for _, other in matched):
             package = pattern.partition(".")[0].partition(":")[0]
-            said[Message("preset_unmatched", f"annotate preset {preset} matched nothing: was {package} imported?")] = (
-                None
-            )
-    return tuple(said)
+            text = f"annotate preset {preset} matched nothing: was {package} imported?"
+            notes[Message("preset_unmatched", text)] = None
+    return tuple(notes)
 
 
 def _best_reason(rows: Sequence[Mapping[str, Any]]) -> Message:
@@ -199,4 +198,4 @@ def _best_reason(rows: Sequence[Mapping[str, Any]]) -> Message:
     reasons = [row["reason"] for row in sorted(rows, key=lambda row: not row["imported"]) if row["reason"]]
     if reasons:
         return Message.parse(reasons[0])
-    return Message("pattern_unmatched", "no process that ended by itself imported its module")
+    return Message("pattern_unmatched", "no process that exited normally imported its module")

@@ -1,9 +1,9 @@
-"""Annotates code that can't be edited: finds what patterns name, puts annotated versions in place, takes them out.
+"""Annotates code that can't be edited: finds what patterns name, puts annotated versions in place, removes them.
 
 A module is patched right after its body has run and before any importer can copy from it, by a finder on
 `sys.meta_path` that lets the real loader do its work; modules imported already are patched at once. A failure of ours
-is said once and swallowed. How a pattern reads is `patterns`, where it leads `lookup`, what is said at exit
-`patch_report`, how worker processes get here `bootstrap`.
+is logged once and swallowed. `patterns` parses patterns, `lookup` resolves them, `patch_report` reports at exit,
+`bootstrap` brings them into worker processes.
 
 `annotate` itself makes most of what is put in a function's place; here is what differs when a thing is replaced after
 its class was made, and when its users hold on to what it is besides a function.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Make = Callable[[Any, Target, str, bool], Any]
-    """Makes what stands in the place of a value, as `annotate_value` does."""
+    """Makes the replacement of a value, as `annotate_value` does."""
 
 _OURS = frozenset({"traceable", "wrapt", "nvtx"})
 """Packages that an annotated call runs through: patched, they would call themselves."""
@@ -47,16 +47,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _live: list[PatchSet] = []
 _packages: frozenset[str] = frozenset()
-"""The first parts of the live patterns' modules: most imports are none of ours and must learn it cheaply."""
+"""The first parts of the live patterns' modules: most imports match none, and the check must be cheap."""
 _installed: dict[int, object] = {}
-"""Our replacements that stand somewhere, by id: what is annotated from outside already is left as it is."""
+"""Our active replacements, by id: what is annotated from outside already is left as it is."""
 
 
 class Patch:
-    """One attribute that was replaced from outside: what stood there, and what stands there now.
+    """One attribute that was replaced from outside: its original and its replacement.
 
     Attributes:
-        own: whether the original stood in the owner's own namespace; else it is inherited.
+        own: whether the original is in the owner's own namespace; else it is inherited.
     """
 
     __slots__ = ("attribute", "original", "own", "owner", "replacement")
@@ -81,14 +81,14 @@ class Patch:
 
 
 def annotate_value(value: Any, target: Target, name: str, in_class: bool) -> Any:
-    """Return `value` annotated as `target` says, under the range name `name` unless the target has its own.
+    """Return `value` annotated as `target` defines, under the range name `name` unless the target has its own.
 
     Args:
         value: what the owner's namespace holds.
         in_class: whether the owner is a class, so that binding matters.
 
     Raises:
-        CauseError: `value` can't be annotated; its text is a clause that says why.
+        CauseError: `value` can't be annotated; its text is a clause with the reason.
     """
     from traceable.annotation.ranges import annotate
 
@@ -108,10 +108,10 @@ def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Cal
             if not payload_of:
                 module, _, function = str(target.payload).partition(":")
                 __import__(module)
-                found: Any = sys.modules[module]
+                value: Any = sys.modules[module]
                 for part in function.split("."):
-                    found = getattr(found, part)
-                payload_of.append(found)
+                    value = getattr(value, part)
+                payload_of.append(value)
             return payload_of[0](*args, **kwargs) or None
         except Exception as error:  # noqa: BLE001 - the call goes on, its range without a payload
             environment.warn_once(
@@ -125,7 +125,7 @@ def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Cal
         if isinstance(function, type | property) or plain(function) is function:
             return plain(function)
 
-        def annotated(args: Any, kwargs: Any) -> Any:
+        def annotate_call(args: Any, kwargs: Any) -> Any:
             try:
                 range_ = annotate(name, domain=target.domain, level=target.level, payload=payload(args, kwargs))
             except (TypeError, ValueError) as error:
@@ -134,10 +134,10 @@ def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Cal
             return range_(function)
 
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            return await annotated(args, kwargs)(*args, **kwargs)
+            return await annotate_call(args, kwargs)(*args, **kwargs)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            return annotated(args, kwargs)(*args, **kwargs)
+            return annotate_call(args, kwargs)(*args, **kwargs)
 
         return update_wrapper(function, awaited if is_coroutine_function(function) else called)
 
@@ -161,7 +161,7 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
         from traceable.annotation.proxy import wrap_callable
 
         return wrap_callable(value, decorate)
-    raise CauseError("not_a_function", f"is no function but of type {kind.__name__}")
+    raise CauseError("not_a_function", f"is not a function but of type {kind.__name__}")
 
 
 def _cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:
@@ -180,7 +180,7 @@ def _with_attributes_of(original: Any, new: Any) -> Any:
 
 
 class PatchSet(Handle):
-    """What `annotate_targets` returns: what was annotated, and the way back.
+    """What `annotate_targets` returns: the annotated functions, and how to restore them.
 
     Attributes:
         targets: the patterns.
@@ -196,7 +196,7 @@ class PatchSet(Handle):
         self._changes: list[Patch] = []
 
     def remove(self) -> None:
-        """Put every original object back where it was, and patch nothing more. Twice is as good as once.
+        """Restore every original object, and patch nothing more. A second call does nothing.
 
         What the program itself has put over one of our functions stays, ours beneath it.
         """
@@ -218,7 +218,7 @@ def annotate_targets(*patterns: str | Target) -> PatchSet:
     """Annotate what the patterns name, now where it is imported already, else when it is.
 
     Args:
-        patterns: `module:name`, `module:name=range name`, wildcards as `docs/annotate-from-outside.md` says; or
+        patterns: `module:name`, `module:name=range name`, wildcards as in `docs/annotate-from-outside.md`; or
             targets from `load_targets` and `preset_targets`. The range's name is `<module>.<name>` if it gives none.
             Where several patterns name one function, the first has it.
 
@@ -242,7 +242,7 @@ def annotate_targets(*patterns: str | Target) -> PatchSet:
 
 
 def replace_targets(*targets: Target, make: Make) -> PatchSet:
-    """Put what `make` makes in the place of what the targets name, as `annotate_targets` does with annotated functions.
+    """Replace the functions that the targets name with what `make` returns, as `annotate_targets` does.
 
     Over functions, too, that are annotated from outside.
 
@@ -257,30 +257,30 @@ def replace_targets(*targets: Target, make: Make) -> PatchSet:
 
 
 def annotate_from_environment() -> None:
-    """Take the patterns of `TRACEABLE_ANNOTATE`. Never raises: what is wrong with one is said, the others count."""
+    """Take the patterns of `TRACEABLE_ANNOTATE`. Never raises: a wrong one is logged, the others apply."""
     annotate_targets(*_targets_of_environment())
 
 
 def get_active_patch_sets() -> tuple[PatchSet, ...]:
-    """Return the patchings that have not been removed, in the order in which they began."""
+    """Return the patch sets that have not been removed, in the order in which they began."""
     return tuple(_live)
 
 
 def replace_function(patching: PatchSet, target: Target, name: str, function: Any, in_class: bool) -> Any:
-    """Return what stands in the place of a function that is just being defined; itself where it can't be replaced."""
+    """Return the replacement of a function that is just being defined; itself where it can't be replaced."""
     try:
         replacement = patching.make(function, target, name, in_class)
     except CauseError as error:
         _problem(patching, target, Message(error.code, f"{name} {error}"))
         return function
-    _matched(patching, target, name)
+    _add_match(patching, target, name)
     _installed[id(replacement)] = replacement
     _save_progress()
     return replacement
 
 
 def report_idle_process() -> None:
-    """Say at the exit of a process that nothing of what patterns name was imported in it, or past the hook."""
+    """Report at the exit of a process that it imported none of the named modules, or past the hook."""
     targets = _targets_of_environment()
     if step := os.environ.get(environment.STEP_FUNCTION):
         targets = (*targets, parse_step_function(step))
@@ -305,7 +305,7 @@ def _is_allowed(target: Target) -> bool:
 
 def _check_allowed(target: Target) -> None:
     if target.package in _OURS:
-        raise ValueError(f"annotate pattern '{target}': {target.package} is what annotating runs on")
+        raise ValueError(f"annotate pattern '{target}': {target.package} can't be annotated: annotations run on it")
 
 
 def _start(patching: PatchSet) -> None:
@@ -323,7 +323,7 @@ def _start(patching: PatchSet) -> None:
 
 
 def _watch() -> None:
-    """Have the finder look for what the live patterns name; without any, take it away."""
+    """Install the finder for the active patterns; without any, remove it."""
     global _packages
     if sys.meta_path is None:  # type: ignore[comparison-overlap, redundant-expr, unused-ignore]
         return  # type: ignore[unreachable, unused-ignore]  # the interpreter is ending and imports nothing more
@@ -338,23 +338,23 @@ def _watch() -> None:
 
 
 def _is_unloaded(module: object) -> bool:
-    """Whether `importlib.util.LazyLoader` made it and nothing has touched it yet: our finder stands behind it."""
+    """Whether `importlib.util.LazyLoader` made it and nothing has touched it yet: our finder comes after it."""
     return type(module).__name__ == "_LazyModule" and type(module).__module__ == "importlib.util"
 
 
 def report_at_exit() -> None:
-    """Leave word of what the live patterns matched and did not."""
+    """Report what the active patterns matched and did not."""
     patch_report.write_final_report(_live)
 
 
 class _Finder:
-    """Stands first on `sys.meta_path`; for a module that a pattern names it asks the finders after it, and watches."""
+    """The first finder on `sys.meta_path`; finds a module that a pattern names by the other finders, and patches it."""
 
     def __init__(self) -> None:
         self._searching: set[tuple[int, str]] = set()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in _packages or not _is_wanted(fullname):
+        if fullname.partition(".")[0] not in _packages or not _is_targeted(fullname):
             return None
         # wrapt's finder, and others, look for the module by going through sys.meta_path again.
         search = (get_ident(), fullname)
@@ -372,7 +372,7 @@ class _Finder:
         return spec
 
 
-def _is_wanted(module_name: str) -> bool:
+def _is_targeted(module_name: str) -> bool:
     try:
         return any(target.matches_module(module_name) for patching in list(_live) for target in patching.targets)
     except Exception as error:  # noqa: BLE001 - a wildcard loads `re`; the program's import must not fail for that
@@ -398,7 +398,7 @@ finder: Any = _Finder()
 
 
 class _Loader:
-    """Stands for a module's loader until the module's body runs: the body sees the real one everywhere."""
+    """Replaces a module's loader until the module's body runs: the body sees the real one everywhere."""
 
     def __init__(self, loader: Any, fullname: str) -> None:
         self._loader = loader
@@ -435,8 +435,8 @@ class _Loader:
 
 
 def _after_import(name: str, module: object, imported_before: int) -> None:
-    standing = sys.modules.get(name, module)  # a module may put something else in its own place
-    roots = [standing] if standing is module else [standing, module]
+    current = sys.modules.get(name, module)  # a module may put something else in its own place
+    roots = [current] if current is module else [current, module]
     # Only what was imported while the body ran can have copied from it before it is patched (circular imports).
     copies_in = list(islice(list(sys.modules.values()), imported_before, None))
     for patching in (*_live,):
@@ -446,7 +446,7 @@ def _after_import(name: str, module: object, imported_before: int) -> None:
 def _patch_module(patching: PatchSet, name: str, roots: list[Any], copies_in: Iterable[object] | None) -> None:
     """Apply the patterns that name this module; `copies_in`: the modules to search for copies, None for all."""
     moved: dict[int, tuple[object, object]] = {}
-    known = _known(patching)
+    before = _count_results(patching)
     for target in patching.targets:
         if not target.matches_module(name):
             continue
@@ -461,11 +461,11 @@ def _patch_module(patching: PatchSet, name: str, roots: list[Any], copies_in: It
             _problem(patching, target, message)
     if moved:
         _replace_copies(patching, moved, roots if copies_in is None else [*roots, *copies_in], copies_in is None)
-    if _known(patching) != known:
+    if _count_results(patching) != before:
         _save_progress()
 
 
-def _known(patching: PatchSet) -> tuple[int, int]:
+def _count_results(patching: PatchSet) -> tuple[int, int]:
     return sum(map(bool, patching.matches.values())), sum(map(len, patching.problems.values()))
 
 
@@ -474,39 +474,39 @@ def _is_own_function(value: object, module_name: str) -> bool:
 
 
 def _replace(patching: PatchSet, target: Target, module_name: str, place: lookup.FunctionLocation) -> object | None:
-    """Annotate one place. Returns what stands there now in place of `place.value`, None where it was left."""
+    """Annotate one function. Returns the replacement of `place.value`, None where it was not replaced."""
     name = f"{module_name}.{place.qualname}"
     is_held = is_held_elsewhere(place)
     if id(place.value) in _installed and patching.make is annotate_value:
-        _matched(patching, target, name)
+        _add_match(patching, target, name)
         return None
     try:
         replacement = patching.make(place.value, target, name, lookup.is_class(place.owner))
     except CauseError as error:
         _problem(patching, target, Message(error.code, f"{name} {error}"))
         return None
-    if replacement is place.value:  # no one can listen
-        _matched(patching, target, name)
+    if replacement is place.value:  # no profiler can attach
+        _add_match(patching, target, name)
         return None
     try:
-        made = _change(patching, Patch(place.owner, place.attribute, place.value, replacement, place.own))
+        is_replaced = _change(patching, Patch(place.owner, place.attribute, place.value, replacement, place.own))
     except (AttributeError, TypeError):
         owner = getattr(place.owner, "__qualname__", None) or module_name
-        why = f"{name} can't be replaced: {owner} is an extension type or refuses new attributes"
-        _problem(patching, target, Message("not_replaceable", why))
+        reason = f"{name} can't be replaced: {owner} is an extension type or rejects new attributes"
+        _problem(patching, target, Message("not_replaceable", reason))
         return None
-    if made and is_held and lookup.is_defined_in(place.value, module_name):
+    if is_replaced and is_held and lookup.is_defined_in(place.value, module_name):
         keep_picklable(place)
-    _matched(patching, target, name)
-    return replacement if made else None
+    _add_match(patching, target, name)
+    return replacement if is_replaced else None
 
 
 def is_held_elsewhere(place: lookup.FunctionLocation) -> bool:
     """Whether a function is also in a table, a partial, a default: what its module's body made of it."""
-    return type(place.value) is types.FunctionType and sys.getrefcount(place.value) > _references_of_an_unshared_one()
+    return type(place.value) is types.FunctionType and sys.getrefcount(place.value) > _count_unshared_references()
 
 
-def _references_of_an_unshared_one() -> int:
+def _count_unshared_references() -> int:
     def function() -> None: ...
 
     place = lookup.FunctionLocation(None, "", function, "")
@@ -516,7 +516,7 @@ def _references_of_an_unshared_one() -> int:
 
 
 def keep_picklable(place: lookup.FunctionLocation) -> None:
-    """Give the original the name by which it can still be found: pickle wants to find what it pickles, and refuses.
+    """Rename the original so that pickle can find it by its name.
 
     Without this a program that sends `table["step"]` to a process pool would fail for being annotated.
     """
@@ -540,7 +540,7 @@ def _change(patching: PatchSet, change: Patch) -> bool:
 def _replace_copies(
     patching: PatchSet, moved: dict[int, tuple[object, object]], modules: Iterable[object], everywhere: bool
 ) -> None:
-    """Give `from module import function`, done before we came, the annotated function too."""
+    """Replace the copies of `from module import function` that were made before the patch."""
     for module in list(sys.modules.values()) if everywhere else modules:
         if not issubclass(type(module), types.ModuleType) or _is_unloaded(module):
             continue
@@ -549,16 +549,16 @@ def _replace_copies(
                 _change(patching, Patch(module, attribute, value, moved[id(value)][1]))
 
 
-def _matched(patching: PatchSet, target: Target, name: str) -> None:
+def _add_match(patching: PatchSet, target: Target, name: str) -> None:
     if name not in patching.matches[target]:
         patching.matches[target].append(name)
 
 
 def _problem(patching: PatchSet, target: Target, message: Message) -> None:
-    found = patching.problems.setdefault(target, [])
-    if message not in found:
-        found.append(message)
-    if not os.environ.get(environment.RUN_DIR):  # else the launcher says it, once for all processes
+    messages = patching.problems.setdefault(target, [])
+    if message not in messages:
+        messages.append(message)
+    if not os.environ.get(environment.RUN_DIR):  # else the launcher logs it, once for all processes
         environment.warn_once(message.code, message, key=message)
 
 

@@ -1,7 +1,7 @@
 """The pattern language that names code to annotate from outside: `module:name[=range name]`, and TOML files of it.
 
 Text becomes a `Target`, and targets become the value of `TRACEABLE_ANNOTATE` and back. Nothing is looked up or
-imported here: whether a target exists is `patching`'s question. Read at the start of annotated processes, so standard
+imported here: whether a target exists is up to `patching`. Read at the start of annotated processes, so standard
 library only, and `tomllib` not before a file is read.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 STEP_FUNCTION = "--step-function"
-"""Stands in the place of the preset for the function whose calls are steps, which is not annotated."""
+"""The preset of the function whose calls are steps, which is not annotated."""
 
 _KEYS = ("target", "name", "domain", "level", "payload")
 _LEVEL_MAX = 9  # annotation.arguments.LEVEL_MAX, which would load more than a process without patterns needs
@@ -117,8 +117,8 @@ def parse_pattern(text: str) -> Target:
     Target('mypkg.*', '*_kernel', 'kernels', None, '', None, None)
 
     Raises:
-        TypeError: `text` is no string.
-        ValueError: it doesn't parse; one line that names the pattern and the part at fault.
+        TypeError: `text` is not a string.
+        ValueError: it doesn't parse; one line with the pattern and the wrong part.
     """
     if not isinstance(text, str):
         raise TypeError(f"an annotate pattern must be a str, not {type(text).__name__}")
@@ -143,7 +143,7 @@ def parse_step_function(text: str) -> Target:
     """
     target = parse_pattern(text)
     if target.name is not None:
-        raise ValueError(f"step function {text!r}: a step is a range of the name 'step'; leave out '={target.name}'")
+        raise ValueError(f"step function {text!r}: a step is a range of the name 'step'; remove '={target.name}'")
     return Target(target.module, target.qualname, preset=STEP_FUNCTION)
 
 
@@ -157,7 +157,7 @@ def _check_parts(text: str, half: str, dotted: str) -> None:
         raise ValueError(f"annotate pattern {text!r}: the {half} is empty")
     for part in dotted.split("."):
         if not part.replace("*", "x").replace("?", "x").isidentifier():
-            raise ValueError(f"annotate pattern {text!r}: {part!r} in the {half} {dotted!r} is no name")
+            raise ValueError(f"annotate pattern {text!r}: {part!r} in the {half} {dotted!r} is not a name")
 
 
 def _checked_name(place: str, name: str) -> str:
@@ -172,7 +172,7 @@ def load_targets(path: str | PathLike[str]) -> tuple[Target, ...]:
     """Read a TOML file of patterns: an array `annotate` of strings, or of tables with the keys of `Target`.
 
     Raises:
-        ValueError: the file can't be read, is no TOML, or an item doesn't parse; one line that names both.
+        ValueError: the file can't be read, is not TOML, or an item doesn't parse; one line that names both.
     """
     from pathlib import Path
 
@@ -237,7 +237,7 @@ def _checked_level(place: str, level: object) -> int:
 def _checked_payload(place: str, payload: str) -> str:
     parts = payload.split(":")
     if len(parts) != 2 or not all(word.isidentifier() for part in parts for word in part.split(".")):
-        raise ValueError(f"{place}: payload {payload!r} names no function; write it as module:function")
+        raise ValueError(f"{place}: payload {payload!r} is not a function; write it as module:function")
     return payload
 
 
@@ -277,8 +277,8 @@ def _from_line(line: str) -> Target:
     if fields:
         raise ValueError(f"annotate pattern '{target}': unknown field {next(iter(fields))!r}")
     if level is not None and not level.isdecimal():
-        raise ValueError(f"annotate pattern '{target}': level {level!r} is no number")
-    checked = None if level is None else _checked_level(f"annotate pattern '{target}'", int(level))
+        raise ValueError(f"annotate pattern '{target}': level {level!r} is not a number")
+    number = None if level is None else _checked_level(f"annotate pattern '{target}'", int(level))
     if payload is not None:
         _checked_payload(f"annotate pattern '{target}'", payload)
-    return Target(target.module, target.qualname, target.name, domain, preset, checked, payload)
+    return Target(target.module, target.qualname, target.name, domain, preset, number, payload)

@@ -1,12 +1,12 @@
-"""The runtime's own pauses as ranges, asked for: garbage collections, and what the asyncio event loop was blocked by.
+"""The runtime's own pauses as ranges, on request: garbage collections, and what the asyncio event loop was blocked by.
 
-`record_gc` hears `gc.callbacks`. `record_loop_pauses` gives every callback of an asyncio loop a start/end range: NVTX
-can't open a range in the past, so whether a callback was long enough to matter is decided when the trace is read
-(`analysis/pauses.py`), by the threshold that each range carries as its payload. Start/end and not push/pop, so that the
-program's own ranges keep their parents and a range that a callback leaves open can't cross ours.
+`record_gc` records collections by `gc.callbacks`. `record_loop_pauses` gives every callback of an asyncio loop a
+start/end range: NVTX can't open a range in the past, so whether a callback was long enough to matter is decided when
+the trace is read (`analysis/pauses.py`), by the threshold that each range carries as its payload. Start/end and not
+push/pop, so that the program's own ranges keep their parents and a range that a callback leaves open can't cross ours.
 
-Imported when one of the two is asked for, in code or by `TRACEABLE_GC` and `TRACEABLE_LOOP_PAUSES`. Nothing here
-raises into the program, but for a wrong argument. Of uvloop and trio nothing is recorded: see docs/pauses.md.
+Imported when one of the two is requested, in code or by `TRACEABLE_GC` and `TRACEABLE_LOOP_PAUSES`. Nothing here
+raises into the program, but for a wrong argument. uvloop and trio are not recorded: see docs/pauses.md.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ DEFAULT_THRESHOLD_MS = 100.0
 """asyncio's own: `loop.slow_callback_duration`."""
 
 _MAX_THRESHOLD_MS = 1e9
-_NAMES_KEPT = 4096
+_MAX_NAMES = 4096
 """Callback names whose ranges are kept; later ones are built at each use, as `annotate` does."""
 
 _lock = _thread.RLock()
-"""Re-entrant: a finaliser that runs while it is held may remove a recording."""
+"""Re-entrant: a finalizer that runs while it is held may remove a recording."""
 
 
 class PauseRecording(Handle):
-    """What is being recorded. `remove()` ends it, as does leaving a `with` block on it."""
+    """A recording of pauses. `remove()` ends it, as does leaving a `with` block on it."""
 
     __slots__ = ("_release",)
 
@@ -53,7 +53,7 @@ class PauseRecording(Handle):
         self._release = release
 
     def remove(self) -> None:
-        """Record no more. Twice is as good as once; others that asked for the same keep it."""
+        """Stop recording. A second call does nothing; other recordings of the same go on."""
         with _lock:
             release, self._release = self._release, None
             if release is not None:
@@ -67,7 +67,7 @@ def record_gc() -> PauseRecording:
     which is left out where it freed nothing: the payload of a range is fixed when it opens.
 
     Returns:
-        The handle whose `remove()` ends it. Nothing is registered where no one can listen.
+        The handle whose `remove()` ends it. Nothing is registered where no profiler can attach.
     """
     if not engine.can_emit():
         return PauseRecording(None)
@@ -84,13 +84,13 @@ def record_loop_pauses(threshold_ms: float = DEFAULT_THRESHOLD_MS) -> PauseRecor
 
     Args:
         threshold_ms: milliseconds from which on a callback counts as a pause; 0 keeps every callback. Where several
-            are asked for at once, the least counts.
+            are active at once, the least counts.
 
     Returns:
-        The handle whose `remove()` ends it. Nothing is patched where no one can listen.
+        The handle whose `remove()` ends it. Nothing is patched where no profiler can attach.
 
     Raises:
-        TypeError, ValueError: the threshold is no number, negative, or not below 1e9.
+        TypeError, ValueError: the threshold is not a number, negative, or not below 1e9.
     """
     if isinstance(threshold_ms, bool) or not isinstance(threshold_ms, (int, float)):
         raise TypeError(f"threshold_ms must be a number, not {type(threshold_ms).__name__}")
@@ -106,24 +106,24 @@ def record_loop_pauses(threshold_ms: float = DEFAULT_THRESHOLD_MS) -> PauseRecor
 
 
 def record_from_environment() -> None:
-    """Record what `TRACEABLE_GC` and `TRACEABLE_LOOP_PAUSES` ask for. Called once, at `import traceable`."""
+    """Record what `TRACEABLE_GC` and `TRACEABLE_LOOP_PAUSES` request. Called once, at `import traceable`."""
     try:
         if environment.read_flag(environment.GC):
             record_gc()
         if value := os.environ.get(environment.LOOP_PAUSES, "").strip():
-            _record_loop_pauses_asked(value)
+            _record_loop_pauses_from(value)
     except Exception as error:  # noqa: BLE001 - the program imports traceable all the same
         environment.warn_once(
             "pauses_not_recorded", f"the runtime's pauses are not recorded: {type(error).__name__}: {error}"
         )
 
 
-def _record_loop_pauses_asked(value: str) -> None:
+def _record_loop_pauses_from(value: str) -> None:
     try:
         record_loop_pauses(float(value))
     except ValueError:
         name = environment.LOOP_PAUSES
-        message = f"{name}={value!r} is no number of milliseconds from 0 to below 1e9; ignored"
+        message = f"{name}={value!r} is ignored: not a number of milliseconds from 0 to below 1e9"
         environment.warn_once("variable_invalid", message, key=name)
 
 
@@ -136,7 +136,7 @@ class _Collections:
         self._open: set[int] = set()
 
     def acquire(self) -> None:
-        """Be on `gc.callbacks`."""
+        """Register with `gc.callbacks`."""
         if not self._users:
             self._generations = [annotate(GC_NAME, None, GC_DOMAIN, None, number) for number in range(3)]
             self._freed = annotate(GC_COLLECTED, None, GC_DOMAIN)
@@ -145,10 +145,10 @@ class _Collections:
             gc.callbacks.append(self)
 
     def release(self) -> None:
-        """Leave `gc.callbacks` when no one wants us there.
+        """Leave `gc.callbacks` with the last user.
 
         While another thread collects, the callback stays, and emits nothing more once that collection has ended:
-        taken off now, it would not be told of the end.
+        removed now, it would not be called at the end.
         """
         self._users -= 1
         if self._users:
@@ -170,7 +170,7 @@ class _Collections:
     def _begin(self, generation: int) -> None:
         ident = self._ident()
         if ident in self._open:
-            # We were not told of an end: CPython skips a callback when the one before it takes itself off the list.
+            # An end was not reported: CPython skips a callback when the one before it takes itself off the list.
             self._close(ident)
         if not self._users:
             return
@@ -202,20 +202,20 @@ class _Callbacks:
     """The one patch of `asyncio.events.Handle._run`, through which every asyncio loop runs every callback.
 
     It is private. The public `loop.slow_callback_duration` writes a log line after the fact, and only in asyncio's
-    debug mode; a loop subclass or policy would reach only programs that let us choose their loop.
+    debug mode; a loop subclass or policy would reach only programs whose loop we can choose.
     """
 
     def __init__(self) -> None:
         self._thresholds_ns: list[int] = []
         self._ranges: dict[str, annotate] = {}
-        self._heard = False
+        self._has_recorded = False
         self._watches_exit = False
         self._handle: Any = None
         self._original: Any = None
         self._patched: Any = None
 
     def acquire(self, threshold_ns: int) -> bool:
-        """Patch, or lower the threshold of the patch; say whether it is there."""
+        """Patch, or lower the threshold of the patch; return whether it is active."""
         if self._patched is None and not self._patch():
             return False
         self._thresholds_ns.append(threshold_ns)
@@ -223,12 +223,12 @@ class _Callbacks:
         return True
 
     def release(self, threshold_ns: int) -> None:
-        """Give one threshold back, and with the last one the original method."""
+        """Drop one threshold, and with the last one restore the original method."""
         self._thresholds_ns.remove(threshold_ns)
         self._ranges = {}
         if self._thresholds_ns:
             return
-        self._say_if_nothing_heard()
+        self._warn_if_nothing_recorded()
         # Another's patch on top of ours calls ours, which then does nothing but call the original.
         if self._handle.__dict__.get("_run") is self._patched:
             self._handle._run = self._original
@@ -247,20 +247,20 @@ class _Callbacks:
             environment.warn_once("loop_pauses_not_recorded", message)
             return False
         self._handle, self._original = events.Handle, original
-        self._patched = _recorded(original, self._open)
+        self._patched = _wrap_run(original, self._open)
         events.Handle._run = self._patched  # type: ignore[method-assign]
         if not self._watches_exit:
             self._watches_exit = True
-            atexit.register(self._say_if_nothing_heard)
+            atexit.register(self._warn_if_nothing_recorded)
         return True
 
-    def _say_if_nothing_heard(self) -> None:
-        if not self._heard and "uvloop" in sys.modules:
+    def _warn_if_nothing_recorded(self) -> None:
+        if not self._has_recorded and "uvloop" in sys.modules:
             environment.warn_once(
                 "uvloop_not_recorded",
-                "no pause of the event loop was recorded: uvloop runs its callbacks where Python can't see; run the "
-                "server with asyncio's own loop (uvicorn: --loop asyncio). What annotated coroutines block, "
-                "`report --view findings` says under uvloop too",
+                "no pause of the event loop was recorded: uvloop runs its callbacks outside of Python. For blocking in "
+                "annotated coroutines, see `report --view findings`; to record all pauses, use asyncio's own loop "
+                "(uvicorn: --loop asyncio)",
             )
 
     def _open(self, handle: Any) -> tuple[annotate, int] | None:
@@ -268,20 +268,20 @@ class _Callbacks:
         try:
             if not self._thresholds_ns:
                 return None
-            self._heard = True
+            self._has_recorded = True
             name = _callback_name(handle._callback)
             ranges = self._ranges
             range_ = ranges.get(name)
             if range_ is None:
                 range_ = annotate(name, None, LOOP_DOMAIN, None, min(self._thresholds_ns))
-                if len(ranges) < _NAMES_KEPT:
+                if len(ranges) < _MAX_NAMES:
                     ranges[name] = range_
             return range_, range_._start()
         except Exception:  # noqa: BLE001 - the callback runs unrecorded
             return None
 
 
-def _recorded(run: Any, open_range: Callable[[Any], tuple[annotate, int] | None]) -> Any:
+def _wrap_run(run: Any, open_range: Callable[[Any], tuple[annotate, int] | None]) -> Any:
     def _run(self: Any) -> Any:
         opened = None
         try:
@@ -299,7 +299,7 @@ def _callback_name(callback: Any) -> str:
     while isinstance(callback, functools.partial):
         callback = callback.func
     owner = getattr(callback, "__self__", None)
-    # Asked of the type: an object of the program's may answer to every name.
+    # On the type: an object of the program's may have every attribute.
     if hasattr(type(owner), "get_coro"):
         callback = owner.get_coro()  # type: ignore[union-attr]
     name = getattr(callback, "__qualname__", None)

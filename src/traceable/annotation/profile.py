@@ -1,6 +1,6 @@
 """`Profile`: every Python call of the program as a range, through `sys.setprofile`, as in the `nvtx` package.
 
-For a first look at code nobody has annotated. It costs each call far more than an annotation does.
+For a first look at code without annotations. It costs each call far more than an annotation does.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Profile:
 
     def disable(self) -> None:
         """Stop. Calls that are running now keep their ranges open."""
-        if self._threading is not None:  # asked without a call, which would still be profiled
+        if self._threading is not None:  # checked without a call, which would still be profiled
             sys.setprofile(None)
             self._threading.setprofile(None)
             self._threading = None

@@ -1,6 +1,6 @@
-"""A callable that is no function (`lru_cache`, `partial`, a ufunc, an instance), annotated through a wrapt proxy.
+"""A callable that is not a function (`lru_cache`, `partial`, a ufunc, an instance), annotated through a wrapt proxy.
 
-The proxy keeps what only the object itself has: its attributes (`cache_info`), its type to `isinstance`, the way it
+The proxy keeps what only the object has: its attributes (`cache_info`), its type to `isinstance`, the way it
 binds in a class. Imported only when such a callable is patched.
 """
 
@@ -14,7 +14,7 @@ import wrapt
 
 
 class AnnotatedCallable(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
-    """The proxy; pickled and copied as the callable itself is (wrapt's own refuses both)."""
+    """The proxy; pickled and copied as the callable itself is (wrapt's own rejects both)."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__wrapped__.__reduce_ex__(protocol)
@@ -31,8 +31,8 @@ class AnnotatedCallable(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, 
 def wrap_callable(value: Any, decorate: Callable[[Any], Any]) -> Any:
     """Return a proxy of the callable `value` whose calls run in the range that `decorate` puts on a function.
 
-    `value` itself where no one can listen. A call of what `value` binds to (an `lru_cache` in a class) is taken as a
-    plain call, also where it returns a coroutine: the range ends when it returns.
+    `value` itself where no profiler can attach. A call of the object that `value` binds to (an `lru_cache` in a class)
+    is taken as a plain call, also where it returns a coroutine: the range ends when it returns.
     """
     call = decorate(value)
     if call is value:

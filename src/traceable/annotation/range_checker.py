@@ -1,11 +1,11 @@
-"""Debug mode (`TRACEABLE_DEBUG=1`): ranges that are not opened and closed in pairs are said, once, with both places.
+"""Debug mode (`TRACEABLE_DEBUG=1`): ranges that are not opened and closed in pairs are logged, once, with both places.
 
-NVTX's push and pop are a stack of the thread and domain: a pop closes whatever was pushed last. Said on stderr are a
-`with` that spans an `await`, ranges that cross, a pop without a push, and a push that nobody popped. Nothing is mended,
-and nothing of this is imported unless asked for.
+NVTX's push and pop are a stack of the thread and domain: a pop closes whatever was pushed last. Logged on stderr are a
+`with` that spans an `await`, ranges that cross, a pop without a push, and a push without a pop. Ranges are not
+repaired, and nothing of this is imported unless requested.
 
-An `await` in between is known by who drives the coroutine: asyncio calls it anew for each stretch. trio drives all its
-tasks from one call, so there a `with` is found only when it really crosses another.
+An `await` in between is detected by what drives the coroutine: asyncio calls it anew for each segment. trio drives all
+its tasks from one call, so there a `with` is found only when it really crosses another.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _threads: dict[int, _Thread] = {}
 def _stack(range_: Any) -> list[_Open]:
     """Return this thread's open ranges in the range's domain, or this greenlet's.
 
-    An ended thread's number may be taken again. Of what a greenlet has left open nothing is said.
+    An ended thread's number may be taken again. Ranges that a greenlet has left open are not logged.
     """
     current = getattr(sys.modules.get("greenlet"), "getcurrent", lambda: None)()
     if current is not None and current.parent is not None:
@@ -75,7 +75,7 @@ def _stack(range_: Any) -> list[_Open]:
     thread = _threads.get(ident)
     if thread is None or thread.name != name:
         if thread is not None:
-            _ended(thread)
+            _report_unpopped(thread)
         thread = _threads[ident] = _Thread(name)
     return thread.stacks.setdefault(range_._arguments[2], [])
 
@@ -91,7 +91,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _driver(frame: FrameType) -> FrameType | None:
-    """Return who runs the awaited code that `frame` is of; None where it is not awaited."""
+    """Return the frame that drives the awaited code of `frame`; None where it is not awaited."""
     if not frame.f_code.co_flags & _AWAITED:
         return None
     above: FrameType | None = frame
@@ -100,39 +100,39 @@ def _driver(frame: FrameType) -> FrameType | None:
     return above
 
 
-def _opened(range_: Any, place: str, frame: FrameType | None) -> None:
+def _record_open(range_: Any, place: str, frame: FrameType | None) -> None:
     _stack(range_).append(_Open(range_, place, frame))
 
 
-def _left(range_: Any, frame: FrameType, place: str) -> None:
-    """Note that `with` closes `range_`, and say what NVTX closes in its stead."""
+def _record_exit(range_: Any, frame: FrameType, place: str) -> None:
+    """Note that `with` closes `range_`, and log the range that NVTX closes instead."""
     stack = _stack(range_)
-    mine = [entry for entry in stack if entry.range is range_ and entry.frame is not None]
-    here = [entry for entry in mine if entry.frame is frame]
-    if not mine:
+    entries = [entry for entry in stack if entry.range is range_ and entry.frame is not None]
+    here = [entry for entry in entries if entry.frame is frame]
+    if not entries:
         name = range_._arguments[0]
-        message = f"range {name!r} is left at {place} on a thread that did not enter it: use start_range"
+        message = f"range {name!r} exited at {place} on a thread that did not enter it; use start_range"
         environment.warn_once("range_left_on_other_thread", message, key=place)
         return
-    entry = (here or mine)[-1]
+    entry = (here or entries)[-1]
     innermost = stack[-1]
     stack.remove(entry)
     if entry.driver is not None and _driver(frame) is not entry.driver:
         environment.warn_once(
             "range_over_await",
-            f"{entry} is left at {place} after an await: other tasks ran in it, and may have closed it. "
+            f"{entry} exited at {place} after an await: other tasks ran in it, and may have closed it. "
             "Use `async with`, or decorate the coroutine",
             key=f"{entry.place} {place}",
         )
     elif innermost is not entry:
         environment.warn_once(
             "ranges_crossed",
-            f"{entry} is left at {place} while {innermost} is still open: NVTX closes the latter here",
+            f"{entry} exited at {place} while {innermost} is still open: NVTX closes the latter here",
             key=f"{entry.place} {innermost.place} {place}",
         )
 
 
-def _popped(range_: Any, place: str) -> None:
+def _record_pop(range_: Any, place: str) -> None:
     """Note a pop by hand."""
     stack = _stack(range_)
     pushed = [entry for entry in stack if entry.frame is None]
@@ -151,7 +151,7 @@ def _popped(range_: Any, place: str) -> None:
         )
 
 
-def _ended(thread: _Thread) -> None:
+def _report_unpopped(thread: _Thread) -> None:
     for stack in thread.stacks.values():
         for entry in stack:
             if entry.frame is None:
@@ -160,9 +160,9 @@ def _ended(thread: _Thread) -> None:
 
 
 @atexit.register
-def _process_ended() -> None:
+def _report_at_exit() -> None:
     for thread in list(_threads.values()):
-        _ended(thread)
+        _report_unpopped(thread)
     _threads.clear()
 
 
@@ -185,29 +185,29 @@ def make_checked_class(base: Any) -> Any:
 
         def _open(self, place: str, frame: FrameType) -> None:
             if not self._silent:
-                _opened(self, place, frame)
+                _record_open(self, place, frame)
             super().__enter__()
 
         def _close(self, place: str, frame: FrameType) -> None:
             if not self._silent:
-                _left(self, frame, place)
+                _record_exit(self, frame, place)
             super().__exit__(None, None, None)
 
         def _push(self) -> None:
             if not self._silent:
-                _opened(self, _place(sys._getframe(1)), None)
+                _record_open(self, _place(sys._getframe(1)), None)
             super()._push()
 
         def _pop(self) -> None:
             if not self._silent:
-                _popped(self, _place(sys._getframe(1)))
+                _record_pop(self, _place(sys._getframe(1)))
             super()._pop()
 
     return Range
 
 
 def wrap_checked(function: Callable[..., _R], range_: Any) -> Callable[..., _R]:
-    """Return a function that runs `function` inside `range_`, which stands where `function` is defined."""
+    """Return a function that runs `function` inside `range_`, whose place is the definition of `function`."""
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 

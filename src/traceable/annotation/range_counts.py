@@ -12,9 +12,9 @@ is made when traceable is imported, and in a forked child with its first range; 
 The first is the header (`MAGIC` and the pid in place of the numbers). The second counts what has no entry of its own:
 names that are too long or odd to come out of every collector as they went in, and those after the 1000th.
 
-A range counts where it is opened, once it was handed over: one that is open at the edge of a window belongs to the side
-on which it was opened, as in every recording. What `capture` and `torch.records` know of the collector comes by
-`recording` and `gate`: a collector is certain to record from when its window has opened until just before it closes.
+A range counts where it is opened, after it was emitted: one that is open at the edge of a window belongs to the side on
+which it was opened, as in every recording. `capture` and `torch.profiler_backend` report the state of the collector by
+`set_recording` and `set_gated`: it is certain to record from when its window has opened until just before it closes.
 Nothing here raises into the program. `launch/range_counts.py` reads the file.
 """
 
@@ -44,7 +44,7 @@ OTHER_ENTRY = 1
 
 
 def make_entry_key(domain: str | None, name: str | None) -> bytes | None:
-    """Return the text of an entry; None for a range that is counted with the rest.
+    """Return the text of an entry; None for a range that has none of its own.
 
     Args:
         domain, name: of the range; None, as in a recording the empty text, for none.
@@ -58,7 +58,7 @@ def make_entry_key(domain: str | None, name: str | None) -> bytes | None:
 
 
 class _Unopened:
-    """Stands in the place of `Counts.counter` in a forked child that has opened no range yet."""
+    """Takes the place of `RangeCounts.table` in a forked child that has opened no range yet."""
 
     def __init__(self, counts: RangeCounts) -> None:
         self._counts = counts
@@ -76,7 +76,7 @@ class RangeCounts:
 
     Args:
         run_dir: the run directory.
-        core: the native core, which counts itself; None for the pure form, which counts in `counter`.
+        core: the native core, which counts itself; None for the pure form, which counts in `table`.
 
     Attributes:
         table: what one is added to, at a slot; another object whenever that changes.
@@ -107,22 +107,22 @@ class RangeCounts:
     def get_slot(self, domain: str | None, name: str | None) -> int:
         """Return where the ranges of this name are counted."""
         text = make_entry_key(domain, name)
-        found = self._slots.get(text) if text is not None else OTHER_ENTRY
-        if found is None:
+        entry = self._slots.get(text) if text is not None else OTHER_ENTRY
+        if entry is None:
             self.open()  # a forked child makes a range that its parent did not have
             number = len(self._slots) + 2
-            found = number if number < ENTRIES_MAX and self._has_room(number) else OTHER_ENTRY
-            if found != OTHER_ENTRY:
+            entry = number if number < ENTRIES_MAX and self._has_room(number) else OTHER_ENTRY
+            if entry != OTHER_ENTRY:
                 assert text is not None
                 self._write(number, text)
                 self._slots[text] = number
-        return found * _WORDS
+        return entry * _WORDS
 
     def add(self, counter: Any, slot: int) -> None:
         """Count a range of the pure form.
 
         Args:
-            counter: what `counter` was before the range was emitted. Where it is another one by now, a window was
+            counter: `table` as it was before the range was emitted. Where it is another one by now, a window was
                 opened or closed in between, and nothing is certain.
             slot: of the range.
         """
@@ -134,12 +134,12 @@ class RangeCounts:
     def set_recording(self, certain: bool) -> None:
         """Note that the collector records, or that from here on it is not certain to.
 
-        Of a process that is not chosen nothing is recorded, in windows neither.
+        Of a process that is not selected nothing is recorded, in windows neither.
         """
         certain = certain and (decision.current is None or decision.current.chosen)
         if certain != self._recording:
             self._recording = certain
-            self._count_in()
+            self._update_table()
 
     def set_gated(self) -> None:
         """Note that the collector records nothing from here on but windows."""
@@ -147,7 +147,7 @@ class RangeCounts:
         self.set_recording(False)
 
     def discard(self) -> None:
-        """Note that what was recorded until now is thrown away."""
+        """Note that the data recorded until now is discarded."""
         if self._map is not None:
             words = memoryview(self._map).cast("q")
             for number in range(1, len(self._slots) + 2):
@@ -157,7 +157,7 @@ class RangeCounts:
     # ---- the file
 
     def open(self) -> None:
-        """Make the table of this process, with the names that are known by now. Where that fails nobody counts."""
+        """Make the table of this process, with the names that are known by now. Where that fails nothing is counted."""
         if self._owner == os.getpid():
             return
         self._owner = os.getpid()
@@ -180,8 +180,8 @@ class RangeCounts:
                 self._write(number, text or b"\0")
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             self._map = None
-            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
-        self._count_in()
+            environment.warn_once("status_not_written", f"the launcher gets no status of this process: {error}")
+        self._update_table()
 
     def _allocate(self, descriptor: int, least: int) -> None:
         """Write zeros into the file: a store into a hole of it, on a full disk, would be a SIGBUS."""
@@ -201,7 +201,7 @@ class RangeCounts:
                 self._allocate(descriptor, (number + 1) * ENTRY_BYTES)
             finally:
                 os.close(descriptor)
-        except OSError:  # counted with the rest
+        except OSError:  # counted in the entry of all others
             return False
         return True
 
@@ -210,7 +210,7 @@ class RangeCounts:
         self._map[at + _TEXT_AT : at + _TEXT_AT + len(text)] = text
         self._map[at + 16 : at + 18] = len(text).to_bytes(2, "little")
 
-    def _count_in(self) -> None:
+    def _update_table(self) -> None:
         if self._map is None:
             if not isinstance(self.table, _Unopened):
                 self.table = [0] * (ENTRIES_MAX * _WORDS)
@@ -235,7 +235,7 @@ class RangeCounts:
             if self._core is None:
                 self.table = _Unopened(self)
         except Exception as error:  # noqa: BLE001 - the child is the user's
-            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
+            environment.warn_once("status_not_written", f"the launcher gets no status of this process: {error}")
 
     def _selection_changed(self) -> None:
         assert decision.current is not None
@@ -244,9 +244,9 @@ class RangeCounts:
 
 
 def _state_of_environment() -> tuple[bool, bool]:
-    """Return whether the launcher asks for windows alone, and whether all is recorded from the start."""
+    """Return whether the launcher records windows alone, and whether all is recorded from the start."""
     collector = os.environ.get(environment.COLLECTOR)
-    if collector == "torch":  # `torch.records` says when it begins
+    if collector == "torch":  # `torch.profiler_backend` calls `set_recording`
         return os.environ.get(environment.TORCH) == "windows", False
     gated = environment.read_flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
     if collector == "nsys":

@@ -45,7 +45,7 @@ domain_of: Any = None
 
 
 class annotate(Range):  # noqa: N801 - the nvtx package's name
-    """Name a piece of code: as a decorator, with or without brackets, or as a context manager.
+    """Name a piece of code: as a decorator, with or without parentheses, or as a context manager.
 
     As a decorator it takes functions, methods, static and class methods, properties, any callable, `async def`
     functions, generators, async generators, and classes (their own public methods). `with` opens a range of this
@@ -55,9 +55,9 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
     Args:
         message: the range's name. A decorated thing's own `__qualname__` if left out.
         color: a CSS name, `#rrggbb`, an ARGB number, or a tuple of channels from 0 to 1. Blue if left out.
-        domain: the name of the domain it stands in. NVTX's default domain if left out.
+        domain: the name of its domain. NVTX's default domain if left out.
         category: the name or number of its category in that domain.
-        payload: what belongs to it: an int of 64 bits, a float, a numpy scalar, or a mapping of named fields.
+        payload: its value: an int of 64 bits, a float, a numpy scalar, or a mapping of named fields.
         level: 1 (stages), 2 (details), ... 9. What is higher than `TRACEABLE_LEVEL` (2) costs as if not annotated.
 
     Raises:
@@ -105,7 +105,7 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
 
     @property
     def domain(self) -> Any:
-        """What `get_domain` returns of the domain it stands in."""
+        """Its domain, as `get_domain` returns it."""
         return domain_of(self._arguments[2])
 
     async def __aenter__(self) -> Self:
@@ -143,10 +143,10 @@ if engine.core is not None and engine.requests is None:
 
 
 def decorate(range_: annotate, target: Any) -> Any:
-    """Return `target` annotated with `range_`, or `target` itself where no one can listen.
+    """Return `target` annotated with `range_`, or `target` itself where no profiler can attach.
 
     Raises:
-        TypeError: `target` is nothing that can be called or bound.
+        TypeError: `target` can be neither called nor bound.
     """
     if isinstance(target, type):
         return _class(range_, target)
@@ -161,7 +161,7 @@ def decorate(range_: annotate, target: Any) -> Any:
             f"annotate() decorates functions, methods, properties, callables and classes, not {type(target).__name__}; "
             "a message must be a string"
         )
-    # NVTX asks for its listener once, at its first call. Without one the function itself is the cheapest wrapper.
+    # NVTX looks for a profiler once, at its first call. Without one the function itself is the cheapest wrapper.
     # Below the level nothing is emitted either.
     if (range_._silent or not engine.can_emit()) and not (engine.requests and engine.requests.is_counted(range_)):
         engine.has_skipped_annotations = engine.has_skipped_annotations or not engine.can_emit()
@@ -223,7 +223,7 @@ def _innermost(target: Any) -> Any:
 
 
 def _kind(target: Any) -> int:
-    """Return the code flags that say whether calling `target` makes a coroutine or generator, 0 for neither."""
+    """Return the code flags that tell whether calling `target` makes a coroutine or generator, 0 for neither."""
     inner = _innermost(target)
     code = getattr(inner, "__code__", None)
     if code is None and not isinstance(inner, _function):
@@ -262,26 +262,26 @@ def update_wrapper(target: Any, wrapper: Any) -> Any:
             continue
     wrapper.__dict__.update(getattr(target, "__dict__", {}))
     wrapper.__wrapped__ = target
-    wrapper._torchdynamo_inline = target  # what torch.compile traces in its place: see `torch.compile` beside this
+    wrapper._torchdynamo_inline = target  # what torch.compile traces in its place: see `annotation.torch.compile`
     return wrapper
 
 
 # Pushes that were skipped for their level, so that their pops are skipped too. While one is open, the pushes after it
-# on its thread and domain are noted as well, for each pop to find its own: {domain: [was it emitted, ...]}.
-_noted = _local()
-_any_noted = False
+# on its thread and domain are recorded as well, for each pop to find its own: {domain: [was it emitted, ...]}.
+_skipped = _local()
+_any_skipped = False
 
 
 def push(range_: annotate, domain: str | None) -> None:
     """Open a range that `pop` closes."""
-    global _any_noted
+    global _any_skipped
     if range_._silent and not engine.disabled:
-        _any_noted = True
-        if not hasattr(_noted, "open"):
-            _noted.open = {}
-        _noted.open.setdefault(domain, []).append(False)
-    elif _any_noted and getattr(_noted, "open", {}).get(domain):
-        _noted.open[domain].append(True)
+        _any_skipped = True
+        if not hasattr(_skipped, "open"):
+            _skipped.open = {}
+        _skipped.open.setdefault(domain, []).append(False)
+    elif _any_skipped and getattr(_skipped, "open", {}).get(domain):
+        _skipped.open[domain].append(True)
     range_._push()
     if engine.requests is not None:
         engine.requests.pushed(range_, domain)
@@ -291,8 +291,8 @@ def pop(domain: str | None) -> None:
     """Close the innermost range that `push` opened on this thread in this domain, unless that was skipped."""
     if engine.requests is not None:
         engine.requests.popped(domain)
-    if _any_noted:
-        open_ = getattr(_noted, "open", {}).get(domain)
+    if _any_skipped:
+        open_ = getattr(_skipped, "open", {}).get(domain)
         if open_ and not open_.pop():
             return
     annotate(None, None, domain)._pop()
@@ -352,7 +352,7 @@ def start_range(
 
 
 def end_range(range_id: RangeId | None) -> None:
-    """Close the range that `start_range` returned. None is taken and means nothing.
+    """Close the range that `start_range` returned. None is accepted and ignored.
 
     Raises:
         TypeError: `range_id` is not what `start_range` returned.

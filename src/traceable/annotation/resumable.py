@@ -1,9 +1,9 @@
 """Code that stops and goes on: coroutines, generators, async generators, and `async with` blocks.
 
 Push and pop are a stack of the thread, so a range that stays open while its code is suspended is closed by whoever
-runs next. Here the whole, from first resumption to end, is a start/end range; each stretch in which the code really
-runs is a push/pop range of the same name in the domain `traceable.active`, or `traceable.wrap_generator` for a plain
-generator. Both carry the instance's identity (the whole only where the user gave it no number): `emission` tells how.
+runs next. Here the whole, from first resumption to end, is a start/end range; each active segment, in which the code
+runs, is a push/pop range of the same name in the domain `traceable.active`, or `traceable.generator` for a plain
+generator. Both carry the instance's identity (the whole only where the user gave it no number): see `protocol.nvtx`.
 Whatever ends the code ends its ranges: a return, an exception, `close()`, cancellation, garbage collection.
 
 The innermost instance of a context is carried into the threads of `concurrent.futures`, and so of `run_in_executor`.
@@ -11,7 +11,7 @@ The innermost instance of a context is carried into the threads of `concurrent.f
 `ThreadPoolExecutor.submit` does not, and `loop.run_in_executor`, of asyncio and uvloop alike, is that. Here our own
 context variable alone is set around a function that is submitted in an instance: what else its thread's context holds
 is the program's. The one patch is that of `ThreadPoolExecutor.submit`, made when a coroutine or an `async with` block
-is first entered in a process that is heard.
+is first entered in a process that may have a profiler.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _carries = False
 
 
 def make_segment_range(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotate:
-    """Return the range of each time in which the code of `range_` runs."""
+    """Return the range of the active segments of `range_`."""
     message, color, _domain, category, _payload = range_._arguments
     return type(range_)(message, color, domain, category)
 
@@ -86,11 +86,11 @@ async def _await(awaitable: Any) -> Any:
 
 def wrap_coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
     """Wrap what makes a coroutine. The wrapper is an `async def` function, as every version's inspect expects."""
-    stretch = make_segment_range(range_)
+    segment = make_segment_range(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
         _carry()
-        run = engine.ResumableRange(range_, stretch)
+        run = engine.ResumableRange(range_, segment)
         try:
             made = function(*args, **kwargs)
             if not hasattr(made, "send"):  # an awaitable of another kind, from a function marked as a coroutine's
@@ -105,8 +105,8 @@ def wrap_coroutine(function: Callable[..., Any], range_: annotate) -> Callable[.
 def _with_parameters_of(function: types.FunctionType, wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """Return an `async def` wrapper that takes what the function takes, so that a wrong call raises when it is made.
 
-    That is how servers tell an application from what makes one: uvicorn calls it without arguments. The body of an
-    `async def` function runs too late for that; only its own parameters refuse a call.
+    That is how servers distinguish an application from a factory: uvicorn calls it without arguments. The body of an
+    `async def` function runs too late for that; only its own parameters reject a call.
     """
     code, defaults = function.__code__, len(function.__defaults__ or ())
     names = iter(code.co_varnames)
@@ -143,11 +143,11 @@ def _with_parameters_of(function: types.FunctionType, wrapper: Callable[..., Any
 
 
 def wrap_generator(function: Callable[..., Any], range_: annotate, awaitable: bool = False) -> Callable[..., Any]:
-    """Wrap a generator function; `awaitable` where it was made by `types.wrap_coroutine`."""
-    stretch = make_segment_range(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
+    """Wrap a generator function; `awaitable` where it was made by `types.coroutine`."""
+    segment = make_segment_range(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
 
     def annotated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        run = engine.ResumableRange(range_, stretch)
+        run = engine.ResumableRange(range_, segment)
         try:
             return (yield from _drive(function(*args, **kwargs), run))
         finally:
@@ -157,7 +157,7 @@ def wrap_generator(function: Callable[..., Any], range_: annotate, awaitable: bo
 
 
 def _first(made: Any) -> Any:
-    """Return the first step of an async generator that the event loop does not learn of.
+    """Return the first step of an async generator that is hidden from the event loop.
 
     The loop closes every async generator it knows when it shuts down. It knows the wrapper, which closes this one;
     were both known, they would be closed at the same time.
@@ -171,12 +171,12 @@ def _first(made: Any) -> Any:
 
 
 def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
-    """Wrap an async generator function. Time in which the consumer has the item is no stretch."""
-    stretch = make_segment_range(range_)
+    """Wrap an async generator function. Time in which the consumer has the item is not an active segment."""
+    segment = make_segment_range(range_)
 
     async def annotated(*args: Any, **kwargs: Any) -> Any:
         _carry()
-        run = engine.ResumableRange(range_, stretch)
+        run = engine.ResumableRange(range_, segment)
         hand: list[Any] = []
         try:
             made = function(*args, **kwargs)
@@ -199,7 +199,7 @@ def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Call
 
 
 class _Block:
-    """One entered `async with`: its range, the block and the instance it stands in, and its own number."""
+    """One entered `async with`: its range, the block and the instance around it, and its own number."""
 
     __slots__ = ("id", "instance", "outer", "parent", "range")
 
@@ -269,7 +269,7 @@ class _Carried:
 
 
 def _patch_executors() -> None:
-    """Patch `ThreadPoolExecutor.submit`. To be called once; what fails is said once, and nothing is carried."""
+    """Patch `ThreadPoolExecutor.submit`. To be called once; a failure is logged once, and nothing is carried."""
     try:
         from concurrent.futures import ThreadPoolExecutor
         from functools import update_wrapper

@@ -187,7 +187,7 @@ class OpenWindow:
                 _synchronise()
             self._gate.open()
             if engine.range_counts is not None:
-                engine.range_counts.recording(True)
+                engine.range_counts.set_recording(True)
             self._number = self._marker._start()
         except Exception as error:  # noqa: BLE001 - whatever CUDA or a library says, the program goes on
             code = code_of(error, "window_not_opened")
@@ -206,7 +206,7 @@ class OpenWindow:
                 _synchronise()
             self._marker._end(self._number)
             if engine.range_counts is not None:
-                engine.range_counts.recording(False)
+                engine.range_counts.set_recording(False)
             self._gate.close()
         except Exception as error:  # noqa: BLE001 - as above
             problem = {"error": str(error), "code": code_of(error, "window_not_closed")}
@@ -443,7 +443,7 @@ class Session:
         if self._gate is not None:
             return
         if engine.range_counts is not None:
-            engine.range_counts.gate()
+            engine.range_counts.set_gated()
         try:
             self._gate = gate_from_environment()
             self._follows = self._gate.arm(not self._leads)

@@ -28,7 +28,7 @@ from traceable.protocol import environment
 
 ROOT = Path("/")
 _RECORDER = "_recorder"
-EXTENSIONS = ("_core", _RECORDER, "_pages", "_discreet")
+EXTENSIONS = ("_core", _RECORDER, "_pages", "_hide_proc_environ")
 """The C extensions."""
 
 PACKAGES = ("numpy", "rich", "wrapt") if sys.version_info >= (3, 11) else ("numpy", "rich", "wrapt", "tomli")

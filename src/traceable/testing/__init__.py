@@ -1,11 +1,11 @@
-"""A pytest plugin: the fixture `nvtx_events` hears the NVTX calls that a test really makes, without a GPU or nsys.
+"""A pytest plugin: the fixture `nvtx_events` records the NVTX calls that a test really makes, without a GPU or nsys.
 
 Load it with `pytest -p traceable.testing`, or `pytest_plugins = ["traceable.testing"]` in the root conftest.py. It
-attaches the embedded recorder to the test process, so it hears every library that uses NVTX, not only ours. It starts
-no profiler and sees no GPU work. `docs/testing.md` shows it in use.
+attaches the embedded recorder to the test process, so it records every library that uses NVTX, not only ours. It starts
+no profiler and records no GPU work. `docs/testing.md` shows its use.
 
-NVTX looks for its listener once, at the first call in each shared library. Where the plugin comes too late for that,
-pytest's header says so and the fixture fails with the remedy: it never answers "nothing" because it could not hear.
+NVTX looks for its profiler once, at the first call in each shared library. Where the plugin is loaded too late for
+that, pytest's header reports it and the fixture fails with the remedy: it never returns nothing by mistake.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ def pytest_addoption() -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Say at the top of the run why `nvtx_events` can't hear, or what it will miss."""
+    """Report at the top of the run why `nvtx_events` can't record, or what it will miss."""
     return [f"traceable: {line.printed}" for line in attachment.list_attachment_problems()]
 
 
 @pytest.fixture
 def nvtx_events() -> Iterator[NvtxEvents]:
-    """What this process and its children emitted since this fixture was set up: a `NvtxEvents`.
+    """The events that this process and its children emitted since this fixture was set up: a `NvtxEvents`.
 
-    Fails, with the remedy, where nothing could be heard.
+    Fails, with the remedy, where nothing could be recorded.
     """
     events = _events()
     if isinstance(events, TraceableError):
-        pytest.fail(f"nvtx_events can't hear: {events}", pytrace=False)
+        pytest.fail(f"nvtx_events can't record: {events}", pytrace=False)
     yield events
     events.close()
 
 
 def _events() -> NvtxEvents | TraceableError:
-    """Return the error instead of raising it: pytest shows a chain of errors where one sentence says it all."""
+    """Return the error instead of raising it: pytest shows a chain of errors where one sentence is enough."""
     try:
         return NvtxEvents(LiveRecording(*attachment.find_recording()))
     except TraceableError as error:

@@ -1,4 +1,4 @@
-"""Puts the embedded recorder into the test process, once, and says why where that is impossible.
+"""Loads the embedded recorder into the test process, once, and reports why where that is impossible.
 
 Nothing is read here (`live`), and nothing happens on import: pytest's hooks call `attach`.
 """
@@ -19,32 +19,32 @@ from traceable.errors import CollectorError, Message, TraceableError
 from traceable.protocol import environment
 
 PROBE_DOMAIN = "traceable.testing"
-"""Domain of the one mark by which it is made sure that this process is heard."""
+"""Domain of the one mark that checks that this process is recorded."""
 
 _LOAD_FIRST = (
-    "load the plugin before anything that is annotated: `pytest -p traceable.testing`, or pytest_plugins in a root "
-    "conftest.py that imports none of it at its top"
+    "load the plugin before any annotated module: `pytest -p traceable.testing`, or pytest_plugins in a root "
+    "conftest.py that imports none of them at its top"
 )
-_WHOLE = "run the tests without --flight-recorder"
-_REMADE = ("engine", "resumable", "ranges", "counters", "domains", "profile")
-"""Modules of `annotation` that hold what was decided, or a class that was made of it, in the order of their imports."""
+_NO_FLIGHT_RECORDER = "run the tests without --flight-recorder"
+_RELOADED = ("engine", "resumable", "ranges", "counters", "domains", "profile")
+"""Modules of `annotation` that hold the choice of the backend, or a class made of it, in the order of their imports."""
 
 _state: _Attachment | None = None
 
 
 class _Attachment:
-    """How this process stands with the recorder: where it writes, or why it can't."""
+    """The recorder in this process: where it writes, or why it can't."""
 
     def __init__(self) -> None:
         self.directory: Path | None = None
         self.shared = False
-        self.trouble: TraceableError | None = None
-        self.missed: tuple[str, ...] = ()
-        self.heard = False
+        self.error: TraceableError | None = None
+        self.missed_libraries: tuple[str, ...] = ()
+        self.is_recorded = False
         try:
             self._attach()
         except TraceableError as error:
-            self.trouble = error
+            self.error = error
 
     def _attach(self) -> None:
         library = find_recorder_library()
@@ -58,15 +58,15 @@ class _Attachment:
         if present and Path(present).resolve() != library:
             raise CollectorError(
                 "other_listener",
-                f"{environment.NVTX_INJECTION} names another listener ({present}), and NVTX takes one",
+                f"{environment.NVTX_INJECTION} names another NVTX tool ({present}), and NVTX loads only one",
                 "run these tests outside of nsys or ncu, or unset the variable",
             )
         given = os.environ.get(environment.RECORDING_DIR)
         if present and given and (os.environ.get(environment.RUN_DIR) or any(Path(given).glob(f"{os.getpid()}-*"))):
             if os.environ.get(environment.FLIGHT_RECORDER):
-                found = "this run keeps a flight recorder, and the tests' ranges don't stay"
-                raise CollectorError("flight_recorder_on", found, _WHOLE)
-            # Under `traceable run`, or recorded already: that recording is left whole, and this process's part is read.
+                problem = "this run has a flight recorder, which overwrites the tests' ranges"
+                raise CollectorError("flight_recorder_on", problem, _NO_FLIGHT_RECORDER)
+            # Under `traceable run`, or recorded already: that recording is kept, and this process's part is read.
             self.directory, self.shared = Path(given), True
             return
         # A parent that loaded the plugin too (pytest-xdist's controller) left its variables; NVTX reads them at its
@@ -76,7 +76,7 @@ class _Attachment:
         os.environ[environment.RECORDING_DIR] = str(self.directory)
         os.environ.pop(environment.FLIGHT_RECORDER, None)
         if not present:
-            self.missed = tuple(name for name in ("nvtx",) if name in sys.modules)
+            self.missed_libraries = tuple(name for name in ("nvtx",) if name in sys.modules)
             _wake_traceable()
 
 
@@ -88,17 +88,17 @@ def attach() -> None:
 
 
 def list_attachment_problems() -> list[Message]:
-    """Return what the user should know before the first test: why nothing can be heard, or what will be missing."""
+    """Return the warnings for pytest's header: why nothing can be recorded, or what will be missing."""
     if _state is None:
         return []
-    if _state.trouble is not None:
-        return [Message(_state.trouble.code, f"nvtx_events can't hear: {_state.trouble.message}")]
+    if _state.error is not None:
+        return [Message(_state.error.code, f"nvtx_events can't record: {_state.error.message}")]
     return [
         Message(
             "early_ranges_missed",
-            f"{name} was imported before traceable.testing was loaded; what it annotated until then is not heard",
+            f"{name} was imported before traceable.testing; its earlier ranges are not recorded",
         )
-        for name in _state.missed
+        for name in _state.missed_libraries
     ]
 
 
@@ -106,17 +106,17 @@ def find_recording() -> tuple[Path, bool]:
     """Return the recording's directory, and whether other processes than this one and its children write there.
 
     Raises:
-        CollectorError: this process is not heard, and why.
+        CollectorError: this process is not recorded, and why.
     """
     attach()
     assert _state is not None
-    if _state.trouble is None and not _state.heard:
+    if _state.error is None and not _state.is_recorded:
         try:
-            _state.heard = _probe(_state.directory)
+            _state.is_recorded = _probe(_state.directory)
         except TraceableError as error:
-            _state.trouble = error
-    if _state.trouble is not None:
-        raise _state.trouble
+            _state.error = error
+    if _state.error is not None:
+        raise _state.error
     assert _state.directory is not None
     return _state.directory, _state.shared
 
@@ -124,7 +124,7 @@ def find_recording() -> tuple[Path, bool]:
 def _temporary_directory() -> Path:
     """Return where to record, removed when this process ends.
 
-    One level below what is removed: a child that outlives us makes the directory it was told, but not its parent.
+    One level below what is removed: a child that outlives us makes the directory of its environment, not its parent.
     """
     outer = tempfile.mkdtemp(prefix="traceable-testing-")
     owner = os.getpid()
@@ -138,7 +138,7 @@ def _temporary_directory() -> Path:
 
 
 def _wake_traceable() -> None:
-    """Undo what traceable decided at its import, just before this plugin, because there was no listener yet.
+    """Undo the choice that traceable made at its import, just before this plugin, when there was no profiler yet.
 
     Raises:
         CollectorError: something was annotated already, and stays silent.
@@ -152,19 +152,19 @@ def _wake_traceable() -> None:
             "unset both for the tests",
         )
     if engine.has_skipped_annotations:
-        found = "functions were annotated before traceable.testing was loaded"
-        raise CollectorError("annotated_too_early", found, _LOAD_FIRST)
+        problem = "functions were annotated before traceable.testing was loaded"
+        raise CollectorError("annotated_too_early", problem, _LOAD_FIRST)
     if engine.core is not None:
-        return  # the native core asks for its listener when a range is made
+        return  # the native core looks for a profiler when a range is made
     import traceable
     from traceable.annotation import null_backend, ranges
 
     holder = _holder_of({id(value) for value in vars(ranges).values() if getattr(value, "__module__", "") == _RANGES})
     if holder or null_backend._interned:
         where = f" by {holder}" if holder else ""
-        found = f"traceable was imported{where} before traceable.testing was loaded"
-        raise CollectorError("imported_too_early", found, _LOAD_FIRST)
-    for name in _REMADE:
+        problem = f"traceable was imported{where} before traceable.testing was loaded"
+        raise CollectorError("imported_too_early", problem, _LOAD_FIRST)
+    for name in _RELOADED:
         importlib.reload(sys.modules[f"traceable.annotation.{name}"])
     importlib.reload(traceable)
 
@@ -184,7 +184,7 @@ def _holder_of(objects: set[int]) -> str | None:
 
 
 def _probe(directory: Path | None) -> bool:
-    """Emit one mark and see that this process is in the recording.
+    """Emit one mark and check that this process is in the recording.
 
     Raises:
         CollectorError: it is not.
@@ -192,10 +192,10 @@ def _probe(directory: Path | None) -> bool:
     import traceable
     from traceable.collectors.recorder.recording import DOMAIN, read_recording
 
-    traceable.mark("heard?", domain=PROBE_DOMAIN)
+    traceable.mark("probe", domain=PROBE_DOMAIN)
     assert directory is not None
     for process in read_recording(directory).processes:
         if process.pid == os.getpid() and any(n.kind == DOMAIN and n.text == PROBE_DOMAIN for n in process.names):
             return True
-    found = "NVTX was first called before traceable.testing was loaded"
-    raise CollectorError("nvtx_called_too_early", found, _LOAD_FIRST)
+    problem = "NVTX was first called before traceable.testing was loaded"
+    raise CollectorError("nvtx_called_too_early", problem, _LOAD_FIRST)

@@ -1,8 +1,8 @@
-"""What a test is given: the ranges, marks and counters that were emitted, as plain objects.
+"""The result of the fixture: the ranges, marks and counters that were emitted, as plain objects.
 
-How ranges nest, and how the stretches of a coroutine become one range, is decided in `analysis.find_instances`; here its
-columns only get names and the few values that a trace leaves out (payloads, colours). What annotations emit beyond
-names (identities, named fields, samples) is told apart as in `trace.emitted`.
+The nesting of ranges, and the active segments of a coroutine as one range, are computed in `analysis.instances`; here
+its columns only get names and the few values that a trace omits (payloads, colors). What annotations emit beyond
+names (identities, named fields, samples) is distinguished as in `trace.emitted`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from traceable.trace.model import PUSH_POP, START_END, Trace
 
 Payload = int | float | dict[str, Any] | None
 Tree = list[tuple[str, Any]]
-"""Ranges by name with what lies inside each: `[("request", [("pack", []), ("forward", [])])]`."""
+"""Ranges by name with the ranges inside each: `[("request", [("pack", []), ("forward", [])])]`."""
 
 _MARK_TYPE = 34
 _EVERY_DOMAIN: Any = object()
@@ -35,8 +35,8 @@ class Mark:
     Attributes:
         name: its message; empty if it had none.
         domain: None for NVTX's default domain.
-        category: its name, or its number where that was never named; None for none.
-        color: ARGB, as NVTX was given it; None for none.
+        category: its name, or its number without a name; None for none.
+        color: ARGB, as given to NVTX; None for none.
         payload: a number, named fields as a dict, or None.
         time_ns: ns since this process's first NVTX call, on one clock for all threads and processes.
         thread, process: the operating system's numbers.
@@ -71,12 +71,12 @@ class Range:
     Attributes:
         name: its message; empty if it had none.
         domain: None for NVTX's default domain.
-        category: its name, or its number where that was never named; None for none.
-        color: ARGB, as NVTX was given it; None for none.
+        category: its name, or its number without a name; None for none.
+        color: ARGB, as given to NVTX; None for none.
         payload: a number, named fields as a dict, or None.
         start_ns: ns since this process's first NVTX call, on one clock for all threads and processes.
         end_ns: None while it is open.
-        active_ns: of a coroutine or generator, the time in which it really ran; else None.
+        active_ns: of a coroutine or generator, the time in which it was running; else None.
         thread, process: the operating system's numbers of where it was opened.
         path: names of the ranges it lies inside, from the outermost, and its own.
     """
@@ -95,7 +95,7 @@ class Range:
 
     @property
     def open(self) -> bool:
-        """Whether it has been left by no one yet."""
+        """Whether it has not been closed yet."""
         return self.end_ns is None
 
     @property
@@ -115,7 +115,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Events:
     ranges: tuple[Range, ...] = ()
     parents: tuple[int, ...] = ()
     marks: tuple[Mark, ...] = ()
@@ -123,15 +123,15 @@ class _Heard:
 
 
 class NvtxEvents:
-    """What was emitted since the fixture was set up, or since `clear`. Each question reads what there is by then.
+    """What was emitted since the fixture was set up, or since `clear`. Each method reads the events so far.
 
-    Ranges that were open before are left out, but for a coroutine or generator that was resumed since: it is there from
+    Ranges that were open before are excluded, but for a coroutine or generator that was resumed since: it is there from
     that resumption, as open. Every method raises CollectorError where the recorder had no room for an event.
     """
 
     def __init__(self, recording: LiveRecording) -> None:
         self._recording = recording
-        self._heard = _Heard()
+        self._events = _Events()
         self._places: dict[Any, int] = {}
         self._closed = False
 
@@ -140,77 +140,77 @@ class NvtxEvents:
 
         Args:
             name: only those of this name.
-            domain: only those of this domain; None for the default domain. All domains if left out.
+            domain: only those of this domain; None for the default domain. All domains by default.
         """
-        return [found for found in self._read().ranges if _asked(found, name, domain)]
+        return [range_ for range_ in self._read().ranges if _matches(range_, name, domain)]
 
     def marks(self, name: str | None = None, *, domain: str | None = _EVERY_DOMAIN) -> list[Mark]:
         """Return the marks in the order of time. Arguments as for `ranges`."""
-        return [found for found in self._read().marks if _asked(found, name, domain)]
+        return [mark for mark in self._read().marks if _matches(mark, name, domain)]
 
     def counters(self, name: str | None = None, *, domain: str | None = _EVERY_DOMAIN) -> list[Sample]:
         """Return the samples of counters in the order of time. Arguments as for `ranges`."""
-        return [found for found in self._read().samples if _asked(found, name, domain)]
+        return [sample for sample in self._read().samples if _matches(sample, name, domain)]
 
     def names(self) -> Counter[str]:
         """Return how many ranges there are of each name."""
-        return Counter(found.name for found in self._read().ranges)
+        return Counter(range_.name for range_ in self._read().ranges)
 
     def tree(self) -> Tree:
-        """Return the ranges as nested pairs of a name and what lies inside it, siblings in the order of their starts.
+        """Return the ranges as nested pairs of a name and the ranges inside it, siblings in the order of their starts.
 
-        Of several threads and processes the trees stand side by side.
+        The trees of several threads and processes are in one list.
         """
-        heard = self._read()
-        inside: list[Tree] = [[] for _ in heard.ranges]
+        events = self._read()
+        inside: list[Tree] = [[] for _ in events.ranges]
         roots: Tree = []
-        for number, (found, parent) in enumerate(zip(heard.ranges, heard.parents, strict=True)):
-            (inside[parent] if parent >= 0 else roots).append((found.name, inside[number]))
+        for number, (range_, parent) in enumerate(zip(events.ranges, events.parents, strict=True)):
+            (inside[parent] if parent >= 0 else roots).append((range_.name, inside[number]))
         return roots
 
     def clear(self) -> None:
         """Forget what was emitted until now."""
         self._recording.restart()
-        self._heard, self._places = _Heard(), {}
+        self._events, self._places = _Events(), {}
 
     def close(self) -> None:
-        """Keep what was read last, and read no more: the test is over."""
+        """Keep the events read last, and read no more: the test is over."""
         self._closed = True
 
     def __repr__(self) -> str:
-        heard = self._heard if self._closed else self._read()
-        return f"<NvtxEvents: {len(heard.ranges)} ranges, {len(heard.marks)} marks>"
+        events = self._events if self._closed else self._read()
+        return f"<NvtxEvents: {len(events.ranges)} ranges, {len(events.marks)} marks>"
 
-    def _read(self) -> _Heard:
+    def _read(self) -> _Events:
         if self._closed:
-            return self._heard
+            return self._events
         places = self._recording.read_end_offsets()
         if places != self._places:
-            found = self._recording.read(places)
-            self._heard = _Heard() if found is None else _heard(*found)
+            recorded = self._recording.read(places)
+            self._events = _Events() if recorded is None else _build_events(*recorded)
             self._places = places
-        return self._heard
+        return self._events
 
 
-def _asked(found: Range | Mark | Sample, name: str | None, domain: str | None) -> bool:
-    return (name is None or found.name == name) and (domain is _EVERY_DOMAIN or found.domain == domain)
+def _matches(event: Range | Mark | Sample, name: str | None, domain: str | None) -> bool:
+    return (name is None or event.name == name) and (domain is _EVERY_DOMAIN or event.domain == domain)
 
 
-def _heard(trace: Trace, rows: list[Row]) -> _Heard:
-    """Turn columns and rows into objects. Of the rows, the ranges stand in the order of the trace's."""
+def _build_events(trace: Trace, rows: list[Row]) -> _Events:
+    """Turn columns and rows into objects. Of the rows, the ranges are in the order of the trace's."""
     range_rows = [row for row in rows if row.kind != _MARK_TYPE]
     mark_rows = [row for row in rows if row.kind == _MARK_TYPE]
     if [row.start_ns for row in range_rows] != trace.ranges.start_ns.tolist():
-        raise AssertionError("the rows of the recording do not stand in the trace's order")
+        raise AssertionError("the rows of the recording are not in the trace's order")
     fields = _fields(row for row in mark_rows if row.domain == PAYLOAD_DOMAIN)
-    found = find_instances(trace)
-    first = _first_ranges(trace, found)
-    order = np.lexsort((np.arange(len(found)), found.start_ns))
-    place = np.empty(len(found), np.int64)
-    place[order] = np.arange(len(found))
-    return _Heard(
-        tuple(_range(trace, found, int(i), int(first[i]), range_rows[first[i]], fields) for i in order),
-        tuple(int(place[found.parent[i]]) if found.parent[i] >= 0 else -1 for i in order),
+    instances = find_instances(trace)
+    first = _first_ranges(trace, instances)
+    order = np.lexsort((np.arange(len(instances)), instances.start_ns))
+    place = np.empty(len(instances), np.int64)
+    place[order] = np.arange(len(instances))
+    return _Events(
+        tuple(_range(trace, instances, int(i), int(first[i]), range_rows[first[i]], fields) for i in order),
+        tuple(int(place[instances.parent[i]]) if instances.parent[i] >= 0 else -1 for i in order),
         tuple(_mark(row, fields) for row in mark_rows if row.domain not in (PAYLOAD_DOMAIN, COUNTER_DOMAIN)),
         tuple(_sample(row) for row in mark_rows if row.domain == COUNTER_DOMAIN and row.payload is not None),
     )
@@ -219,13 +219,13 @@ def _heard(trace: Trace, rows: list[Row]) -> _Heard:
 _Fields = dict[tuple[int, int | float | None], dict[str, Any]]
 
 
-def _fields(said: Iterable[Row]) -> _Fields:
+def _fields(payload_rows: Iterable[Row]) -> _Fields:
     """Return the named fields by process and identity."""
-    return {(row.global_tid >> 24, row.payload): json.loads(row.name) for row in said}
+    return {(row.global_tid >> 24, row.payload): json.loads(row.name) for row in payload_rows}
 
 
 def _payload(row: Row, fields: _Fields) -> Payload:
-    """Return what the user gave: an identity is ours, and stands for named fields or for nothing."""
+    """Return the user's payload: an identity is ours, and stands for named fields or for nothing."""
     if row.unsigned_payload is not None:
         return row.unsigned_payload & 0xFFFFFFFFFFFFFFFF
     if isinstance(row.payload, int) and is_identity(np.array([row.payload], np.int64))[0]:
@@ -233,23 +233,23 @@ def _payload(row: Row, fields: _Fields) -> Payload:
     return row.payload
 
 
-def _first_ranges(trace: Trace, found: Instances) -> Any:
-    """Return for each instance its row in `trace.ranges`; for a coroutine without a whole, its first stretch's."""
+def _first_ranges(trace: Trace, instances: Instances) -> Any:
+    """Return for each instance its row in `trace.ranges`; for a coroutine without a whole, its first segment's."""
     ranges = trace.ranges
-    stretch = is_segment_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP) & ranges.has_payload
-    own = np.flatnonzero(~stretch)
-    if not np.array_equal(ranges.start_ns[own], found.start_ns[: len(own)]):
+    is_segment = is_segment_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP) & ranges.has_payload
+    own = np.flatnonzero(~is_segment)
+    if not np.array_equal(ranges.start_ns[own], instances.start_ns[: len(own)]):
         raise AssertionError("the instances of the trace do not begin with its ranges")
-    first = np.empty(len(found), np.int64)
+    first = np.empty(len(instances), np.int64)
     first[: len(own)] = own
-    for orphan in range(len(own), len(found)):
-        same = stretch & (ranges.start_ns == found.start_ns[orphan]) & (ranges.name == found.name[orphan])
+    for orphan in range(len(own), len(instances)):
+        same = is_segment & (ranges.start_ns == instances.start_ns[orphan]) & (ranges.name == instances.name[orphan])
         first[orphan] = np.flatnonzero(same)[0]
     return first
 
 
-def _range(trace: Trace, found: Instances, i: int, first: int, row: Row, fields: _Fields) -> Range:
-    task = bool(found.task[i])
+def _range(trace: Trace, instances: Instances, i: int, first: int, row: Row, fields: _Fields) -> Range:
+    task = bool(instances.task[i])
     orphan = task and trace.ranges.style[first] != START_END
     return Range(
         name=row.name,
@@ -258,11 +258,11 @@ def _range(trace: Trace, found: Instances, i: int, first: int, row: Row, fields:
         color=row.color,
         payload=_payload(row, fields),
         start_ns=row.start_ns,
-        end_ns=None if found.clipped[i] else int(found.end_ns[i]),
-        active_ns=int(found.active_ns[i]) if task else None,
+        end_ns=None if instances.clipped[i] else int(instances.end_ns[i]),
+        active_ns=int(instances.active_ns[i]) if task else None,
         thread=_thread(row),
         process=_process(row),
-        path=tuple(trace.names[part] for part in found.paths[found.path[i]]),
+        path=tuple(trace.names[part] for part in instances.paths[instances.path[i]]),
     )
 
 

@@ -1,7 +1,7 @@
-"""Reads a recording that is still being written: what came since a moment, as a trace.
+"""Reads a recording that is still being written: the events since a moment, as a trace.
 
 The part of each thread's file that is new is copied with its header into a directory of its own, which is then a
-recording like any other: `collect` exports it and `trace` reads it, so that nothing is decoded here twice.
+recording like any other: `collectors.recorder` exports it and `trace` reads it, so that nothing is decoded here twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHUNK_RECORDS = 1 << 16
 
 
 class Row(NamedTuple):
-    """One range or mark as the export holds it, for what a trace leaves out. `kind`: NVTX_EVENTS.eventType."""
+    """One range or mark as the export holds it, for the values that a trace omits. `kind`: NVTX_EVENTS.eventType."""
 
     kind: int
     start_ns: int
@@ -73,7 +73,7 @@ class LiveRecording:
     def __init__(self, directory: Path, shared: bool) -> None:
         self._directory = directory
         self._shared = shared
-        self._places: dict[Path, int] = {}
+        self._offsets: dict[Path, int] = {}
         self._dropped: dict[Path, int] = {}
         self._from: dict[Path, int] = {}
         self.restart()
@@ -87,16 +87,16 @@ class LiveRecording:
         """Return how far each thread's file is written, in bytes: the end of its last whole event."""
         for directory in self._process_directories():
             for path in sorted(directory.glob("*.events")):
-                self._places[path] = _end_of_events(path, self._places.get(path, _HEADER_BYTES))
-        return dict(self._places)
+                self._offsets[path] = _end_of_events(path, self._offsets.get(path, _HEADER_BYTES))
+        return dict(self._offsets)
 
-    def read(self, places: dict[Path, int]) -> tuple[Trace, list[Row]] | None:
-        """Return what was recorded from the moment on up to `places`, and its rows; None for nothing.
+    def read(self, offsets: dict[Path, int]) -> tuple[Trace, list[Row]] | None:
+        """Return what was recorded from the moment on up to `offsets`, and its rows; None for nothing.
 
         Raises:
             CollectorError: events were dropped meanwhile.
         """
-        new = {path: (self._from.get(path, _HEADER_BYTES), end) for path, end in places.items()}
+        new = {path: (self._from.get(path, _HEADER_BYTES), end) for path, end in offsets.items()}
         new = {path: (begin, end) for path, (begin, end) in new.items() if end > begin}
         if not new:
             return None
@@ -121,8 +121,8 @@ class LiveRecording:
             if process.dropped > before:
                 raise CollectorError(
                     "events_dropped",
-                    f"{process.dropped - before} events of process {process.pid} found no room in {self._directory}",
-                    "make room on that disk, or set TRACEABLE_RECORDING_MAX_BYTES for a longer recording",
+                    f"{process.dropped - before} events of process {process.pid} did not fit into {self._directory}",
+                    "free space on that disk, or set TRACEABLE_RECORDING_MAX_BYTES for a longer recording",
                 )
 
     def _processes(self) -> tuple[rec.ProcessRecording, ...]:
@@ -137,9 +137,9 @@ class LiveRecording:
 
 
 def _end_of_events(path: Path, begin: int) -> int:
-    """Return the place after the last whole event at or after `begin`.
+    """Return the offset after the last whole event at or after `begin`.
 
-    What stands before an event and belongs to it is left with it: another thread may be writing just now.
+    The records before an event that belong to it stay with it: another thread may be writing just now.
     """
     end = place = begin
     with path.open("rb") as file:
@@ -158,7 +158,7 @@ def _end_of_events(path: Path, begin: int) -> int:
 
 
 def _copy_part(path: Path, begin: int, end: int, into: Path) -> None:
-    """Make a thread's file of the header and the bytes from `begin` to `end`, beside a link to its texts."""
+    """Make a thread's file of the header and the bytes from `begin` to `end`, next to a link to its texts."""
     _link(path.parent, (path.with_suffix(".text").name,), into)
     with path.open("rb") as file, (into / path.name).open("wb") as part:
         part.write(file.read(_HEADER_BYTES))
@@ -171,7 +171,7 @@ def _copy_part(path: Path, begin: int, end: int, into: Path) -> None:
 
 
 def _link(directory: Path, names: tuple[str, ...], into: Path) -> None:
-    """Have files of `directory` in `into`, too; not by symbolic links, which no recording has."""
+    """Link files of `directory` into `into`; not by symbolic links, which no recording has."""
     into.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (directory / name).exists():

@@ -211,7 +211,7 @@ def test_copies_made_before_patching_are_annotated_and_given_back(run: Run, code
                     assert step is engine.step is engine.alias is other.taken() and step is not original
                     assert patching.finder in sys.meta_path
                     step(); engine.alias(); other.C().m(); other.C().inherited()
-                    assert {str(t): names for t, names in handle.matched.items()} == {
+                    assert {str(t): names for t, names in handle.matches.items()} == {
                         "engine:step": ["engine.step"], "other:C.m": ["other.C.m"],
                         "other:C.inherited=named": ["other.C.inherited"]}
                     handle.remove()

@@ -196,7 +196,7 @@ def test_a_near_miss_in_the_programs_own_file_is_named(run: Run, code: Callable[
     (note,) = run(["app:wrok"], "app.py").notes
     assert note.code == "name_not_in_module"
     assert "'app:wrok'" in note
-    assert note.endswith(" __main__:work")
+    assert note.endswith(" __main__:work?")
 
 
 def test_calls_of_a_function_of_the_programs_own_file_are_steps(run: Run, code: Callable[..., Path]) -> None:
@@ -344,8 +344,8 @@ def test_near_misses_are_told_once_by_the_first_process(run: Run, code: Callable
     assert [note.code for note in notes] == ["name_not_in_module"] * 2 + ["module_never_imported"] * 3
     assert [re.findall(r"'(.+)'", note) for note in notes] == [[pattern] for pattern in patterns[:-1]]
     near = ["shop:sell", "shop:Till.open", "shop"]
-    assert [note.split()[-1] for note in notes[:3]] == near
-    assert not any(note.split()[-1] in near for note in notes[3:])
+    assert [note.split()[-1].rstrip("?") for note in notes[:3]] == near
+    assert not any(note.split()[-1].rstrip("?") in near for note in notes[3:])
     ran = run(patterns, "-c", program, in_run_dir=False)
     assert ran.stderr.splitlines() == [f"traceable: {note.printed}" for note in notes]
 

@@ -61,12 +61,12 @@ def test_good_patterns(text: str, fields: tuple[str, str, str | None]) -> None:
         ("json:", "the name is empty"),
         ("json:loads=", "the range name is empty"),
         ("json:loads=a\nb", "holds a control character"),
-        ("json:a..b", "'' in the name 'a..b' is no name"),
-        ("js on:loads", "'js on' in the module 'js on' is no name"),
-        ("json:f(x)", "'f(x)' in the name 'f(x)' is no name"),
-        ("json:1st", "'1st' in the name '1st' is no name"),
+        ("json:a..b", "'' in the name 'a..b' is not a name"),
+        ("js on:loads", "'js on' in the module 'js on' is not a name"),
+        ("json:f(x)", "'f(x)' in the name 'f(x)' is not a name"),
+        ("json:1st", "'1st' in the name '1st' is not a name"),
         ("*:loads", "the first part of the module can't hold a wildcard"),
-        ("traceable:annotate", "traceable is what annotating runs on"),
+        ("traceable:annotate", "traceable can't be annotated"),
     ],
 )
 def test_bad_patterns_are_told_in_one_line_that_quotes_them(text: str, said: str) -> None:

@@ -1,7 +1,7 @@
-"""How patterns get into a program that knows nothing of them: the launcher's side of the `sitecustomize` beside this.
+"""Passes patterns to a program that does not import traceable: the launcher's side of `sitecustomize` in this folder.
 
 The launcher puts this folder first on PYTHONPATH; every Python the program starts finds `sitecustomize` in it.
-Nothing is imported here from the rest of traceable but the names of the environment.
+Of the rest of traceable only `patterns` and the names of the environment are imported here.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def make_bootstrap_path(base: Mapping[str, str]) -> str:
 
 
 def find_bootstrap_problem(command: Sequence[str]) -> str | None:
-    """Say why patterns can't reach the program that `command` starts, or None where they can as far as is known.
+    """Return why patterns can't reach the program that `command` starts; None where they can, as far as is known.
 
-    A script is judged by its `#!` line. Of a program that is no Python nothing is said: what it starts may be one.
+    A script is checked by its `#!` line. A program that is not Python has no problem: its children may be Python.
     """
     words = list(command)
     if words and not _is_python(words[0]):
@@ -85,7 +85,7 @@ def _flag_problem(words: Sequence[str]) -> str | None:
             continue
         for position, letter in enumerate(word[1:], 1):
             if letter in _REASONS:
-                return f"{_REASONS[letter]}, so nothing can be annotated from outside; leave the flag out"
+                return f"{_REASONS[letter]}, so nothing can be annotated from outside; remove the flag"
             if letter in "cm":
                 return None
             if letter in "WX":

@@ -1,8 +1,8 @@
-"""What the `sitecustomize` beside this does in a Python that traceable runs on: keep watch, and go on as without us.
+"""Runs from `sitecustomize` in a Python that traceable supports: watches imports, and changes nothing else.
 
 1. The folder that the launcher put first on PYTHONPATH, which `sitecustomize` hides from the program, is passed on to
    the Python processes that the program starts;
-2. a finder on `sys.meta_path` loads traceable once a package is imported that a pattern names.
+2. a finder on `sys.meta_path` loads traceable once a package named by a pattern is imported.
 It costs every interpreter start, so it imports nothing that Python has not imported already, and it never raises.
 """
 
@@ -22,21 +22,21 @@ _REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
 _PAUSES = ("TRACEABLE_GC", "TRACEABLE_LOOP_PAUSES")
 _TORCH = "TRACEABLE_TORCH"
 _STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
-_OF_TIME = ("TRACEABLE_DELAY", "TRACEABLE_AFTER_REQUEST", "TRACEABLE_DURATION")
+_TIMING = ("TRACEABLE_DELAY", "TRACEABLE_AFTER_REQUEST", "TRACEABLE_DURATION")
 _SELECTION = ("TRACEABLE_RANKS", "TRACEABLE_PROCESSES")
 _PATH = "PYTHONPATH"
 """The names of `environment.py`, which would load the whole package."""
 
 
-def _without_us(path: str) -> str | None:
-    """Return the PYTHONPATH that the user gave; None where it was unset."""
+def _remove_directory(path: str) -> str | None:
+    """Return the user's PYTHONPATH; None where it was unset."""
     entries = path.split(os.pathsep)
     rest = [entry for entry in entries if entry != _DIRECTORY]
     return os.pathsep.join(rest) if rest else None
 
 
-def _with_us(path: str | None) -> str:
-    rest = _without_us(path) if path else None
+def _add_directory(path: str | None) -> str:
+    rest = _remove_directory(path) if path else None
     return _DIRECTORY + (os.pathsep + rest if rest else "")
 
 
@@ -50,7 +50,7 @@ def _pass_on() -> None:
     putenv, unsetenv = os.putenv, os.unsetenv
 
     def put(name: "Any", value: "Any", /) -> None:
-        putenv(name, _with_us(os.fsdecode(value)) if os.fsencode(name) == b"PYTHONPATH" else value)
+        putenv(name, _add_directory(os.fsdecode(value)) if os.fsencode(name) == b"PYTHONPATH" else value)
 
     def unset(name: "Any", /) -> None:
         if os.fsencode(name) == b"PYTHONPATH":
@@ -58,11 +58,11 @@ def _pass_on() -> None:
         else:
             unsetenv(name)
 
-    os.putenv, os.unsetenv = _posing(put, putenv), _posing(unset, unsetenv)
+    os.putenv, os.unsetenv = _copy_metadata(put, putenv), _copy_metadata(unset, unsetenv)
     for name in ("execve", "posix_spawn", "posix_spawnp"):
         original = getattr(os, name, None)
         if original is not None:
-            wrapper = _completing(original, 2)
+            wrapper = _wrap_with_environment(original, 2)
             setattr(os, name, wrapper)
             if original in os.supports_fd:
                 os.supports_fd.add(wrapper)
@@ -72,35 +72,35 @@ def _pass_on() -> None:
         sys.meta_path.insert(0, _SubprocessWatch())
 
 
-def _posing(function: "Callable[..., Any]", original: "Callable[..., Any]") -> "Callable[..., Any]":
+def _copy_metadata(function: "Callable[..., Any]", original: "Callable[..., Any]") -> "Callable[..., Any]":
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(function, name, getattr(original, name, None))
     function.__wrapped__ = original  # type: ignore[attr-defined]
     return function
 
 
-def _completing(function: "Callable[..., Any]", position: int) -> "Callable[..., Any]":
-    """Return `function`, completing its argument `env`, which stands at `position` where it is not named."""
+def _wrap_with_environment(function: "Callable[..., Any]", position: int) -> "Callable[..., Any]":
+    """Return `function`, completing its argument `env`, which is at `position` where it is not a keyword."""
 
     def call(*args: "Any", **kwargs: "Any") -> "Any":
         if "env" in kwargs:
-            kwargs["env"] = _completed(kwargs["env"])
+            kwargs["env"] = _complete_environment(kwargs["env"])
         elif len(args) > position:
-            args = (*args[:position], _completed(args[position]), *args[position + 1 :])
+            args = (*args[:position], _complete_environment(args[position]), *args[position + 1 :])
         return function(*args, **kwargs)
 
-    return _posing(call, function)
+    return _copy_metadata(call, function)
 
 
-def _completed(env: "Any") -> "Any":
+def _complete_environment(env: "Any") -> "Any":
     """Return a copy of `env` with our folder on its PYTHONPATH; `env` itself where it names no patterns."""
     try:
         for kind in (os.fsdecode, os.fsencode):
-            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_OF_TIME, *_SELECTION)):
+            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING, *_SELECTION)):
                 key = next((name for name in (kind(_PATH), _PATH, b"PYTHONPATH") if name in env), kind(_PATH))
                 path = os.fsdecode(env[key]) if key in env else None
-                return {**env, key: kind(_with_us(path))}
-    except Exception:  # noqa: BLE001 - no environment: the function it is meant for says so
+                return {**env, key: kind(_add_directory(path))}
+    except Exception:  # noqa: BLE001 - no environment: the function itself reports it
         return env
     return env
 
@@ -108,7 +108,7 @@ def _completed(env: "Any") -> "Any":
 def _patch_popen(subprocess: "Any") -> None:
     # Its documented order: self, args, bufsize, executable, stdin, stdout, stderr, preexec_fn, close_fds, shell, cwd,
     # env.
-    subprocess.Popen.__init__ = _completing(subprocess.Popen.__init__, 11)
+    subprocess.Popen.__init__ = _wrap_with_environment(subprocess.Popen.__init__, 11)
 
 
 class _Watch:
@@ -116,17 +116,17 @@ class _Watch:
 
     def __init__(self, packages: "set[str]") -> None:
         self.packages = packages
-        self.begun = False
+        self.has_begun = False
 
     def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if self.begun or fullname.partition(".")[0] not in self.packages:
+        if self.has_begun or fullname.partition(".")[0] not in self.packages:
             return None
         patching = self.begin()
         return patching and patching.finder.find_spec(fullname, path, target)
 
     def begin(self) -> "Any":
         """Load traceable and have it take the patterns; None where this interpreter has no traceable."""
-        self.begun = True
+        self.has_begun = True
         try:
             from traceable.annotation import patching
 
@@ -136,7 +136,7 @@ class _Watch:
 
                 step_function.patch_step_function()
         except Exception as error:  # noqa: BLE001 - the program runs on, not annotated
-            _say(
+            _log(
                 "patterns_not_read",
                 f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}",
             )
@@ -172,8 +172,8 @@ class _SubprocessWatch:
             return
 
 
-def _say(code: str, message: str) -> None:
-    """Tell the launcher, in the form of `patch_report`, or the user where there is no run directory."""
+def _log(code: str, message: str) -> None:
+    """Report to the launcher, in the form of `patch_report`, or to the user where there is no run directory."""
     try:
         run_dir = os.environ.get(_RUN_DIR)
         printed = f"{message} [{code}]"
@@ -187,7 +187,7 @@ def _say(code: str, message: str) -> None:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump({"schema": "traceable.annotate/1", "pid": os.getpid(), "note": printed, "patterns": []}, file)
         os.replace(f"{path}.tmp", path)  # noqa: PTH105
-    except Exception:  # noqa: BLE001 - nowhere to say it; the program goes on
+    except Exception:  # noqa: BLE001 - nowhere to report it; the program goes on
         return
 
 
@@ -200,7 +200,7 @@ def _main_name() -> str:
     return os.path.splitext(os.path.basename(first))[0] if os.path.isfile(first) else ""  # noqa: PTH113, PTH119, PTH122
 
 
-def _keep_watch(patterns: str) -> None:
+def _watch_imports(patterns: str) -> None:
     packages = {line.strip().partition(":")[0].partition(".")[0] for line in patterns.split("\n")}
     if not os.environ.get(_RUN_DIR):
         os.environ.setdefault(_REPORTER, str(os.getpid()))
@@ -230,7 +230,7 @@ class _TorchWatch:
         try:
             from traceable.capture import torch_import
         except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-            _say(
+            _log(
                 "torch_profiler_not_started",
                 f"torch.profiler is not started in {sys.executable}: {type(error).__name__}: {error}",
             )
@@ -239,17 +239,17 @@ class _TorchWatch:
 
 
 def _load() -> None:
-    """Load traceable, which reads when it is imported what is asked for: the runtime's pauses, a window of time."""
+    """Load traceable, which reads the requests at its import: the runtime's pauses, a window of time."""
     try:
         import traceable  # noqa: F401
     except Exception as error:  # noqa: BLE001 - the program runs on, without us
-        _say("traceable_not_loaded", f"traceable is not loaded in {sys.executable}: {type(error).__name__}: {error}")
+        _log("traceable_not_loaded", f"traceable is not loaded in {sys.executable}: {type(error).__name__}: {error}")
 
 
 def _select() -> None:
     """Find out whether this process is to be recorded, and set the environment accordingly; may become `traceable`.
 
-    Before traceable is imported, which would decide who listens: so its module is loaded alone, from its file.
+    Before traceable is imported, which would choose a backend: so its module is loaded alone, from its file.
     """
     try:
         package = os.path.dirname(os.path.dirname(_DIRECTORY))  # noqa: PTH120
@@ -259,24 +259,24 @@ def _select() -> None:
             type(__loader__)(module.__name__, f"{package}/{name}.py").exec_module(module)  # type: ignore[name-defined]
         module.begin()
     except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-        _say(
+        _log(
             "selection_failed",
-            f"whether to record process {os.getpid()} can't be told: {type(error).__name__}: {error}",
+            f"whether to record process {os.getpid()} is unknown: {type(error).__name__}: {error}",
         )
 
 
 def _report_if_idle(watch: _Watch, pid: int) -> None:
-    """Have even a process that imported nothing we were to annotate say so; its workers need not repeat it."""
+    """Report a process that imported no module named by a pattern; its workers need not repeat it."""
     process = sys.modules.get("multiprocessing.process")
     is_worker = os.getpid() != pid or (process is not None and process.parent_process() is not None)
-    if watch.begun or is_worker:
+    if watch.has_begun or is_worker:
         return
     try:
         from traceable.annotation import patching
 
         patching.report_idle_process()
     except Exception as error:  # noqa: BLE001 - the program has ended as it ended
-        _say(
+        _log(
             "patterns_not_read",
             f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}",
         )
@@ -287,24 +287,24 @@ def _enabled() -> bool:
 
 
 def select() -> None:
-    """Decide whether this process is recorded, where that is asked; before anything else, as it may become another."""
+    """Decide whether this process is recorded, where that is requested; first of all, as it may become another."""
     if _enabled() and any(os.environ.get(name) for name in _SELECTION):
         _select()
 
 
 def begin() -> None:
-    """Do what the environment asks for, with our folder hidden."""
+    """Do what the environment requests, with our folder hidden."""
     try:
-        requested = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_OF_TIME) if os.environ.get(name)]
+        requested = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING) if os.environ.get(name)]
         if not _enabled() or not (requested or any(os.environ.get(name) for name in _SELECTION)):
             return
         _pass_on()
         patterns = [os.environ[name] for name in (_ANNOTATE, _STEP_FUNCTION) if name in requested]
         if patterns:
-            _keep_watch("\n".join(patterns))
+            _watch_imports("\n".join(patterns))
         if _TORCH in requested:
             sys.meta_path.insert(0, _TorchWatch())
-        if any(name in _PAUSES + _OF_TIME for name in requested):
+        if any(name in _PAUSES + _TIMING for name in requested):
             _load()
-    except Exception as error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all
-        _say("patterns_not_read", f"annotate patterns have no effect: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst failure
+        _log("patterns_not_read", f"annotate patterns have no effect: {type(error).__name__}: {error}")

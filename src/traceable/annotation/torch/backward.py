@@ -4,11 +4,11 @@ Module backward hooks would put an identity function around every input and outp
 in-place operations. Here nothing is added to the graph: the autograd nodes that made a module's outputs and inputs get
 a pre-hook that returns nothing. Each node carries the sequence number of its creation, so the nodes of one call of a
 module are those numbered between the call's start and its end, nested calls are nested intervals, and autograd's
-scheduler runs nodes in descending order. So whenever a hooked node is about to run, its number alone says which calls'
-backward is over (those whose interval does not hold it) and which are now running (the chain of calls that do).
+scheduler runs nodes in descending order. So whenever a hooked node is about to run, its number alone determines the
+calls whose backward is over (their interval does not contain it) and those now running (the chain of calls that do).
 
-Where two hooks lie apart, the work between them counts to what the first one opened: plain functions that a parent
-runs on the side, feeding none of its modules, count to the neighbouring module.
+Where two hooks are apart, the work between them counts to the range that the first one opened: plain functions that a
+parent runs on the side, feeding none of its modules, count to the neighboring module.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class ForwardCall:
 
     __slots__ = ("first", "hooked", "inputs", "last", "parent", "ranges", "size", "thread")
 
-    def __init__(self, named: ModuleRangePair, parent: ForwardCall | None, size: int | None, inputs: list[Any]) -> None:
-        self.ranges = named
+    def __init__(
+        self, ranges: ModuleRangePair, parent: ForwardCall | None, size: int | None, inputs: list[Any]
+    ) -> None:
+        self.ranges = ranges
         self.parent = parent
         self.size = size
         self.inputs = inputs
@@ -62,7 +64,7 @@ class ForwardCall:
 
 
 class _Thread(threading.local):
-    """What one thread has under way.
+    """The calls and backward runs of one thread.
 
     `calls`: forward calls, outermost first. `open`: calls whose backward range is open; those from `base` on belong to
     the innermost backward run of this thread, whose autograd id is `task`. `runs`: backward runs this thread started.
@@ -82,17 +84,17 @@ _thread = _Thread()
 
 @disable_compile
 def begin_call(
-    named: ModuleRangePair, size: int | None, args: tuple[object, ...], kwargs: dict[str, object]
+    ranges: ModuleRangePair, size: int | None, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> ForwardCall | None:
     """Note that a module's forward starts on this thread, its inputs' nodes included. None where that failed."""
     try:
         calls = _thread.calls
         # Taken now: an in-place operation of the module would leave the inputs with nodes of its own.
         inputs = get_grad_nodes((*args, *kwargs.values()) if kwargs else args)
-        call = ForwardCall(named, calls[-1] if calls else None, size, inputs)
+        call = ForwardCall(ranges, calls[-1] if calls else None, size, inputs)
         calls.append(call)
     except Exception as error:  # noqa: BLE001 - the model goes on without this range
-        _failed(error)
+        _warn_failure(error)
         return None
     return call
 
@@ -113,7 +115,7 @@ def hook_backward(call: ForwardCall, result: object) -> None:
             if number < call.first:
                 _hook(node, number, _holder(call.parent, number), call)
     except Exception as error:  # noqa: BLE001 - the model goes on without this range
-        _failed(error)
+        _warn_failure(error)
 
 
 @disable_compile
@@ -137,12 +139,12 @@ def _holder(call: ForwardCall | None, number: int) -> ForwardCall | None:
 def _hook(node: Any, number: int, inside: ForwardCall | None, call: ForwardCall) -> None:
     # A node hooked by a submodule's call opens its parents as well: one hook a node is enough.
     if number not in call.hooked:
-        node.register_prehook(functools.partial(_reached, number, call.thread, inside))
+        node.register_prehook(functools.partial(_before_node, number, call.thread, inside))
         call.hooked.add(number)
 
 
 @disable_compile
-def _reached(number: int, thread: int, call: ForwardCall | None, _gradients: Sequence[Any]) -> None:
+def _before_node(number: int, thread: int, call: ForwardCall | None, _gradients: Sequence[Any]) -> None:
     """Autograd is about to run the node of this number, made by `thread` inside `call`."""
     if is_compiling():  # compiled autograd traces hooks
         return
@@ -152,7 +154,7 @@ def _reached(number: int, thread: int, call: ForwardCall | None, _gradients: Seq
         if task != here.task:
             _begin_task(here, task)
         opened, base = here.open, here.base
-        while len(opened) > base and not _goes_on(opened, base, number, thread):
+        while len(opened) > base and not _continues(opened, base, number, thread):
             _close_last(here)
         entered = []
         while call is not None and call.last is not None and call not in opened[base:]:
@@ -161,10 +163,10 @@ def _reached(number: int, thread: int, call: ForwardCall | None, _gradients: Seq
         for one in reversed(entered):
             _open(here, one)
     except Exception as error:  # noqa: BLE001 - an exception here would fail the user's backward
-        _failed(error)
+        _warn_failure(error)
 
 
-def _goes_on(opened: list[ForwardCall], base: int, number: int, thread: int) -> bool:
+def _continues(opened: list[ForwardCall], base: int, number: int, thread: int) -> bool:
     """Whether the innermost open call's backward holds the node; numbers of two threads can't be compared."""
     innermost = opened[-1]
     if innermost.thread == thread:
@@ -177,22 +179,22 @@ def _begin_task(here: _Thread, task: int) -> None:
     _close(here, here.base)
     here.task = task
     if not here.runs:
-        # A thread of autograd's own (CUDA): no frame of ours stands around the run. The thread that ends it calls back.
-        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_finished, here, here.ident))
+        # A thread of autograd's own (CUDA): no frame of ours is around the run. The thread that ends it calls back.
+        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_on_task_end, here, here.ident))
 
 
 @disable_compile
-def _finished(here: _Thread, ident: int) -> None:
+def _on_task_end(here: _Thread, ident: int) -> None:
     if threading.get_ident() == ident:
         _close(here, here.base)
         here.task = None
 
 
 def _open(here: _Thread, call: ForwardCall) -> None:
-    named = call.ranges
-    if not named.live or named.backward is None:
+    ranges = call.ranges
+    if not ranges.live or ranges.backward is None:
         return
-    (named.backward if call.size is None else named.backward._with_payload(call.size))._push()
+    (ranges.backward if call.size is None else ranges.backward._with_payload(call.size))._push()
     here.open.append(call)
 
 
@@ -229,7 +231,7 @@ def wrap_run_backward(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_backward
 
 
-def _failed(error: Exception) -> None:
+def _warn_failure(error: Exception) -> None:
     environment.warn_once(
         "backward_not_named",
         f"a module's backward could not be named ({type(error).__name__}: {error}); the model goes on",

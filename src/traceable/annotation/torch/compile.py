@@ -1,9 +1,9 @@
 """While torch.compile traces, ranges are not there: no graph break, no error under `fullgraph=True`.
 
-A range says when code ran, and what torch.compile traces is not what runs. So nothing is emitted from inside a graph;
-a compiled call counts to the range that is open around it, which may be that of the compiled function itself. What is
-decorated needs little of this: `ranges.carry` names what is to be traced in its stead. Loaded by whoever imports
-torch._dynamo, and so by whoever compiles.
+A range records when code ran, and torch.compile traces other code than what runs. So nothing is emitted from inside a
+graph; a compiled call counts to the range that is open around it, which may be that of the compiled function itself.
+Decorated functions need little of this: `ranges.update_wrapper` sets the function to be traced instead. Loaded with
+torch._dynamo, and so before anything is compiled.
 """
 
 from __future__ import annotations
@@ -35,57 +35,57 @@ _VERBS: tuple[Any, ...] = (
 )
 
 
-class _Unheard(NullContextVariable):
-    """What was made outside of the graph and emits: a range, a counter, a domain."""
+class _NoOpVariable(NullContextVariable):
+    """An object from outside of the graph that emits: a range, a counter, a domain."""
 
     def call_method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
         """Do nothing, as a `DummyDomain` does."""
         return ConstantVariable.create(None)
 
 
-def _unheard(builder: Any, _value: Any) -> Any:
+def _build_no_op(builder: Any, _value: Any) -> Any:
     builder.install_guards(GuardBuilder.TYPE_MATCH)
-    return _Unheard()
+    return _NoOpVariable()
 
 
-def _wrapped(builder: Any, value: Any) -> Any:
+def _build_wrapped(builder: Any, value: Any) -> Any:
     builder.install_guards(GuardBuilder.TYPE_MATCH)
     return VariableBuilder(builder.tx, AttrSource(builder.source, "__wrapped__"))(value.__wrapped__)
 
 
 def _annotate(message: Any = None, *_arguments: Any, **_named: Any) -> Any:
-    """Stand in the place of `annotate`."""
+    """Replace `annotate`."""
     return message if callable(message) else nullcontext()
 
 
 def _nothing(*_arguments: Any, **_named: Any) -> None:
-    """Stand in the place of what emits."""
+    """Replace the functions that emit."""
 
 
-def _stand_in(function: Any) -> Any:
-    def stand_in(builder: Any, _value: Any) -> Any:
+def _make_builder(function: Any) -> Any:
+    def build(builder: Any, _value: Any) -> Any:
         builder.install_guards(GuardBuilder.ID_MATCH)
         return VariableTracker.build(builder.tx, function)
 
-    return stand_in
+    return build
 
 
 def patch_dynamo() -> None:
-    """Have torch.compile see through all that emits. To be called once in a process."""
+    """Make all that emits transparent to torch.compile. To be called once in a process."""
     by_identity = VariableBuilder._id_dispatch()
-    by_identity[id(ranges.annotate)] = _stand_in(_annotate)
-    by_identity.update(dict.fromkeys(map(id, _VERBS), _stand_in(_nothing)))
-    models: dict[Any, Any] = {counters.Counter: _unheard, domains.Domain: _unheard}
+    by_identity[id(ranges.annotate)] = _make_builder(_annotate)
+    by_identity.update(dict.fromkeys(map(id, _VERBS), _make_builder(_nothing)))
+    models: dict[Any, Any] = {counters.Counter: _build_no_op, domains.Domain: _build_no_op}
     # Those that are counted are of classes of their own.
     names = (None,) if engine.requests is None else (None, engine.requests.NAME)
     for range_ in map(ranges.annotate, names):
-        models[type(range_)] = _unheard
+        models[type(range_)] = _build_no_op
         for function in (_nothing, partial(_nothing), lru_cache(_nothing)):
             wrapper: Any = engine.wrap(function, range_)
             if type(wrapper) is FunctionType:
                 skip_frame(wrapper)  # so that what it calls is compiled, and inside of its range
             elif wrapper is not function:
-                models[type(wrapper)] = _wrapped
+                models[type(wrapper)] = _build_wrapped
     for trace_numpy in (True, False):
         VariableBuilder._type_dispatch_impl(trace_numpy).update(models)
     if environment.is_torch_collector():

@@ -1,9 +1,9 @@
 """`instrument_copies()`: a torch program's copies between host and device become ranges `h2d`, `d2h`, `d2d`.
 
-The methods `Tensor.to`, `cuda`, `cpu`, `item`, `numpy`, `tolist` and `copy_` are wrapped, and with them what goes
-through them: `Module.to`, `load_state_dict`, optimizers. A call that copies nothing between two devices emits nothing:
+The methods `Tensor.to`, `cuda`, `cpu`, `item`, `numpy`, `tolist` and `copy_` are wrapped, and with them their
+callers: `Module.to`, `load_state_dict`, optimizers. A call that copies nothing between two devices emits nothing:
 a change of dtype, a tensor that is already there, a copy within one device. Copies made elsewhere (a factory with
-`device=`, `bool()` of a device tensor, C++ code) are not heard; CUDA's own rows in the trace have them. `pin_memory`
+`device=`, `bool()` of a device tensor, C++ code) are not recorded; CUDA's own rows in the trace have them. `pin_memory`
 copies within the host, so it has no range.
 
 What a call will copy (direction, bytes, the memory on the host's side) is read from its arguments before it, as torch
@@ -35,7 +35,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _FROM_DEVICE = frozenset({"cpu", "item", "numpy", "tolist"})  # there is nothing to do for a host tensor
 _lock = threading.RLock()
 _handles = 0
-_active: object | None = None  # of the wrappers now in place; those that could not be taken back call through
+_active: object | None = None  # of the wrappers now in place; those that could not be removed call through
 _undo: list[Callable[[], None]] = []
 
 
@@ -44,8 +44,8 @@ class Copy(NamedTuple):
 
     Attributes:
         direction: `h2d`, `d2h` or `d2d` (from one device to another).
-        size_bytes: bytes that cross, or None where the layout does not tell (sparse, tensors made of tensors).
-        memory: `pinned` or `pageable`, of the host's side; None where there is none or torch decides unseen.
+        size_bytes: bytes that cross, or None where the layout does not determine it (sparse, tensors made of tensors).
+        memory: `pinned` or `pageable`, of the host's side; None where there is none or torch decides internally.
     """
 
     direction: str
@@ -63,7 +63,7 @@ class CopyRanges(Handle):
         self._removed = False
 
     def remove(self) -> None:
-        """Put torch's own methods back, unless another handle still needs the ranges. May be called again."""
+        """Restore torch's own methods, unless another handle still needs the ranges. May be called again."""
         with _lock:
             if not self._removed:
                 self._removed = True
@@ -73,13 +73,13 @@ class CopyRanges(Handle):
 def instrument_copies() -> CopyRanges:
     """Name the copies between host and device: ranges `h2d`, `d2h` and `d2d` around the calls that make them.
 
-    The payload is the number of bytes that cross, the category says `pinned` or `pageable` for the host's side (none
-    for `d2d`, for `item`, and where torch decides unseen). The range is the call's time on the CPU: one that does not
-    block ends before the copy does. Several handles may be alive; a copy has one range. Without a listener nothing is
+    The payload is the number of bytes that cross, the category is `pinned` or `pageable` for the host's side (none for
+    `d2d`, for `item`, and where torch decides internally). The range is the call's time on the CPU: one that does not
+    block ends before the copy does. Several handles may be alive; a copy has one range. Without a profiler nothing is
     done.
 
     Returns:
-        The handle; its `remove()`, or leaving it as a context, puts torch's methods back.
+        The handle; its `remove()`, or leaving it as a context, restores torch's methods.
     """
     with _lock:
         _install()
@@ -92,7 +92,7 @@ def _install() -> None:
     if _handles > 1 or not engine.can_emit():
         return
     _active = object()
-    _undo.extend(_replace(name, _copying(name, getattr(Tensor, name))) for name in METHODS)
+    _undo.extend(_replace(name, _wrap_copying(name, getattr(Tensor, name))) for name in METHODS)
 
 
 def _uninstall() -> None:
@@ -105,7 +105,7 @@ def _uninstall() -> None:
 
 
 def _replace(name: str, ours: Callable[..., Any]) -> Callable[[], None]:
-    """Set a method of Tensor. Returns what takes it back, unless someone has put theirs over it."""
+    """Set a method of Tensor. Returns a function that undoes it, unless it was replaced again."""
     before = Tensor.__dict__.get(name)
 
     def undo() -> None:
@@ -125,7 +125,7 @@ def _range(way: str, memory: str | None) -> annotate:
     return annotate(way, category=memory)
 
 
-def _copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method `name` of Tensor with a range around the calls that copy between devices."""
     active = _active
     plan = METHODS[name]
@@ -151,12 +151,12 @@ def _copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 @skip_frame
 def _inside(copy: Copy, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    made = _range(copy.direction, copy.memory)
-    (made if copy.size_bytes is None else made._with_payload(copy.size_bytes))._push()
+    range_ = _range(copy.direction, copy.memory)
+    (range_ if copy.size_bytes is None else range_._with_payload(copy.size_bytes))._push()
     try:
         return call(*args, **kwargs)
     finally:
-        made._pop()
+        range_._pop()
 
 
 @skip_frame
@@ -168,9 +168,9 @@ def _overriding(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call a method that a subclass or a mode overrides, handing it torch's own method and not ours.
+    """Call a method that a subclass or a mode overrides, passing it torch's own method and not ours.
 
-    Overrides look their method up by identity. The C method would hand out what `Tensor` has now: ours.
+    Overrides look their method up by identity. The C method would return what `Tensor` has now: ours.
     """
     with without_overrides():
         copy = predict_copy(plan, tensor, args, kwargs)
@@ -193,7 +193,7 @@ def get_copy_direction(source: torch.device, target: torch.device) -> str | None
 
 class _Target(NamedTuple):
     device: torch.device
-    on_host: bool  # asked once a spelling: reading `torch.device.type` costs a quarter of a microsecond
+    on_host: bool  # computed once a spelling: reading `torch.device.type` costs a quarter of a microsecond
 
 
 @functools.lru_cache(maxsize=64)
@@ -228,7 +228,7 @@ def _memory(pinned: bool) -> str:
     return "pinned" if pinned else "pageable"
 
 
-def _moved(tensor: Tensor, target: _Target, dtype: Any, non_blocking: bool) -> Copy | None:
+def _predict_move(tensor: Tensor, target: _Target, dtype: Any, non_blocking: bool) -> Copy | None:
     if (target.on_host and tensor.is_cpu) or not tensor.numel():
         return None
     way = _between(tensor.device, target.device)
@@ -247,7 +247,7 @@ def _to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy |
     if kind is torch.dtype:
         return None
     if kind in _PLACES and len(args) == 1 and not kwargs:  # the usual call; isinstance of Tensor is slow
-        return _moved(tensor, _target(args[0]), None, False)
+        return _predict_move(tensor, _target(args[0]), None, False)
     device, dtype, other = kwargs.get("device"), kwargs.get("dtype"), kwargs.get("other")
     non_blocking = kwargs.get("non_blocking", False)
     if args:
@@ -261,7 +261,7 @@ def _to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy |
             non_blocking = rest[0]
     if other is not None:
         device, dtype = other.device, other.dtype
-    return None if device is None else _moved(tensor, _target(device), dtype, bool(non_blocking))
+    return None if device is None else _predict_move(tensor, _target(device), dtype, bool(non_blocking))
 
 
 def _cuda(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
@@ -269,11 +269,11 @@ def _cuda(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy
     non_blocking = args[1] if len(args) > 1 else kwargs.get("non_blocking", False)
     if device is None or isinstance(device, int):
         device = "cuda" if device is None else torch.device("cuda", device)
-    return _moved(tensor, _target(device), None, bool(non_blocking))
+    return _predict_move(tensor, _target(device), None, bool(non_blocking))
 
 
 def _cpu(tensor: Tensor, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Copy | None:
-    return _moved(tensor, _HOST, None, False)
+    return _predict_move(tensor, _HOST, None, False)
 
 
 def _item(tensor: Tensor, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Copy | None:
@@ -283,8 +283,8 @@ def _item(tensor: Tensor, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Co
 
 
 def _numpy(tensor: Tensor, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
-    # Without force a device tensor is refused.
-    return _moved(tensor, _HOST, None, False) if kwargs.get("force") else None
+    # Without force a device tensor is rejected.
+    return _predict_move(tensor, _HOST, None, False) if kwargs.get("force") else None
 
 
 def _copy_(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
@@ -320,11 +320,11 @@ def predict_method_copy(method: str, tensor: Tensor, *args: Any, **kwargs: Any) 
 def predict_copy(plan: CopyPredictor, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
     """Return what the call will copy between devices, or None.
 
-    What can't be told (arguments that torch will refuse, too) counts as nothing.
+    What can't be predicted (arguments that torch will reject, too) counts as nothing.
     """
     if type(tensor) not in _PLAIN and isinstance(tensor, FakeTensor):
         return None
     try:
         return plan(tensor, args, kwargs)
-    except Exception:  # noqa: BLE001 - the call itself goes on, and says what is wrong with it
+    except Exception:  # noqa: BLE001 - the call itself goes on, and raises its own error
         return None

@@ -2,13 +2,13 @@
 
 The model itself is never touched: no hook, no attribute, no class of it changes, so pickling, `state_dict`, `deepcopy`,
 `torch.jit.script` and CUDA graph capture see what they always saw. While a handle lives, `nn.Module.__call__` is a
-function that looks the module up by identity. Forward hooks were not taken: they switch off torch's fast path of
-TransformerEncoder, make `torch.cuda.make_graphed_callables` refuse the model, travel with copies, and stay open on
+function that looks the module up by identity. Forward hooks are not used: they switch off torch's fast path of
+TransformerEncoder, make `torch.cuda.make_graphed_callables` reject the model, travel with copies, and stay open on
 KeyboardInterrupt. A wrapped `forward` would travel with copies too, and call the original from them.
 
-A path begins with the root's class name and goes on with the attribute names, `Net.layers.0.attn`. What training
-frameworks put around a module (DataParallel, DistributedDataParallel, FSDP, `torch.compile`, activation checkpointing)
-leaves no trace in it, so one name means one layer in every way of running the model.
+A path begins with the root's class name and goes on with the attribute names, `Net.layers.0.attn`. The wrappers of
+training frameworks (DataParallel, DistributedDataParallel, FSDP, `torch.compile`, activation checkpointing) leave no
+trace in it, so one name means one layer however the model is run.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from traceable.protocol import environment
 _COMPILED = "_orig_mod"
 _WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
-_named: dict[int, ModuleRangePair] = {}
+_range_pairs: dict[int, ModuleRangePair] = {}
 _references: dict[int, weakref.ref[nn.Module]] = {}
 _lock = threading.RLock()
 _patches: list[_Patch] = []
 _handles = 0
-_active: object | None = None  # of the patches now in place; those that could not be taken back call through
+_active: object | None = None  # of the patches now in place; those that could not be removed call through
 
 
 @dataclass
 class ModuleLocation:
-    """Where a module stands in its model.
+    """The location of a module in its model.
 
     Attributes:
         path: the module's path, the first one found where it is reachable by several.
@@ -75,13 +75,13 @@ class _Patch:
         setattr(owner, name, self._ours)
 
     def undo(self) -> None:
-        # Someone who patched after us keeps what they hold.
+        # A patch made after ours stays.
         if getattr(self._owner, self._name) is self._ours:
             setattr(self._owner, self._name, self._original)
 
 
 class ModuleRanges(Handle):
-    """The handle of `instrument`: what was named, and the way back. Also a context manager."""
+    """The handle of `instrument`: the instrumented modules, and how to undo it. Also a context manager."""
 
     def __init__(self, model: nn.Module, select: Callable[[ModuleLocation], bool], backward: bool) -> None:
         self._model = weakref.ref(model)
@@ -107,55 +107,55 @@ class ModuleRanges(Handle):
         """Name the modules that were added to the model since. Returns their names.
 
         Raises:
-            ValueError: one of them already has ranges by another handle; nothing is named then.
+            ValueError: one of them already has ranges by another handle; nothing is changed then.
         """
         model = self._model()
         if model is None or self._removed:
             return ()
         with _lock:
-            chosen = [place for place in find_modules(model) if self._select(place)]
-            self._refuse_taken(chosen)
-            fresh = [place for place in chosen if self._named_at(place) is None]
+            selected = [place for place in find_modules(model) if self._select(place)]
+            self._reject_instrumented(selected)
+            fresh = [place for place in selected if self._find_pair(place) is None]
             for place in fresh:
                 self._name(place)
-            self._aliases = {place.path: tuple(place.aliases) for place in chosen if place.aliases}
+            self._aliases = {place.path: tuple(place.aliases) for place in selected if place.aliases}
         return tuple(place.path for place in fresh)
 
     def remove(self) -> None:
-        """Take all ranges away: the model runs as if it had never been instrumented. May be called again."""
+        """Remove all ranges: the model runs as if it had never been instrumented. May be called again."""
         with _lock:
             if self._removed:
                 return
             self._removed = True
             mine = set(map(id, self._mine))
-            for named in self._mine:
-                named.live = False
-            for key in [key for key, named in list(_named.items()) if id(named) in mine]:
+            for pair in self._mine:
+                pair.live = False
+            for key in [key for key, pair in list(_range_pairs.items()) if id(pair) in mine]:
                 _forget(key)
             if self._installed:
                 _uninstall()
 
-    def _named_at(self, place: ModuleLocation) -> ModuleRangePair | None:
-        return next((_named[id(m)] for m in (place.module, *place.wrappers) if id(m) in _named), None)
+    def _find_pair(self, place: ModuleLocation) -> ModuleRangePair | None:
+        return next((_range_pairs[id(m)] for m in (place.module, *place.wrappers) if id(m) in _range_pairs), None)
 
-    def _refuse_taken(self, chosen: list[ModuleLocation]) -> None:
+    def _reject_instrumented(self, selected: list[ModuleLocation]) -> None:
         mine = set(map(id, self._mine))
-        for place in chosen:
-            named = self._named_at(place)
-            if named is not None and id(named) not in mine:
-                taken = named.forward._arguments[0]
+        for place in selected:
+            pair = self._find_pair(place)
+            if pair is not None and id(pair) not in mine:
+                name = pair.forward._arguments[0]
                 raise ValueError(
-                    f"model: {place.path} is already instrumented, as {taken}; remove that handle first, or choose "
+                    f"model: {place.path} is already instrumented, as {name}; remove that handle first, or select "
                     "other modules with match"
                 )
 
     def _name(self, place: ModuleLocation) -> None:
         path = place.path
         backward = annotate(f"{path}.backward", category="backward") if self._backward else None
-        named = ModuleRangePair(annotate(path, category="forward"), backward)
-        self._mine.append(named)
+        pair = ModuleRangePair(annotate(path, category="forward"), backward)
+        self._mine.append(pair)
         self._paths[path] = None
-        _remember(place.module, named)
+        _register(place.module, pair)
         if engine.can_emit() and not self._installed:
             self._installed = True
             _install()
@@ -175,17 +175,17 @@ def instrument(
     the number of elements of the first tensor among the call's arguments; without one there is no payload.
 
     Results, gradients and the model are unchanged. Under `torch.compile` the code inside the compiled graph has no
-    ranges and breaks no graph; the compiled module's own call keeps its range. Without a listener nothing is done.
+    ranges and breaks no graph; the compiled module's own call keeps its range. Without a profiler nothing is done.
 
     Args:
         model: any module; compiled, wrapped and scripted ones too (of a scripted one only the outer call is named).
-        depth: how many attribute names a path may have below the root: 0 is the root alone. All if left out.
-        match: a glob (`*` also crosses dots, case matters) or a predicate on the path; what it does not take has no
-            range. All if left out. A glob that takes nothing is said once on stderr, with the nearest path.
+        depth: how many attribute names a path may have below the root: 0 is the root alone. All by default.
+        match: a glob (`*` also crosses dots, case matters) or a predicate on the path; other modules have no
+            range. All by default. A glob without a match is logged once on stderr, with the nearest path.
         backward: whether to name the backward as well.
 
     Returns:
-        The handle; its `remove()`, or leaving it as a context, takes all ranges away.
+        The handle; its `remove()`, or leaving it as a context, removes all ranges.
 
     Raises:
         TypeError: an argument of the wrong type; the text begins with its name.
@@ -201,13 +201,13 @@ def instrument(
         raise TypeError(f"match must be a glob or a predicate on the path, not {type(match).__name__}")
     if not isinstance(backward, bool):
         raise TypeError(f"backward must be True or False, not {type(backward).__name__}")
-    handle = ModuleRanges(model, functools.partial(_selected, depth, match), backward)
+    handle = ModuleRanges(model, functools.partial(_is_selected, depth, match), backward)
     if not handle.update() and isinstance(match, str):
         _report_unmatched(model, match)
     return handle
 
 
-def _selected(depth: int | None, match: str | Callable[[str], bool] | None, place: ModuleLocation) -> bool:
+def _is_selected(depth: int | None, match: str | Callable[[str], bool] | None, place: ModuleLocation) -> bool:
     if depth is not None and place.depth > depth:
         return False
     if isinstance(match, str):
@@ -217,18 +217,18 @@ def _selected(depth: int | None, match: str | Callable[[str], bool] | None, plac
 
 def _report_unmatched(model: nn.Module, match: str) -> None:
     near = difflib.get_close_matches(match, [place.path for place in find_modules(model)], 3, 0.3)
-    said = f"; the nearest are {', '.join(near)}" if near else ""
-    environment.warn_once("modules_unmatched", f"instrument(match={match!r}) names no module{said}", key=match)
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    environment.warn_once("modules_unmatched", f"instrument(match={match!r}) matched no module{hint}", key=match)
 
 
-def _remember(module: nn.Module, named: ModuleRangePair) -> None:
+def _register(module: nn.Module, pair: ModuleRangePair) -> None:
     key = id(module)
     _references[key] = weakref.ref(module, lambda _gone: _forget(key))
-    _named[key] = named
+    _range_pairs[key] = pair
 
 
 def _forget(key: int) -> None:
-    _named.pop(key, None)
+    _range_pairs.pop(key, None)
     _references.pop(key, None)
 
 
@@ -237,8 +237,8 @@ def _install() -> None:
     _handles += 1
     if _handles == 1:
         _active = object()
-        _patches.append(_Patch(nn.Module, "__call__", _calling))
-        _patches.append(_Patch(nn.Module, "_replicate_for_data_parallel", _replicating))
+        _patches.append(_Patch(nn.Module, "__call__", _wrap_call))
+        _patches.append(_Patch(nn.Module, "_replicate_for_data_parallel", _wrap_replicate))
         # `backward` and `grad` find the entry in the one, torch's own tools in the other.
         _patches.append(_Patch(torch.autograd, "_engine_run_backward", backward_ranges.wrap_run_backward))
         _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", backward_ranges.wrap_run_backward))
@@ -253,8 +253,8 @@ def _uninstall() -> None:
             _patches.pop().undo()
 
 
-def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what `nn.Module.__call__` is while any model is instrumented."""
+def _wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `nn.Module.__call__` of the time while any model is instrumented."""
     active = _active
 
     @skip_frame
@@ -262,32 +262,32 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(module, *args, **kwargs)
-        named = _named.get(id(module))
-        if named is None or active is not _active:
+        pair = _range_pairs.get(id(module))
+        if pair is None or active is not _active:
             return original(module, *args, **kwargs)
         size = count_first_elements(args, kwargs)
-        (named.forward if size is None else named.forward._with_payload(size))._push()
+        (pair.forward if size is None else pair.forward._with_payload(size))._push()
         try:
-            if named.backward is None or not torch.is_grad_enabled():
+            if pair.backward is None or not torch.is_grad_enabled():
                 return original(module, *args, **kwargs)
-            return _followed(original, module, named, size, args, kwargs)
+            return _call_with_backward(original, module, pair, size, args, kwargs)
         finally:
-            named.forward._pop()
+            pair.forward._pop()
 
     return call
 
 
 @skip_frame
-def _followed(
+def _call_with_backward(
     original: Callable[..., Any],
     module: nn.Module,
-    named: ModuleRangePair,
+    pair: ModuleRangePair,
     size: int | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Call the module, and hook its graph so that its backward is named."""
-    call = backward_ranges.begin_call(named, size, args, kwargs)
+    call = backward_ranges.begin_call(pair, size, args, kwargs)
     if call is None:
         return original(module, *args, **kwargs)
     try:
@@ -298,15 +298,15 @@ def _followed(
         backward_ranges.end_call(call)
 
 
-def _replicating(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes DataParallel's replicas, handing the names on to them."""
+def _wrap_replicate(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes DataParallel's replicas, which get the same ranges."""
 
     @functools.wraps(original)
     def replicate(module: nn.Module, /) -> Any:
         replica = original(module)
-        named = _named.get(id(module))
-        if named is not None and isinstance(replica, nn.Module):
-            _remember(replica, named)
+        pair = _range_pairs.get(id(module))
+        if pair is not None and isinstance(replica, nn.Module):
+            _register(replica, pair)
         return replica
 
     return replicate
@@ -315,34 +315,34 @@ def _replicating(original: Callable[..., Any]) -> Callable[..., Any]:
 def find_modules(root: nn.Module) -> list[ModuleLocation]:
     """Return every module of `root` once, parents before children, in the order of `named_modules`.
 
-    Modules inside a scripted or traced module are left out: torch runs them without returning to Python.
+    Modules inside a scripted or traced module are excluded: torch runs them without returning to Python.
     """
-    found: dict[int, ModuleLocation] = {}
-    _visit(root, "", 0, found)
-    return list(found.values())
+    locations: dict[int, ModuleLocation] = {}
+    _visit(root, "", 0, locations)
+    return list(locations.values())
 
 
-def _visit(module: nn.Module, path: str, below: int, found: dict[int, ModuleLocation]) -> None:
+def _visit(module: nn.Module, path: str, depth: int, locations: dict[int, ModuleLocation]) -> None:
     layers = list(_layers(module))
     inner = layers[-1]
     path = path or _class_name(inner)
-    if id(inner) in found:
-        found[id(inner)].aliases.append(path)
+    if id(inner) in locations:
+        locations[id(inner)].aliases.append(path)
         return
     # A compiled module calls what it holds through a reference taken when it was made, so that only its own call is
-    # sure to be heard; every other wrapper calls what it holds as any program would.
+    # sure to be seen; every other wrapper calls what it holds as any program would.
     compiled = [layer for layer in layers if _COMPILED in layer._modules]
-    named = compiled[-1] if compiled else inner
-    found[id(inner)] = ModuleLocation(path, below, named, tuple(layer for layer in layers if layer is not named))
+    called = compiled[-1] if compiled else inner
+    locations[id(inner)] = ModuleLocation(path, depth, called, tuple(layer for layer in layers if layer is not called))
     if isinstance(inner, torch.jit.ScriptModule):
         return
     for name, child in inner._modules.items():
         if child is not None:
-            _visit(child, f"{path}.{name}", below + 1, found)
+            _visit(child, f"{path}.{name}", depth + 1, locations)
 
 
 def _layers(module: nn.Module | None) -> Iterator[nn.Module]:
-    """Yield `module` and what stands inside it under the same path, outermost first."""
+    """Yield `module` and the modules inside it under the same path, outermost first."""
     while module is not None:
         yield module
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -355,7 +355,7 @@ def _layers(module: nn.Module | None) -> Iterator[nn.Module]:
 
 
 def _class_name(module: nn.Module) -> str:
-    """The class as it was written: FSDP2 and parametrisations give a module a class made for it."""
+    """The class as it was written: FSDP2 and parametrizations give a module a class made for it."""
     kind = type(module)
     made_by_torch = getattr(module, "parametrizations", None) is not None and kind.__name__.startswith("Parametrized")
     if made_by_torch or any(base.__name__ == "FSDPModule" for base in kind.__bases__):

@@ -7,9 +7,9 @@ makes, by the call beneath that, `torch.autograd._record_function_with_args_ente
 (`benchmarks/torch_ranges.py`). `_RecordFunctionFast` is cheaper still, but Kineto shows what it makes as an operator of
 torch's and not as an annotation (torch 2.13, CPU).
 
-An annotation of torch's has a name and a stretch of one thread, and nothing else. Kineto writes names into JSON as they
-are, quotes included, drops line breaks, and says `unknown` for all that is not ASCII (2.13). So what a range has
-besides stands behind its name, and what is not plain ASCII is escaped as in URLs:
+An annotation of torch's has a name and an interval of one thread, and nothing else. Kineto writes names into JSON as
+they are, quotes included, drops line breaks, and writes `unknown` for all that is not ASCII (2.13). So what a range has
+besides follows its name, and what is not plain ASCII is escaped as in URLs:
 
     step [#12]    forward [@server]    k%C3%BChlen [%]    window 41-1 [@traceable.window ~start:3]
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PLAIN = frozenset(range(0x20, 0x7F)) - set(b'"\\%[]')
-"""The bytes of a name that stand for themselves."""
+"""The bytes of a name that are not escaped."""
 
 _PLAIN_PART = _PLAIN - set(b" ")
 """The same of a domain and of a category, which a space ends."""
@@ -39,7 +39,7 @@ _begun = False
 """Whether anything was recorded yet."""
 
 range_counts: Any = None
-"""Is told when what is emitted is recorded (`annotation/range_counts.py`); None where nobody counts."""
+"""Gets the state of recording (`annotation/range_counts.py`); None where ranges are not counted."""
 
 _next = count(1).__next__
 _thread = _local()
@@ -52,7 +52,7 @@ def start_emission(enter: Callable[[str], Any], leave: Callable[[Any], None]) ->
 
     Args:
         enter: opens an annotation of torch's and returns what `leave` closes.
-        leave: as said.
+        leave: closes an annotation.
     """
     global _begun, _enter, _exit
     _exit = leave
@@ -70,7 +70,7 @@ def pause_emission() -> None:
 
 def _count(certain: bool) -> None:
     if range_counts is not None:
-        range_counts.recording(certain)
+        range_counts.set_recording(certain)
 
 
 def close_open_annotations() -> None:
@@ -83,7 +83,7 @@ def close_open_annotations() -> None:
 
 
 def reset_after_fork() -> None:
-    """Begin anew in a forked child, where the profiler that our annotations are in does not run.
+    """Start again in a forked child, where the profiler that our annotations are in does not run.
 
     Unless it records windows, what the child emits was to be recorded, and is counted as such.
     """
@@ -95,7 +95,7 @@ def reset_after_fork() -> None:
 
 
 class _Text:
-    """A message as `pure` asks for it."""
+    """A message as `nvtx_backend` reads it."""
 
     __slots__ = ("string",)
 
@@ -122,7 +122,7 @@ class Attributes:
         return self.encoded
 
     def encode_name(self, kind: str) -> str:
-        """Return its name in torch as what `kind` says, which is empty for a push/pop range."""
+        """Return its name in torch as an event of this `kind`, which is empty for a push/pop range."""
         name = self.message.string if self.message else ""
         coded = _escaped(name, _PLAIN)
         category = self.domain.category_names.get(self.category)
@@ -136,7 +136,7 @@ class Attributes:
 
 
 class Domain:
-    """One domain, as `pure` asks of the `nvtx` package's."""
+    """One domain, with the methods of the `nvtx` package's."""
 
     __slots__ = ("_categories", "category_names", "handle", "name")
 
@@ -154,22 +154,22 @@ class Domain:
             number = self._categories.setdefault(category, len(self._categories) + 1)
             self.category_names[number] = category
             category = number
-        # A bool is an int too, and would be said as True.
+        # A bool is an int too, and would be written as True.
         payload = int(payload) if isinstance(payload, int) else payload
         return Attributes(message, color, category or 0, payload, self)
 
     def start_range(self, attributes: Attributes) -> int:
-        """Say that a start/end range begins; returns its number, 0 where nothing is emitted."""
+        """Emit the begin of a start/end range; returns its number, 0 where nothing is emitted."""
         if _enter is None:
             return 0
         number = _next()
-        _say(attributes.encode_name(f"start:{number}"))
+        _emit(attributes.encode_name(f"start:{number}"))
         return number
 
     def end_range(self, number: int) -> None:
-        """Say that it ends."""
+        """Emit its end."""
         if number:
-            _say(f" [~end:{number}]")
+            _emit(f" [~end:{number}]")
 
 
 def push_range(attributes: Attributes, domain: Domain) -> None:
@@ -192,7 +192,7 @@ def push_range(attributes: Attributes, domain: Domain) -> None:
 
 
 def pop_range(domain: Domain) -> None:
-    """Close the innermost push/pop range of this thread and domain, if it was opened while something was recorded."""
+    """Close the innermost push/pop range of this thread and domain, if it was opened during a recording."""
     if not _begun:
         return
     try:
@@ -202,7 +202,7 @@ def pop_range(domain: Domain) -> None:
     if not stack:
         return
     handle = stack.pop()
-    # While nothing is emitted it may be that the profiler is about to stop: it is `close_open_annotations` that closes then.
+    # While nothing is emitted the profiler may be about to stop: then `close_open_annotations` closes.
     if _enter is not None and _open.pop(id(handle), None) is not None:
         _exit(handle)
 
@@ -210,10 +210,10 @@ def pop_range(domain: Domain) -> None:
 def mark(attributes: Attributes, _domain: Domain) -> None:
     """Emit a mark."""
     if _enter is not None:
-        _say(attributes.encode_name("mark"))
+        _emit(attributes.encode_name("mark"))
 
 
-def _say(name: str) -> None:
+def _emit(name: str) -> None:
     enter = _enter
     if enter is not None:
         _exit(enter(name))

@@ -1,7 +1,7 @@
-"""Finding the tensors in what a module is given and what it returns, without running any code of the user's.
+"""Finding the tensors in the arguments and results of a module, without running any code of the user's.
 
 Containers are read by their base class's own methods, and a tensor's properties outside `__torch_function__`, so that
-neither a subclass nor a mode (`torch.device(...)` as a context is one) notices that it was looked at.
+neither a subclass nor a mode (`torch.device(...)` as a context is one) notices the access.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def count_elements(tensor: Tensor) -> int | None:
                 count = tensor.numel()
         else:
             count = tensor.numel()
-    except Exception:  # noqa: BLE001 - a subclass may refuse anything; then its size is not known
+    except Exception:  # noqa: BLE001 - a subclass may reject anything; then its size is not known
         return None
     return count if type(count) is int else None
 
@@ -100,6 +100,6 @@ def count_first_elements(args: tuple[object, ...], kwargs: dict[str, object]) ->
         return count_elements(args[0])
     try:
         first = next(find_tensors((*args, *kwargs.values())), None)
-    except Exception:  # noqa: BLE001 - an argument that can't even be looked at has no size
+    except Exception:  # noqa: BLE001 - an argument that can't be inspected has no size
         return None
     return None if first is None else count_elements(first)

@@ -2,7 +2,7 @@
 
 nsys (measured with 2022.4.2 and 2023.4.4) stores in its report the environment and the command line of each process of
 the machine that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
-`_native/discreet.c` is loaded, and then it reads neither. What it is started with itself is what
+`_native/hide_proc_environ.c` is loaded, and then it reads neither. What it is started with itself is what
 `launch/supervisor.py` gives it.
 
 Where environments lie in an exported report depends on the version: 2022.4 has those of processes as texts with zeros

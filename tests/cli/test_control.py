@@ -347,7 +347,7 @@ def test_waiting_ends_after_the_time_that_was_said_and_the_window_can_be_withdra
     assert said.endswith("[not_done_in_time]")
     assert f"process {run.pid} " in said and " 1 s" in said and "`traceable control stop`" in said
     code, out, _ = over(control("stop", "--run", "out"))
-    assert (code, out) == (0, f"process {run.pid}: the window that was asked for is withdrawn\n")
+    assert (code, out) == (0, f"process {run.pid}: the requested window is withdrawn\n")
     run.steps(3)
     code, said = run.end()
     assert code == 0

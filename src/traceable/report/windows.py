@@ -66,8 +66,8 @@ def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
         lines.append(
             Message(
                 "program_paused",
-                f"starting the profiler paused the program for up to {format_duration(stalls[0])}, "
-                f"stopping it for up to {format_duration(stalls[1])}, outside of all steps",
+                f"the profiler paused the program for up to {format_duration(stalls[0])} to start "
+                f"and {format_duration(stalls[1])} to stop, outside of all steps",
             )
         )
     return lines

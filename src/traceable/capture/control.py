@@ -443,7 +443,7 @@ class Session:
         if self._gate is not None:
             return
         if engine.range_counts is not None:
-            engine.range_counts.set_gated()
+            engine.range_counts.gate()
         try:
             self._gate = gate_from_environment()
             self._follows = self._gate.arm(not self._leads)

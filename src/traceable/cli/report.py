@@ -426,7 +426,7 @@ def _check_output(arguments: argparse.Namespace, every: bool) -> None:
     if arguments.threshold is not None and arguments.csv and arguments.view == RANGES.name:
         raise UsageError(
             "csv_without_findings",
-            "--csv of the ranges has no findings, so --threshold has no effect",
+            "--csv of the ranges has no findings for --threshold",
             f"add --view {FINDINGS.name}",
         )
     if arguments.table is not None and not arguments.csv:

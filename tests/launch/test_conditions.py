@@ -59,7 +59,9 @@ def test_a_delay_is_counted_from_the_first_range(form, ran, monkeypatch):  # noq
     monkeypatch.setenv("TRACEABLE_PURE", "1" if form == "pure" else "0")
     run = ran("recorder", "--delay", "0.2", "--duration", "0.3", "--strict", code=SLOW_IMPORT)
     assert run.done.returncode == 0, run.done.stderr
-    assert any(line.startswith("requested 0.3 s after 0.2 s from the first range or step, captured ") for line in run.said)
+    assert any(
+        line.startswith("requested 0.3 s after 0.2 s from the first range or step, captured ") for line in run.said
+    )
     assert {row["name"] for row in run.report["names"]} == {"work"}
 
 

@@ -50,7 +50,7 @@ def said_of(found: windows.CaptureResult) -> list[tuple[str, str]]:
 def test_a_window_whose_steps_are_all_there_is_captured():
     found = evaluate_capture(ASKED, [WHOLE])
     assert found.ok
-    assert format_capture(capture_to_dict(found)) == ["asked steps 10-30, captured 20 of 20"]
+    assert format_capture(capture_to_dict(found)) == ["requested steps 10-30, captured 20 of 20"]
 
 
 PARENT = ProcessStatus(pid=6, begun_steps=2, ended_steps=2, nested_steps=0, end="exit", windows=())
@@ -59,7 +59,7 @@ PARENT = ProcessStatus(pid=6, begun_steps=2, ended_steps=2, nested_steps=0, end=
 def test_a_process_that_took_no_part_does_not_make_a_run_fail():
     found = evaluate_capture(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
     assert found.ok
-    assert format_capture(capture_to_dict(found))[0] == "asked steps 10-30, captured 20 of 20"
+    assert format_capture(capture_to_dict(found))[0] == "requested steps 10-30, captured 20 of 20"
     ((code, text),) = said_of(found)
     assert code == "process_without_asked_steps"
     assert "process 6 " in text and " 2 steps" in text
@@ -77,7 +77,7 @@ def test_each_rank_must_take_part():
     found = evaluate_capture(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
     assert not found.ok
     first_line, second_line, _ = format_capture(capture_to_dict(found))
-    assert first_line == "asked steps 10-30, captured 20 of 40 in 1 of 2 windows"
+    assert first_line == "requested steps 10-30, captured 20 of 40 in 1 of 2 windows"
     assert second_line.startswith("steps 10-30 of app_1: ")
     never, aside = said_of(found)
     assert never[0] == "window_never_reached" and " 2 steps" in never[1]
@@ -188,7 +188,7 @@ def test_of_a_window_that_was_never_reached_the_number_of_steps_is_said():
     found = evaluate_capture(replace(ASKED, text="90:95", windows=((90, 95),), processes=(never,)), [])
     assert not found.ok
     first_line, second_line = format_capture(capture_to_dict(found))
-    assert first_line == "asked steps 90-95, captured 0 of 5"
+    assert first_line == "requested steps 90-95, captured 0 of 5"
     assert second_line.startswith("steps 90-95: ")
     ((code, text),) = said_of(found)
     assert code == "window_never_reached" and " 50 steps" in text
@@ -206,7 +206,7 @@ def test_processes_that_step_are_judged_each():
 def test_an_endless_row_is_judged_by_the_windows_that_came():
     row = replace(ASKED, text="every:10:2", windows=None, processes=(replace(SAID, windows=()),))
     found = evaluate_capture(row, [])
-    assert format_capture(capture_to_dict(found))[0] == "asked steps every:10:2, captured 0 of 0"
+    assert format_capture(capture_to_dict(found))[0] == "requested steps every:10:2, captured 0 of 0"
     ((code, text),) = said_of(found)
     assert code == "window_never_reached"
     assert "every:10:2 " in text and " 50 steps" in text
@@ -329,7 +329,7 @@ def test_steps_are_those_of_the_program_once_conditions_are_met():
     process = replace(SAID, windows=(moved,), counted_from=5)
     found = evaluate_capture(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
     assert format_capture(capture_to_dict(found)) == [
-        "asked steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20"
+        "requested steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20"
     ]
     later = evaluate_capture(replace(HELD, processes=(replace(process, windows=(), ended_steps=12),)), [])
     (line,) = format_capture(capture_to_dict(later))[1:]
@@ -350,7 +350,7 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
     )
     found = evaluate_capture(replace(HELD, processes=(process,)), [])
     lacking = "3 of 5 warm-up steps were over, 1 of 2 s were over"
-    assert format_capture(capture_to_dict(found))[0] == "asked steps 10-30 after 5 warm-up steps, captured 0 of 20"
+    assert format_capture(capture_to_dict(found))[0] == "requested steps 10-30 after 5 warm-up steps, captured 0 of 20"
     assert said_of(found) == [("warmup_not_over", lacking)]
     endless = evaluate_capture(replace(HELD, text="every:10:2", windows=None, processes=(process,)), [])
     (problem,) = endless.problems
@@ -362,7 +362,7 @@ def test_a_window_that_its_duration_ended_is_whole_up_to_there():
     ended = replace(COMPLETE, closed_step=20, reason="duration")
     held = replace(WHOLE, steps=tuple(range(10, 20)))
     found = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
-    assert format_capture(capture_to_dict(found)) == ["asked steps 10-30 for 2.5 s at most, captured 10 of 10"]
+    assert format_capture(capture_to_dict(found)) == ["requested steps 10-30 for 2.5 s at most, captured 10 of 10"]
     became, why = outcome(ended, replace(held, steps=tuple(range(10, 19))))
     assert (became, why.code) == (windows.MISSING_STEPS, "window_missing_steps")
     assert " 19 " in why
@@ -381,7 +381,7 @@ STEPS_40_60 = replace(WHOLE, steps=tuple(range(40, 60)))
 
 
 def test_a_window_of_time_holds_the_steps_that_there_were():
-    assert of_time(TIMED, STEPS_40_60) == ["asked 5 s after 2 s: the program's steps 40-60, captured 20 of 20"]
+    assert of_time(TIMED, STEPS_40_60) == ["requested 5 s after 2 s: the program's steps 40-60, captured 20 of 20"]
     (said,) = of_time(TIMED, replace(STEPS_40_60, steps=tuple(range(40, 58))))[1:]
     assert " 58-59 " in said and said.endswith("[window_missing_steps]")
     (said,) = of_time(TIMED, None)[1:]
@@ -396,12 +396,12 @@ def test_a_window_of_time_holds_the_steps_that_there_were():
 def test_without_steps_it_is_the_time_that_counts():
     window = replace(TIMED, opened_step=0, closed_step=0)
     nothing = replace(WHOLE, steps=())
-    assert of_time(window, nothing, begun=0, ended=0) == ["asked 5 s after 2 s, captured 5.000 s"]
+    assert of_time(window, nothing, begun=0, ended=0) == ["requested 5 s after 2 s, captured 5.000 s"]
 
 
 def test_until_the_end_of_the_program_any_end_will_do():
     endless = replace(OF_TIME, duration_s=0.0)
-    asked = "asked everything after 2 s: the program's steps 40-60, captured 20 of 20"
+    asked = "requested everything after 2 s: the program's steps 40-60, captured 20 of 20"
     assert of_time(replace(TIMED, reason="exit"), STEPS_40_60, endless) == [asked]
     killed = replace(TIMED, reason=None, closed_step=None, closed_wall_ns=None)
     assert of_time(killed, STEPS_40_60, replace(endless, end="SIGKILL"), end=None) == [asked]
@@ -414,7 +414,7 @@ def test_a_window_of_time_that_never_came_says_why():
         SAID, windows=(), counted_from=None, unmet_conditions=(Message("delay_not_over", "0.3 of 2 s were over"),)
     )
     found = evaluate_capture(replace(OF_TIME, processes=(process,)), [])
-    assert format_capture(capture_to_dict(found))[0] == "asked 5 s after 2 s, captured nothing"
+    assert format_capture(capture_to_dict(found))[0] == "requested 5 s after 2 s, captured nothing"
     ((code, text),) = said_of(found)
     assert code == "delay_not_over" and "0.3 of 2 s were over" in text
     assert [one.code for one in evaluate_capture(OF_TIME, []).problems] == ["traceable_not_loaded"]

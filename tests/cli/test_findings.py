@@ -59,7 +59,7 @@ def test_the_largest_findings_stand_below_the_ranges(database: Path) -> None:
         row["sentence"] for row in shown
     ]
     more = f"{len(rows) - 3} more: " if len(rows) > 3 else ""
-    assert lines[at + 1 + len(shown)] == f"{more}--view findings says what to do, and what was looked for"
+    assert lines[at + 1 + len(shown)] == f"{more}--view findings shows what to do and the rules"
 
 
 def test_thresholds_decide_what_is_said(database: Path) -> None:

@@ -195,4 +195,4 @@ def test_no_other_file_of_the_command_line_prints() -> None:
     folder = Path(traceable.__file__).parent / "cli"
     printing = re.compile(r"^ +print\((?!json\.dumps\()|sys\.std(?:out|err)\.write", re.MULTILINE)
     found = {path.name for path in folder.glob("*.py") if printing.search(path.read_text())}
-    assert found == {"lines.py", "progress.py"}
+    assert found == {"console.py", "progress.py"}

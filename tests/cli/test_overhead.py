@@ -174,7 +174,7 @@ def test_two_runs_without_a_collector_show_how_far_runs_differ_anyway(run):
     ended = run("-c", PROGRAM, collector="none")
     assert ended.stdout == "plain\nplain\n"
     line = said(ended, words="profiled step ")
-    assert line.startswith("traceable: profiled step +0.0 % (between +0.0 % and +0.0 %, which may be chance)")
+    assert line.startswith("traceable: profiled step +0.0 % (between +0.0 % and +0.0 %, not significant)")
 
 
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15)])

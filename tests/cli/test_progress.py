@@ -13,7 +13,7 @@ import pytest
 
 PROGRAM = """
 import sys, traceable.cli.progress as progress
-progress.PATIENCE_SECONDS = float(sys.argv[1])
+progress.DELAY_SECONDS = float(sys.argv[1])
 with progress.Progress() as tell:
     tell("reading \\x1b[31mx.sqlite")
     if sys.argv[2] == "wait":

@@ -82,7 +82,7 @@ def test_names_that_there_are_not_are_answered_with_those_that_there_are(run: Co
 def test_a_program_is_chosen_by_its_own_name(run: Command) -> None:
     done = run("--processes", "app", "--steps", "5:9", "--strict")
     assert done.returncode == 0, done.stderr
-    assert "asked steps 5-9, captured 4 of 4" in done.stderr.splitlines()
+    assert "requested steps 5-9, captured 4 of 4" in done.stderr.splitlines()
 
 
 def test_a_rank_that_is_not_asked_for_shows_its_command_line_in_a_dry_run(run: Command) -> None:

@@ -119,7 +119,7 @@ def test_all_is_every_view_and_says_of_the_rest_why_not(database: Path, tmp_path
     cpu_only.write_bytes(b"")
     without_gpu(cpu_only)
     lines = said(cpu_only, "--view", ALL).splitlines()
-    assert sum(line.startswith("not answered: ") for line in lines) >= 4
+    assert sum(line.startswith("not available: ") for line in lines) >= 4
     assert document(cpu_only, "--view", ALL)["kernels"]["missing_data"]["code"] == "cuda_not_recorded"
 
 
@@ -196,9 +196,9 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
     ("words", "code", "named"),
     [
         (("--view", "beauty"), "arguments_invalid", "--view: invalid choice: 'beauty'"),
-        (("--view", "gaps", "--by", "name"), "option_not_supported", "--view gaps takes no --by;"),
+        (("--view", "gaps", "--by", "name"), "option_not_supported", "--view gaps does not support --by;"),
         (("--view", "kernels", "--by", "colour"), "no_such_grouping", "--by colour; use kernel or"),
-        (("--view", "steps", "--range", "step"), "option_not_supported", "--view steps takes no --range;"),
+        (("--view", "steps", "--range", "step"), "option_not_supported", "--view steps does not support --range;"),
         (("--range", "stop"), "range_not_found", "'step'?"),
         (("--view", "gaps", "--match", "a*"), "option_not_supported", "--match"),
         (("--view", "gaps", "--step-range", "step"), "option_not_supported", "--step-range; add --steady"),
@@ -228,12 +228,12 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
         (
             ("--view", "gaps", "--threshold", "launch_bound.gap=1"),
             "option_not_supported",
-            "--view gaps takes no --threshold;",
+            "--view gaps does not support --threshold;",
         ),
         (
             ("--by", "thread", "--threshold", "launch_bound.gap=1"),
             "option_not_supported",
-            "--view ranges takes no --threshold;",
+            "--view ranges does not support --threshold;",
         ),
         (("--csv", "--threshold", "launch_bound.gap=1"), "csv_without_findings", "--threshold; add --view findings"),
         (
@@ -245,7 +245,11 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
         (("--view", "all", "--threshold", "launch_bound.gap=x"), "threshold_malformed", "'launch_bound.gap=x'"),
         (("--threshold", "launch_bound.gap=-1"), "threshold_invalid", "-1.0"),
         (("--threshold", "launch_bound.gap=nan"), "threshold_invalid", "nan"),
-        (("--view", "findings", "--range", "step"), "option_not_supported", "--view findings takes no --range;"),
+        (
+            ("--view", "findings", "--range", "step"),
+            "option_not_supported",
+            "--view findings does not support --range;",
+        ),
         (("--view", "kernels", "--families", "/nowhere.toml"), "file_unreadable", "/nowhere.toml"),
         (("--view", "steps", "--step-range", "a", "--step-kernel", "b"), "arguments_invalid", "--step-kernel"),
     ],

@@ -17,7 +17,7 @@ from traceable._native import find_recorder_library
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 PROGRAM = "import traceable\nfor n in traceable.steps(range(50)):\n    with traceable.annotate('work'): pass\n"
-WHOLE = "asked steps 10-30, captured 20 of 20"
+WHOLE = "requested steps 10-30, captured 20 of 20"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_machine_gets_it_in_the_document_and_people_on_stderr(traceable):
 
 def test_without_steps_there_is_nothing_to_say(traceable):
     run = recorded(traceable)
-    assert "asked" not in run.stderr
+    assert "requested" not in run.stderr
     assert json.loads(traceable("report", "out", "--json").stdout)["capture"] is None
 
 
@@ -69,7 +69,7 @@ def test_report_judges_a_run_again(traceable):
     report = traceable("report", "out", "--strict")
     assert report.returncode == 3
     said = report.stdout.splitlines()
-    assert said[1] == "asked steps 40-60, captured 10 of 20"
+    assert said[1] == "requested steps 40-60, captured 10 of 20"
     assert "steps 40-60" in said[2] and "step 50 " in said[2] and said[2].endswith("[window_stopped_early]")
 
 
@@ -79,7 +79,7 @@ def test_report_of_a_window_that_was_never_reached_says_that(traceable):
     assert report.returncode == 2
     *lines, last = report.stderr.splitlines()
     assert lines == [
-        "traceable: asked steps 90-95, captured 0 of 5",
+        "traceable: requested steps 90-95, captured 0 of 5",
         f"traceable: {message(report.stderr, 'window_never_reached').printed}",
     ]
     assert "steps 90-95" in lines[1] and "50 steps" in lines[1]

@@ -23,7 +23,7 @@ for number in range(int(sys.argv[1])):
 def test_warm_up_steps_move_the_window(recording, ran):  # noqa: F811
     run = ran(recording, "--steps", "10:30", "--warmup-steps", "5", "--strict")
     assert run.done.returncode == 0, run.done.stderr
-    assert "asked steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20" in run.said
+    assert "requested steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20" in run.said
     assert run.steps("app.sqlite") == list(range(15, 35))
     (row,) = run.captured["windows"]
     assert (row["start_step"], row["stop_step"], row["counted_from_step"]) == (15, 35, 5)
@@ -36,8 +36,8 @@ def test_a_window_of_time_of_a_program_that_knows_nothing_of_us(recording, ran):
     )
     run = ran(recording, "--delay", "start+1", "--duration", "0.5", "--strict", code=code)
     assert (run.done.returncode, run.done.stdout) == (0, "ended\n"), run.done.stderr
-    (said,) = [line for line in run.said if line.startswith("asked")]
-    assert said.startswith("asked 0.5 s after 1 s from the start of the process, captured ")
+    (said,) = [line for line in run.said if line.startswith("requested")]
+    assert said.startswith("requested 0.5 s after 1 s from the start of the process, captured ")
     (row,) = run.captured["windows"]
     assert row["closed_wall_ns"] - row["close_stall_ns"] - row["opened_wall_ns"] >= 500_000_000
     assert (row["steps"], row["outcome"]) == (0, "captured")
@@ -59,7 +59,9 @@ def test_a_delay_is_counted_from_the_first_range(form, ran, monkeypatch):  # noq
     monkeypatch.setenv("TRACEABLE_PURE", "1" if form == "pure" else "0")
     run = ran("recorder", "--delay", "0.2", "--duration", "0.3", "--strict", code=SLOW_IMPORT)
     assert run.done.returncode == 0, run.done.stderr
-    assert any(line.startswith("asked 0.3 s after 0.2 s from the first range or step, captured ") for line in run.said)
+    assert any(
+        line.startswith("requested 0.3 s after 0.2 s from the first range or step, captured ") for line in run.said
+    )
     assert {row["name"] for row in run.report["names"]} == {"work"}
 
 
@@ -79,7 +81,7 @@ def test_a_delay_from_a_range_that_never_came_is_said(ran):  # noqa: F811
 def test_after_requests_everything_is_recorded_to_the_end(recording, ran):  # noqa: F811
     run = ran(recording, "--after-request", "10", "--strict", code=SERVER, words=("30",))
     assert (run.done.returncode, run.done.stdout) == (0, "served\n"), run.done.stderr
-    assert any(line.startswith("asked everything after 10 requests, captured ") for line in run.said)
+    assert any(line.startswith("requested everything after 10 requests, captured ") for line in run.said)
     assert [(row["name"], row["count"], row["clipped"]) for row in run.report["names"]] == [("request", 20, 0)]
 
 
@@ -163,7 +165,7 @@ def test_steps_of_a_function_of_a_program_that_knows_nothing_of_us(recording, ra
     code = "from engine import Engine\nprint(sum(Engine().step(n) for n in range(50)))"
     run = ran(recording, "--step-function", "engine:Engine.step", "--steps", "10:30", "--strict", code=code)
     assert (run.done.returncode, run.done.stdout) == (0, "1275\n"), run.done.stderr
-    assert "asked steps 10-30, captured 20 of 20" in run.said
+    assert "requested steps 10-30, captured 20 of 20" in run.said
     assert run.steps("app.sqlite") == list(range(10, 30))
 
 

@@ -102,7 +102,7 @@ def ran(tmp_path: Path, environ: dict[str, str]) -> Callable[..., Ran]:
 def test_the_report_holds_the_steps_and_says_so(recording, ran):
     run = ran(recording, "--steps", "10:30", "--strict")
     assert run.done.returncode == 0, run.done.stderr
-    assert "asked steps 10-30, captured 20 of 20" in run.said
+    assert "requested steps 10-30, captured 20 of 20" in run.said
     assert run.databases == ["app.sqlite"]
     assert run.steps("app.sqlite") == list(range(10, 30))
     # Between the steps of a window lie their waits.
@@ -120,7 +120,7 @@ def test_the_report_holds_the_steps_and_says_so(recording, ran):
 def test_several_windows_are_matched_by_their_ids(recording, ran):
     run = ran(recording, "--steps", "20:22,5:7", "--strict")
     assert run.done.returncode == 0, run.done.stderr
-    assert any(line.startswith("asked steps 5-7,20-22, captured 4 of 4 in 2 of 2 windows") for line in run.said)
+    assert any(line.startswith("requested steps 5-7,20-22, captured 4 of 4 in 2 of 2 windows") for line in run.said)
     held = [run.steps(name) for name in run.databases]
     assert held == ([[5, 6], [20, 21]] if recording == "nsys" else [[5, 6, 20, 21]])
     files = [window["file"] for window in run.captured["windows"]]
@@ -134,13 +134,13 @@ def test_several_windows_are_matched_by_their_ids(recording, ran):
 def test_an_endless_row_of_windows(recording, ran):
     run = ran(recording, "--steps", "every:20:2", "--strict")
     assert run.done.returncode == 0, run.done.stderr
-    assert any(line.startswith("asked steps every:20:2, captured 4 of 4 in 2 of 2 windows") for line in run.said)
+    assert any(line.startswith("requested steps every:20:2, captured 4 of 4 in 2 of 2 windows") for line in run.said)
     assert sorted(step for name in run.databases for step in run.steps(name)) == [20, 21, 40, 41]
 
 
 def test_the_variable_asks_as_the_option_does(recording, ran):
     run = ran(recording, TRACEABLE_STEPS="3:5")
-    assert "asked steps 3-5, captured 2 of 2" in run.said
+    assert "requested steps 3-5, captured 2 of 2" in run.said
 
 
 def stopped_early(lines: list[str], start: str, where: str) -> bool:
@@ -152,7 +152,7 @@ def stopped_early(lines: list[str], start: str, where: str) -> bool:
 def test_steps_that_are_never_reached_are_said_and_make_strict_3(recording, ran):
     run = ran(recording, "--steps", "90:95", "--strict")
     assert run.done.returncode == 3
-    assert "asked steps 90-95, captured 0 of 5" in run.said
+    assert "requested steps 90-95, captured 0 of 5" in run.said
     (why,) = (line for line in run.said if line.startswith("steps 90-95: "))
     assert why.endswith("[window_never_reached]") and " 50 steps" in why
     assert run_dir.load_manifest(run.directory)["end"]["exit_code"] == 0
@@ -162,7 +162,7 @@ def test_steps_that_are_never_reached_are_said_and_make_strict_3(recording, ran)
 def test_one_window_of_two_that_is_never_reached_leaves_the_other(recording, ran):
     run = ran(recording, "--steps", "10:12,90:95", "--strict")
     assert run.done.returncode == 3
-    assert any(line.startswith("asked steps 10-12,90-95, captured 2 of 7 in 1 of 2 windows") for line in run.said)
+    assert any(line.startswith("requested steps 10-12,90-95, captured 2 of 7 in 1 of 2 windows") for line in run.said)
     assert run.steps("app.sqlite") == [10, 11]
 
 
@@ -175,7 +175,7 @@ def test_a_program_that_never_steps_is_told_how(recording, ran):
 def test_a_program_that_ends_within_the_window_stops_it_early(recording, ran):
     run = ran(recording, "--steps", "40:60", "--strict")
     assert run.done.returncode == 3
-    assert "asked steps 40-60, captured 10 of 20" in run.said
+    assert "requested steps 40-60, captured 10 of 20" in run.said
     assert stopped_early(run.said, "steps 40-60", "step 50 by the end of the program (exit code 0)")
 
 
@@ -197,7 +197,7 @@ def test_a_signal_in_the_middle_of_a_window_is_named_with_its_step(recording, co
     said = stderr.decode()
     assert stopped_early(said.splitlines(), "steps 10-30", "step 17 by SIGTERM")
     if recording == "recorder":
-        assert "asked steps 10-30, captured 7 of 20" in said
+        assert "requested steps 10-30, captured 7 of 20" in said
         assert "before that" not in said
 
 
@@ -214,7 +214,7 @@ def test_a_launcher_that_was_killed_is_judged_later(recording, command, start, t
     assert select.select([gone], [], [], 120)[0]
     words = [sys.executable, "-m", "traceable", "report", "out", "--strict"]
     report = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180)
-    assert "asked steps 10-30, captured 20 of 20" in report.stdout, report.stderr
+    assert "requested steps 10-30, captured 20 of 20" in report.stdout, report.stderr
     assert report.returncode == 0
 
 

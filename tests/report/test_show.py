@@ -43,7 +43,7 @@ def table(text: str) -> list[str]:
     lines = text.splitlines()
     first = lines.index("") + 2
     until = lines.index("", first) if "" in lines[first:] else None
-    body = [line for line in lines[first:until] if not re.match("and |[~*^+] |no room for |.* stands for ", line)]
+    body = [line for line in lines[first:until] if not re.match("and |[~*^+] |hidden columns: |.* stands for ", line)]
     return [" " * (len(line) - len(line.lstrip())) + re.split("  +", line.strip())[0] for line in body]
 
 
@@ -231,8 +231,8 @@ def test_what_is_more_than_what_it_lies_in_carries_a_mark_and_the_reason(tmp_pat
     shown = subprocess.run(run, check=True, capture_output=True, text=True).stderr.splitlines()
     marks = {line.split()[0]: set(re.findall(r"(?<=\S)[*^]", line)) for line in shown if line}
     assert (marks["load"], marks["log"], marks["step"], marks["request"]) == ({"*"}, {"^"}, set(), set())
-    assert "* more time than the range it lies in took: several ran side by side, and each counts" in shown
-    assert "^ more time than the range it began in took: it went on after that had ended" in shown
+    assert "* more time than the range around it: several ran concurrently, and each counts" in shown
+    assert "^ more time than the range it began in: it went on after that had ended" in shown
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert {row["name"]: row["cpu_excess_reason"] for row in report["ranges"]} == {
         "step": None,
@@ -357,7 +357,7 @@ def test_a_terminal_loses_columns_rather_than_wrap(made: Any, width: int) -> Non
     first = lines.index("") + 1
     assert max(map(len, lines[first:])) <= width
     body = lines[first : lines.index("", first)]
-    assert ("no room for" in "".join(body)) == (width < 120)
+    assert ("hidden columns:" in "".join(body)) == (width < 120)
     assert "count" in body[0]
     assert ("p90" in body[0]) == (width == 200)
 

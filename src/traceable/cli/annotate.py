@@ -1,6 +1,6 @@
 """The options of `run` that annotate code from outside (docs/annotate-from-outside.md).
 
-Order is precedence: a function that several patterns name has the first one's range; those of --annotate stand
+Order is precedence: a function that several patterns name has the first one's range; those of --annotate go
 before files, and files before presets.
 """
 
@@ -22,13 +22,13 @@ _HELP = "see `traceable help annotate-from-outside`"
 
 def add_annotate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --annotate, --annotate-file and --annotate-preset."""
-    group = parser.add_argument_group("annotating code that can't be edited")
+    group = parser.add_argument_group("annotation of code that can't be edited")
     group.add_argument(
         "--annotate",
         metavar="MODULE:NAME[=RANGE]",
         action="append",
         default=[],
-        help="annotate these functions, `*` and `?` being wildcards; may be given several times",
+        help="annotate these functions, `*` and `?` being wildcards; repeatable",
     )
     group.add_argument(
         "--annotate-file",
@@ -36,7 +36,7 @@ def add_annotate_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=Path,
-        help="a TOML file of such patterns; may be given several times",
+        help="a TOML file of such patterns; repeatable",
     )
     group.add_argument(
         "--annotate-preset",
@@ -48,7 +48,7 @@ def add_annotate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_option_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
-    """Return what the options ask to annotate, in order of precedence.
+    """Return the targets of the options, in order of precedence.
 
     Raises:
         UsageError: a pattern does not parse, a file can't be read, or there is no such preset.
@@ -58,24 +58,24 @@ def load_option_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     from traceable.annotation.patterns import load_targets, parse_pattern
     from traceable.annotation.presets import preset_targets
 
-    found: list[Target] = []
+    targets: list[Target] = []
     try:
-        found += [parse_pattern(text) for text in arguments.annotate]
+        targets += [parse_pattern(text) for text in arguments.annotate]
     except ValueError as error:
         raise UsageError("pattern_invalid", str(error), _HELP) from None
     try:
         for path in arguments.annotate_file:
-            found += load_targets(path)
+            targets += load_targets(path)
     except ValueError as error:
         if isinstance(error.__context__, OSError):
             raise UsageError("file_unreadable", str(error), _HELP) from None
         raise UsageError("annotate_file_invalid", str(error), _HELP) from None
     try:
         for names in arguments.annotate_preset:
-            found += preset_targets(names)
+            targets += preset_targets(names)
     except ValueError as error:
         raise UsageError("no_such_preset", str(error), _HELP) from None
-    return tuple(found)
+    return tuple(targets)
 
 
 def make_annotate_environment(targets: Sequence[Target]) -> dict[str, str]:

@@ -7,7 +7,7 @@
     traceable control dump [--run DIR | --pid N]
 
 The run was started with `traceable run --control`, for `dump` with --flight-recorder. A window opens when the next step
-of a process begins. Without --run and --pid the one run under traceable-runs that can be controlled is meant.
+of a process begins. Without --run and --pid, the only run under traceable-runs that can be controlled is used.
 traceable help control, traceable help flight-recorder
 """
 
@@ -30,7 +30,7 @@ _FORM = "write +N as in --steps +20: that many steps from the next one on"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what may follow the verb."""
+    """Declare what may follow the command."""
     parser.add_argument("what", choices=["window", "start", "stop", "status", "dump"], help="what to do")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--run", metavar="DIR", dest="directory", type=Path, help="the run directory")
@@ -41,33 +41,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask the processes, print what they say, and return 0 if all of them did it."""
+    """Send the request to the processes, print their events, and return 0 if all of them did it."""
     steps = _steps(arguments)
     if arguments.timeout is not None and not 0 < arguments.timeout < 1e9:
         raise UsageError(
-            "seconds_invalid", f"--timeout {arguments.timeout:g} is no time to wait", "write seconds, above 0"
+            "seconds_invalid", f"--timeout {arguments.timeout:g} is not a valid time", "write seconds, above 0"
         )
     place = _place(arguments)
     if arguments.what == "status":
         return _status(place, arguments)
-    hear = _Hear(quiet=arguments.json)
+    printer = _EventPrinter(quiet=arguments.json)
     try:
         if arguments.what == "dump":
-            return _dumped(place, control_client.dump_flight_recorder(place, hear, arguments.timeout), hear, arguments)
+            return _report_dump(
+                place, control_client.dump_flight_recorder(place, printer, arguments.timeout), printer, arguments
+            )
         if arguments.what == "stop":
-            answered = control_client.close_window(place, hear, arguments.timeout)
+            result = control_client.close_window(place, printer, arguments.timeout)
         else:
             log(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
-            answered = control_client.open_window(place, steps, hear, arguments.timeout)
+            result = control_client.open_window(place, steps, printer, arguments.timeout)
     except KeyboardInterrupt:
         log(
             Message(
                 "wait_interrupted",
-                "not waited for; what is asked for remains so: `traceable control stop` withdraws it",
+                "stopped waiting; the request remains: to withdraw it, type `traceable control stop`",
             )
         )
         return 130
-    return _finish(place, answered, hear, arguments)
+    return _finish(place, result, printer, arguments)
 
 
 def _steps(arguments: argparse.Namespace) -> int | None:
@@ -76,7 +78,7 @@ def _steps(arguments: argparse.Namespace) -> int | None:
         if text is not None:
             raise UsageError(
                 "option_not_supported",
-                f"control {arguments.what} takes no --steps",
+                f"control {arguments.what} does not support --steps",
                 "use `traceable control window --steps +20`",
             )
         return None
@@ -84,9 +86,9 @@ def _steps(arguments: argparse.Namespace) -> int | None:
         raise UsageError("steps_missing", "control window needs --steps", _FORM)
     digits = text[1:]
     if text[:1] != "+" or not (digits.isascii() and digits.isdigit()) or len(digits) > 16:
-        raise UsageError("step_count_invalid", f"--steps {text[:40]!r} is no number of steps from now on", _FORM)
+        raise UsageError("step_count_invalid", f"--steps {text[:40]!r} is not a number of steps", _FORM)
     if not 0 < int(digits) <= 10**15:
-        raise UsageError("step_count_out_of_range", f"--steps {text[:40]!r} holds no step, or too many", _FORM)
+        raise UsageError("step_count_out_of_range", f"--steps {text[:40]!r} is out of range", _FORM)
     return int(digits)
 
 
@@ -99,19 +101,22 @@ def _place(arguments: argparse.Namespace) -> control_client.ControlTarget:
 
 
 def _status(place: control_client.ControlTarget, arguments: argparse.Namespace) -> int:
-    found = control_client.query_status(place)
+    statuses = control_client.query_status(place)
     if arguments.json:
-        processes = [{key: value for key, value in one.items() if key not in ("schema", "event")} for one in found]
+        processes = [{key: value for key, value in one.items() if key not in ("schema", "event")} for one in statuses]
         print(json.dumps({"schema": SCHEMA, "run_dir": str(place.directory), "processes": processes}, indent=2))
         return 0
     print_line(str(place.directory))
-    for one in found:
-        print_line(f"process {one['pid']}: {one['steps']['ended']} steps, {_standing(one)}")
+    for one in statuses:
+        print_line(f"process {one['pid']}: {one['steps']['ended']} steps, {_format_state(one)}")
     return 0
 
 
-def _dumped(
-    place: control_client.ControlTarget, dumped: control_client.DumpResult, hear: _Hear, arguments: argparse.Namespace
+def _report_dump(
+    place: control_client.ControlTarget,
+    dumped: control_client.DumpResult,
+    printer: _EventPrinter,
+    arguments: argparse.Namespace,
 ) -> int:
     """Print what was dumped and what went wrong, and return the exit code."""
     if arguments.json:
@@ -129,13 +134,13 @@ def _dumped(
         }
         print(json.dumps(content, indent=2))
     elif dumped.processes:
-        hear.answer(f"written to {dumped.directory}; next: python -m traceable report {dumped.directory}")
+        printer.print_line(f"written to {dumped.directory}; next: python -m traceable report {dumped.directory}")
     for problem in dumped.problems:
         log(problem)
     return UsageError.exit_code if dumped.problems else 0
 
 
-def _standing(one: dict[str, Any]) -> str:
+def _format_state(one: dict[str, Any]) -> str:
     if one.get("flight_recorder"):
         return "its flight recorder is on: `traceable control dump`"
     if (window := one["window"]) is not None:
@@ -143,22 +148,22 @@ def _standing(one: dict[str, Any]) -> str:
         return f"a window is open since step {window['start_step']}, {length}"
     closed = f"{one['closed_windows']} window{'' if one['closed_windows'] == 1 else 's'} so far"
     return (
-        f"a window is asked for, by {one['requested_by'][0]}" if one["requested_by"] else f"no window is open, {closed}"
+        f"a window is requested, by {one['requested_by'][0]}" if one["requested_by"] else f"no window is open, {closed}"
     )
 
 
-class _Hear:
+class _EventPrinter:
     """Prints events as they come.
 
     Args:
-        quiet: print no answer, which --json prints at the end.
+        quiet: print no events; --json prints the result at the end.
     """
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
 
-    def answer(self, line: str) -> None:
-        """Print one line of the answer."""
+    def print_line(self, line: str) -> None:
+        """Print one line."""
         if not self._quiet:
             print_line(format_line(line))
 
@@ -167,16 +172,16 @@ class _Hear:
         if kind == "opened":
             window = event["window"]
             opened = window["opened"]
-            self.answer(f"process {pid} opened at step {opened['step']}, {_clock(opened)}{_held(opened)}")
+            self.print_line(f"process {pid} opened at step {opened['step']}, {_clock(opened)}{_format_pause(opened)}")
         elif kind == "closed":
-            self.answer(_closed(pid, event["window"]))
+            self.print_line(_closed(pid, event["window"]))
         elif kind == "stopping" and event["window"] is None:
-            was = "the window that was asked for is withdrawn" if event["withdrawn"] else "no window was open"
-            self.answer(f"process {pid}: {was}")
+            was = "the requested window is withdrawn" if event["withdrawn"] else "no window was open"
+            self.print_line(f"process {pid}: {was}")
         elif kind == "dumped":
-            self.answer(f"process {pid} dumped at {_clock(event)}, in {duration(event['duration_ns'])}")
+            self.print_line(f"process {pid} dumped at {_clock(event)}, in {duration(event['duration_ns'])}")
         elif kind == "withdrawn":
-            self.answer(f"process {pid}: the window was withdrawn before it opened")
+            self.print_line(f"process {pid}: the window was withdrawn before it opened")
 
 
 def _closed(pid: int, window: dict[str, Any]) -> str:
@@ -187,7 +192,7 @@ def _closed(pid: int, window: dict[str, Any]) -> str:
     count = closed["step"] - opened["step"]
     steps = f"{count} step{'' if count == 1 else 's'}"
     cause = "" if closed["reason"] == "complete" else f", by its end ({closed['reason']})"
-    return f"process {pid} closed at step {closed['step']}, {_clock(closed)}: {steps}{cause}{_held(closed)}"
+    return f"process {pid} closed at step {closed['step']}, {_clock(closed)}: {steps}{cause}{_format_pause(closed)}"
 
 
 def _clock(moment: dict[str, Any]) -> str:
@@ -195,9 +200,9 @@ def _clock(moment: dict[str, Any]) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03d}"
 
 
-def _held(moment: dict[str, Any]) -> str:
+def _format_pause(moment: dict[str, Any]) -> str:
     stall = moment.get("stall_ns") or 0
-    return f" (held it up for {duration(stall)})" if stall >= 10**7 else ""
+    return f" (paused it for {duration(stall)})" if stall >= 10**7 else ""
 
 
 def _processes(pids: tuple[int, ...]) -> str:
@@ -206,32 +211,32 @@ def _processes(pids: tuple[int, ...]) -> str:
 
 def _finish(
     place: control_client.ControlTarget,
-    answered: control_client.WindowResult,
-    hear: _Hear,
+    result: control_client.WindowResult,
+    printer: _EventPrinter,
     arguments: argparse.Namespace,
 ) -> int:
     """Print what was written and what went wrong, and return the exit code."""
     last = "opened" if arguments.what == "start" else "closed"
-    for pid, window in answered.windows.items():
-        # The process ended before it could tell; its status file did.
-        gone = [one for one in answered.problems if one.code == "process_gone" and one.startswith(f"process {pid} ")]
+    for pid, window in result.windows.items():
+        # The process ended before it sent the event; its status file has it.
+        gone = [one for one in result.problems if one.code == "process_gone" and one.startswith(f"process {pid} ")]
         if gone and window[last]:
-            answered.problems.remove(gone[0])
-            hear.answer(_closed(pid, window) if last == "closed" else f"process {pid} opened")
+            result.problems.remove(gone[0])
+            printer.print_line(_closed(pid, window) if last == "closed" else f"process {pid} opened")
     if arguments.json:
         content = {
             "schema": SCHEMA,
             "run_dir": str(place.directory),
-            "processes": [{"pid": pid, "window": window} for pid, window in sorted(answered.windows.items())],
-            "files": answered.files,
-            "note": answered.note.as_dict if answered.note else None,
-            "problems": [problem.as_dict for problem in answered.problems],
+            "processes": [{"pid": pid, "window": window} for pid, window in sorted(result.windows.items())],
+            "files": result.files,
+            "note": result.note.as_dict if result.note else None,
+            "problems": [problem.as_dict for problem in result.problems],
         }
         print(json.dumps(content, indent=2))
-    elif answered.files:
-        hear.answer(f"written to {place.directory}: {', '.join(answered.files)}")
-    if answered.note:
-        log(answered.note)
-    for problem in answered.problems:
+    elif result.files:
+        printer.print_line(f"written to {place.directory}: {', '.join(result.files)}")
+    if result.note:
+        log(result.note)
+    for problem in result.problems:
         log(problem)
-    return UsageError.exit_code if answered.problems else 0
+    return UsageError.exit_code if result.problems else 0

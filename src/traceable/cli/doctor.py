@@ -37,16 +37,14 @@ MIN_WRAP_WIDTH = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what may follow the verb."""
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, help="where runs are to go (default: traceable-runs)"
-    )
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="output directory (default: traceable-runs)")
     parser.add_argument(
         "--report",
         metavar="PATH",
         type=Path,
         help="diagnose a run directory, a .nsys-rep, .sqlite or torch.profiler trace instead of this machine",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with what each line was judged by")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the evidence of each line")
 
 
 def run(arguments: argparse.Namespace) -> int:

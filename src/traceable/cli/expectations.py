@@ -23,20 +23,19 @@ EXIT_UNMET = 3
 
 def add_expectation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the contract."""
-    group = parser.add_argument_group("what is expected")
+    group = parser.add_argument_group("assertions")
     group.add_argument(
         "--expect",
         metavar="NAME[,NAME]",
         action="extend",
         type=_names,
         default=[],
-        help="say of each whether a range of that name was entered; may be given several times",
+        help="check that ranges of these names were recorded; repeatable",
     )
     group.add_argument(
         "--strict",
         action="store_true",
-        help=f"exit code {EXIT_UNMET} where the program succeeded and ranges that it emitted, an expected one or a step are "
-        "not in the recording",
+        help=f"exit with code {EXIT_UNMET} if an emitted or expected range or a requested step is missing",
     )
 
 

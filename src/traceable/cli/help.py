@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the page, or which there are; return the exit code.
+    """Print the page, or the list of pages; return the exit code.
 
     Raises:
         UsageError: there is no such page.
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         near = difflib.get_close_matches(topic, pages, n=1)
         raise UsageError(
             "no_such_page",
-            f"there is no page {arguments.topic[:80]!r}",
+            f"no such page: {arguments.topic[:80]!r}",
             f"did you mean `traceable help {near[0]}`?" if near else "type `traceable help` for all of them",
         )
     write_output(STDOUT, pages[topic], sys.stdout)

@@ -1,4 +1,4 @@
-"""`python -m traceable VERB`: find the verb, run it, turn an error of ours into one line and its exit code."""
+"""`python -m traceable COMMAND`: find the command, run it, print an error as one line and return its exit code."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _REQUIRED = frozenset({"numpy", "nvtx", "rich", "tomli", "wrapt"})
 
 COMMANDS = {
     "run": "run a program under a collector and print its profile",
-    "control": "open and close windows in a run that is going on",
+    "control": "open and close windows in a running program",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
-    "ncu": "look at the heaviest kernels of a range with Nsight Compute",
-    "doctor": "say what is missing here, and try each collector, before the first run",
+    "ncu": "profile the most expensive kernels of a range with Nsight Compute",
+    "doctor": "check this machine, with a test capture by each collector",
     "help": "print a page of the documentation",
 }
-"""Each verb, its module in this package being named like it, with the line that --help shows."""
+"""Each command, which is a module of this package, with its line in --help."""
 
 
 class Command(Protocol):
-    """What a module of this package offers; its docstring is the verb's help text.
+    """What a module of this package offers; its docstring is the command's help text.
 
-    A verb that starts a program also has `take_program(parser, words) -> (ours, program)`: what follows the program
-    belongs to the program, which argparse can't be told for `-m`, `-c` and `--` as Python means them.
+    A command that starts a program also has `take_program(parser, words) -> (ours, program)`: what follows the program
+    belongs to the program, which argparse does not support for `-m`, `-c` and `--` as Python means them.
     """
 
     __doc__: str | None
@@ -40,15 +40,15 @@ class Command(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, whose complaint is one line with the next step in it instead of the usage text."""
+    """argparse's parser, whose error is one line with the next command instead of the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        # What refused a value is the context of argparse's own error, and alone knows the code.
-        refused = getattr(sys.exc_info()[1], "__context__", None)
-        found = refused.args[0] if isinstance(refused, argparse.ArgumentTypeError) else None
+        # The error about the value is the context of argparse's own error, and alone knows the code.
+        value_error = getattr(sys.exc_info()[1], "__context__", None)
+        cause = value_error.args[0] if isinstance(value_error, argparse.ArgumentTypeError) else None
         remedy = f"type `{self.prog} --help`"
-        if isinstance(found, Message):
-            raise UsageError(found.code, message, remedy) from None
+        if isinstance(cause, Message):
+            raise UsageError(cause.code, message, remedy) from None
         raise UsageError("arguments_invalid", message, remedy) from None
 
 
@@ -80,25 +80,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """Build the parser for `words`, taking out of them what belongs to the program that a verb starts."""
-    asked = words[0] if words else ""
+    """Build the parser for `words`, taking out of them what belongs to the program that a command starts."""
+    requested = words[0] if words else ""
     parser = Parser(prog="traceable", description="Profile a Python program by its NVTX range names.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show traceable's and Python's version and exit")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, help_line in COMMANDS.items():
-        # Only the verb that was asked for is imported: `report` must not pay for `run`, nor the other way round.
-        verb = _verb(name) if name == asked else None
-        sub = verbs.add_parser(
+        # Only the requested command is imported: `report` must not pay for `run`, nor the other way round.
+        command = _load_command(name) if name == requested else None
+        sub = commands.add_parser(
             name,
             help=help_line,
-            description=verb.__doc__ if verb else None,
+            description=command.__doc__ if command else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        if verb:
-            verb.add_arguments(sub)
-            sub.set_defaults(run=verb.run)
-            if take_program := getattr(verb, "take_program", None):
+        if command:
+            command.add_arguments(sub)
+            sub.set_defaults(run=command.run)
+            if take_program := getattr(command, "take_program", None):
                 words[1:], program = take_program(sub, words[1:])
                 sub.set_defaults(program=program)
             words[1:] = _with_defaults(sub, words[1:])
@@ -132,6 +132,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _verb(name: str) -> Command:
+def _load_command(name: str) -> Command:
     module: Command = importlib.import_module(f"traceable.cli.{name}")
     return module

@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--range", metavar="NAME", dest="range_name", help="only inside of this range: NAME, DOMAIN:NAME or OUTER/INNER"
     )
-    parser.add_argument("--kernel", metavar="GLOB", help="only kernels whose function is named so: 'rms_norm*'")
+    parser.add_argument("--kernel", metavar="GLOB", help="only kernels with a matching function name: 'rms_norm*'")
     parser.add_argument(
         "--from",
         metavar="RUN",
         dest="source",
         type=Path,
-        help="take the heaviest kernels of the range from this run directory, .nsys-rep, .sqlite or torch trace",
+        help="take the most expensive kernels of the range from this run directory, .nsys-rep, .sqlite or torch trace",
     )
     parser.add_argument(
         "--top", metavar="N", type=parse_positive_int, help=f"with --from: how many kernels ({DEFAULT_TOP})"
@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_LAUNCHES,
         help=f"profile N launches: with --from of each kernel, else in all ({DEFAULT_LAUNCHES})",
     )
-    parser.add_argument(
-        "--skip", metavar="N", type=_whole, default=0, help="pass over the first N launches that match (0)"
-    )
+    parser.add_argument("--skip", metavar="N", type=_whole, default=0, help="skip the first N matching launches (0)")
     parser.add_argument(
         "--clock-control",
         choices=ncu.CLOCKS,
@@ -76,14 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set",
         metavar="NAME",
         dest="sections",
-        help="collect a set of ncu's sections besides, to be looked at in ncu-ui: basic, detailed, full, roofline",
+        help="also collect a set of ncu sections for ncu-ui: basic, detailed, full, roofline",
     )
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, help="where the report goes (default: traceable-runs/NAME-ncu-TIME)"
+        "-o", "--output", metavar="DIR", type=Path, help="output directory (default: traceable-runs/NAME-ncu-TIME)"
     )
-    parser.add_argument("--force", action="store_true", help="take a directory that is not empty")
+    parser.add_argument("--force", action="store_true", help="allow a non-empty output directory")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the environment and the command line; run nothing, create nothing"
+        "--dry-run", action="store_true", help="print the environment and the command line without running anything"
     )
     parser.add_argument(
         "--read", metavar="FILE", type=Path, help="run nothing: print a .ncu-rep, a directory with one, or ncu's CSV"

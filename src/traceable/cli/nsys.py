@@ -21,44 +21,44 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
         PRESET,
         metavar="NAME",
         choices=list(PRESETS),
-        help=f"what nsys records: {', '.join(PRESETS)} (traceable help nsys; if not said: {DEFAULT_PRESET})",
+        help=f"what nsys records: {', '.join(PRESETS)} (default: {DEFAULT_PRESET}; traceable help nsys)",
     )
     parser.add_argument(
         ARGUMENTS,
         metavar="OPTIONS",
         action="append",
         type=_words,
-        help="options of nsys's own, as a shell would split them; they win over ours",
+        help="extra `nsys profile` options, split as in a shell; they override traceable's",
     )
 
 
 def join_nsys_args(words: Sequence[str]) -> list[str]:
     """Join what follows `--nsys-args` to it: argparse takes a word that begins with a dash for an option."""
-    found: list[str] = []
+    joined: list[str] = []
     for word in words:
-        if found and found[-1] == ARGUMENTS:
-            found[-1] += f"={word}"
+        if joined and joined[-1] == ARGUMENTS:
+            joined[-1] += f"={word}"
         else:
-            found.append(word)
-    return found
+            joined.append(word)
+    return joined
 
 
 def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
-    """Return what is asked of nsys, as `collectors.named` takes it; empty for nothing.
+    """Return the settings for nsys, as the collectors take them; empty for none.
 
     Raises:
-        UsageError: another collector was asked for by name.
+        UsageError: another collector was requested by name.
     """
-    asked = NsysRequest(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
-    if asked == NsysRequest():
+    request = NsysRequest(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
+    if request == NsysRequest():
         return {}
     if arguments.collector not in (collectors.AUTO, NSYS):
         raise UsageError(
             "option_needs_nsys",
-            f"{asked}: for nsys only, and --collector {arguments.collector} records without it",
+            f"{request}: for nsys only, but --collector {arguments.collector} records without it",
             "leave one of them out",
         )
-    return {NSYS: asked}
+    return {NSYS: request}
 
 
 def format_nsys_options(settings: Mapping[str, object]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `run` and `report` share: the options that say what of a profile is shown, and showing the ranges."""
+"""What `run` and `report` share: the output options, and printing the ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STDOUT = "-"
 """Where --json and --csv go without a file."""
 
 TERMINAL_ROWS = 50
-"""How many rows the table shows where --top does not say: a trace may have thousands of names."""
+"""How many rows the table shows without --top: a trace may have thousands of names."""
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,25 +37,23 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add those of these options that do not depend on what is shown, and return their group."""
-    group = parser.add_argument_group("what is printed")
+    group = parser.add_argument_group("output")
     output = group.add_mutually_exclusive_group()
     output.add_argument(
         "--json",
         metavar="=FILE",
         nargs="?",
         const=STDOUT,
-        help="print the report as JSON on stdout (traceable help report); =FILE writes it there and prints tables too",
+        help="print the report as JSON on stdout (traceable help report); =FILE writes a file and prints the tables",
     )
     output.add_argument(
         "--csv", metavar="=FILE", nargs="?", const=STDOUT, help="print the table as CSV, every column; =FILE as above"
     )
     add_raw_argument(group)
-    group.add_argument(
-        "--quiet", action="store_true", help="print what went wrong, and what --json and --csv ask for; nothing else"
-    )
+    group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
     group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N largest rows; 0 prints all")
     group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
-    group.add_argument("--match", metavar="GLOB", help="print only what has a name that matches, as in 'decode*'")
+    group.add_argument("--match", metavar="GLOB", help="print only matching names, as in 'decode*'")
     return group
 
 
@@ -154,7 +152,7 @@ def print_ranges(
 
 
 def parse_row_filter(arguments: argparse.Namespace) -> RowFilter:
-    """Return which rows the options ask for."""
+    """Return the row filter of the options."""
     return RowFilter(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
 
 
@@ -169,12 +167,12 @@ def output_file(arguments: argparse.Namespace) -> str | None:
 
 
 def has_table_output(arguments: argparse.Namespace) -> bool:
-    """Whether what people read is printed."""
+    """Whether tables are printed."""
     return not (has_stdout_output(arguments) or arguments.quiet)
 
 
 def check_output_files(arguments: argparse.Namespace) -> None:
-    """Make the files of --json and --csv absolute, and refuse those that can't be written.
+    """Make the files of --json and --csv absolute, and reject those that can't be written.
 
     Raises:
         UsageError: such a file, or --raw without --csv.
@@ -186,24 +184,24 @@ def check_output_files(arguments: argparse.Namespace) -> None:
             continue
         path = Path(name).absolute()
         if not name or path.is_dir() or not path.parent.is_dir():
-            why = f"{path} is a directory" if name and path.is_dir() else f"there is no directory {path.parent}"
-            raise UsageError("output_file_invalid", f"--{option}={name} names no file: {why}", f"write --{option}=FILE")
+            why = f"{path} is a directory" if name and path.is_dir() else f"no such directory: {path.parent}"
+            raise UsageError("output_file_invalid", f"--{option}={name} is not a file: {why}", f"write --{option}=FILE")
         setattr(arguments, option, str(path))
 
 
 def add_raw_argument(group: argparse._ArgumentGroup) -> None:
     """Add --raw."""
-    group.add_argument("--raw", action="store_true", help="with --csv: texts as recorded, whatever they do to a reader")
+    group.add_argument("--raw", action="store_true", help="with --csv: print texts as recorded, without escapes")
 
 
 def check_raw(arguments: argparse.Namespace) -> None:
-    """Refuse --raw where it says nothing.
+    """Reject --raw where it has no effect.
 
     Raises:
         UsageError: there is no --csv.
     """
     if arguments.raw and not arguments.csv:
-        raise UsageError("raw_needs_csv", "--raw says how --csv prints texts", "add --csv")
+        raise UsageError("raw_needs_csv", "--raw has no effect without --csv", "add --csv")
 
 
 def remove_output_file(arguments: argparse.Namespace) -> None:
@@ -224,7 +222,7 @@ def remove_output_file(arguments: argparse.Namespace) -> None:
 
 
 def write_output(destination: str, text: str, stream: TextIO) -> None:
-    """Write what --json or --csv ask for.
+    """Write the output of --json or --csv.
 
     Args:
         destination: STDOUT, or the path of a file.

@@ -39,18 +39,18 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def exec_if_unselected(arguments: argparse.Namespace) -> bool:
-    """Become the program where this is the launcher of a rank that is not asked for; with --dry-run print it.
+    """Exec the program where this is the launcher of a rank that is not requested; with --dry-run print it.
 
     Returns:
         Whether nothing is left to be done.
 
     Raises:
-        UsageError: no rank that there is is asked for, or the program is none.
+        UsageError: no existing rank is requested, or the program is invalid.
     """
     # Not for the program, nor for what it starts.
     arguments.part_of = os.environ.pop(environment.PART_OF, None)
     if arguments.part_of is not None:
-        _take_on()
+        _adopt_environment()
     program = target.parse_target(arguments.program)
     rank = _own_rank(program, arguments)
     if rank is None or arguments.ranks is None or ranks.is_requested_for(rank, arguments.ranks):
@@ -63,17 +63,17 @@ def exec_if_unselected(arguments: argparse.Namespace) -> bool:
 
 
 def with_rank(
-    request: launcher.RunRequest, arguments: argparse.Namespace, say: Callable[[str], None]
+    request: launcher.RunRequest, arguments: argparse.Namespace, log: Callable[[str], None]
 ) -> launcher.RunRequest:
     """Return the request with what ranks and processes make of it.
 
     Args:
         request: as the other options make it.
         arguments: of the command line.
-        say: prints one line to the user.
+        log: prints one line to the user.
 
     Raises:
-        UsageError: nothing can be chosen so.
+        UsageError: the selection is invalid.
     """
     rank = selection.rank_of(os.environ)
     if arguments.part_of is not None:
@@ -89,7 +89,7 @@ def with_rank(
         return dataclasses.replace(request, rank=own, process_filter=chosen)
     assert own is not None
     if arguments.ranks is not None:
-        _say_absent(own, arguments.ranks, say)
+        _log_absent_ranks(own, arguments.ranks, log)
     name = arguments.name or own.role or request.target.name
     directory = ranks.make_rank_directory_path(own, name, arguments.output)
     return dataclasses.replace(
@@ -102,15 +102,15 @@ def with_rank(
     )
 
 
-def report_process_notes(directory: Path, say: Callable[[str], None]) -> None:
-    """Say what is to be said of the choice of processes, of a run or of the ranks that make up one."""
+def report_process_notes(directory: Path, log: Callable[[str], None]) -> None:
+    """Log the notes on the selection of processes, of a run or of the ranks that make up one."""
     for one in (directory, *processes.list_parts(directory)):
         try:
             manifest = run_dir.load_manifest(one)
         except TraceError:
             continue
         for line in processes.check_selection(one, manifest):
-            say(line)
+            log(line)
 
 
 def _own_rank(program: target.Target, arguments: argparse.Namespace) -> selection.Rank | None:
@@ -120,28 +120,28 @@ def _own_rank(program: target.Target, arguments: argparse.Namespace) -> selectio
     return selection.rank_of(os.environ)
 
 
-def _say_absent(own: selection.Rank, text: str, say: Callable[[str], None]) -> None:
-    """Say, in the first of the chosen ranks alone, which ones are asked for in vain."""
+def _log_absent_ranks(own: selection.Rank, text: str, log: Callable[[str], None]) -> None:
+    """Log, in the first of the selected ranks alone, the requested ranks that do not exist."""
     there = range(own.world_size or 0)
     if own.rank == next((rank for rank in there if selection.rank_asked(text, rank)), None):
         missing = ranks.find_absent_ranks(text, there)
         if missing:
-            say(missing)
+            log(missing)
 
 
 def _check(request: launcher.RunRequest, arguments: argparse.Namespace) -> None:
-    """Refuse what can't be together with a choice that the processes make themselves."""
+    """Reject options that conflict with a selection of processes."""
     if arguments.measure_overhead:
         raise UsageError(
             "overhead_of_all_processes",
-            "--measure-overhead compares all of a program",
+            "--measure-overhead compares the whole program",
             "leave --ranks and --processes out",
         )
     problem = find_bootstrap_problem(request.target.command(target.get_interpreter_flags()))
     if problem is not None:
         raise UsageError(
             "python_isolated",
-            f"{problem.partition(',')[0]}, so no process can be chosen",
+            f"{problem.partition(',')[0]}, so no process can be selected",
             "leave the flag out",
         )
 
@@ -151,8 +151,8 @@ def _options(request: launcher.RunRequest) -> tuple[str, ...]:
     return ("--collector", request.collector, *nsys.format_nsys_options(request.settings))
 
 
-def _take_on() -> None:
-    """Take on what the launcher above asks for: it is in the environment of a recorded process, ours now."""
+def _adopt_environment() -> None:
+    """Adopt the environment of the launcher above: it is in the environment of a recorded process, ours now."""
     given = selection.from_text(os.environ.pop(environment.CHOSEN, ""))
     os.environ.update({name: value for name, value in given.items() if name not in _COLLECTORS_OWN})
     # Patterns and pauses need it; a process with neither is not changed by it.

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from traceable.recording import Recording
 
 ViewResult: TypeAlias = Union["Table", MissingDataError]
-"""What a question was answered with, or why it was not."""
+"""The table of a view, or why there is none."""
 
 TERMINAL_ROWS = 30
-"""How many rows of a table are shown where --top does not say."""
+"""How many rows of a table are shown without --top."""
 
 TERMINAL_ROWS_OF_MANY = 10
 """The same where all views are shown."""
@@ -75,7 +75,7 @@ _OF_VIEWS = {
 _NAMES = ("demangled", "short", "base")
 
 _FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort", "table"})
-"""Those of them that say something about one table, and so nothing about all views."""
+"""Those of them that apply to one table, and so not to all views."""
 
 COMPARE_GROUPINGS = ("path", "name")
 MAX_COMPARED = 26
@@ -89,7 +89,7 @@ _OF_ONE = {
     "expect": "--expect",
     "strict": "--strict",
 }
-"""Options that say something about one recording alone, by the name of their value."""
+"""Options that apply to one recording alone, by the name of their value."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace (default: the latest run in "
-        "traceable-runs); several are compared side by side",
+        "traceable-runs); several are compared",
     )
     parser.add_argument(
         "--allow-unrelated",
@@ -115,8 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says which question is asked, and of which part."""
-    group = parser.add_argument_group("what is asked")
+    """Add the options of the view and of the part of the recording."""
+    group = parser.add_argument_group("view")
     lines = ", ".join(f"{view.name} ({view.help})" for view in VIEWS.values())
     group.add_argument(
         "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
@@ -147,12 +147,12 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="RULE.NAME=VALUE",
         action="append",
-        help="when a finding is said (traceable help findings); repeatable",
+        help="threshold of a finding (traceable help findings); repeatable",
     )
     step = group.add_mutually_exclusive_group()
     step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")
     step.add_argument("--step-kernel", metavar="GLOB", help="a step ends where a kernel of such a name does")
-    part = parser.add_argument_group("of which part of the recording")
+    part = parser.add_argument_group("filters")
     part.add_argument(
         "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
     )
@@ -164,14 +164,14 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is asked of PATH; return the exit code."""
+    """Print the views of PATH; return the exit code."""
     if not arguments.paths:
         from traceable.launch.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
     memory_limit.check_memory_limit(arguments.paths[0])
     if len(arguments.paths) > 1:
-        return _run_beside(arguments)
+        return _run_comparison(arguments)
     path: Path = arguments.paths[0]
     check_output_files(arguments)
     views = resolve_views(arguments)
@@ -180,7 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
     from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
-    # numpy takes a tenth of a second to import: what can be refused is refused before.
+    # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
     from traceable.analysis.completeness import UNKNOWN
     from traceable.cli.progress import Progress
@@ -193,9 +193,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             whole = load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
         except TraceError as error:
-            # A window that was never reached leaves nothing to read, and that is the answer.
-            lost = _tell_lost(path)
-            if not _tell_unread(path):
+            # A window that was never reached leaves nothing to read: its verdict is the result.
+            lost = _report_lost(path)
+            if not _report_unread_windows(path):
                 if lost and arguments.strict:
                     return EXIT_UNMET
                 raise
@@ -204,7 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise TraceError(error.code, error.problem, "ask for steps that the program reaches") from None
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
-        judged = whole.verdicts(expected) if expected else ()
+        verdicts = whole.verdicts(expected) if expected else ()
         recording = select_requested_part(whole, arguments)
         # By path and by name the ranges are a document of their own, the one that `run` saves.
         by = arguments.by or RANGES.by[0]
@@ -218,10 +218,14 @@ def run(arguments: argparse.Namespace) -> int:
     ranges = _of_ranges(recording, by, arguments) if has_document else None
     if ranges is not None and not answers:
         title = f"profile of {path}"
-        print_ranges(recording, judged, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds)
+        print_ranges(
+            recording, verdicts, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds
+        )
     else:
         if arguments.json:
-            report = build_header(recording) if ranges is None else build_report(recording, ranges, judged, thresholds)
+            report = (
+                build_header(recording) if ranges is None else build_report(recording, ranges, verdicts, thresholds)
+            )
             _print_json(report, answers, arguments)
         elif arguments.csv:
             _print_csv(next(iter(answers.values())), arguments)
@@ -234,7 +238,7 @@ def run(arguments: argparse.Namespace) -> int:
     if has_stdout_output(arguments) and not arguments.quiet:
         for line in overhead_lines(whole.overhead):
             log(line)
-    report_expectations(judged, log, quiet=arguments.quiet)
+    report_expectations(verdicts, log, quiet=arguments.quiet)
     if path.is_dir():
         from traceable.cli import flight, ranks
 
@@ -247,14 +251,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not expected and whole.windows is None and whole.completeness.state == UNKNOWN:
         raise make_nothing_expected_error(whole.completeness)
-    return strict_exit_code(judged, whole.completeness) if met else EXIT_UNMET
+    return strict_exit_code(verdicts, whole.completeness) if met else EXIT_UNMET
 
 
-# ---- what the options ask
+# ---- options
 
 
 def resolve_views(arguments: argparse.Namespace) -> list[View]:
-    """Return the views to show, after refusing options that say nothing about them.
+    """Return the views to show, after rejecting options that they do not support.
 
     Raises:
         UsageError: an option that the view does not take.
@@ -271,11 +275,15 @@ def resolve_views(arguments: argparse.Namespace) -> list[View]:
         taken |= set(FINDINGS.options)
     for name, flag in _OF_VIEWS.items():
         if getattr(arguments, name) is not None and name not in taken:
-            raise UsageError("option_not_supported", f"--view {arguments.view} takes no {flag}", _who_takes(name))
+            raise UsageError(
+                "option_not_supported", f"--view {arguments.view} does not support {flag}", _supporting_views(name)
+            )
     for name, flag in (("step_range", "--step-range"), ("step_kernel", "--step-kernel")):
         if getattr(arguments, name) is not None and name not in taken and not arguments.steady:
             raise UsageError(
-                "option_not_supported", f"--view {arguments.view} takes no {flag}", "add --steady, or use --view steps"
+                "option_not_supported",
+                f"--view {arguments.view} does not support {flag}",
+                "add --steady, or use --view steps",
             )
     _check_output(arguments, every)
     if not every and arguments.by is not None and not views[0].supports_grouping(arguments.by):
@@ -310,7 +318,7 @@ def has_range_report(views: Sequence[View], arguments: argparse.Namespace) -> bo
 
 
 def _check_slowest(arguments: argparse.Namespace) -> None:
-    """Have --slowest say what a row is about, and refuse what would leave a tree without some of its ranges."""
+    """Set --by for --slowest, and reject options that would drop ranges of a tree."""
     if arguments.by not in (None, "instance"):
         raise UsageError(
             "slowest_needs_instances", f"--slowest prints instances, not --by {arguments.by}", "leave one of them out"
@@ -319,7 +327,7 @@ def _check_slowest(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) is not None:
             raise UsageError(
                 "slowest_needs_all_rows",
-                f"--slowest prints whole trees, and --{name} chooses rows",
+                f"--slowest prints whole trees, and --{name} filters rows",
                 "leave one of them out",
             )
     arguments.by = "instance"
@@ -329,48 +337,50 @@ def parse_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
     """Return the thresholds of the findings that the options set.
 
     Raises:
-        UsageError: an option that is not RULE.NAME=VALUE, or names no threshold, or has a value that is none.
+        UsageError: an option that is not RULE.NAME=VALUE, an unknown threshold, or an invalid value.
     """
-    said: dict[str, float] = {}
+    thresholds: dict[str, float] = {}
     for word in arguments.threshold or ():
         name, _, value = word.partition("=")
         try:
-            said[name.strip()] = float(value)
+            thresholds[name.strip()] = float(value)
         except ValueError:
             raise UsageError(
                 "threshold_malformed",
                 f"--threshold {word[:80]!r} is not RULE.NAME=VALUE",
-                "say for instance low_utilisation.utilisation=0.8",
+                "write it as in low_utilisation.utilisation=0.8",
             ) from None
-    if said:
+    if thresholds:
         # The rules need numpy, which takes a tenth of a second to import.
         from traceable.analysis.findings import resolve_thresholds
 
-        resolve_thresholds(said)
-    return said
+        resolve_thresholds(thresholds)
+    return thresholds
 
 
 def get_view_options(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments of a view's question that the options give; what was not said is left to it."""
+    """Return the keyword arguments of a view's question that the options give; the others keep their defaults."""
     keywords = {**view.options, **({"by": "by"} if view.by else {})}
-    said = {word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None}
-    if "thresholds" in said:
-        said["thresholds"] = parse_thresholds(arguments)
-    if said.get("top") == 0:
-        said["top"] = sys.maxsize
-    if "families" in said:
+    keywords_given = {
+        word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None
+    }
+    if "thresholds" in keywords_given:
+        keywords_given["thresholds"] = parse_thresholds(arguments)
+    if keywords_given.get("top") == 0:
+        keywords_given["top"] = sys.maxsize
+    if "families" in keywords_given:
         from traceable.analysis.kernel_families import load_families
 
-        said["families"] = load_families(said["families"])
-    return said
+        keywords_given["families"] = load_families(keywords_given["families"])
+    return keywords_given
 
 
 def select_requested_part(recording: Recording, arguments: argparse.Namespace) -> Recording:
-    """Return the part of the recording that the options ask about.
+    """Return the part of the recording that the options select.
 
     Raises:
-        UsageError: --time says no time.
-        UnanswerableError: the recording has no such part.
+        UsageError: --time is invalid.
+        MissingDataError: the recording has no such part.
     """
     narrowing = (arguments.process, arguments.device, arguments.time)
     if all(option is None for option in narrowing) and not arguments.steady:
@@ -388,7 +398,7 @@ def select_requested_part(recording: Recording, arguments: argparse.Namespace) -
 
 
 def build_row_filter(arguments: argparse.Namespace, table: Table) -> RowFilter:
-    """Return which rows of a table the options ask for.
+    """Return the row filter of the options for a table.
 
     Raises:
         UsageError: the table has no such column.
@@ -409,7 +419,9 @@ def build_row_filter(arguments: argparse.Namespace, table: Table) -> RowFilter:
 def _check_output(arguments: argparse.Namespace, every: bool) -> None:
     if arguments.csv and every:
         raise UsageError(
-            "csv_of_all_views", "--view all is no single table for --csv", "use --json, or --csv with one view"
+            "csv_of_all_views",
+            "--csv prints one table, and --view all has several",
+            "use --json, or --csv with one view",
         )
     if arguments.threshold is not None and arguments.csv and arguments.view == RANGES.name:
         raise UsageError(
@@ -419,19 +431,19 @@ def _check_output(arguments: argparse.Namespace, every: bool) -> None:
         )
     if arguments.table is not None and not arguments.csv:
         raise UsageError(
-            "table_needs_csv", "--table says which table --csv prints", "add --csv; without it all tables are printed"
+            "table_needs_csv", "--table has no effect without --csv", "add --csv; without it all tables are printed"
         )
 
 
-def _who_takes(name: str) -> str:
-    takers = [
+def _supporting_views(name: str) -> str:
+    views = [
         view.name
         for view in VIEWS.values()
         if name in view.options or name in view.row_filters or (name == "by" and view.by)
     ]
-    if not takers:
-        return "ask one view at a time"
-    return f"leave it out; {_listed(takers)} {'takes' if len(takers) == 1 else 'take'} it"
+    if not views:
+        return "use one view at a time"
+    return f"leave it out; {_listed(views)} {'supports' if len(views) == 1 else 'support'} it"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -449,8 +461,8 @@ def _by(view: View) -> tuple[str, ...]:
 # ---- one recording
 
 
-def _tell_unread(path: Path) -> bool:
-    """Say what became of the windows of a run that is over and left nothing to read; whether it was asked for any."""
+def _report_unread_windows(path: Path) -> bool:
+    """Log the capture result of a run that is over and left nothing to read; whether it had windows."""
     from traceable.launch import run_dir
 
     if (
@@ -464,8 +476,8 @@ def _tell_unread(path: Path) -> bool:
     return found is not None
 
 
-def _tell_lost(path: Path) -> bool:
-    """Say what was emitted of a run that left nothing to read; whether anything was."""
+def _report_lost(path: Path) -> bool:
+    """Log the losses of a run that left nothing to read; whether there were any."""
     if not (path.is_dir() and (path / "run.json").exists()):
         return False
     lost = evaluate_unrecorded_run(path)
@@ -485,7 +497,7 @@ def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> RowFilter:
-    """Return which ranges the options ask for."""
+    """Return the row filter of the options for the ranges."""
     table = recording.profile.names if by == "name" else recording.profile.ranges
     return dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
 
@@ -493,7 +505,7 @@ def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> 
 def _answers(
     recording: Recording, views: Sequence[View], documented: bool, arguments: argparse.Namespace
 ) -> dict[View, ViewResult]:
-    """Ask for the views; where the ranges are a document of their own, for what that holds as well."""
+    """Query the views; where the ranges are a document of their own, for what that holds as well."""
     options = {view: get_view_options(view, arguments) for view in views}
     if documented:
         options[RANGES] = {"by": RANGES.by[0]}
@@ -537,7 +549,7 @@ def _print_csv(found: ViewResult, arguments: argparse.Namespace) -> None:
 def _print_tables(
     recording: Recording, ranges: RowFilter | None, answers: Mapping[View, ViewResult], arguments: argparse.Namespace
 ) -> None:
-    """Print the ranges, where these are asked for, and the answers."""
+    """Print the ranges, where they are requested, and the other views."""
     from traceable.report.document import build_header
     from traceable.report.terminal import Page, write_header, write_notes, write_ranges, write_view
 
@@ -545,7 +557,7 @@ def _print_tables(
     report = build_header(recording)
     rows = TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS
     tables = {view: found for view, found in answers.items() if not isinstance(found, MissingDataError)}
-    # What can be refused is refused before anything is printed.
+    # Invalid options are rejected before anything is printed.
     choices = {
         view: dataclasses.replace(build_row_filter(arguments, found).for_terminal(rows), fold=False)
         for view, found in tables.items()
@@ -560,25 +572,25 @@ def _print_tables(
         if many:
             page.line(f"{view.name}: {view.help}")
         if isinstance(found, MissingDataError):
-            page.line(f"not answered: {found}")
+            page.line(f"not available: {found}")
         else:
             write_view(page, view, found, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
     write_notes(page, report)
 
 
-# ---- several, side by side
+# ---- comparison of several recordings
 
 
-def _run_beside(arguments: argparse.Namespace) -> int:
-    """Print the recordings at `arguments.paths` side by side; return the exit code.
+def _run_comparison(arguments: argparse.Namespace) -> int:
+    """Print a comparison of the recordings at `arguments.paths`; return the exit code.
 
     Raises:
-        UsageError: an option that says nothing about several recordings.
+        UsageError: an option that does not apply to several recordings.
         TraceableError: one of them can't be read.
     """
-    by = _by_beside(arguments)
+    by = _comparison_grouping(arguments)
     check_output_files(arguments)
-    # numpy takes a tenth of a second to import: what can be refused is refused before.
+    # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
     from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
@@ -599,13 +611,13 @@ def _run_beside(arguments: argparse.Namespace) -> int:
         recordings = [select_requested_part(recording, arguments) for recording in recordings]
         if arguments.range_name is not None:
             recordings = [recording.with_names_matching(arguments.range_name) for recording in recordings]
-        table = _table_beside(recordings, by, arguments)
+        table = _comparison_table(recordings, by, arguments)
         heads = [build_header(recording) for recording in recordings]
     choice = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
     if arguments.json:
         write_output(arguments.json, to_json(build_comparison(heads, by, table, choice)) + "\n", sys.stdout)
     elif arguments.csv:
-        _print_csv_beside(table, choice, arguments)
+        _print_comparison_csv(table, choice, arguments)
     if has_table_output(arguments):
         shown = dataclasses.replace(choice.for_terminal(PROFILE_ROWS), fold=False)
         write_comparison(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
@@ -613,53 +625,51 @@ def _run_beside(arguments: argparse.Namespace) -> int:
     for path, recording in zip(arguments.paths, recordings, strict=True):
         met = recording.windows is None or recording.windows.ok
         if not met if arguments.quiet else has_stdout_output(arguments):
-            windows.report_capture(recording.windows, partial(_say_of, path))
+            windows.report_capture(recording.windows, partial(_log_for, path))
     return 0
 
 
-def _say_of(path: Path, line: str) -> None:
+def _log_for(path: Path, line: str) -> None:
     words = f"{path}: {line}"
     log(Message(line.code, words) if isinstance(line, Message) else words)
 
 
-def _by_beside(arguments: argparse.Namespace) -> str:
-    """Return what a row is about, after refusing what says nothing about several recordings."""
+def _comparison_grouping(arguments: argparse.Namespace) -> str:
+    """Return what a row is about, after rejecting options of one recording."""
     if arguments.view != RANGES.name:
         raise UsageError(
             "view_of_one_recording",
-            f"--view {arguments.view} is of one recording; several have ranges and steps side by side",
+            f"--view {arguments.view} needs one recording; a comparison has ranges and steps",
             "leave --view out, or give one PATH",
         )
     for name, flag in _OF_ONE.items():
         if getattr(arguments, name):
-            raise UsageError(
-                "option_of_one_recording", f"{flag} is about one recording", "leave it out, or give one PATH"
-            )
+            raise UsageError("option_of_one_recording", f"{flag} needs one recording", "leave it out, or give one PATH")
     if arguments.by not in (None, *COMPARE_GROUPINGS):
         raise UsageError(
             "no_such_grouping",
-            f"several recordings side by side have no --by {arguments.by}",
+            f"a comparison has no --by {arguments.by}",
             f"use {' or '.join(COMPARE_GROUPINGS)}",
         )
     if arguments.table is not None and not arguments.csv:
         raise UsageError(
-            "table_needs_csv", "--table says which table --csv prints", "add --csv; without it all tables are printed"
+            "table_needs_csv", "--table has no effect without --csv", "add --csv; without it all tables are printed"
         )
     if len(arguments.paths) > MAX_COMPARED:
         raise UsageError(
             "too_many_recordings",
-            f"{len(arguments.paths)} recordings are too many to be side by side",
+            f"{len(arguments.paths)} are too many recordings to compare",
             f"give up to {MAX_COMPARED}",
         )
     return arguments.by or COMPARE_GROUPINGS[0]
 
 
-def _table_beside(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
-    """Return the ranges of all recordings, with their steps and what is to be said of them."""
+def _comparison_table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
+    """Return the ranges of all recordings, with their steps and notes."""
     from traceable.analysis.compare import LETTERS, compare_ranges, compare_step_summaries
 
-    asked_steps = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
-    steps = [recording.query_all([asked_steps])[0] for recording in recordings]
+    steps_query = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
+    steps = [recording.query_all([steps_query])[0] for recording in recordings]
     summaries = [None if isinstance(found, MissingDataError) else found.others["summary"] for found in steps]
     notes = [
         Message("steps_not_shown", f"{letter} has no steps to show: {found.message}")
@@ -672,7 +682,7 @@ def _table_beside(recordings: Sequence[Recording], by: str, arguments: argparse.
     )
 
 
-def _print_csv_beside(table: Table, choice: RowFilter, arguments: argparse.Namespace) -> None:
+def _print_comparison_csv(table: Table, choice: RowFilter, arguments: argparse.Namespace) -> None:
     from traceable.report.csv_table import to_csv
 
     other = arguments.table
@@ -683,7 +693,7 @@ def _print_csv_beside(table: Table, choice: RowFilter, arguments: argparse.Names
     else:
         raise UsageError(
             "no_such_table",
-            f"several recordings side by side have no table {other!r}",
-            f"they have {', '.join(table.others)}",
+            f"a comparison has no table {other!r}",
+            f"it has {', '.join(table.others)}",
         )
     write_output(arguments.csv, text, sys.stdout)

@@ -5,8 +5,8 @@
     traceable run [options] -c code [arguments]
     traceable run [options] -- command [arguments]
 
-What follows the program belongs to the program. Its exit code is the exit code. Options of Python's own stand where
-Python wants them: `python -X dev -m traceable run app.py`.
+Arguments after the program are passed to it, and the exit code is the program's. Python options go before `-m`:
+`python -X dev -m traceable run app.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import resource
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -49,17 +49,17 @@ NO_COLLECTOR = "none"
 RECORDER = "recorder"
 SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
-"""From when on a callback blocks the event loop, if not said otherwise: asyncio's own `slow_callback_duration`."""
+"""From when on a callback blocks the event loop, by default: asyncio's own `slow_callback_duration`."""
 
 _WITHOUT_GPU = {
     "nsys": ("nsys records the GPU itself", "leave --gpu out"),
     "torch": ("torch.profiler records the GPU itself", "leave --gpu out"),
     "none": ("nothing is recorded with --collector none", "use --collector recorder"),
 }
-"""Why a collector has no use for the option, and what to do."""
+"""Why a collector does not support the option, and what to do."""
 
 _OPERATION_TABLES = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
-"""The tables in which GPU operations stand; of a CUDA graph as a whole in the last."""
+"""The tables with the GPU operations; of a CUDA graph as a whole in the last."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=[collectors.AUTO, *collectors.COLLECTORS],
         default=collectors.AUTO,
-        help="auto (nsys where it works and a GPU is, else the recorder; default), nsys, recorder, torch or none",
+        help="auto (default: nsys if it works and there is a GPU, else recorder), nsys, recorder, torch or none",
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="the run directory (default: traceable-runs/NAME-TIME)"
@@ -79,16 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="take a directory that is not empty; an earlier run in it is renamed, never deleted",
+        help="allow a non-empty output directory; an earlier run in it is renamed, never deleted",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the environment and the command line; run nothing, create nothing"
+        "--dry-run", action="store_true", help="print the environment and the command line without running anything"
     )
     parser.add_argument(
         "--steps",
         metavar="SPEC",
         type=_steps,
-        help="record these steps only: 10:30, 10:30,50:52 or every:1000:5 (traceable help windows)",
+        help="record only these steps: 10:30, 10:30,50:52 or every:1000:5 (traceable help windows)",
     )
     parser.add_argument(
         "--control",
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=0,
         type=_steps_number,
-        help=f"--control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2; a dump with --flight-recorder",
+        help=f"like --control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2, or dump --flight-recorder",
     )
     again.add_again_arguments(parser)
     flight.add_flight_arguments(parser)
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=LOOP_PAUSE_MS,
         type=_milliseconds,
-        help=f"record what blocks the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
+        help=f"record callbacks that block the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
     )
     add_gpu_arguments(parser)
     nsys.add_nsys_arguments(parser)
@@ -128,7 +128,7 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
     """Split `words` where the program begins, and complete both by the run that --again names.
 
     Raises:
-        UsageError: an option that we don't have stands before the program, or that run can't be run again.
+        UsageError: an unknown option is before the program, or that run can't be repeated.
         TraceError: there is no such run.
     """
     split = partial(_split, parser)
@@ -160,7 +160,7 @@ def _steps(word: str) -> Spec:
 
 def _steps_number(word: str) -> int:
     if not (word.isascii() and word.isdigit() and 0 < int(word[:17]) <= 10**15):
-        raise argparse.ArgumentTypeError(Message("number_invalid", f"{word!r} is no number of steps from 1 on"))
+        raise argparse.ArgumentTypeError(Message("number_invalid", f"{word!r} is not a number of steps (1 or more)"))
     return int(word)
 
 
@@ -170,39 +170,39 @@ def _milliseconds(word: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e9:
-        refused = Message("milliseconds_invalid", f"{word!r} is no number of milliseconds from 0 to below 1e9")
-        raise argparse.ArgumentTypeError(refused)
+        error = Message("milliseconds_invalid", f"{word!r} is not a number of milliseconds (0 to 1e9)")
+        raise argparse.ArgumentTypeError(error)
     return number
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:
     """What the options set in the program's environment."""
-    asked = {environment.GC: "1"} if arguments.record_gc else {}
+    variables = {environment.GC: "1"} if arguments.record_gc else {}
     if arguments.record_loop_pauses is not None:
-        asked[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
-    if asked:
+        variables[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
+    if variables:
         from traceable.annotation.bootstrap import make_bootstrap_path
 
-        # So that a program that never imports traceable is heard too.
-        asked["PYTHONPATH"] = make_bootstrap_path(os.environ)
-    if _controlled(arguments):
-        asked[environment.CONTROL] = "1"
+        # So that a program that never imports traceable is recorded too.
+        variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
+    if _allows_requests(arguments):
+        variables[environment.CONTROL] = "1"
     if arguments.sigusr2 is not None:
-        asked[environment.CONTROL_SIGNAL] = str(arguments.sigusr2 or SIGUSR2_STEPS)
-    return {**asked, **flight.make_flight_environment(arguments)}
+        variables[environment.CONTROL_SIGNAL] = str(arguments.sigusr2 or SIGUSR2_STEPS)
+    return {**variables, **flight.make_flight_environment(arguments)}
 
 
-def _controlled(arguments: argparse.Namespace) -> bool:
-    """Whether windows may be asked for while it runs: what the program reads, its collector must be told."""
+def _allows_requests(arguments: argparse.Namespace) -> bool:
+    """Whether windows may be requested while it runs; the collector needs the same value as the program."""
     if arguments.flight_recorder is not None:
         return False
     return arguments.control or arguments.sigusr2 is not None or environment.read_flag(environment.CONTROL)
 
 
 def _steps_of_environment() -> Spec | None:
-    """Return what TRACEABLE_STEPS asks for: what the program reads, its collector must be told."""
-    asked = os.environ.get(environment.STEPS)
-    return _steps(asked) if asked and not environment.read_flag(environment.DISABLE) else None
+    """Return the steps of TRACEABLE_STEPS; the collector needs the same value as the program."""
+    text = os.environ.get(environment.STEPS)
+    return _steps(text) if text and not environment.read_flag(environment.DISABLE) else None
 
 
 def _values(parser: argparse.ArgumentParser, word: str) -> int:
@@ -216,14 +216,16 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
     if word[1] in PYTHON_FLAGS and not word.startswith("--"):
         raise UsageError(
             "option_of_python",
-            f"{word} is an option of Python's, not of traceable's",
-            f"write it before: python {word} -m traceable run",
+            f"unknown option {word}: it is an option of Python",
+            f"put it before -m: python {word} -m traceable run",
         )
-    near = difflib.get_close_matches(name, options, n=1)
+    matches = difflib.get_close_matches(name, options, n=1)
     raise UsageError(
         "no_such_option",
-        f"there is no option {name}",
-        f"did you mean {near[0]}?" if near else f"type `{parser.prog} --help`; the program's own follow its name",
+        f"unknown option {name}",
+        f"did you mean {matches[0]}?"
+        if matches
+        else f"options of the program go after its name; type `{parser.prog} --help`",
     )
 
 
@@ -231,7 +233,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
     profile.check_output_files(arguments)
     if arguments.again is not None:
-        _take_up(arguments)
+        _restore_run(arguments)
     if ranks.exec_if_unselected(arguments):
         return 0
     _check_gpu(arguments)
@@ -239,7 +241,7 @@ def run(arguments: argparse.Namespace) -> int:
     targets = annotate.load_option_targets(arguments)
     steps = arguments.steps or _steps_of_environment()
     stepping = _step_targets(arguments)
-    held = _asked_conditions(arguments, steps=steps is not None, controlled=_controlled(arguments))
+    conditions = _requested_conditions(arguments, steps=steps is not None, controlled=_allows_requests(arguments))
     request = launcher.RunRequest(
         target=target.parse_target(arguments.program),
         argv=(sys.argv[0], "run", *arguments.words),
@@ -250,14 +252,14 @@ def run(arguments: argparse.Namespace) -> int:
         expect=tuple(dict.fromkeys(arguments.expect)),
         variables={
             **_variables(arguments),
-            **_condition_variables(held, steps=steps is not None),
+            **_condition_variables(conditions, steps=steps is not None),
             **_step_variables(stepping),
             **annotate.make_annotate_environment(targets),
         },
         steps=str(steps) if steps else None,
-        control=_controlled(arguments),
+        control=_allows_requests(arguments),
         windows=None if steps is None or steps.every else tuple(steps.windows),
-        conditions=held,
+        conditions=conditions,
         measure_overhead=arguments.measure_overhead,
         quiet=arguments.quiet,
         gpu=arguments.gpu,
@@ -273,7 +275,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.collector == NO_COLLECTOR and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
-            "without a recording no expectation can be judged",
+            "expectations need a recording",
             "use another --collector than none",
         )
     annotate.check_reachable((*targets, *stepping), request.target.command(target.get_interpreter_flags()))
@@ -298,13 +300,13 @@ def run(arguments: argparse.Namespace) -> int:
             log(
                 Message(
                     "profile_process_died",
-                    f"making the profile {error}; the recording is kept: read it where there is more memory, with "
+                    f"making the profile {error}; the recording is kept: on a machine with more memory, type "
                     f"`python -m traceable report {directory}`",
                 )
             )
         except KeyboardInterrupt:
-            log(Message("profile_interrupted", f"the profile is not shown; the recording is kept in {directory}"))
-        except Exception as error:  # noqa: BLE001 - a fault of ours: said, but it must not change the exit code either
+            log(Message("profile_interrupted", f"the profile was interrupted; the recording is kept in {directory}"))
+        except Exception as error:  # noqa: BLE001 - our own fault is logged, but must not change the exit code
             log(
                 Message(
                     "profile_failed", f"the profile could not be made ({format_one_line(error)}); the recording is kept"
@@ -323,11 +325,11 @@ def _prepare() -> None:
 
 
 def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targets: Sequence[Target]) -> Outcome:
-    """Print what there is to see and to say after the program's end, and return what was asked for came to."""
+    """Print the profile and the notes after the program's end, and return the verdicts."""
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
-            _measure_overhead(finished.run_dir, log)
+            _measure_overhead(finished.run_dir)
         for note in annotate.find_unmatched(targets, finished.run_dir):
             log(note)
         if arguments.part_of is None:
@@ -345,8 +347,8 @@ def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targe
     return outcome
 
 
-def _take_up(arguments: argparse.Namespace) -> None:
-    """Go where the earlier run was, and say what is not as it was."""
+def _restore_run(arguments: argparse.Namespace) -> None:
+    """Change to the directory of the earlier run, and log the differences."""
     if arguments.output is not None:
         arguments.output = arguments.output.absolute()
     arguments.again = arguments.again.absolute()
@@ -356,7 +358,7 @@ def _take_up(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the ranges that were expected, the steps, and all that was emitted; None for not known."""
+    """The verdicts on expected ranges, steps and completeness; None for not known."""
 
     verdicts: tuple[ExpectationResult, ...] | None = None
     windows: CaptureResult | None = None
@@ -364,12 +366,12 @@ class Outcome:
 
 
 def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
-    """Return what --strict makes the exit code of a program that succeeded, and say why where nothing else has."""
+    """Return the exit code of --strict for a program that succeeded, and log the reason where nothing else did."""
     if with_gpu and not count_gpu_operations(finished.recorded):
-        log(Message("no_gpu_operations", "no GPU operation was recorded, and --gpu asks for them"))
+        log(Message("no_gpu_operations", "--gpu is set, but no GPU operation was recorded"))
         return expectations.EXIT_UNMET
     if finished.problem:
-        log(Message("completeness_unknown", "what was emitted could not be compared with what was recorded"))
+        log(Message("completeness_unknown", "the emitted ranges could not be compared with the recorded ones"))
         return expectations.EXIT_UNMET
     counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
     if not finished.expected and steps is None and outcome.windows is None and not with_gpu and not counted:
@@ -377,7 +379,7 @@ def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | N
         log(error.message)
         return error.exit_code
     if (finished.expected and outcome.verdicts is None) or (steps is not None and outcome.windows is None):
-        log(Message("expectations_not_judged", "what was expected could not be judged"))
+        log(Message("expectations_not_judged", "the expectations could not be evaluated"))
         return expectations.EXIT_UNMET
     if outcome.windows is not None and not outcome.windows.ok:
         return expectations.EXIT_UNMET
@@ -385,7 +387,7 @@ def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | N
 
 
 def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
-    """Print the profile and what became of what was asked for, and return that."""
+    """Print the profile and the verdicts, and return the verdicts."""
     from traceable.cli import windows
 
     for note in finished.recorded.notes if finished.recorded else ():
@@ -396,10 +398,10 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     directory = launcher.format_path(finished.run_dir)
     shown = database is not None and profile.has_table_output(arguments)
     if arguments.measure_overhead and not shown and not arguments.quiet:
-        _tell_overhead(finished.run_dir, log)
+        _print_overhead(finished.run_dir)
     why = diagnosis.RunDiagnosis(finished.run_dir, log)
     if database is not None:
-        judged, found, complete = profile.show_profile(
+        verdicts, found, complete = profile.show_profile(
             database,
             arguments,
             title=f"profile of {directory}",
@@ -412,20 +414,20 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
         if not shown and not (arguments.quiet and (found is None or found.ok)):
             windows.report_capture(found, log)
         windows.save_capture(found, finished.run_dir)
-        expectations.report_expectations(judged, log, quiet=arguments.quiet)
+        expectations.report_expectations(verdicts, log, quiet=arguments.quiet)
         if not shown:
             expectations.report_losses(complete, log)
         why.report_problems()
         if not arguments.quiet:
             log(f"next: python -m traceable report {directory}")
-        return Outcome(judged, found, complete)
+        return Outcome(verdicts, found, complete)
     if not finished.run_dir.is_dir():
         return Outcome()
     if arguments.collector != NO_COLLECTOR:
         why(None, finished.problem)
     if finished.problem:
         why.report_problems()
-        log(f"next: python -m traceable report {directory}, when that is mended")
+        log(f"next: python -m traceable report {directory}, after fixing it")
         return Outcome()
     if arguments.collector == NO_COLLECTOR:
         return Outcome()
@@ -434,12 +436,12 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     windows.save_capture(found, finished.run_dir)
     from traceable.analysis.expectations import evaluate_expectations
 
-    judged = evaluate_expectations(finished.expected, None)
-    expectations.report_expectations(judged, log, quiet=arguments.quiet)
+    verdicts = evaluate_expectations(finished.expected, None)
+    expectations.report_expectations(verdicts, log, quiet=arguments.quiet)
     complete = expectations.evaluate_unrecorded_run(finished.run_dir)
     expectations.report_losses(complete, log)
     why.report_problems()
-    return Outcome(judged, found, complete)
+    return Outcome(verdicts, found, complete)
 
 
 def exit_with_status(status: int) -> int:
@@ -463,33 +465,38 @@ def exit_with_status(status: int) -> int:
 
 def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --warmup-steps, --delay, --after-request, --idle, --duration and --step-function."""
-    group = parser.add_argument_group("when windows begin (all that are given must be met), and how long they last")
+    group = parser.add_argument_group("window start conditions (all must be met) and duration")
     group.add_argument(
-        "--warmup-steps", dest="warmup_steps", metavar="N", help="N steps are over; --steps counts from there"
+        "--warmup-steps", dest="warmup_steps", metavar="N", help="skip the first N steps; --steps counts from there"
     )
     group.add_argument(
         "--delay",
         dest="delay_s",
         metavar="S",
-        help="S seconds since its first range or step; start+S: since the process began",
+        help="wait S seconds from the first range or step; start+S: from the start of the process",
     )
-    group.add_argument("--after-request", dest="requests", metavar="N", help="N requests are over")
-    group.add_argument("--idle", dest="idle_s", metavar="S", help="no step has begun for S seconds")
+    group.add_argument("--after-request", dest="requests", metavar="N", help="wait until N requests have ended")
+    group.add_argument("--idle", dest="idle_s", metavar="S", help="wait until no step has begun for S seconds")
     group.add_argument(
-        "--duration", dest="duration_s", metavar="S", help="a window lasts S seconds; without --steps it is one"
+        "--duration",
+        dest="duration_s",
+        metavar="S",
+        help="close each window after S seconds; without --steps there is one window",
     )
     parser.add_argument(
-        "--step-function", metavar="MODULE:NAME", help="each call of this function is a step, as in engine:Engine.step"
+        "--step-function",
+        metavar="MODULE:NAME",
+        help="count each call of this function as a step, as in engine:Engine.step",
     )
 
 
-def _asked_conditions(arguments: argparse.Namespace, *, steps: bool, controlled: bool) -> Conditions:
+def _requested_conditions(arguments: argparse.Namespace, *, steps: bool, controlled: bool) -> Conditions:
     """Return the conditions of the options, or of the environment where there is no option: the program reads both.
 
     Args:
         arguments: of the command line.
         steps: whether --steps names windows.
-        controlled: whether windows are asked for while the program runs.
+        controlled: whether windows are requested while the program runs.
 
     Raises:
         UsageError: one is malformed, or there is no window to hold.
@@ -516,13 +523,13 @@ def _asked_conditions(arguments: argparse.Namespace, *, steps: bool, controlled:
 
 def _condition_variables(found: Conditions, *, steps: bool) -> dict[str, str]:
     """Return what to set in the program's environment."""
-    said = found.to_environment()
-    if said and not steps and not found.need_steps:
+    variables = found.to_environment()
+    if variables and not steps and not found.need_steps:
         from traceable.annotation.bootstrap import make_bootstrap_path
 
         # A window of time is for programs, too, that never import traceable.
-        said["PYTHONPATH"] = make_bootstrap_path(os.environ)
-    return said
+        variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
+    return variables
 
 
 def _step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
@@ -561,22 +568,22 @@ def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure-overhead",
         action="store_true",
-        help="run the program twice, first without a collector, and say how much longer it takes with one",
+        help="run the program twice, first without a collector, and report how much longer it takes with one",
     )
 
 
-def _measure_overhead(directory: Path, say: Callable[[str], None]) -> None:
-    """Write into the manifest of the run in `directory` what recording it cost: `load` finds it there.
+def _measure_overhead(directory: Path) -> None:
+    """Write the overhead of the run in `directory` into its manifest, where `load` reads it.
 
-    What goes wrong is said, and leaves the profile to be printed without it.
+    An error is logged, and the profile is printed without the overhead.
     """
     try:
         _write_overhead(directory)
     except (TraceError, OSError) as error:
         why = error.message if isinstance(error, TraceError) else error
-        say(Message("overhead_not_saved", f"what recording cost can't be kept: {why}"))
+        log(Message("overhead_not_saved", f"the overhead can't be saved: {why}"))
     except Exception as error:  # noqa: BLE001 - a fault of ours must not hide the profile
-        say(Message("overhead_failed", f"what recording cost could not be told ({type(error).__name__}: {error})"))
+        log(Message("overhead_failed", f"the overhead could not be computed ({type(error).__name__}: {error})"))
 
 
 def _write_overhead(directory: Path) -> None:
@@ -588,16 +595,16 @@ def _write_overhead(directory: Path) -> None:
     kept.write_overhead(directory, overhead_to_dict(found, manifest["collector"]["name"]))
 
 
-def _tell_overhead(directory: Path, say: Callable[[str], None]) -> None:
-    """Print what recording the run in `directory` cost, where that was measured.
+def _print_overhead(directory: Path) -> None:
+    """Print the overhead of the run in `directory`, where it was measured.
 
     Raises:
-        TraceError: it is no run directory.
+        TraceError: it is not a run directory.
     """
     from traceable.report.overhead import format_overhead
 
     for line in format_overhead(run_dir.load_manifest(directory).get(kept.OVERHEAD_KEY)):
-        say(line)
+        log(line)
 
 
 # ---- --gpu: the embedded recorder, and with it the GPU's work by the program's own torch
@@ -608,19 +615,19 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="with the recorder, record the GPU too, by Kineto in the program's torch (traceable help recorder-gpu)",
+        help="with the recorder, capture GPU activity through torch (traceable help recorder-gpu)",
     )
 
 
 def _check_gpu(arguments: argparse.Namespace) -> None:
-    """Refuse the option where it says nothing.
+    """Reject the option where it has no effect.
 
     Raises:
         UsageError: with a collector that is not the recorder.
     """
     if arguments.gpu and arguments.collector not in (collectors.AUTO, RECORDER):
-        found, remedy = _WITHOUT_GPU[arguments.collector]
-        raise UsageError("gpu_needs_recorder", f"--gpu is for the recorder: {found}", remedy)
+        reason, remedy = _WITHOUT_GPU[arguments.collector]
+        raise UsageError("gpu_needs_recorder", f"--gpu needs the recorder: {reason}", remedy)
 
 
 def count_gpu_operations(recorded: CollectorResult | None) -> int:
@@ -632,5 +639,5 @@ def count_gpu_operations(recorded: CollectorResult | None) -> int:
 def _gpu_operations_in(database: Path) -> int:
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        found = [table for table in _OPERATION_TABLES if table in tables]
-        return sum(int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in found)
+        present = [table for table in _OPERATION_TABLES if table in tables]
+        return sum(int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in present)

@@ -1,4 +1,4 @@
-"""What `run` and `report` share: saying what became of the steps that were asked for."""
+"""What `run` and `report` share: the lines about the requested steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from traceable.analysis.windows import CaptureResult
 
 
-def report_capture(windows: CaptureResult | None, say: Callable[[str], None]) -> None:
+def report_capture(windows: CaptureResult | None, log: Callable[[str], None]) -> None:
     """Print a line for what was captured and one for everything that went wrong."""
     from traceable.report.windows import capture_to_dict, format_capture
 
     for line in format_capture(capture_to_dict(windows)):
-        say(line)
+        log(line)
 
 
 def save_capture(windows: CaptureResult | None, run_directory: Path) -> None:
@@ -35,14 +35,14 @@ def save_capture(windows: CaptureResult | None, run_directory: Path) -> None:
 
 
 def evaluate_without_recording(run_directory: Path) -> CaptureResult | None:
-    """Return what became of the windows of a run that left nothing to read; None where it was asked for none.
+    """Return the capture result of a run that left nothing to read; None where it has no windows.
 
     Raises:
-        TraceError: it is no run directory.
+        TraceError: it is not a run directory.
     """
     from traceable.analysis.windows import evaluate_capture
     from traceable.launch import run_dir
     from traceable.launch.windows import load_capture_request
 
-    wanted = load_capture_request(run_directory, run_dir.load_manifest(run_directory))
-    return None if wanted is None else evaluate_capture(wanted, ())
+    request = load_capture_request(run_directory, run_dir.load_manifest(run_directory))
+    return None if request is None else evaluate_capture(request, ())

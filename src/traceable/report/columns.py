@@ -28,10 +28,10 @@ _UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_gb_per_s", units.format_rate),
 )
 MARKS = {
-    "*": "more time than the range it lies in took: several ran side by side, and each counts",
-    "^": "more time than the range it began in took: it went on after that had ended",
-    "+": "more than all outermost ranges together: some ran side by side, or inside others of the row",
-    "~": "p99 of fewer than 100: hardly less than the largest of them, and no tail",
+    "*": "more time than the range around it: several ran concurrently, and each counts",
+    "^": "more time than the range it began in: it went on after that had ended",
+    "+": "more than all outermost ranges together: some ran concurrently, or inside others of the row",
+    "~": "p99 of fewer than 100 instances: close to the maximum",
 }
 """What stands behind a number that is not what it seems, and why."""
 
@@ -50,12 +50,13 @@ class Column:
 
     Attributes:
         source: the table's column.
-        heading: what stands above it; its name without the unit if not said.
+        heading: what stands above it; its name without the unit by default.
         rank: where not all columns fit, the one with the highest goes first.
-        only_if_any: left out where no row has anything but zero. What no row has at all is always left out.
-        only_if_several: left out where all rows have the same.
-        redundant_with: left out where this other column tells the same rows apart, without a gap: a rank, instead of its pid.
-        write: how to write a value; by the name's end if not said.
+        only_if_any: omitted where no row has anything but zero. A column that no row has is always omitted.
+        only_if_several: omitted where all rows have the same.
+        redundant_with: omitted where this other column, without a gap, distinguishes the same rows: a rank instead of
+            its pid.
+        write: how to write a value; by the name's end by default.
         whole: a text that is not cut: other columns go first.
         mark: which of `MARKS` stands behind a row's value; "" for none.
     """
@@ -109,7 +110,7 @@ def is_worth_showing(column: Column, rows: Sequence[Row], every: Table | None = 
 
     Args:
         rows: what is shown.
-        every: the table that it is of, whose other rows tell whether there are several; None for no other rows.
+        every: the table that it is of, whose other rows show whether there are several; None for no other rows.
     """
     values = [row[column.source] for row in rows]
     if all(value is None for value in values):
@@ -118,8 +119,8 @@ def is_worth_showing(column: Column, rows: Sequence[Row], every: Table | None = 
         return False
     if column.redundant_with:
         columns = (column.redundant_with, column.source)
-        told = [[row[name] for row in rows] if every is None else every.column(name) for name in columns]
-        pairs = set(zip(*told, strict=True))
+        both = [[row[name] for row in rows] if every is None else every.column(name) for name in columns]
+        pairs = set(zip(*both, strict=True))
         others = {other for other, _ in pairs}
         if None not in others and len(others) == len(pairs):
             return False
@@ -130,7 +131,7 @@ def format_heading(name: str) -> str:
     """Return what stands above a column of this name.
 
     Examples:
-        >>> heading("gpu_busy_total_ns"), heading("h2d_bytes"), heading("gb_per_s")
+        >>> format_heading("gpu_busy_total_ns"), format_heading("h2d_bytes"), format_heading("gb_per_s")
         ('GPU busy total', 'h2d', 'rate')
     """
     stem = _stem(name)[0]
@@ -155,7 +156,7 @@ def format_value(value: Any) -> str:
     """Write a value of no known unit.
 
     Examples:
-        >>> written(["step", "forward"]), written(True), written(12345), written(0.5)
+        >>> format_value(["step", "forward"]), format_value(True), format_value(12345), format_value(0.5)
         ('step / forward', 'yes', '12 345', '0.5')
     """
     if isinstance(value, str):

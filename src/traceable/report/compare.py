@@ -1,4 +1,4 @@
-"""Several recordings side by side: the document for machines, and the table for people. Nothing is computed."""
+"""Several recordings compared: the document for machines, and the table for people. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def build_comparison(heads: Sequence[Mapping[str, Any]], by: str, table: Table, 
     """Return the document that docs/report.md describes, in plain Python values; None for absent.
 
     Args:
-        heads: of each recording, what `report.document.head` returns.
+        heads: of each recording, what `report.document.build_header` returns.
         by: what a row is about: `path` or `name`.
-        table: what `analysis.compare.beside` returned, with the steps among its others.
+        table: what `analysis.compare.compare_ranges` returned, with the steps among its others.
         choice: which rows are in it.
     """
     recordings = [
@@ -43,7 +43,7 @@ def write_comparison(
     Args:
         paths: as the user gave them.
     """
-    page.line(f"{len(heads)} recordings side by side")
+    page.line(f"{len(heads)} recordings compared")
     for letter, head, path in zip(LETTERS, heads, paths, strict=False):
         page.line(f"{letter}  {path}")
         of_the_run = (*flight.format_flight_recorder(head["flight_recorder"]), *windows.format_capture(head["capture"]))
@@ -53,9 +53,9 @@ def write_comparison(
     rows = choice.rows(table)
     if rows:
         tree = "path" in table.columns and choice.sort is None
-        named = Cells("range", format_range_labels(rows, tree), is_text=True)
+        labels = Cells("range", format_range_labels(rows, tree), is_text=True)
         shown = [one for one in _columns(LETTERS[: len(heads)]) if is_worth_showing(one, rows)]
-        page.table([named, *(format_column(one, rows) for one in shown)])
+        page.table([labels, *(format_column(one, rows) for one in shown)])
     else:
         page.line((NO_RANGE_MATCHES if len(table) else NO_RANGES).printed)
     if left_out := len(choice.match_indices(table)) - len(rows):
@@ -63,14 +63,14 @@ def write_comparison(
     steps = list(table.others["steps"].rows())
     if steps:
         page.line()
-        page.line("the steady steps:")
+        page.line("steady steps:")
         page.table([format_column(one, steps) for one in _STEPS if is_worth_showing(one, steps)])
     for note in table.notes:
         page.line(format_line(note))
 
 
 def _columns(letters: str) -> list[Column]:
-    """Return what is shown of each recording, and what goes first for want of room: the means, then the counts."""
+    """Return what is shown of each recording, and what is hidden first: the means, then the counts."""
     first = letters[0]
     shown = []
     for letter in letters:
@@ -101,8 +101,8 @@ _STEPS = (
     Column("steady", rank=5),
     Column("wall_mean_ns", "mean", 4),
     Column("wall_p50_ns", "p50", 0),
-    Column("wall_p50_ratio", f"p50 to {LETTERS[0]}", 1, write=_ratio),
+    Column("wall_p50_ratio", f"p50 vs {LETTERS[0]}", 1, write=_ratio),
     Column("wall_p99_ns", "p99", 2),
-    Column("steps_per_s", "a second", 3),
+    Column("steps_per_s", "steps/s", 3),
     Column("gpu_busy_mean_ns", "GPU busy", 4, only_if_any=True),
 )

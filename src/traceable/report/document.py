@@ -34,7 +34,7 @@ MAX_ROWS = 1000
 
 
 def build_header(recording: Recording) -> dict[str, Any]:
-    """Return what stands before every answer: what was read, over which time, and how much of the GPU is explained."""
+    """Return the first keys of every document: what was read, over which time, and how much of the GPU is explained."""
     trace = recording.trace
     extent = trace.extent_ns()
     start, end = extent if extent else (None, None)
@@ -88,14 +88,14 @@ def build_report(
     Args:
         recording: what is reported on.
         choice: which ranges and counters are in it.
-        verdicts: what became of the ranges that were expected.
+        verdicts: the verdicts on the expected ranges.
         thresholds: of the findings, as `Recording.findings` takes them.
     """
     profile, counters = recording.profile, recording.counters()
     places = choice.select_indices(profile.ranges, DEFAULT_SORT)
     fields = [profile.fields[place] for place in places]
     names = choice.select_indices(profile.names, DEFAULT_SORT)
-    left_out = {
+    omitted = {
         "ranges": len(choice.match_indices(profile.ranges)) - len(places),
         "names": len(choice.match_indices(profile.names)) - len(names),
     }
@@ -110,12 +110,12 @@ def build_report(
         "outside_ranges": list(recording.outside_ranges().rows()),
         **_findings(recording, thresholds),
         "expectations": expectation_rows(verdicts),
-        "omitted": {key: count for key, count in left_out.items() if count},
+        "omitted": {key: count for key, count in omitted.items() if count},
     }
 
 
 def build_bounded_report(recording: Recording, verdicts: Sequence[ExpectationResult]) -> dict[str, Any]:
-    """Return the report of all ranges with at most MOST_ROWS rows in each list, of the ranges the largest.
+    """Return the report of all ranges with at most MAX_ROWS rows in each list, of the ranges the largest.
 
     Arguments as of `build_report`.
     """
@@ -130,7 +130,7 @@ def build_bounded_report(recording: Recording, verdicts: Sequence[ExpectationRes
 
 
 def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> dict[str, Any]:
-    """Return all findings and what became of each rule; instead of the rules why the recording supports none."""
+    """Return all findings and the state of each rule; instead of the rules why the recording supports none."""
     try:
         found = recording.findings(thresholds=thresholds)
     except MissingDataError as error:
@@ -148,7 +148,7 @@ def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:
 
 
 def missing_data_to_dict(error: MissingDataError) -> dict[str, Any]:
-    """Return what a document holds in place of an answer that the trace can't give."""
+    """Return what a document holds in place of a view that the trace can't answer."""
     return {"missing_data": error.message.as_dict}
 
 
@@ -177,7 +177,7 @@ def write_file(text: str, path: Path) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
-            # mkstemp makes files that only their owner may read; a report is as public as the run beside it.
+            # mkstemp makes files that only their owner may read; a report is as public as the run next to it.
             Path(temporary).chmod(0o666 & ~_umask())
             Path(temporary).replace(path)
         except BaseException:

@@ -1,4 +1,4 @@
-"""What a flight recorder shows, as lines for people."""
+"""The intervals of a flight recorder, as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LINES_MAX = 4
 def format_flight_recorder(shown: Sequence[dict[str, Any]]) -> list[str]:
     """Return what is shown: a line for each process, the ones that ended last first."""
     ordered = sorted(shown, key=lambda one: (one["end"] is None, -one["end_ns"], one["pid"]))
-    said = [_line(one) for one in ordered[:_LINES_MAX]]
-    left = len(ordered) - len(said)
-    return [*said, *([f"and of {left} more process{'es' if left > 1 else ''}"] if left else [])]
+    lines = [_line(one) for one in ordered[:_LINES_MAX]]
+    left = len(ordered) - len(lines)
+    return [*lines, *([f"and of {left} more process{'es' if left > 1 else ''}"] if left else [])]
 
 
 def _line(one: dict[str, Any]) -> str:

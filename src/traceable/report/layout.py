@@ -67,14 +67,14 @@ def layout_columns(columns: Sequence[Cells], width: int | None) -> tuple[list[st
         columns: at least one, equally long; the first says what the row is about.
         width: how wide a line may be; None for as wide as needed.
     """
-    wanted = {i: column.width for i, column in enumerate(columns)}
-    wanted |= {i: min(size, _WIDEST_FURTHER_TEXT) for i, size in wanted.items() if i and columns[i].truncatable}
+    preferred = {i: column.width for i, column in enumerate(columns)}
+    preferred |= {i: min(size, _WIDEST_FURTHER_TEXT) for i, size in preferred.items() if i and columns[i].truncatable}
     if width is not None:
-        wanted = _fitted(columns, wanted, width)
-    shown = [columns[i] for i in wanted]
+        preferred = _fitted(columns, preferred, width)
+    shown = [columns[i] for i in preferred]
     cells = [
         [_padded(cell, size, column.is_text) for cell in truncate_distinct([column.heading, *column.lines], size)]
-        for column, size in zip(shown, wanted.values(), strict=True)
+        for column, size in zip(shown, preferred.values(), strict=True)
     ]
     return [(" " * GAP).join(row).rstrip() for row in zip(*cells, strict=True)], shown
 
@@ -83,7 +83,7 @@ def wrap_text(text: str, width: int) -> list[str]:
     """Return a text as lines of at most `width` cells, broken between words, and inside one that is longer than a line.
 
     Examples:
-        >>> wrapped("one two three", 7), wrapped("abcdefg", 3)
+        >>> wrap_text("one two three", 7), wrap_text("abcdefg", 3)
         (['one two', 'three'], ['abc', 'def', 'g'])
     """
     lines = [""]
@@ -102,19 +102,19 @@ def wrap_text(text: str, width: int) -> list[str]:
     return lines
 
 
-def _fitted(columns: Sequence[Cells], wanted: dict[int, int], width: int) -> dict[int, int]:
-    """Return the width of each column that stays: numbers as wanted, words with what is left."""
-    least = {i: min(size, _NARROWEST_TEXT) if columns[i].truncatable else size for i, size in wanted.items()}
-    first = next(iter(wanted))
+def _fitted(columns: Sequence[Cells], preferred: dict[int, int], width: int) -> dict[int, int]:
+    """Return the width of each column that stays: numbers as wide as they are, text with the rest."""
+    least = {i: min(size, _NARROWEST_TEXT) if columns[i].truncatable else size for i, size in preferred.items()}
+    first = next(iter(preferred))
     if columns[first].is_text:
-        least[first] = min(wanted[first], max(_NARROWEST_TEXT, min(_NARROWEST_FIRST, width * 2 // 5)))
+        least[first] = min(preferred[first], max(_NARROWEST_TEXT, min(_NARROWEST_FIRST, width * 2 // 5)))
     while len(least) > 1 and _total(least) > width:
         least.pop(max(list(least)[1:], key=lambda i: columns[i].rank))
     left = width - _total(least)
     # What is left goes to those who need least of it, until the rest shares alike.
-    hungry = sorted((i for i in least if columns[i].truncatable), key=lambda i: wanted[i] - least[i])
-    for served, i in enumerate(hungry):
-        more = min(wanted[i] - least[i], max(0, left) // (len(hungry) - served))
+    flexible = sorted((i for i in least if columns[i].truncatable), key=lambda i: preferred[i] - least[i])
+    for served, i in enumerate(flexible):
+        more = min(preferred[i] - least[i], max(0, left) // (len(flexible) - served))
         least[i] += more
         left -= more
     least[first] = max(1, min(least[first], width))
@@ -132,9 +132,9 @@ def _padded(text: str, width: int, words: bool) -> str:
 
 def get_line_width(stream: TextIO) -> int | None:
     """Return how wide lines on `stream` may be: as COLUMNS says, else as its terminal is; None where there is none."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isascii() and said.isdigit() and int(said):
-        return max(_NARROWEST, int(said))
+    columns_text = os.environ.get("COLUMNS", "")
+    if columns_text.isascii() and columns_text.isdigit() and int(columns_text):
+        return max(_NARROWEST, int(columns_text))
     if not stream.isatty():
         return None
     try:

@@ -1,4 +1,4 @@
-"""What recording cost: as lines for people and as `overhead` of report.json and run.json."""
+"""The overhead of recording: as lines for a terminal and as `overhead` of report.json and run.json."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _WITHOUT = {
 }
 """How the run that is compared with is called, by collector; else without it."""
 
-_WORTH_SAYING_SHARE = 0.02
-"""From which part of the time on it is said that the steps waited for a CPU."""
+_REPORTED_MIN_SHARE = 0.02
+"""The share of the time from which on the wait of the steps for a CPU is reported."""
 
-_WORTH_SAYING_NS = 10_000_000
-"""From when on it is said how long opening and closing windows took."""
+_REPORTED_MIN_NS = 10_000_000
+"""The time from which on the pauses by opening and closing windows are reported."""
 
 
 def overhead_to_dict(found: Overhead, collector: str) -> dict[str, Any]:
@@ -54,54 +54,54 @@ def overhead_to_dict(found: Overhead, collector: str) -> dict[str, Any]:
 
 
 def format_overhead(overhead: Mapping[str, Any] | None) -> list[str]:
-    """Return what is said of it: what a step costs, those that were not recorded, and the whole run."""
+    """Return the lines about it: what a step costs, those that were not recorded, and the whole run."""
     if overhead is None:
         return []
     recorded, other = overhead["recorded_steps"], overhead["other_steps"]
     first = _WITHOUT.get(overhead["collector"], f"without {overhead['collector']}")
-    said = []
+    lines = []
     if recorded is not None:
-        said.append(f"profiled step {_more(recorded)}: {_medians(recorded, first)}, over {_steps(recorded)}")
+        lines.append(f"profiled step {_more(recorded)}: {_medians(recorded, first)}, over {_steps(recorded)}")
     if other is not None:
-        said.append(f"steps outside of the windows {_more(other)}: {_medians(other, first)}, over {_steps(other)}")
+        lines.append(f"steps outside of the windows {_more(other)}: {_medians(other, first)}, over {_steps(other)}")
     if recorded is not None and overhead["warm_up_steps"]:
-        said[0] += f"; the first {overhead['warm_up_steps']} left out as warm-up"
+        lines[0] += f"; the first {overhead['warm_up_steps']} excluded as warm-up"
     if recorded is not None and overhead["stepping_processes"] > 1:
-        said[0] += f"; of process {overhead['pid']}, one of {overhead['stepping_processes']} that took steps"
+        lines[0] += f"; of process {overhead['pid']}, one of {overhead['stepping_processes']} processes with steps"
     waited = [overhead[key] for key in ("profiled_cpu_wait_share", "plain_cpu_wait_share")]
-    if recorded is not None and max(part or 0 for part in waited) >= _WORTH_SAYING_SHARE:
+    if recorded is not None and max(part or 0 for part in waited) >= _REPORTED_MIN_SHARE:
         parts = ["an unknown part" if part is None else format_percent(part) for part in waited]
         waiting = f"the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {first}"
-        said.append(Message("machine_busy", f"a busy machine: {waiting}"))
+        lines.append(Message("machine_busy", f"a busy machine: {waiting}"))
     if overhead["run_overhead_share"] is not None:
-        said.append(_run(overhead, first) + (f" ({_why_no_steps(overhead)})" if recorded is None else ""))
+        lines.append(_run(overhead, first) + (f" ({_why_no_steps(overhead)})" if recorded is None else ""))
     elif recorded is None:
-        why = f"{_why_no_steps(overhead)}, and the runs did not end alike"
-        said.append(Message("overhead_unknown", f"what recording cost is not known: {why}"))
-    return said
+        why = f"{_why_no_steps(overhead)}, and the runs ended differently"
+        lines.append(Message("overhead_unknown", f"the overhead is not known: {why}"))
+    return lines
 
 
 def _run(overhead: Mapping[str, Any], first: str) -> str:
     times = f"{format_duration(overhead['profiled_run_ns'])}, {format_duration(overhead['plain_run_ns'])} {first}"
     stall = overhead["stall_ns"]
-    stalled = f", {format_duration(stall)} of it opening and closing windows" if stall >= _WORTH_SAYING_NS else ""
+    stalled = f", {format_duration(stall)} of it opening and closing windows" if stall >= _REPORTED_MIN_NS else ""
     return f"profiled run {format_change(overhead['run_overhead_share'])}: {times}{stalled}"
 
 
 def _why_no_steps(overhead: Mapping[str, Any]) -> str:
     if not overhead["stepping_processes"]:
-        return "no steps were taken, so that it is not known how much of that is chance"
+        return "no steps were taken, so its significance is not known"
     if overhead["pid"] is None:
-        return "it can't be told which processes of the two runs took the same steps"
-    return "no recorded step is one that can be compared"
+        return "the processes of the two runs can't be matched"
+    return "no recorded step can be compared"
 
 
 def _more(part: Mapping[str, Any]) -> str:
     low, high = part["low_share"], part["high_share"]
     if low is None:
-        return f"{format_change(part['overhead_share'])} (too few to tell it from chance)"
-    chance = "" if part["significant"] else ", which may be chance"
-    return f"{format_change(part['overhead_share'])} (between {format_change(low)} and {format_change(high)}{chance})"
+        return f"{format_change(part['overhead_share'])} (too few steps to be significant)"
+    suffix = "" if part["significant"] else ", not significant"
+    return f"{format_change(part['overhead_share'])} (between {format_change(low)} and {format_change(high)}{suffix})"
 
 
 def _medians(part: Mapping[str, Any], first: str) -> str:
@@ -116,7 +116,7 @@ def format_change(more: float) -> str:
     """Write a difference in percent: with a decimal below ten percent, and without where it would say nothing.
 
     Examples:
-        >>> signed(0.0614), signed(0.184), signed(-0.0004), signed(12.5)
+        >>> format_change(0.0614), format_change(0.184), format_change(-0.0004), format_change(12.5)
         ('+6.1 %', '+18 %', '+0.0 %', '+1 250 %')
     """
     percent = more * 100

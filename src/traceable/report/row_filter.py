@@ -110,7 +110,7 @@ def resolve_column(request: str, columns: Sequence[str]) -> str | None:
     """Return the column that is asked for, which may be named without its unit; None where there is none.
 
     Examples:
-        >>> column_meant("p99", ["name", "cpu_p99_ns"])
+        >>> resolve_column("p99", ["name", "cpu_p99_ns"])
         'cpu_p99_ns'
     """
     word = request.strip().lower().replace("-", "_").replace(" ", "_")

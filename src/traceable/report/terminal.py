@@ -47,10 +47,10 @@ _LEAST_OUTSIDE = 0.01
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _NARROWEST_TEXT = 20
-"""In how many cells at least a text is wrapped: with less beside others, it begins a line of its own."""
+"""In how many cells at least a text is wrapped: with less next to other cells, it begins a line of its own."""
 
 NO_RANGES = Message(
-    "no_ranges_recorded", "no ranges were recorded: annotate the program, and with nsys have nvtx in --trace"
+    "no_ranges_recorded", "no ranges were recorded: annotate the program; with nsys, add nvtx to --trace"
 )
 NO_RANGE_MATCHES = Message("no_range_matches", "no range matches")
 _NO_ROW_MATCHES = Message("no_row_matches", "no row matches")
@@ -94,27 +94,27 @@ class Page:
             self.paragraph([], mark)
         hidden = [column.heading.strip() for column in written if not any(column is one for one in shown)]
         if hidden:
-            self.paragraph([], f"no room for {', '.join(hidden)}: COLUMNS=200 makes some, --csv has every column")
+            self.paragraph([], f"hidden columns: {', '.join(hidden)}; set COLUMNS=200 to show more, --csv has all")
 
     def paragraph(self, first: Sequence[str], text: str) -> None:
-        """Print a text, wrapped where there is a width to keep, beside cells that stand in its first line only.
+        """Print a text, wrapped where there is a width to keep, after cells that are in its first line only.
 
         Args:
             first: the cells, already padded; as wide as they are, further lines are indented.
             text: what is wrapped; never cut.
         """
-        beside = "".join(cell + " " * GAP for cell in map(self._writable, first))
+        prefix = "".join(cell + " " * GAP for cell in map(self._writable, first))
         text = self._writable(text)
-        indent = measure_width(beside)
+        indent = measure_width(prefix)
         if self._width is not None and self._width - indent < _NARROWEST_TEXT:
-            beside, indent = beside.rstrip(), 0
-            if beside:
-                self._stream.write(beside + "\n")
-                beside = ""
+            prefix, indent = prefix.rstrip(), 0
+            if prefix:
+                self._stream.write(prefix + "\n")
+                prefix = ""
         lines = [text] if self._width is None else wrap_text(text, max(1, self._width - indent))
         for line in lines:
-            self._stream.write(f"{beside}{line}".rstrip() + "\n")
-            beside = " " * indent
+            self._stream.write(f"{prefix}{line}".rstrip() + "\n")
+            prefix = " " * indent
 
     def _writable(self, text: str) -> str:
         return escape_unencodable(escape_unprintable(text), getattr(self._stream, "encoding", None))
@@ -138,7 +138,7 @@ def write_ranges(
 
     Args:
         profile: what the ranges cost.
-        counters: what the counters said.
+        counters: values of the counters.
         choice: what of it to show.
         by: `path`, as a tree where nothing is sorted; or `name`.
         folded: the names that stand for several, as in the head of a document.
@@ -184,7 +184,8 @@ def write_step_rates(page: Page, summary: Table) -> None:
         if row["steps_per_s"] is None:
             continue
         parts = [
-            f"process {row['pid']}: {row['steady']} of {format_count(row['steps'], 'step')}, {row['steps_per_s']:.4g} steps/s"
+            f"process {row['pid']}: {row['steady']} of {format_count(row['steps'], 'step')}, "
+            f"{row['steps_per_s']:.4g} steps/s"
         ]
         if row["interval_p50_ns"] is not None:
             middle, most = format_duration(row["interval_p50_ns"]), format_duration(row["interval_max_ns"])
@@ -209,11 +210,11 @@ def write_largest_findings(page: Page, findings: Table) -> None:
         page.paragraph([won], row["sentence"])
     left_out = len(findings) - len(rows)
     more = f"{left_out} more: " if left_out else ""
-    page.paragraph([], f"{more}--view {FINDINGS.name} says what to do, and what was looked for")
+    page.paragraph([], f"{more}--view {FINDINGS.name} shows what to do and the rules")
 
 
 def write_findings(page: Page, findings: Table, choice: RowFilter) -> None:
-    """Print the findings with what to do, what became of each rule, and the notes."""
+    """Print the findings with their advice, the state of each rule, and the notes."""
     rows = choice.rows(findings)
     won = _aligned([_bound(format_duration, row["potential_saving_ns"]) for row in rows])
     part = _aligned([_bound(format_percent, row["potential_saving_share"]) for row in rows])
@@ -243,13 +244,13 @@ def write_findings(page: Page, findings: Table, choice: RowFilter) -> None:
 
 
 def _refusal(rule: Row) -> str:
-    """Write why a rule was not answered, and what to do."""
+    """Write why a rule is unsupported, and what to do."""
     code = rule["code"]
     return Message(code, f"{rule['reason']}; {rule['remedy']}").printed
 
 
 def _bound(written: Callable[[float], str], value: float | None) -> str:
-    """Write what a finding could win at most; a statement promises nothing."""
+    """Write the upper bound of a finding; `-` for a statement without one."""
     return "-" if value is None else written(value)
 
 
@@ -259,7 +260,7 @@ def _aligned(texts: Sequence[str]) -> list[str]:
 
 
 def write_notes(page: Page, report: Mapping[str, Any]) -> None:
-    """Print what of the file could not be read as it stood."""
+    """Print the notes on the file: what could not be read."""
     for note in report["source"]["notes"]:
         page.line(f"note: {message_from_dict(note).printed}")
 
@@ -294,10 +295,10 @@ def write_trees(page: Page, table: Table) -> None:
         return
     labels, shown = [], []
     for number, rows in trees.items():
-        kept = _longest(rows)
+        selected = _longest(rows)
         took = {row["instance"]: row["cpu_ns"] for row in rows}
-        more = f" ... and {len(rows) - len(kept)} below" if len(rows) > len(kept) else ""
-        for row in kept:
+        more = f" ... and {len(rows) - len(selected)} below" if len(rows) > len(selected) else ""
+        for row in selected:
             label = f"{'  ' * row['depth']}{escape_name(row['name'])}"
             labels.append(label if row["depth"] else f"{number}. {label}{more}")
             # Of single instances the one reason is that they went on: side by side none is longer than what is around.
@@ -310,13 +311,13 @@ def write_trees(page: Page, table: Table) -> None:
 def _longest(rows: Sequence[Row]) -> list[Row]:
     """Return the longest rows of a tree, and those that they lie inside, in their order."""
     parents = {row["instance"]: row["parent_instance"] for row in rows}
-    kept: set[int | None] = {rows[0]["instance"]}
+    selected: set[int | None] = {rows[0]["instance"]}
     for row in sorted(rows, key=lambda row: -(row["cpu_ns"] or 0))[:_TREE_MAX]:
         one = row["instance"]
-        while one is not None and one not in kept:
-            kept.add(one)
+        while one is not None and one not in selected:
+            selected.add(one)
             one = parents.get(one)
-    return [row for row in rows if row["instance"] in kept]
+    return [row for row in rows if row["instance"] in selected]
 
 
 def format_header(report: Mapping[str, Any]) -> list[str]:
@@ -432,7 +433,7 @@ def format_range_labels(rows: Sequence[Row], tree: bool) -> list[str]:
 
 
 def _folded_below(rows: Sequence[Row], every: Table) -> list[str]:
-    """Return what stands behind the label of each row: how many paths inside it are not shown; nothing for none.
+    """Return the end of each row's label: how many paths inside it are not shown; nothing for none.
 
     A path counts once, for the nearest row that it lies inside.
     """
@@ -447,7 +448,7 @@ def _folded_below(rows: Sequence[Row], every: Table) -> list[str]:
 
 
 def _pause(row: Row) -> str:
-    """Return what stands behind the label of a callback of an event loop: what it is, and which range it was in."""
+    """Return the end of the label of a callback of an event loop: what it is, and which range it was in."""
     if row["domain"] != LOOP_DOMAIN:
         return ""
     inside = row.get("blocking_path")

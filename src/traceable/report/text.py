@@ -10,10 +10,10 @@ from traceable.protocol.environment import escape_unprintable
 MAX_NAME_LENGTH = 200
 _DOTS = ".."
 _NARROWEST_CORE = 3
-"""With less room between the dots than this nothing can be told apart."""
+"""With less room between the dots than this texts can't be distinguished."""
 
 _ROUNDS = 3
-"""How often names that are cut to the same are told apart anew, together with more of them each time."""
+"""How often names that are cut to the same text are distinguished again, together with more of them each time."""
 
 
 def format_line(line: str) -> str:
@@ -54,7 +54,7 @@ def truncate(text: str, width: int) -> str:
     """Return a text in at most `width` cells; of one that is cut, begin and end with two dots between.
 
     Examples:
-        >>> cut("forward", 7), cut("forward", 6), cut("encoder.layers.attention", 12)
+        >>> truncate("forward", 7), truncate("forward", 6), truncate("encoder.layers.attention", 12)
         ('forward', 'fo..rd', 'encod..ntion')
     """
     if measure_width(text) <= width:
@@ -68,12 +68,12 @@ def truncate_distinct(texts: Sequence[str], width: int) -> list[str]:
     """Return the texts in at most `width` cells, so that those that differ still do where there is room for that.
 
     Examples:
-        >>> cut_apart(["model.layers.1.attention.weight", "model.layers.2.attention.weight"], 14)
+        >>> truncate_distinct(["model.layers.1.attention.weight", "model.layers.2.attention.weight"], 14)
         ['model..1..ight', 'model..2..ight']
     """
     short = {text: truncate(text, width) for text in dict.fromkeys(texts)}
     together = {text: [text] for text in short}
-    # What was told apart from its own kind may look like one of another kind: then those are taken together.
+    # A text that now differs from its group may equal one of another group: then the groups are joined.
     for _ in range(_ROUNDS):
         same: dict[str, list[str]] = {}
         for text, one in short.items():
@@ -87,20 +87,20 @@ def truncate_distinct(texts: Sequence[str], width: int) -> list[str]:
 
 
 def _around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
-    """Return texts that are cut to the same, cut so that what tells them apart is kept, in the middle."""
+    """Return texts that are cut to the same, cut so that the difference is kept, in the middle."""
     room = width - 2 * len(_DOTS)
     begin = _common(texts)
     end = min(_common([text[begin:][::-1] for text in texts]), min(map(len, texts)) - begin)
     cores = [text[begin : len(text) - end] for text in texts]
     if room < _NARROWEST_CORE:
         return {}
-    found = {}
+    shortened = {}
     # A third is left for what they have in common, by which they are recognized.
     for text, core in zip(texts, truncate_distinct(cores, max(_NARROWEST_CORE, room * 2 // 3)), strict=True):
         left = room - measure_width(core)
         head, tail = _first(text[:begin], left - left // 2), _first(text[len(text) - end :][::-1], left // 2)[::-1]
-        found[text] = f"{head}{_DOTS}{core}{_DOTS}{tail}"
-    return found
+        shortened[text] = f"{head}{_DOTS}{core}{_DOTS}{tail}"
+    return shortened
 
 
 def _common(texts: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The views of a report: which there are, what each may be asked, and what of its tables a terminal shows.
+"""The views of a report: which there are, their options, and the columns that a terminal shows.
 
 Registering a question is one entry here: its function is `analysis.<name>.<name>`. Nothing else is loaded for that, so
 that the command line knows the views before numpy is there. Columns that a table lacks are passed over, so that one
@@ -15,12 +15,12 @@ from traceable.analysis.units import format_number
 from traceable.report.columns import Column, mark_excess
 
 ALL = "all"
-"""What asks for every view."""
+"""The name for every view."""
 
 
 @dataclass(frozen=True)
 class ViewTable:
-    """A further table of a view: what stands above it, and the columns that a terminal shows; all if none are said."""
+    """A further table of a view: what stands above it, and the columns that a terminal shows; all by default."""
 
     heading: str
     columns: tuple[Column, ...] = ()
@@ -37,9 +37,9 @@ class View:
             them is what the row is about, and is never dropped.
         by: what its rows may be by; the first is the default. Empty where that is fixed.
         fields: whether they may also be by the value of a field of the ranges.
-        options: the options that its question takes beside `by`, and its keyword argument for each.
+        options: the options that it takes besides `by`, and its keyword argument for each.
         row_filters: which of `match` and `domain` can choose among its rows: they have names, and domains.
-        others: heading and columns of the further tables, by name; all columns where none are said.
+        others: heading and columns of the further tables, by name; all columns by default.
         as_text: whether its rows are findings, which a terminal shows as wrapped sentences instead of columns.
     """
 
@@ -72,11 +72,11 @@ RANGE_COLUMNS = (
     Column("active_total_ns", "active", 7, only_if_any=True),
     Column("kernels", rank=13, only_if_any=True),
     Column("gpu_span_total_ns", "GPU span", 6, only_if_any=True),
-    Column("nsys_gpu_span_total_ns", "nsys's span", 11, only_if_any=True),
+    Column("nsys_gpu_span_total_ns", "span (nsys)", 11, only_if_any=True),
     Column("gpu_busy_total_ns", "GPU busy", 5, only_if_any=True),
     Column("attribution", rank=15, only_if_any=True),
 )
-"""What a terminal shows of ranges beside what the row is about."""
+"""What a terminal shows of ranges, next to their name."""
 
 TREE_COLUMNS = (
     Column("after_ns", "after", 2),
@@ -142,7 +142,7 @@ RANGES = View(
         Column("sync_wait_ns", "sync wait", 7, only_if_any=True),
         Column("gpu_start_ns", "GPU start", 10),
         Column("gpu_span_ns", "GPU span", 6, only_if_any=True),
-        Column("nsys_gpu_span_ns", "nsys's span", 11, only_if_any=True),
+        Column("nsys_gpu_span_ns", "span (nsys)", 11, only_if_any=True),
         Column("gpu_busy_ns", "GPU busy", 5, only_if_any=True),
     ),
 )
@@ -285,7 +285,7 @@ _GAPS = View(
         Column("total_ns", "total", 1),
         Column("busy_ns", "busy", 2),
         Column("idle_ns", "idle", 3),
-        Column("utilization_share", "utilisation", 0),
+        Column("utilization_share", "utilization", 0),
         Column("gaps", rank=4),
         Column("gap_total_ns", "in gaps", 8),
         Column("gap_p50_ns", "gap p50", 9),
@@ -338,7 +338,7 @@ _SYNC = View(
         Column("range"),
         Column("call", rank=4),
         Column("waited_for_range", "waited for", 1),
-        Column("waited_for", "its operation", 5),
+        Column("waited_for", "waited-for op", 5),
         Column("count", rank=2),
         Column("wait_total_ns", "total", 0),
         Column("wait_share", "share", 3),
@@ -369,7 +369,7 @@ _SYNC = View(
                 Column("range"),
                 Column("call", rank=6),
                 Column("waited_for_range", "waited for", 2),
-                Column("waited_for", "its operation", 1),
+                Column("waited_for", "waited-for op", 1),
                 Column("operations", rank=4),
                 Column("wait_total_ns", "total", 0),
                 Column("wait_share", "share", 3),
@@ -394,11 +394,11 @@ _STEPS = View(
         *_WHOSE,
         Column("device", rank=8),
         Column("name", rank=12, only_if_several=True),
-        Column("exclusion_reason", "left out", 3, only_if_any=True),
+        Column("exclusion_reason", "excluded", 3, only_if_any=True),
         Column("start_ns", "at", 7),
         Column("wall_ns", "wall", 0),
         Column("gpu_busy_ns", "GPU busy", 1),
-        Column("utilization_share", "utilisation", 5),
+        Column("utilization_share", "utilization", 5),
         Column("idle_ns", "idle", 2),
         Column("kernels", rank=6),
         Column("graph_launches", "graphs", 7, only_if_any=True),
@@ -424,7 +424,7 @@ _STEPS = View(
                 Column("interval_p50_ns", "interval p50", 7),
                 Column("interval_stddev_ns", "jitter", 3),
                 Column("wait_share", "waiting", 3, only_if_any=True),
-                Column("utilization_share", "utilisation", 3),
+                Column("utilization_share", "utilization", 3),
                 Column("gpu_busy_mean_ns", "GPU busy", 6),
                 Column("idle_mean_ns", "idle", 8),
                 Column("launch_mean_ns", "launch", 10),

@@ -1,4 +1,4 @@
-"""What became of the steps that were asked for: as lines for people and as `capture` of report.json."""
+"""How much of the requested steps was captured: as lines for a terminal and as `capture` of report.json."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from traceable.analysis.windows import CAPTURED, ON_REQUEST, WHOLE_RUN, CaptureR
 from traceable.errors import Message
 from traceable.report.text import escape_name
 
-_WORTH_SAYING_NS = 10_000_000
-"""From when on it is said how long opening and closing took: less is not felt by anybody."""
+_REPORTED_MIN_NS = 10_000_000
+"""The time from which on the pauses by opening and closing are reported: nobody notices less."""
 
 _LINES_MAX = 20
 _LISTED_MAX = 12
 
 
 def capture_to_dict(windows: CaptureResult | None) -> dict[str, Any] | None:
-    """Return the verdicts as docs/report.md describes them; None where no steps were asked for."""
+    """Return the verdicts as docs/report.md describes them; None where no steps were requested."""
     if windows is None:
         return None
     return {
@@ -35,42 +35,42 @@ def capture_to_dict(windows: CaptureResult | None) -> dict[str, Any] | None:
 
 
 def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
-    """Return what is said of it: first how many steps were captured, then what went wrong, then what it cost."""
+    """Return the lines about it: first how many steps were captured, then what went wrong, then what it cost."""
     if capture is None:
         return []
     if capture["requested"] == ON_REQUEST:
-        return [Message("no_window_requested", "no window was asked for while it ran, so nothing is recorded")]
+        return [Message("no_window_requested", "no window was requested, so nothing was recorded")]
     rows = capture["windows"]
     files = sorted({row["file"] for row in rows if row["file"]})
-    first = f"asked {_asked(capture)}{_of_the_program(capture)}, captured {_captured(capture)}"
+    first = f"requested {_request(capture)}{_of_the_program(capture)}, captured {_captured(capture)}"
     if len(rows) > 1:
         first += (
             f" in {format_count(sum(row['outcome'] == CAPTURED for row in rows))} of {format_count(len(rows))} windows"
         )
-    said = [first + (f" ({len(files)} reports)" if len(files) > 1 else "")]
+    lines = [first + (f" ({len(files)} reports)" if len(files) > 1 else "")]
     several = len({row["pid"] for row in rows}) > 1
     bad = [row for row in rows if row["outcome"] != CAPTURED]
     for row in bad[:_LINES_MAX]:
         of = f" of {escape_name(row['process']) if row['process'] else 'process ' + str(row['pid'])}" if several else ""
         steps = "the window" if capture["requested"] == WHOLE_RUN else f"steps {row['start_step']}-{row['stop_step']}"
         never = "never reached: " if row["outcome"] == "never_reached" else ""
-        said.append(_message(row["reason"], f"{steps}{of}: {never}"))
+        lines.append(_message(row["reason"], f"{steps}{of}: {never}"))
     if len(bad) > _LINES_MAX:
         more = f"{format_count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all"
-        said.append(Message("windows_not_captured", more))
-    said += [_message(problem) for problem in capture["problems"]]
-    said += _ranks_together(rows)
-    said += [_message(sentence) for sentence in capture["non_participating"][:_LINES_MAX]]
+        lines.append(Message("windows_not_captured", more))
+    lines += [_message(problem) for problem in capture["problems"]]
+    lines += _ranks_together(rows)
+    lines += [_message(sentence) for sentence in capture["non_participating"][:_LINES_MAX]]
     stalls = [max((row[key] or 0 for row in rows), default=0) for key in ("open_stall_ns", "close_stall_ns")]
-    if max(stalls) >= _WORTH_SAYING_NS:
-        said.append(
+    if max(stalls) >= _REPORTED_MIN_NS:
+        lines.append(
             Message(
                 "program_paused",
-                f"opening a window held the program up for {format_duration(stalls[0])}, closing it for {format_duration(stalls[1])} at "
-                "most; no step holds any of it",
+                f"the profiler paused the program for up to {format_duration(stalls[0])} to start "
+                f"and {format_duration(stalls[1])} to stop, outside of all steps",
             )
         )
-    return said
+    return lines
 
 
 def _message(plain: Mapping[str, str], about: str = "") -> Message:
@@ -78,20 +78,20 @@ def _message(plain: Mapping[str, str], about: str = "") -> Message:
     return Message(code, about + text)
 
 
-def _asked(capture: Mapping[str, Any]) -> str:
-    """Return what was asked, as `steps 10-30 after 5 warm-up steps`."""
+def _request(capture: Mapping[str, Any]) -> str:
+    """Return the request, as `steps 10-30 after 5 warm-up steps`."""
     words = capture["requested"]
     limit = f"{capture['duration_s']:g} s" if capture["duration_s"] else ""
     if words == WHOLE_RUN:
-        asked = limit or WHOLE_RUN
+        request = limit or WHOLE_RUN
     else:
-        asked = f"steps {words if words.startswith('every') else words.replace(':', '-')}"
-        asked += f" for {limit} at most" if limit else ""
-    return f"{asked} {capture['conditions']}" if capture["conditions"] else asked
+        request = f"steps {words if words.startswith('every') else words.replace(':', '-')}"
+        request += f" for {limit} at most" if limit else ""
+    return f"{request} {capture['conditions']}" if capture["conditions"] else request
 
 
 def _of_the_program(capture: Mapping[str, Any]) -> str:
-    """Return the program's own numbers of the steps, where they are not those that were asked for."""
+    """Return the program's own numbers of the steps, where they are not those that were requested."""
     rows = [row for row in capture["windows"] if row["opened_step"] is not None and row["steps"]]
     if not any(row["counted_from_step"] or capture["requested"] == WHOLE_RUN for row in rows):
         return ""
@@ -129,11 +129,11 @@ def _ranks_together(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     together: dict[tuple[int, ...], list[int]] = {}
     for step, ranks in sorted(opened.items()):
         together.setdefault(tuple(sorted(set(ranks))), []).append(step)
-    said = []
+    lines = []
     for numbers, steps in together.items():
-        who = f"rank{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
-        said.append(f"{who} opened at step{'s' if len(steps) > 1 else ''} {_listed(steps)}")
-    return said[:_LINES_MAX]
+        ranks_text = f"rank{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
+        lines.append(f"{ranks_text} opened at step{'s' if len(steps) > 1 else ''} {_listed(steps)}")
+    return lines[:_LINES_MAX]
 
 
 def _listed(numbers: Sequence[int]) -> str:

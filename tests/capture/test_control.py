@@ -384,7 +384,7 @@ from traceable.capture.timer import Timer
 from traceable.capture.control_server import _server as server
 timer = Timer()
 if timed:
-    timer.after(1e6, print)
+    timer.call_later(1e6, print)
 while not (server._idle and timer._idle == timed):
     time.sleep(0)
 def ours():

@@ -253,7 +253,8 @@ def test_what_is_asked_for_while_a_dump_is_written_follows_it_as_one(served: Cal
     run.serve(3)
     run.tell("do from traceable.capture import flight; import time")
     run.line()
-    run.tell("do exec('with flight._lock: [flight.begin(by) for by in (\\'first\\', \\'second\\', \\'third\\')]')")
+    thrice = "[flight.dump_in_background(by) for by in (\\'first\\', \\'second\\', \\'third\\')]"
+    run.tell(f"do exec('with flight._lock: {thrice}')")
     run.line()
     run.tell("do exec('while flight._writing: time.sleep(0.001)')")
     run.line()

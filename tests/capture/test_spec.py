@@ -1,4 +1,4 @@
-"""What may be asked for, and that nonsense is one clear line."""
+"""The valid windows, and that an invalid one is one clear line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_begins_one_period_in_unless_told_otherwise(text, first_three):
         ("1:2,every:5:1", "every_not_alone"),
     ],
 )
-def test_what_can_not_be_recorded_is_refused_with_the_reason_and_a_remedy(text, code):
+def test_what_can_not_be_recorded_is_rejected_with_the_reason_and_a_remedy(text, code):
     with pytest.raises(UsageError) as refused:
         parse_windows(text)
     assert refused.value.code == code

@@ -1,4 +1,4 @@
-"""Programs that step, in processes of their own: counting begins once a process."""
+"""Programs that step, each in its own process: steps are counted once per process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from traceable.trace import Trace, load
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program left: how it ended, what it said, its status files and its recording."""
+    """The results of a program: its exit code and output, its status files and its recording."""
 
     done: subprocess.CompletedProcess[str]
     run_dir: Path
 
     @property
-    def said(self) -> list[str]:
-        """The lines of ours on stderr."""
+    def messages(self) -> list[str]:
+        """traceable's lines on stderr."""
         return [line for line in self.done.stderr.splitlines() if line.startswith("traceable: ")]
 
     @property
@@ -80,19 +80,19 @@ def all_names_of(trace: Trace) -> list[str]:
 def program(tmp_path: Path) -> Callable[..., Ran]:
     """Run Python code under the recorder, with TRACEABLE variables as given; `gated` as the launcher would."""
     collector = RecorderCollector()
-    if not (found := collector.availability()).available:
-        pytest.skip(found.reason)
+    if not (availability := collector.availability()).available:
+        pytest.skip(availability.reason)
 
     def run(code: str, *, gated: bool = False, python: tuple[str, ...] = (), **variables: str) -> Ran:
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
         planned = dict(collector.plan(("program",), run_dir, "app").environment)
         planned |= {environment.RUN_DIR: str(run_dir), environment.COLLECTOR: "recorder", environment.GATE: "recorder"}
         planned |= {environment.RECORDING_GATED: "1"} if gated else {}
         done = subprocess.run(
             [sys.executable, *python, "-c", code],
-            env={**kept, **planned, **variables},
+            env={**inherited, **planned, **variables},
             capture_output=True,
             text=True,
             timeout=120,

@@ -35,7 +35,7 @@ def test_steps_are_counted_from_where_the_conditions_are_met(program, variables,
     assert ran.steps == list(range(*window))  # the payloads remain the program's own numbers
     assert (ran.status["windows"][0]["start_step"], ran.status["windows"][0]["stop_step"]) == window
     assert ran.status["counted_from"] == window[0] - 10
-    assert ran.said == []
+    assert ran.messages == []
 
 
 def test_several_windows_and_endless_rows_are_moved_too(program):
@@ -145,7 +145,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(os.listdir("/proc/
 """
     ran = program(code, python=("-W", "error"), TRACEABLE_DURATION="1000", gated=True)
     assert ran.done.stdout.split() == ["True", "0", "2"], ran.done.stderr
-    assert {(window["closed"] or {}).get("reason") for said in ran.statuses for window in said["windows"]} == {
+    assert {(window["closed"] or {}).get("reason") for status in ran.statuses for window in status["windows"]} == {
         "exit",
         None,
     }
@@ -154,18 +154,18 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(os.listdir("/proc/
 @pytest.mark.parametrize(
     "variable", ["TRACEABLE_WARMUP_STEPS", "TRACEABLE_DELAY", "TRACEABLE_AFTER_REQUEST", "TRACEABLE_IDLE"]
 )
-def test_a_malformed_variable_is_said_once_and_ignored(program, variable):
+def test_a_malformed_variable_is_reported_once_and_ignored(program, variable):
     ran = program(STEPS, gated=True, TRACEABLE_STEPS="10:12", **{variable: "-1"})
     assert ran.steps == [10, 11]
-    assert len(ran.said) == 1
-    assert ran.said[0].startswith(f"traceable: {variable} ")
-    assert "'-1'" in ran.said[0]
-    assert ran.said[0].endswith(" [variable_invalid]")
+    assert len(ran.messages) == 1
+    assert ran.messages[0].startswith(f"traceable: {variable} ")
+    assert "'-1'" in ran.messages[0]
+    assert ran.messages[0].endswith(" [variable_invalid]")
 
 
 def test_conditions_are_off_with_everything_else(program):
     ran = program(STEPS + "print('ran')", TRACEABLE_DISABLE="1", TRACEABLE_DURATION="5", TRACEABLE_AFTER_REQUEST="1")
-    assert (ran.done.stdout, ran.said, ran.statuses) == ("ran\n", [], [])
+    assert (ran.done.stdout, ran.messages, ran.statuses) == ("ran\n", [], [])
 
 
 def test_windows_on_request_do_not_wait(program):
@@ -179,11 +179,12 @@ for n in traceable.steps(range(30)): pass
 
 
 @given(st.floats(0.001, 1e9), st.integers(0, 10**15), st.booleans())
-def test_what_is_said_to_a_process_is_what_it_reads(seconds, number, from_start):
-    asked = Conditions(number, float(f"{seconds:.15g}"), number, 0.0, float(f"{seconds:.15g}"), from_start)
+def test_conditions_survive_the_environment(seconds, number, from_start):
+    before = Conditions(number, float(f"{seconds:.15g}"), number, 0.0, float(f"{seconds:.15g}"), from_start)
     names = {"warmup_steps": "WARMUP_STEPS", "delay_s": "DELAY", "requests": "AFTER_REQUEST", "duration_s": "DURATION"}
-    said = asked.to_environment()
-    assert parse_conditions({name: said.get(f"TRACEABLE_{variable}") for name, variable in names.items()}) == asked
+    environ = before.to_environment()
+    after = parse_conditions({name: environ.get(f"TRACEABLE_{variable}") for name, variable in names.items()})
+    assert after == before
 
 
 @pytest.mark.parametrize("text", ["-1", "x", "nan", "inf", "1e10", "0", ""])

@@ -1,4 +1,4 @@
-"""A window on request holds the steps that were asked for, whoever asks. Real processes and sockets."""
+"""A window on request contains the requested steps, for every way to request it. Real processes and sockets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Running:
             assert self.line().startswith("ended")
 
     def end(self) -> str:
-        """End the program and return what it said on stderr."""
+        """End the program and return its stderr."""
         _, stderr = self.process.communicate(timeout=60)
         return stderr
 
@@ -77,10 +77,10 @@ class Running:
 
     @property
     def recorded(self) -> tuple[list[int], list[str]]:
-        found = RecorderCollector().finalize(self.run_dir, "app")
-        if found.database is None:
+        recorded = RecorderCollector().finalize(self.run_dir, "app")
+        if recorded.database is None:
             return [], []
-        trace = load(found.database)
+        trace = load(recorded.database)
         return steps_of(trace), names_of(trace)
 
 
@@ -114,19 +114,19 @@ class Talk:
 def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Start Python code that listens, recorded by the recorder, gated as `run --control` does."""
     collector = RecorderCollector()
-    if not (found := collector.availability()).available:
-        pytest.skip(found.reason)
+    if not (availability := collector.availability()).available:
+        pytest.skip(availability.reason)
     started = []
 
     def start(code: str = STEPPING + RUN, *, run_dir: Path = tmp_path / "run", **variables: str) -> Running:
         run_dir.mkdir(parents=True, exist_ok=True)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
         planned = dict(collector.plan(("program",), run_dir, "app").environment)
         planned |= {environment.RUN_DIR: str(run_dir), environment.COLLECTOR: "recorder", environment.GATE: "recorder"}
         planned |= {environment.RECORDING_GATED: "1", environment.CONTROL: "1"}
         process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", code],
-            env={**kept, **planned, **variables},
+            env={**inherited, **planned, **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -146,16 +146,16 @@ def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 def events(talk: Talk) -> list[str]:
-    found = []
+    names = []
     while event := talk.event():
-        found.append(event["event"])
-    return found
+        names.append(event["event"])
+    return names
 
 
 # ---- the socket
 
 
-def test_a_window_of_n_steps_begins_with_the_next_step_and_each_event_is_told(running):
+def test_a_window_of_n_steps_begins_with_the_next_step_and_each_event_is_sent(running):
     program = running()
     program.steps(4)
     talk = program.ask(command="window", steps=3, by="a test")
@@ -190,9 +190,9 @@ def test_start_lasts_until_stop_which_waits_for_the_end_of_the_open_step(running
     assert program.line() == "within"
     assert start.event()["event"] == "opened"
     start.leave()
-    stop = program.ask(command="stop")
-    told = stop.event()
-    assert (told["event"], told["window"]["closed"], told["window"]["stop_step"]) == ("stopping", None, None)
+    stop = program.command(ask="stop")
+    event = stop.event()
+    assert (event["event"], event["window"]["closed"], event["window"]["stop_step"]) == ("stopping", None, None)
     stdin.write("\n"), stdin.flush()
     assert program.line() == "ended 1"
     window = stop.event()["window"]
@@ -215,7 +215,7 @@ def test_stop_closes_at_once_where_no_step_is_open(running):
     assert program.recorded[0] == [0, 1]
 
 
-def test_a_second_controller_is_refused_and_the_first_window_is_not_disturbed(running):
+def test_a_second_controller_is_rejected_and_the_first_window_is_not_disturbed(running):
     program = running()
     first = program.ask(command="window", steps=2, by="the first")
     assert first.event()["event"] == "requested"
@@ -232,7 +232,7 @@ def test_a_second_controller_is_refused_and_the_first_window_is_not_disturbed(ru
     assert program.recorded[0] == [0, 1]
 
 
-def test_what_is_asked_for_and_not_open_can_be_withdrawn(running):
+def test_what_is_requested_and_not_open_can_be_withdrawn(running):
     program = running()
     talk = program.ask(command="window", steps=2)
     assert talk.event()["event"] == "requested"
@@ -255,7 +255,7 @@ def test_a_window_goes_on_when_its_controller_goes_away(running):
     assert program.recorded[0] == [0, 1]
 
 
-def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_hears_the_end(running):
+def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_gets_the_end(running):
     program = running()
     talk = program.ask(command="window", steps=20)
     assert talk.event()["event"] == "requested"
@@ -269,7 +269,7 @@ def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_hears_the_e
 
 
 @pytest.mark.parametrize(
-    "said",
+    "payload",
     [
         *(b"\n", b"[]\n", b"null\n", b"{}\n", b"\xff\n", b"x" * 5000, b"[" * 4000 + b"\n", b'{"command": "dance"}\n'),
         *(
@@ -279,13 +279,13 @@ def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_hears_the_e
         ),
     ],
 )
-def test_what_is_not_understood_harms_nobody(running, said):
+def test_an_invalid_request_harms_neither_program_nor_clients(running, payload):
     program = running()
     with socket.socket(socket.AF_UNIX) as talk:
         talk.settimeout(60)
         talk.connect(str(program.path))
-        talk.sendall(said)
-        if not said.endswith(b"\n"):
+        talk.sendall(payload)
+        if not payload.endswith(b"\n"):
             talk.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: _received(talk), b""))
     if answer:
@@ -388,7 +388,7 @@ from traceable.capture.timer import Timer
 from traceable.capture.control_server import _server as server
 timer = Timer()
 if timed:
-    timer.after(1e6, print)
+    timer.call_later(1e6, print)
 while not (server._idle and timer._idle == timed):
     time.sleep(0)
 def ours():
@@ -480,22 +480,22 @@ def test_a_handler_that_is_installed_later_can_be_chained_by_hand(running):
     assert program.recorded[0] == [0, 1]
 
 
-def test_a_second_sigusr2_is_said_and_changes_nothing(running):
+def test_a_second_sigusr2_is_reported_and_changes_nothing(running):
     program = running(CHAINED + STEPPING + ASIDE, TRACEABLE_CONTROL_SIGNAL="2")
     for _ in range(2):
         program.process.send_signal(signal.SIGUSR2)
         assert program.line() == "theirs"
     program.steps(4)
-    said = program.end()
-    assert said.startswith("traceable: SIGUSR2 ")
-    assert said.endswith(" by SIGUSR2 [window_requested]\n")
+    stderr = program.end()
+    assert stderr.startswith("traceable: SIGUSR2 ")
+    assert stderr.endswith(" by SIGUSR2 [window_requested]\n")
     assert program.recorded[0] == [0, 1]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
-def test_a_number_of_steps_that_is_none_is_said_and_leaves_the_signal_alone(running, value):
+def test_a_number_of_steps_that_is_none_is_reported_and_leaves_the_signal_alone(running, value):
     code = "import signal, traceable\nprint('ready')\nprint(signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL)"
     program = running(code, TRACEABLE_CONTROL_SIGNAL=value)
-    said = program.end()
-    assert f"TRACEABLE_CONTROL_SIGNAL={value!r} " in said
-    assert "[variable_invalid]" in said
+    stderr = program.end()
+    assert f"TRACEABLE_CONTROL_SIGNAL={value!r} " in stderr
+    assert "[variable_invalid]" in stderr

@@ -1,4 +1,4 @@
-"""Conditions in code open the windows that they say. What is timed is told to the program by hand, never waited for."""
+"""Conditions in code open windows. Times are set in the program by hand, never waited for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from traceable.capture.triggers import Median
 
-# A step takes as many milliseconds as `takes` says: the clock that `control` reads is the test's.
+# A step takes the milliseconds that the test gives: it replaces the clock that `control` reads.
 CLOCK = """
 import traceable
 from traceable.capture import control
@@ -35,7 +35,7 @@ for number in range(20):
     ran = program(code)
     assert ran.steps == [7, 8, 9]
     assert ran.status["windows"][0]["requested_by"] == "a condition at step 7"
-    assert ran.said == []
+    assert ran.messages == []
 
 
 def test_an_item_of_the_loop_opens_a_window(program):
@@ -112,7 +112,7 @@ def test_the_running_median_is_that_of_the_last_values(values, size):
         assert median.value == statistics.median(last)
 
 
-def test_a_condition_that_raises_is_said_and_dropped_and_the_others_stay(program):
+def test_a_condition_that_raises_is_reported_and_dropped_and_the_others_stay(program):
     code = """
 import traceable
 traceable.capture_when(lambda s: s.payload["batch"], steps=1)
@@ -122,9 +122,9 @@ print("ran")
 """
     ran = program(code)
     assert ran.done.stdout == "ran\n"
-    (said,) = ran.said
-    assert " TypeError: " in said
-    assert said.endswith(" [condition_failed]")
+    (message,) = ran.messages
+    assert " TypeError: " in message
+    assert message.endswith(" [condition_failed]")
     assert ran.steps == [5]
 
 
@@ -149,9 +149,9 @@ def test_what_the_launcher_asks_for_counts_before_a_condition(program):
     )
     ran = program(code, gated=True, TRACEABLE_STEPS="5:6")
     assert ran.steps == [5]
-    (said,) = ran.said
-    assert "traceable.capture_when()" in said
-    assert said.endswith(" [launcher_decides]")
+    (message,) = ran.messages
+    assert "traceable.capture_when()" in message
+    assert message.endswith(" [launcher_decides]")
 
 
 def test_a_program_that_is_not_recorded_runs_as_without(program):
@@ -177,6 +177,6 @@ def test_a_program_that_is_not_recorded_runs_as_without(program):
         ("steps=1, slower_than_median=float('nan')", "ValueError: slower_than_median must be above 0, not nan"),
     ],
 )
-def test_what_can_not_be_a_condition_is_refused_at_once(program, arguments, error):
+def test_what_can_not_be_a_condition_is_rejected_at_once(program, arguments, error):
     ran = program(f"import traceable\ntraceable.capture_when({arguments})\n")
     assert ran.done.stderr.splitlines()[-1].startswith(error)

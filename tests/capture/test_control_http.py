@@ -79,21 +79,21 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
     if request.param == "asgi":
         pytest.importorskip("uvicorn")
     collector = RecorderCollector()
-    if not (found := collector.availability()).available:
-        pytest.skip(found.reason)
+    if not (availability := collector.availability()).available:
+        pytest.skip(availability.reason)
     started = []
 
     def start(token: str = ", token='secret'", gated: bool = True, **variables: str) -> Served:
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
         planned = dict(collector.plan(("program",), run_dir, "app").environment)
         planned |= {environment.RUN_DIR: str(run_dir), environment.GATE: "recorder"}
         if gated:
             planned[environment.RECORDING_GATED] = "1"
         code = {"wsgi": WSGI, "asgi": ASGI}[request.param].format(token=token)
         process = subprocess.Popen(
-            [sys.executable, "-c", code], env={**kept, **planned, **variables}, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code], env={**inherited, **planned, **variables}, stdout=subprocess.PIPE, text=True
         )
         started.append(process)
         assert process.stdout is not None
@@ -150,11 +150,11 @@ def test_start_may_say_how_many_steps(serve):
         ("GET", "secret", "Bearer", 405),
     ],
 )
-def test_who_may_not_is_refused(serve, method, token, scheme, status):
+def test_who_may_not_is_rejected(serve, method, token, scheme, status):
     server = serve()
     for path in ("/start_profile", "/stop_profile"):
-        found, answer = server.ask(method, path, token, scheme)
-        assert found == status
+        actual, answer = server.ask(method, path, token, scheme)
+        assert actual == status
         assert answer["code"] == {401: "token_required", 405: "post_required"}[status]
         assert "secret" not in str(answer)
     server.ask("GET", "/")
@@ -168,7 +168,7 @@ def test_who_may_not_is_refused(serve, method, token, scheme, status):
         *((query, "parameter_unknown") for query in ("steps=1&steps=2", "step=2")),
     ],
 )
-def test_a_bad_number_of_steps_is_refused(serve, query, code):
+def test_a_bad_number_of_steps_is_rejected(serve, query, code):
     server = serve()
     status, answer = server.ask("POST", f"/start_profile?{query}", "secret")
     assert (status, answer["code"]) == (400, code)

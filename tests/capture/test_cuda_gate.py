@@ -62,7 +62,7 @@ def calls(tmp_path: Path) -> list[str]:
 def test_the_profiler_is_started_before_the_first_step_and_stopped_after_the_last(program, cuda, tmp_path):
     ran = program(PROGRAM.format(before=""), **cuda())
     assert calls(tmp_path) == ["0", "1", "start", "2", "3", "stop", "4", "5"]
-    assert ran.said == []
+    assert ran.messages == []
     assert [window["closed"]["reason"] for window in ran.status["windows"]] == ["complete"]
 
 
@@ -77,11 +77,11 @@ def test_a_window_in_code_may_ask_for_that_too(program, cuda, tmp_path):
     assert calls(tmp_path) == ["0", "synchronize", "start", "1", "synchronize", "stop", "2", "3", "4", "5"]
 
 
-def test_an_error_of_cuda_is_said_once_and_the_program_runs_on(program, cuda, tmp_path):
+def test_an_error_of_cuda_is_reported_once_and_the_program_runs_on(program, cuda, tmp_path):
     ran = program(PROGRAM.format(before=""), **cuda(stop_code=999))
     assert ran.done.stdout == "ran\n"
-    (said,) = ran.said
-    assert re.search(r"cudaProfilerStop .*libcudart\.so .*999 \[cuda_call_failed\]$", said)
+    (message,) = ran.messages
+    assert re.search(r"cudaProfilerStop .*libcudart\.so .*999 \[cuda_call_failed\]$", message)
     (window,) = ran.status["windows"]
     assert window["closed"]["code"] == "cuda_call_failed"
     assert "999" in window["closed"]["error"]

@@ -1,4 +1,4 @@
-"""What a process says of itself in its status file, and the words by which processes are chosen."""
+"""The identity of a process in its status file, and the patterns that select processes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if __name__ == "__main__":
 
 
 def test_a_program_is_itself(program: Program) -> None:
-    said = program("import traceable\n" + STEPPING).status["process"]
-    assert said == {
+    process = program("import traceable\n" + STEPPING).status["process"]
+    assert process == {
         "name": None,
         "start": "main",
         "program": "python",
@@ -42,10 +42,10 @@ def test_a_program_is_itself(program: Program) -> None:
 
 
 def test_a_rank_says_which_and_its_role(program: Program) -> None:
-    said = program(
+    process = program(
         "import traceable\n" + STEPPING, RANK="3", LOCAL_RANK="1", WORLD_SIZE="8", ROLE_NAME="decode"
     ).status["process"]
-    assert (said["rank"], said["local_rank"], said["world_size"], said["role"]) == (3, 1, 8, "decode")
+    assert (process["rank"], process["local_rank"], process["world_size"], process["role"]) == (3, 1, 8, "decode")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -110,7 +110,7 @@ def test_torchruns_default_role_is_no_name() -> None:
     assert getattr(rank_of(environ), "role", "") is None
 
 
-# ---- what is asked for
+# ---- selection
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_ranks_are_numbers_ranges_and_exceptions(text: str, chosen: list[int]) -
 
 
 @pytest.mark.parametrize("text", ["a", "", "0,", "3-1", "-1", "1.5", "!", "٣"])
-def test_what_is_no_rank_is_refused(text: str) -> None:
+def test_what_is_no_rank_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         ranks_in(text)
 

@@ -63,7 +63,7 @@ print(now())
 """
     ran = program(COUNTED + code, TRACEABLE_AFTER_REQUEST="1000", TRACEABLE_PURE=pure, TRACEABLE_DEBUG=debug)
     assert ran.done.stdout.splitlines() == ["0 1", "2", "5", "3", "3", "0"], ran.done.stderr
-    assert ran.said == []
+    assert ran.messages == []
 
 
 def test_without_the_question_nothing_is_counted_or_loaded(program):

@@ -1,4 +1,4 @@
-"""What may be asked for, and that nonsense is one clear line."""
+"""The valid windows, and that an invalid one is one clear line."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_every_begins_one_period_in_unless_told_otherwise(text, first_three):
         ("1:" + "9" * 30, "step_number_invalid"),
         ("10", "steps_invalid"),
         ("1:2:3", "step_number_invalid"),
-        ("", "no_steps_named"),
-        (" ", "no_steps_named"),
+        ("", "no_steps_given"),
+        (" ", "no_steps_given"),
         ("1:2,", "steps_invalid"),
         ("10:30,20:40", "steps_overlap"),
         ("10:30,15:20", "steps_overlap"),
@@ -71,7 +71,7 @@ def test_every_begins_one_period_in_unless_told_otherwise(text, first_three):
         ("1:2,every:5:1", "every_not_alone"),
     ],
 )
-def test_what_can_not_be_recorded_is_refused_with_the_reason_and_a_remedy(text, code):
+def test_what_can_not_be_recorded_is_rejected_with_the_reason_and_a_remedy(text, code):
     with pytest.raises(UsageError) as refused:
         parse_windows(text)
     assert refused.value.code == code

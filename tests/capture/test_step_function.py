@@ -100,20 +100,20 @@ def test_a_function_that_is_annotated_too_has_its_range_within_the_step(stepped)
     ("function", "code"),
     [("items", "step_is_generator"), ("name", "step_is_property")],
 )
-def test_what_has_no_one_call_a_step_is_refused_and_runs_on(stepped, function, code):
+def test_what_has_no_one_call_a_step_is_rejected_and_runs_on(stepped, function, code):
     program = "from engine import Engine\nprint(list(Engine().items()), Engine().name)"
     ran = stepped(program, f"engine:Engine.{function}", TRACEABLE_RUN_DIR="")
     assert ran.done.stdout == "[1] engine\n"
-    (said,) = (line for line in ran.said if line.endswith(f" [{code}]"))
-    assert said.startswith(f"traceable: engine.Engine.{function} ")
+    (message,) = (line for line in ran.messages if line.endswith(f" [{code}]"))
+    assert message.startswith(f"traceable: engine.Engine.{function} ")
 
 
-def test_one_that_is_not_there_is_said_with_what_is_near(stepped):
+def test_one_that_is_not_there_is_reported_with_what_is_near(stepped):
     ran = stepped("import engine", "engine:Engine.stepp", TRACEABLE_RUN_DIR="")
-    (said,) = ran.said
-    assert "step function 'engine:Engine.stepp'" in said
-    assert " engine:Engine.step," in said
-    assert said.endswith(" [name_not_in_module]")
+    (message,) = ran.messages
+    assert "step function 'engine:Engine.stepp'" in message
+    assert " engine:Engine.step," in message
+    assert message.endswith(" [name_not_in_module]")
     never = subprocess.run(
         [sys.executable, "-c", "pass"],
         env={environment.STEP_FUNCTION: "enginery:step", "PYTHONPATH": make_bootstrap_path({})},

@@ -46,7 +46,7 @@ def test_how_long_the_thread_waited_for_a_cpu_is_noted_now_and_then(program):
     assert 0 < waited[0] <= waited[3] <= waited[6]
 
 
-def test_nothing_is_noted_that_was_not_asked_for(program):
+def test_nothing_is_noted_that_was_not_requested(program):
     ran = program("import traceable\nfor n in traceable.steps(range(3)): pass\n")
     assert not list(ran.run_dir.glob("*.times"))
 
@@ -123,7 +123,7 @@ def test_the_file_grows_by_parts_and_has_an_end(tmp_path):
     assert noted == {1: [5, 6], CHUNK_STEPS: [7, 8], MAX_STEPS - 1: [9, 10]}
 
 
-def test_a_run_directory_that_is_gone_is_said_once_and_stops_nothing(program):
+def test_a_run_directory_that_is_gone_is_reported_once_and_stops_nothing(program):
     code = (
         "import os, shutil, traceable\n"
         "shutil.rmtree(os.environ['TRACEABLE_RUN_DIR'])\n"
@@ -131,4 +131,4 @@ def test_a_run_directory_that_is_gone_is_said_once_and_stops_nothing(program):
     )
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     assert ran.done.stdout == "0\n1\n2\n"
-    assert sum("[step_times_not_written]" in line for line in ran.said) == 1
+    assert sum("[step_times_not_written]" in line for line in ran.messages) == 1

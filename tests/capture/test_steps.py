@@ -13,7 +13,7 @@ def test_a_loop_has_one_range_an_item_with_its_index(program):
     assert names_of(ran.trace) == ["step", "work"] * 5
     assert ran.counter == (5, 5)
     assert ran.status["steps"] == {"begun": 5, "ended": 5}
-    assert (ran.status["end"], ran.status["windows"], ran.said) == ("exit", [], [])
+    assert (ran.status["end"], ran.status["windows"], ran.messages) == ("exit", [], [])
 
 
 def test_the_wait_for_the_next_item_is_a_range_of_its_own(program):
@@ -144,7 +144,7 @@ for number in range(4):
     assert ran.counter == (5, 4)
 
 
-def test_nested_steps_are_counted_once_and_said_once(program):
+def test_nested_steps_are_counted_once_and_reported_once(program):
     code = """
 import traceable
 for epoch in traceable.steps(range(2)):
@@ -154,8 +154,8 @@ for epoch in traceable.steps(range(2)):
 """
     ran = program(code)
     assert ran.steps == [0, 1]
-    (said,) = ran.said
-    assert said.endswith(" [nested_step]")
+    (message,) = ran.messages
+    assert message.endswith(" [nested_step]")
     assert ran.status["nested_steps"] == 2 * (3 * 2 + 1)
 
 
@@ -188,7 +188,7 @@ asyncio.run(main())
     assert (trace.ranges.style[name == step] == 1).all()
     assert (end[name == step][:-1] <= start[name == step][1:]).all()
     assert len(start[name == other]) == 20
-    assert ran.said == []
+    assert ran.messages == []
 
 
 def test_a_second_thread_does_not_step_while_the_first_does(program):
@@ -229,8 +229,8 @@ with traceable.step(): pass
     cut = {ran.trace.names[name]: clipped for name, clipped in zip(ranges.name, ranges.clipped, strict=True)}
     assert ran.steps == [0, 1]
     assert not cut["of the second"]
-    (said,) = ran.said
-    assert said.endswith(" [step_thread_changed]")
+    (message,) = ran.messages
+    assert message.endswith(" [step_thread_changed]")
 
 
 def test_a_forked_child_counts_its_own_steps(program):
@@ -252,11 +252,11 @@ os.waitpid(child, 0)
 
 def test_nothing_is_counted_when_everything_is_disabled(program):
     ran = program(LOOP.format(count=3) + "print('ran')\n", TRACEABLE_DISABLE="1", TRACEABLE_STEPS="nonsense")
-    assert (ran.done.stdout, ran.statuses, ran.said) == ("ran\n", [], [])
+    assert (ran.done.stdout, ran.statuses, ran.messages) == ("ran\n", [], [])
 
 
-def test_a_run_directory_that_is_gone_is_said_once_and_stops_nothing(program):
+def test_a_run_directory_that_is_gone_is_reported_once_and_stops_nothing(program):
     ran = program(LOOP.format(count=3) + "print('ran')\n", TRACEABLE_RUN_DIR="/nowhere/at/all")
     assert ran.done.stdout == "ran\n"
-    (said,) = ran.said
-    assert said.endswith(" [status_not_written]")
+    (message,) = ran.messages
+    assert message.endswith(" [status_not_written]")

@@ -1,4 +1,4 @@
-"""Exactly the steps that were asked for are recorded, and what was not is told."""
+"""Exactly the requested steps are recorded, and missing ones are reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_gated_recorder_records_the_steps_of_the_window_and_nothing_else(progr
     (window,) = ran.status["windows"]
     assert (window["opened"]["step"], window["closed"]["step"], window["closed"]["reason"]) == (10, 30, "complete")
     assert windows_of(ran.trace) == [window["id"]]
-    assert ran.said == []
+    assert ran.messages == []
 
 
 def test_several_windows_each_have_an_id_that_stands_in_the_trace(program):
@@ -192,7 +192,7 @@ for _ in traceable.steps(range(9)): pass
     assert ran.status["requested"] == "2:3,5:7"
 
 
-def test_a_window_may_be_asked_for_while_the_loop_runs(program):
+def test_a_window_may_be_requested_while_the_loop_runs(program):
     code = """
 import traceable
 traceable.window(2, 4)
@@ -210,10 +210,10 @@ def test_what_the_launcher_asks_for_counts_before_the_code(program):
     code = "import traceable\ntraceable.window(5, 7)\nfor _ in traceable.steps(range(9)): pass\n"
     ran = program(code, gated=True, TRACEABLE_STEPS="1:2")
     assert ran.steps == [1]
-    (said,) = ran.said
-    assert "traceable.window()" in said
-    assert "TRACEABLE_STEPS=1:2" in said
-    assert said.endswith(" [launcher_decides]")
+    (message,) = ran.messages
+    assert "traceable.window()" in message
+    assert "TRACEABLE_STEPS=1:2" in message
+    assert message.endswith(" [launcher_decides]")
 
 
 @pytest.mark.parametrize(
@@ -227,36 +227,36 @@ def test_what_the_launcher_asks_for_counts_before_the_code(program):
         ("window(1, 5), traceable.window(4, 6)", "ValueError"),
     ],
 )
-def test_a_window_that_can_not_be_is_refused_at_once(program, call, error):
+def test_a_window_that_can_not_be_is_rejected_at_once(program, call, error):
     ran = program(f"import traceable\ntry: traceable.{call}\nexcept {error} as error: print(error)\n")
     assert ran.done.stdout
     assert ran.done.returncode == 0
 
 
 @pytest.mark.parametrize("value", ["30:10", "a:b", "1:5,3:7", "every:5:6"])
-def test_a_malformed_variable_is_said_once_and_asks_for_nothing(program, value):
+def test_a_malformed_variable_is_reported_once_and_requests_nothing(program, value):
     ran = program(LOOP.format(count=4), TRACEABLE_STEPS=value)
-    (said,) = ran.said
-    assert said.startswith("traceable: TRACEABLE_STEPS ")
-    assert said.endswith(" [variable_invalid]")
+    (message,) = ran.messages
+    assert message.startswith("traceable: TRACEABLE_STEPS ")
+    assert message.endswith(" [variable_invalid]")
     assert ran.steps == [0, 1, 2, 3]
 
 
-def test_a_gate_that_does_not_exist_is_said_and_the_capture_range_taken(program):
+def test_a_gate_that_does_not_exist_is_reported_and_the_capture_range_taken(program):
     ran = program(LOOP.format(count=4), TRACEABLE_STEPS="1:2", TRACEABLE_GATE="door")
-    (said,) = ran.said
-    assert "TRACEABLE_GATE='door'" in said
-    assert said.endswith(" [variable_invalid]")
+    (message,) = ran.messages
+    assert "TRACEABLE_GATE='door'" in message
+    assert message.endswith(" [variable_invalid]")
     assert ran.status["gate"] == "nvtx"
 
 
-def test_cuda_that_is_not_there_is_said_once_and_the_program_runs_on(program):
+def test_cuda_that_is_not_there_is_reported_once_and_the_program_runs_on(program):
     ran = program(LOOP.format(count=9) + "print('ran')", TRACEABLE_STEPS="1:2,4:5", TRACEABLE_GATE="cudaProfilerApi")
     if "failed" not in str(ran.status["windows"]):
         pytest.skip("this machine has a CUDA runtime")
     assert ran.done.stdout == "ran\n"
-    (said,) = ran.said
-    code = Message.parse(said).code
+    (message,) = ran.messages
+    code = Message.parse(message).code
     assert code in ("cuda_runtime_missing", "cuda_call_failed")  # the second: a runtime without a driver
     closed = [window["closed"] for window in ran.status["windows"]]
     assert [(one["reason"], one["code"]) for one in closed] == [("failed", code)] * 2

@@ -1,4 +1,4 @@
-"""Conditions and step functions under the collectors themselves: the report holds what was asked, and says so."""
+"""Conditions and step functions under the collectors themselves: the report contains the requested window."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ for number in range(int(sys.argv[1])):
 def test_warm_up_steps_move_the_window(recording, ran):  # noqa: F811
     run = ran(recording, "--steps", "10:30", "--warmup-steps", "5", "--strict")
     assert run.done.returncode == 0, run.done.stderr
-    assert "requested steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20" in run.said
+    assert run.step_counts == (20, 20)
     assert run.steps("app.sqlite") == list(range(15, 35))
     (row,) = run.captured["windows"]
     assert (row["start_step"], row["stop_step"], row["counted_from_step"]) == (15, 35, 5)
     assert run.captured["conditions"] == "after 5 warm-up steps"
 
 
-def test_a_window_of_time_of_a_program_that_knows_nothing_of_us(recording, ran):  # noqa: F811
+def test_a_timed_window_of_a_program_without_traceable(recording, ran):  # noqa: F811
     code = (
         "import time, sys\nend = time.monotonic() + 3\nwhile time.monotonic() < end: time.sleep(0.01)\nprint('ended')"
     )
     run = ran(recording, "--delay", "start+1", "--duration", "0.5", "--strict", code=code)
     assert (run.done.returncode, run.done.stdout) == (0, "ended\n"), run.done.stderr
-    (said,) = [line for line in run.said if line.startswith("requested")]
-    assert said.startswith("requested 0.5 s after 1 s from the start of the process, captured ")
+    assert (run.captured["duration_s"], run.captured["conditions"]) == (0.5, "after 1 s from the start of the process")
     (row,) = run.captured["windows"]
     assert row["closed_wall_ns"] - row["close_stall_ns"] - row["opened_wall_ns"] >= 500_000_000
     assert (row["steps"], row["outcome"]) == (0, "captured")
@@ -59,29 +58,27 @@ def test_a_delay_is_counted_from_the_first_range(form, ran, monkeypatch):  # noq
     monkeypatch.setenv("TRACEABLE_PURE", "1" if form == "pure" else "0")
     run = ran("recorder", "--delay", "0.2", "--duration", "0.3", "--strict", code=SLOW_IMPORT)
     assert run.done.returncode == 0, run.done.stderr
-    assert any(
-        line.startswith("requested 0.3 s after 0.2 s from the first range or step, captured ") for line in run.said
-    )
+    assert (run.captured["duration_s"], run.captured["conditions"]) == (0.3, "after 0.2 s from the first range or step")
     assert {row["name"] for row in run.report["names"]} == {"work"}
 
 
-def test_a_window_that_closed_before_the_first_range_is_said(ran):  # noqa: F811
+def test_a_window_that_closed_before_the_first_range_is_reported(ran):  # noqa: F811
     run = ran("recorder", "--delay", "start+0.2", "--duration", "0.3", code=SLOW_IMPORT)
-    (said,) = [line for line in run.said if line.endswith(" [closed_before_first_range]")]
-    assert re.match(r"certain: .* \d+\.\d s .*\(process \d+ ", said)
-    assert not any(line.startswith("likely: ") for line in run.said)
+    (message,) = [line for line in run.messages if line.endswith(" [closed_before_first_range]")]
+    assert re.match(r"certain: .* \d+\.\d s .*\(process \d+ ", message)
+    assert not any(line.startswith("likely: ") for line in run.messages)
 
 
-def test_a_delay_from_a_range_that_never_came_is_said(ran):  # noqa: F811
+def test_a_delay_from_a_range_that_never_came_is_reported(ran):  # noqa: F811
     run = ran("recorder", "--delay", "0.2", "--strict", code="import traceable")
     assert run.done.returncode == 3
-    assert any(line.endswith("[delay_not_begun]") and "--delay start+S" in line for line in run.said)
+    assert any(line.endswith("[delay_not_begun]") and "--delay start+S" in line for line in run.messages)
 
 
 def test_after_requests_everything_is_recorded_to_the_end(recording, ran):  # noqa: F811
     run = ran(recording, "--after-request", "10", "--strict", code=SERVER, words=("30",))
     assert (run.done.returncode, run.done.stdout) == (0, "served\n"), run.done.stderr
-    assert any(line.startswith("requested everything after 10 requests, captured ") for line in run.said)
+    assert (run.captured["duration_s"], run.captured["conditions"]) == (None, "after 10 requests")
     assert [(row["name"], row["count"], row["clipped"]) for row in run.report["names"]] == [("request", 20, 0)]
 
 
@@ -97,11 +94,11 @@ def test_after_requests_everything_is_recorded_to_the_end(recording, ran):  # no
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_what_was_never_met_is_said_with_how_far_it_came(ran, options, code, start, how_far):  # noqa: F811
+def test_what_was_never_met_is_reported_with_its_progress(ran, options, code, start, how_far):  # noqa: F811
     run = ran("recorder", *options, "--strict")
     assert run.done.returncode == 3
-    said = [line for line in run.said if line.startswith(start) and line.endswith(f" [{code}]")]
-    assert said and how_far in said[0], run.done.stderr
+    lines = [line for line in run.messages if line.startswith(start) and line.endswith(f" [{code}]")]
+    assert lines and how_far in lines[0], run.done.stderr
     assert run_dir.load_manifest(run.directory)["end"]["exit_code"] == 0
 
 
@@ -119,14 +116,8 @@ def test_what_was_never_met_is_said_with_how_far_it_came(ran, options, code, sta
         (Conditions(warmup_steps=50), "exit", None, {"no_step_after_conditions": ""}),
     ],
 )
-def test_each_condition_that_was_not_met_has_a_code_and_how_far_it_came(tmp_path, conditions, end, waited_s, lacks):
-    content = {
-        "schema": "traceable.status/1",
-        "pid": 7,
-        "steps": {"begun": 0, "ended": 0},
-        "nested_steps": 0,
-        "windows": [],
-    }
+def test_each_condition_that_was_not_met_has_a_code_and_its_progress(tmp_path, conditions, end, waited_s, lacks):
+    content = {"schema": "traceable.status/1", "pid": 7, "steps": {"begun": 0, "ended": 0}, "refused": 0, "windows": []}
     content |= {"end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
     (tmp_path / "status.7.json").write_text(json.dumps(content))
     (tmp_path / "status.7.steps").write_bytes(struct.pack("<qqq", 50, 50, 30))
@@ -138,18 +129,17 @@ def test_each_condition_that_was_not_met_has_a_code_and_how_far_it_came(tmp_path
 def test_requests_are_counted_up_to_a_kill(ran):  # noqa: F811
     code = SERVER + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
     run = ran("recorder", "--after-request", "100", code=code, words=("30",))
-    assert any(line.endswith("[requests_not_over]") and " 30 of 100 requests " in line for line in run.said)
+    assert any(line.endswith("[requests_not_over]") and " 30 of 100 requests " in line for line in run.messages)
 
 
-def test_a_duration_longer_than_the_program_is_said(ran):  # noqa: F811
+def test_a_duration_longer_than_the_program_is_reported(ran):  # noqa: F811
     run = ran("recorder", "--duration", "1000", "--strict")
     assert run.done.returncode == 3
-    (said,) = [line for line in run.said if line.startswith("the window: ")]
-    assert said.endswith("[window_stopped_early]")
-    assert re.search(r" \S+ s of 1000 s, by the end of the program \(exit code 0\)", said)
+    (message,) = [line for line in run.messages if line.endswith("[window_stopped_early]")]
+    assert re.search(r" \S+ s of 1000 s.* \(exit code 0\)", message)
 
 
-def test_each_process_has_its_own_window_of_time(ran):  # noqa: F811
+def test_each_process_has_its_own_timed_window(ran):  # noqa: F811
     code = (
         "import os, traceable\nchild = os.fork()\n"
         "with traceable.annotate('child' if child == 0 else 'parent'): pass\n"
@@ -160,18 +150,18 @@ def test_each_process_has_its_own_window_of_time(ran):  # noqa: F811
     assert len(run.captured["windows"]) == 2
 
 
-def test_steps_of_a_function_of_a_program_that_knows_nothing_of_us(recording, ran, tmp_path):  # noqa: F811
+def test_steps_of_a_function_of_a_program_without_traceable(recording, ran, tmp_path):  # noqa: F811
     (tmp_path / "engine.py").write_text("class Engine:\n    def step(self, n): return n + 1\n")
     code = "from engine import Engine\nprint(sum(Engine().step(n) for n in range(50)))"
     run = ran(recording, "--step-function", "engine:Engine.step", "--steps", "10:30", "--strict", code=code)
     assert (run.done.returncode, run.done.stdout) == (0, "1275\n"), run.done.stderr
-    assert "requested steps 10-30, captured 20 of 20" in run.said
+    assert run.step_counts == (20, 20)
     assert run.steps("app.sqlite") == list(range(10, 30))
 
 
-def test_a_window_in_code_that_nsys_was_not_told_of_is_said_and_all_is_recorded(ran, nsys):  # noqa: F811
+def test_a_window_in_code_without_a_gate_for_nsys_is_reported_and_all_is_recorded(ran, nsys):  # noqa: F811
     run = ran("nsys", code="import traceable\ntraceable.window(10, 30)\n" + PROGRAM)
-    (line,) = (line for line in run.said if line.endswith(" [nsys_not_gated]"))
+    (line,) = (line for line in run.messages if line.endswith(" [nsys_not_gated]"))
     assert "traceable.window()" in line
     assert run.steps("app.sqlite") == list(range(50))
     assert run.report["capture"] is None

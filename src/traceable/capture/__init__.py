@@ -1,5 +1,5 @@
-"""In the process: steps are counted, and a profiler records exactly the windows of steps that were asked for.
+"""In the process: steps are counted, and a profiler records exactly the requested windows of steps.
 
-`control` counts and decides, `gates` open and close, `spec` says which steps, `status` tells the launcher. Whether
-what was asked for was recorded is judged afterwards, from the trace (`analysis/windows.py`).
+`control` counts steps and opens windows through `gates`, `schedule` lists the windows, `status` writes the state for
+the launcher. `analysis/windows.py` verifies afterwards, from the trace, that the request was recorded.
 """

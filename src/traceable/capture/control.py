@@ -1,13 +1,13 @@
 """Counts the steps of this process, and opens and closes windows at their boundaries.
 
-One step is open at a time in a process: an epoch's loop inside a training loop, or a second thread that steps too, is
-not counted, and said once. A forked child counts from 0 again and has all windows before it. A process that has taken
-no step, such as a worker that loads data, follows the windows of the one that started it, where the gate can. Whatever
-fails here is said once on stderr; the program runs on.
+One step is open at a time in a process: a nested loop over steps, or one on a second thread, is not counted, and is
+reported once. A forked child counts from 0 again and has all windows ahead of it. A process that has taken no step,
+such as a data loader worker, follows the windows of its parent process, if the gate supports that. A failure here is
+reported once on stderr; the program runs on.
 
-Which windows are known before they begin is `plan`'s to say, what lets a profiler record is `gates`'. The gate is
-chosen here by `TRACEABLE_GATE`, which the launcher sets to what its collector needs; without a launcher it is the NVTX
-capture range, which nobody notices who does not ask for it.
+`schedule` lists the windows that are known before they begin; `gates` starts and stops the profiler. The gate is
+selected here by `TRACEABLE_GATE`, which the launcher sets for its collector; without a launcher it is the NVTX capture
+range, which has no effect unless a profiler is configured for it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ WAIT = "step.wait"
 """The name of the range in which `steps` waits for the next item."""
 
 can_emit = engine.can_emit()
-"""NVTX asks for its listener once, so whether anyone hears a step is known from the start."""
+"""NVTX looks for a profiler once, so whether steps can be recorded is known from the start."""
 
 _wait = annotate(WAIT)
 
 COMPLETE, EXIT, MISSED, FAILED, STOPPED, DURATION = "complete", "exit", "missed", "failed", "stopped", "duration"
-"""How a window ended: after its last step; with the process; never, its steps being over; its gate failed; when asked
-to; its time being over."""
+"""How a window ended: after its last step; with the process; never opened, since its steps had passed; its gate failed;
+on request; after its duration."""
 
 
 class Step:
@@ -77,7 +77,7 @@ class Step:
             self.range._push()
 
     def close(self) -> None:
-        """Close its range: a push/pop range on its own thread only, where another's pop would close another range."""
+        """Close its range: a push/pop range only on its own thread; elsewhere the pop would close another range."""
         if self.range is None:
             return
         if self.as_block:
@@ -87,12 +87,12 @@ class Step:
         else:
             environment.warn_once(
                 "step_thread_changed",
-                "a step ended on another thread than it began on: its range stays open (traceable help windows)",
+                "a step ended on another thread than it began on; its range stays open (traceable help windows)",
             )
 
 
 class Wait:
-    """A wait for the next item, whose range is open; it is closed once. Made only where it can be heard."""
+    """A wait for the next item, with an open range that is closed once. Created only if a profiler can record it."""
 
     __slots__ = ("_open", "as_block", "thread")
 
@@ -117,13 +117,13 @@ class Wait:
 
 
 class WindowRequest:
-    """One window that is asked for while the program runs, to open when the next step begins.
+    """A window that is requested while the program runs, to open when the next step begins.
 
     Attributes:
-        steps: how many steps it is to hold; None until it is stopped.
-        by: who asks, as the end of "by ...".
-        entry: what the status file says of the window; None until it is opened.
-        withdrawn: whether it was taken back before that.
+        steps: how many steps to record; None until it is stopped.
+        by: the requester, for "by ..." in messages.
+        entry: its entry in the status file; None until it is opened.
+        withdrawn: whether it was withdrawn before that.
     """
 
     __slots__ = ("by", "entry", "steps", "withdrawn")
@@ -140,7 +140,7 @@ class WindowRequest:
 
 
 def new_entry(number: int, window: Window) -> dict[str, Any]:
-    """Return what the status file says of the `number`th window of this process, from 1 on, before it is opened."""
+    """Return the status file entry of the `number`th window of this process, from 1, before it is opened."""
     return {
         "id": f"{os.getpid()}-{number}",
         "start_step": window.start,
@@ -151,7 +151,7 @@ def new_entry(number: int, window: Window) -> dict[str, Any]:
 
 
 def moment(step: int, reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """Return what an entry says of its opening, or of its end and the reason: now, before step `step`."""
+    """Return the part of an entry for its opening, or for its end with the reason: now, before step `step`."""
     return {"wall_ns": time.time_ns(), "step": step, **({"reason": reason} if reason else {}), **more}
 
 
@@ -160,36 +160,36 @@ class OpenWindow:
 
     Attributes:
         window: its steps.
-        entry: what the status file says of it.
+        entry: its entry in the status file.
     """
 
-    __slots__ = ("_gate", "_marker", "_number", "_synchronise", "entry", "window")
+    __slots__ = ("_gate", "_marker", "_number", "_synchronize", "entry", "window")
 
-    def __init__(self, window: Window, entry: dict[str, Any], gate: Gate, synchronise: bool) -> None:
+    def __init__(self, window: Window, entry: dict[str, Any], gate: Gate, synchronize: bool) -> None:
         self.window = window
         self.entry = entry
         self._gate = gate
-        self._synchronise = synchronise
+        self._synchronize = synchronize
         self._marker = annotate(f"window {entry['id']}", None, environment.WINDOW_DOMAIN)
         self._number = 0
 
     @property
     def by(self) -> str | None:
-        """Who asked for it while the program ran; None for one that was planned."""
+        """Who requested it while the program ran; None for a planned one."""
         by: str | None = self.entry.get("requested_by")
         return by
 
     def open(self, step: int) -> bool:
-        """Open it before step `step`; whether that could be done."""
+        """Open it before step `step`; return whether that succeeded."""
         begun = time.perf_counter_ns()
         try:
-            if self._synchronise:
-                _synchronise()
+            if self._synchronize:
+                _synchronize()
             self._gate.open()
             if engine.range_counts is not None:
                 engine.range_counts.set_recording(True)
             self._number = self._marker._start()
-        except Exception as error:  # noqa: BLE001 - whatever CUDA or a library says, the program goes on
+        except Exception as error:  # noqa: BLE001 - whatever CUDA or a library raises, the program goes on
             code = code_of(error, "window_not_opened")
             self.entry["closed"] = moment(step, FAILED, error=str(error), code=code)
             environment.warn_once(code, f"the window {self.window} was not opened: {error}", key="open")
@@ -198,27 +198,27 @@ class OpenWindow:
         return True
 
     def close(self, step: int, reason: str) -> None:
-        """Close it before step `step`. Its id range ends within the capture, so that it is in the report."""
+        """Close it before step `step`. Its marker range ends within the capture, so that it is in the report."""
         begun = time.perf_counter_ns()
         problem = {}
         try:
-            if self._synchronise:
-                _synchronise()
+            if self._synchronize:
+                _synchronize()
             self._marker._end(self._number)
             if engine.range_counts is not None:
                 engine.range_counts.set_recording(False)
             self._gate.close()
         except Exception as error:  # noqa: BLE001 - as above
             problem = {"error": str(error), "code": code_of(error, "window_not_closed")}
-            message = f"the window {self.window} was not closed as it should be: {error}"
+            message = f"the window {self.window} was not closed properly: {error}"
             environment.warn_once(problem["code"], message, key="close")
         if reason == COMPLETE and self.by is not None:
-            # One that was asked for while the program runs is as long as it was let run.
+            # A window requested while the program runs is as long as it has been open.
             self.entry["stop_step"] = step
         self.entry["closed"] = moment(step, reason, stall_ns=time.perf_counter_ns() - begun, **problem)
 
 
-def _synchronise() -> None:
+def _synchronize() -> None:
     from traceable.capture import cuda
 
     cuda.find_runtime().synchronize()
@@ -241,11 +241,11 @@ _GATES: dict[str, Callable[[], Gate]] = {
     "torch": _torch_gate,
     "gpu": _gpu_gate,
 }
-"""By what `TRACEABLE_GATE` may be."""
+"""By the values of `TRACEABLE_GATE`."""
 
 
 def gate_from_environment() -> Gate:
-    """Return the gate that `TRACEABLE_GATE` names, or the one that does no harm; none where nothing is recorded.
+    """Return the gate of `TRACEABLE_GATE`, or the harmless default; `NoGate` in a process that is not recorded.
 
     Raises:
         GateError: it can't work in this process.
@@ -254,7 +254,7 @@ def gate_from_environment() -> Gate:
         return gates.NoGate()
     name = os.environ.get(environment.GATE) or gates.NvtxGate.name
     if name not in _GATES:
-        message = f"{environment.GATE}={name!r} is none of {', '.join(_GATES)}; ignored"
+        message = f"{environment.GATE}={name!r} is ignored; write one of {', '.join(_GATES)}"
         environment.warn_once("variable_invalid", message, key=environment.GATE)
         name = gates.NvtxGate.name
     return _GATES[name]()
@@ -265,12 +265,12 @@ class Session:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._plan = Schedule()
+        self._schedule = Schedule()
         self._gate: Gate | None = None
         self.trigger_set: TriggerSet | None = None
         self.on_update: Callable[[], None] | None = None
         self._timer = self._make_timer()
-        self._by_time = self._watching = False
+        self._is_timed = self._watching = False
         self._lacks_torch = os.environ.get(environment.GATE) == "torch"
         self._start()
         atexit.register(self._at_exit)
@@ -282,7 +282,7 @@ class Session:
         self._status: StatusWriter | None = None
         self._times = step_times.open_step_times()
         self._next = 0
-        self._refused = 0
+        self._nested_steps = 0
         self._current: Step | None = None
         self._waiting: Wait | None = None
         self._windows: list[dict[str, Any]] = []
@@ -290,16 +290,16 @@ class Session:
         self._requests: deque[WindowRequest] = deque()
         self._stopping: str | None = None
         self._closes_at = NEVER
-        # Windows of time are each process's own, and so are all from its first step on.
-        self._leads = self._plan.whole
+        # Each process opens timed windows itself, and all windows from its first step on.
+        self._leads = self._schedule.whole
         self._follows = False
-        if self._plan.pending:
+        if self._schedule.pending:
             self._arm()
 
     # ---- steps
 
     def begin_wait(self, *, as_block: bool = False) -> Wait | None:
-        """Begin to wait for the next item; None in a step, where someone waits already, and where nobody listens."""
+        """Begin to wait for the next item; None in a step, during another wait, and without a profiler."""
         if engine.disabled or not can_emit:
             return None
         with self._lock:
@@ -318,26 +318,26 @@ class Session:
                 self._waiting = None
 
     def begin(self, *, as_block: bool = False, bare: bool = False, payload: Any = None) -> Step | None:
-        """Begin a step; None where one is open already. The payload is for the conditions of `capture_when` alone."""
+        """Begin a step; None if one is open already. Only the conditions of `capture_when` see the payload."""
         if engine.disabled:
             return None
         try:
             return self._begin(as_block, bare, payload)
-        except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program's step goes on, not counted
-            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program goes on, the step is not counted
+            self._report_failure(error)
             return None
 
     def _begin(self, as_block: bool, bare: bool, payload: Any) -> Step | None:
         with self._lock:
             waiting = self._waiting
             if waiting is not None and not waiting.as_block and waiting.thread == get_ident():
-                # The iterable takes steps itself: a step that outlasts the wait must not be closed in its place.
+                # The iterable takes steps itself: the end of the wait must not close the range of an open step.
                 self.end_wait(waiting)
             if self._current is not None:
-                self._refused += 1
+                self._nested_steps += 1
                 environment.warn_once(
                     "nested_step",
-                    "a step began inside of another: it is not counted (traceable help windows, Nested steps)",
+                    "a step began inside another one and is not counted (traceable help windows, Nested steps)",
                 )
                 return None
             index = self._next
@@ -345,10 +345,10 @@ class Session:
                 self._lead()
             if self.trigger_set is not None and self._open is None:
                 self.trigger_set.on_step_begin(index, payload)
-            if index >= self._plan.opens_at or self._requests:
+            if index >= self._schedule.opens_at or self._requests:
                 self._open_window(index)
             step = self._current = Step(index, as_block, bare)
-            (self._status or self._told()).count(index + 1, index)
+            (self._status or self._open_status()).count(index + 1, index)
         if self.trigger_set is not None or self._times is not None:
             step.begun_ns = time.perf_counter_ns()
         step.open()
@@ -361,20 +361,20 @@ class Session:
         try:
             self._end(step)
         except Exception as error:  # noqa: BLE001 - as above
-            self._failed(error)
+            self._report_failure(error)
 
     def _end(self, step: Step) -> None:
         step.close()
         if self._times is not None:
             self._times.add(step.index, step.begun_ns, time.perf_counter_ns())
         with self._lock:
-            # What a profiler slows down is no measure of what is slow without it.
+            # A step that a profiler slows down is not compared with steps without it.
             if self.trigger_set is not None and step.begun_ns and self._open is None:
                 self.trigger_set.on_step_end(time.perf_counter_ns() - step.begun_ns)
             self._current = None
-            self._pass(step.index + 1)
+            self._record_ended_steps(step.index + 1)
 
-    def _failed(self, error: Exception) -> None:
+    def _report_failure(self, error: Exception) -> None:
         self._current = None
         environment.warn_once("step_not_counted", f"a step is not counted: {type(error).__name__}: {error}")
 
@@ -387,16 +387,16 @@ class Session:
                 if self._current is not None and self._current.bare:
                     self.end(self._current)
                 elif self._current is None:
-                    # The iteration that ends here began before anyone could know.
-                    self._pass(self._next + 1)
+                    # The begin of the iteration that ends here was not recorded.
+                    self._record_ended_steps(self._next + 1)
                 self.begin(bare=True, payload=payload)
         except Exception as error:  # noqa: BLE001 - as above
-            self._failed(error)
+            self._report_failure(error)
 
-    def _pass(self, count: int) -> None:
-        """Note that `count` steps are over."""
+    def _record_ended_steps(self, count: int) -> None:
+        """Record that `count` steps have ended."""
         self._next = count
-        (self._status or self._told()).count(count, count)
+        (self._status or self._open_status()).count(count, count)
         if count >= self._closes_at:
             self._close_window(COMPLETE)
         elif self._stopping is not None:
@@ -404,15 +404,15 @@ class Session:
 
     # ---- windows
 
-    def plan(self, window: Window, synchronise: bool) -> None:
+    def plan(self, window: Window, synchronize: bool) -> None:
         """Add a window.
 
         Raises:
             ValueError: it overlaps another.
         """
         with self._lock:
-            if self._plan.launcher_request is not None:
-                message = f"traceable.window() has no effect: {self._plan.launcher_request} says what is recorded"
+            if self._schedule.launcher_request is not None:
+                message = f"traceable.window() has no effect: {self._schedule.launcher_request} has precedence"
                 environment.warn_once("launcher_decides", message, key="window")
                 return
             if self.ungated:
@@ -424,20 +424,20 @@ class Session:
                 environment.warn_once(flight.NO_WINDOWS.code, message, key="window")
                 return
             try:
-                self._plan.add(window, synchronise)
+                self._schedule.add(window, synchronize)
             except UsageError as error:
                 raise ValueError(error.message) from None
             self._arm()
 
     @property
     def ungated(self) -> bool:
-        """Whether nsys records everything, whatever is opened here: then a window would be marked that is none."""
+        """Whether nsys records everything, whichever windows are opened here: then none is marked."""
         return os.environ.get(environment.COLLECTOR) == "nsys" and not os.environ.get(environment.GATE)
 
     @property
     def launcher_request(self) -> str | None:
-        """What the launcher asks for; None where it asks for nothing."""
-        return self._plan.launcher_request
+        """The launcher's request; None if it requests nothing."""
+        return self._schedule.launcher_request
 
     def _arm(self) -> None:
         if self._gate is not None:
@@ -447,41 +447,41 @@ class Session:
         try:
             self._gate = gate_from_environment()
             self._follows = self._gate.arm(not self._leads)
-        except Exception as error:  # noqa: BLE001 - no recorder, or no descriptor to load what opens it
+        except Exception as error:  # noqa: BLE001 - no recorder, or no free descriptor to load it
             environment.warn_once(code_of(error, "windows_impossible"), f"no window can be opened: {error}")
             self._gate = gates.NoGate()
 
     def _lead(self) -> None:
-        """Follow no other process from the first step on."""
+        """Stop following the parent process, at the first step."""
         self._leads = True
         if self._follows and self._gate is not None:
             self._follows = self._gate.arm(False)
 
     def _open_window(self, index: int) -> None:
-        """Open the window that step `index` lies in, if it does; those that are over by now are noted as missed."""
-        plan = self._plan
-        held = plan.is_held_back(index)
-        while not held and plan.pending is not None and plan.pending[0].stop <= index:
-            self._note(plan.pending[0])["closed"] = moment(index, MISSED)
-            plan.advance()
+        """Open the window that contains step `index`, if there is one; record those that have passed as missed."""
+        schedule = self._schedule
+        is_held_back = schedule.is_held_back(index)
+        while not is_held_back and schedule.pending is not None and schedule.pending[0].stop <= index:
+            self._add_entry(schedule.pending[0])["closed"] = moment(index, MISSED)
+            schedule.advance()
         if self._open is not None:
             return
-        if not held and plan.pending is not None and index >= plan.pending[0].start:
-            window, synchronise = plan.pending
-            entry = self._note(window)
-            plan.advance()
+        if not is_held_back and schedule.pending is not None and index >= schedule.pending[0].start:
+            window, synchronize = schedule.pending
+            entry = self._add_entry(window)
+            schedule.advance()
         elif self._requests:
-            # Taken out once the window is open, so that nobody finds neither in the time that this takes.
+            # Removed once the window is open, so that at any time either the request or the window can be seen.
             request = self._requests[0]
-            window, synchronise = request.window(index), environment.read_flag(environment.WINDOW_SYNC)
-            entry = self._note(window)
+            window, synchronize = request.window(index), environment.read_flag(environment.WINDOW_SYNC)
+            entry = self._add_entry(window)
             entry |= {"requested_by": request.by, "stop_step": window.stop if request.steps else None}
             request.entry = entry
             self._arm()
         else:
             return
         assert self._gate is not None
-        opening = OpenWindow(window, entry, self._gate, synchronise)
+        opening = OpenWindow(window, entry, self._gate, synchronize)
         first_range.ignored_thread = get_ident()
         if opening.open(index):
             self._open = opening
@@ -489,8 +489,8 @@ class Session:
         first_range.ignored_thread = 0
         if "requested_by" in entry:
             self._requests.popleft()
-        elif self._timer is not None and plan.conditions.duration_s and self._open is not None:
-            self._timer.call_later(plan.conditions.duration_s, lambda: self._time_is_up(opening))
+        elif self._timer is not None and schedule.conditions.duration_s and self._open is not None:
+            self._timer.call_later(schedule.conditions.duration_s, lambda: self._time_is_up(opening))
         self._write()
 
     def _close_window(self, reason: str) -> None:
@@ -504,7 +504,7 @@ class Session:
         closing.close(self._next, reason)
         self._write()
 
-    def _note(self, window: Window) -> dict[str, Any]:
+    def _add_entry(self, window: Window) -> dict[str, Any]:
         entry = new_entry(len(self._windows) + 1, window)
         self._windows.append(entry)
         return entry
@@ -512,91 +512,95 @@ class Session:
     # ---- windows on request, from any thread
 
     def request_window(self, request: WindowRequest) -> Message | None:
-        """Have a window opened when the next step begins. Takes no lock, so a signal handler may call it too.
+        """Request a window that opens when the next step begins. Takes no lock, so a signal handler may call it too.
 
         Returns:
-            None, or why not: a window is open, or asked for.
+            None, or the reason of the rejection: a window is open or requested already.
         """
         if engine.disabled:
             return Message("annotations_off", "annotations are off (TRACEABLE_DISABLE)")
         if (open_ := self._open) is not None:
-            return Message("window_open", f"a window is open since step {open_.window.start}{_of(open_.by)}")
+            return Message(
+                "window_open", f"a window is open since step {open_.window.start}{_format_requester(open_.by)}"
+            )
         if self._requests:
-            return Message("window_requested", f"a window is asked for already{_of(self._requests[0].by)}")
+            return Message(
+                "window_requested", f"a window is already requested{_format_requester(self._requests[0].by)}"
+            )
         self._requests.append(request)
         return None
 
     def stop(self) -> dict[str, Any] | None:
-        """Close the open window: at the end of the step that is open, or now where none is. Withdraw what is asked for.
+        """Close the open window: at the end of the open step, or now if there is none. Withdraw the requests.
 
-        Where a profiler takes its time to stop, so does this, between two steps.
+        Between two steps this takes as long as the profiler takes to stop.
 
         Returns:
-            What is said of the window, which need not be closed yet; None where none was open.
+            The entry of the window, which may not be closed yet; None if none was open.
         """
         with self._lock:
             while self._requests:
                 self._requests.popleft().withdrawn = True
             if self._open is None:
-                self._tell()
+                self._notify()
                 return None
             entry = self._open.entry
             self._close_at_boundary(COMPLETE if "requested_by" in entry else STOPPED)
             return entry
 
     def _close_at_boundary(self, reason: str) -> None:
-        """Close the open window at the end of the step that is open, or now where none is."""
+        """Close the open window at the end of the open step, or now if there is none."""
         if self._current is None:
             self._close_window(reason)
         else:
             self._stopping = reason
 
-    # ---- windows of time
+    # ---- timed windows
 
     def _make_timer(self) -> Timer | None:
-        asked = self._plan.conditions
-        if not (asked.duration_s or (self._plan.whole and asked.delay_s)):
+        conditions = self._schedule.conditions
+        if not (conditions.duration_s or (self._schedule.whole and conditions.delay_s)):
             return None
         from traceable.capture.timer import Timer
 
         return Timer()
 
     def start_timed_window(self) -> None:
-        """Have a program that takes no steps recorded from the time on that the launcher asks for, if it does."""
-        asked = self._plan.conditions
+        """Record a program that takes no steps from the time that the launcher requests, if it does."""
+        conditions = self._schedule.conditions
         self._watching = True
-        if not self._plan.whole or asked.need_steps:
+        if not self._schedule.whole or conditions.need_steps:
             first_range.watch()
             return
-        self._by_time = True
+        self._is_timed = True
         with self._lock:
-            self._told()
-        if asked.requests:
-            engine.requests.count.when(asked.requests, self._look)
-        if asked.delay_s and not asked.delay_from_start:
-            first_range.watch(lambda: self._look_after(asked.delay_s))
+            self._open_status()
+        if conditions.requests:
+            engine.requests.count.when(conditions.requests, self._open_timed_window)
+        if conditions.delay_s and not conditions.delay_from_start:
+            first_range.watch(lambda: self._open_timed_window_after(conditions.delay_s))
             return
         first_range.watch()
-        self._look_after(asked.delay_s - age_s() if asked.delay_s else 0.0)
+        self._open_timed_window_after(conditions.delay_s - age_s() if conditions.delay_s else 0.0)
 
-    def _look_after(self, seconds: float) -> None:
+    def _open_timed_window_after(self, seconds: float) -> None:
         if self._timer is not None and seconds > 0:
-            self._timer.call_later(seconds, self._look)
+            self._timer.call_later(seconds, self._open_timed_window)
         else:
-            self._look()
+            self._open_timed_window()
 
     def on_torch_import(self) -> None:
-        """Note that the program has imported torch, without which torch's profiler can't be started."""
+        """Record that the program has imported torch, without which torch's profiler can't start."""
         self._lacks_torch = False
-        if self._by_time:
-            self._look()
+        if self._is_timed:
+            self._open_timed_window()
 
-    def _look(self) -> None:
-        """Open the window of time, where its time has come and no step has begun: else the next one opens it."""
-        if self._lacks_torch or elapsed_delay_s(self._plan.conditions) is None:
+    def _open_timed_window(self) -> None:
+        """Open the timed window, if it is due and no step has begun; else the next step opens it."""
+        if self._lacks_torch or elapsed_delay_s(self._schedule.conditions) is None:
             return
         with self._lock:
-            if not self._next and self._current is None and self._open is None and self._plan.pending is not None:
+            if not self._next and self._current is None and self._open is None and self._schedule.pending is not None:
                 self._open_window(0)
 
     def _time_is_up(self, window: OpenWindow) -> None:
@@ -605,9 +609,9 @@ class Session:
                 self._close_at_boundary(DURATION)
 
     def arm(self) -> None:
-        """Record nothing from here on but windows, as far as this process decides it."""
+        """Record only windows from now on, as far as this process controls it."""
         if self._gate is None:
-            # What it takes to make a gate (an import) is loaded before the lock, which a step may wait for.
+            # The imports that a gate needs are loaded before taking the lock, for which a step may wait.
             with contextlib.suppress(Exception):
                 gate_from_environment()
         with self._lock:
@@ -615,7 +619,7 @@ class Session:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where this process stands, for whoever asks."""
+        """The state of this process, for control requests."""
         open_ = self._open
         return {
             "pid": os.getpid(),
@@ -626,13 +630,13 @@ class Session:
             "closed_windows": sum(window["closed"] is not None for window in list(self._windows)),
         }
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.on_update is not None:
             self.on_update()
 
-    # ---- what the launcher is told
+    # ---- status for the launcher
 
-    def _told(self) -> StatusWriter:
+    def _open_status(self) -> StatusWriter:
         if self._status is None:
             self._status = StatusWriter(os.environ.get(environment.RUN_DIR, "") if process.is_selected() else "")
             if engine.requests is not None:
@@ -642,22 +646,22 @@ class Session:
 
     def _write(self, end: str | None = None) -> None:
         if self._status is None:
-            self._told()
+            self._open_status()
             return
         self._status.write(
             {
                 "pid": os.getpid(),
                 "parent_pid": os.getppid(),
                 "wall_ns": time.time_ns(),
-                **self._plan.to_status(),
+                **self._schedule.to_status(),
                 "gate": self._gate.name if self._gate else None,
                 "steps": {"begun": self._next + (self._current is not None), "ended": self._next},
-                "nested_steps": self._refused,
+                "nested_steps": self._nested_steps,
                 "windows": self._windows,
                 "end": end,
             }
         )
-        self._tell()
+        self._notify()
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_type", None)
@@ -673,7 +677,7 @@ class Session:
         self._lock = RLock()
         armed = self._gate is not None
         self._gate = None
-        self._plan.restart()
+        self._schedule.restart()
         self._start()
         if armed:
             self._arm()
@@ -683,9 +687,9 @@ class Session:
             self.start_timed_window()
 
 
-def _of(who: str | None) -> str:
-    return f", by {who}" if who else ""
+def _format_requester(requester: str | None) -> str:
+    return f", by {requester}" if requester else ""
 
 
 session = Session()
-"""The one of this process."""
+"""The one instance in this process."""

@@ -1,9 +1,9 @@
-"""The control socket of this process, where `traceable control` asks for windows and is told what became of them.
+"""The control socket of this process, on which `traceable control` requests windows and receives events.
 
-A Unix socket in the run directory, mode 0600, served by one daemon thread; there is none unless the launcher asks for
-it. Only the user who owns the socket is answered. Each connection is one line of JSON with what is asked, and one line
-for each thing that happens, to the end. The program's threads do one write to a pipe when a window opens or closes, and
-never wait for this one. The other end is `launch/control_client.py`.
+A Unix socket in the run directory, mode 0600, served by one daemon thread, if the launcher requests it. Only the user
+who owns the socket is served. On each connection the client sends one line of JSON, the request, and receives one line
+for each event. The program's threads write one byte to a pipe when a window opens or closes, and never wait for this
+thread. The client is `launch/control_client.py`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ SCHEMA = "traceable.control/1"
 NAME = "control.{pid}.sock"
 _LINE_BYTES = 4096
 _PEERS_MAX = 32
-_PAUSE_SECONDS = 2.0
+_JOIN_SECONDS = 2.0
 _STEPS_MAX = 10**15
 _DUMPS_MAX = 10**9
 
 
 class Peer:
-    """One connection: what it asked, and what it has been told.
+    """One connection: its request, and the events sent to it.
 
     Attributes:
-        steps: whether it wants a window opened, by `request`, or one closed, by `entry`.
+        request: the window that it wants opened.
+        entry: the window that it wants closed.
+        sent_opened: whether the event `opened` was sent.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -50,10 +52,10 @@ class Peer:
         self.received = b""
         self.request: WindowRequest | None = None
         self.entry: dict[str, Any] | None = None
-        self.told_opened = False
+        self.sent_opened = False
 
     def send(self, event: str, **more: Any) -> bool:
-        """Send one line; whether that could be done at once. Who does not read is not waited for."""
+        """Send one line; return whether that could be done at once. A client that does not read is not waited for."""
         line = json.dumps({"schema": SCHEMA, "event": event, "pid": os.getpid(), "wall_ns": time.time_ns(), **more})
         try:
             return self.connection.send(line.encode() + b"\n") == len(line) + 1
@@ -73,24 +75,24 @@ class Server:
         self._peers: dict[int, Peer] = {}
         self._serving = False
 
-    # ---- its life
+    # ---- start and stop
 
     def start(self) -> None:
         """Listen, and serve on a thread of its own.
 
         Raises:
-            OSError: the socket can't be made.
+            OSError: the socket can't be created.
         """
         self._directory = os.open(self._run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._name = NAME.format(pid=os.getpid())
         self._pid = os.getpid()
         with contextlib.suppress(FileNotFoundError):
-            # Of a process that had this number, or of this one before an exec.
+            # Left by a process that had this pid, or by this one before an exec.
             os.unlink(self._name, dir_fd=self._directory)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Before bind, which takes the mode for the file: so there is no moment in which another may connect.
+        # Before bind, which uses this mode for the file: another user can't connect at any moment.
         os.fchmod(self._listener.fileno(), 0o600)
-        # A path of more than 107 bytes can't be bound; by the directory's descriptor it is short.
+        # A path of more than 107 bytes can't be bound; through the directory's descriptor it is short.
         self._listener.bind(f"/proc/self/fd/{self._directory}/{self._name}")
         self._owner = os.geteuid()
         self._listener.listen(_PEERS_MAX)
@@ -100,13 +102,13 @@ class Server:
         self._serving = True
         session.on_update = self.wake
         if os.environ.get(environment.RECORDING_GATED):
-            # Before a request, so that workers that are forked by then find whose windows they follow.
+            # Before any request, so that workers forked from now on know whose windows they follow.
             session.arm()
 
     def _begin_thread(self) -> None:
         self._pausing, self._leaving = False, threading.Lock()
         self._gone = self._idle = False
-        # Signals are for the program's own threads: the one that waits in a system call is to be interrupted.
+        # Signals are for the program's own threads: they interrupt the one that waits in a system call.
         before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:
             self._thread = threading.Thread(target=self._serve, name="traceable control", daemon=True)
@@ -115,25 +117,25 @@ class Server:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wake(self) -> None:
-        """Have the thread look what has changed."""
-        with contextlib.suppress(OSError):  # full: it is about to wake up anyway
+        """Wake the thread, which sends what has changed."""
+        with contextlib.suppress(OSError):  # the pipe is full: the thread is about to wake up anyway
             os.write(self._wake, b"\0")
 
     def remove(self) -> None:
-        """Remove the socket. Connections stay until the process is gone, which ends them when all is written."""
+        """Remove the socket. Open connections stay until the process ends."""
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 os.unlink(self._name, dir_fd=self._directory)
 
     def before_fork(self) -> None:
-        """End the thread where Python 3.12 and later would warn of a fork beside it: with -W error that is an end."""
+        """Stop the thread where Python 3.12 and later would warn of a fork with threads, an error under -W error."""
         if self._serving and should_stop_for_fork(self._idle):
             self._pausing = True
             self.wake()
-            self._thread.join(_PAUSE_SECONDS)
+            self._thread.join(_JOIN_SECONDS)
 
     def after_in_parent(self) -> None:
-        """Serve on."""
+        """Restart the thread, if `before_fork` stopped it."""
         if not self._serving:
             return
         with self._leaving:
@@ -142,7 +144,7 @@ class Server:
             self._begin_thread()
 
     def after_in_child(self) -> None:
-        """Leave the parent's socket to the parent, and make one of our own."""
+        """Close the parent's socket, and create one for this process."""
         if not self._serving:
             return
         self._serving = False
@@ -158,18 +160,18 @@ class Server:
         try:
             self.start()
         except (OSError, RuntimeError) as error:
-            _unheard(error)
+            _warn_not_served(error)
 
-    # ---- its thread
+    # ---- the thread
 
     def _serve(self) -> None:
-        # poll and not epoll: a forked child must not share what is watched.
+        # poll and not epoll: a forked child would share the watched descriptors.
         with selectors.PollSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
             for peer in self._peers.values():
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
-            while not self._leaves():
+            while not self._should_stop():
                 self._idle = True
                 ready = selector.select()
                 self._idle = False
@@ -180,12 +182,12 @@ class Server:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._woken, 4096)
                     elif not self._read(key.data):
-                        self._part(key.data, selector)
+                        self._disconnect(key.data, selector)
                 for peer in list(self._peers.values()):
-                    if not self._tell(peer):
-                        self._part(peer, selector)
+                    if not self._send_events(peer):
+                        self._disconnect(peer, selector)
 
-    def _leaves(self) -> bool:
+    def _should_stop(self) -> bool:
         with self._leaving:
             self._gone = self._pausing
         return self._gone
@@ -203,13 +205,13 @@ class Server:
         peer = self._peers[connection.fileno()] = Peer(connection)
         selector.register(connection, selectors.EVENT_READ, peer)
 
-    def _part(self, peer: Peer, selector: selectors.BaseSelector) -> None:
+    def _disconnect(self, peer: Peer, selector: selectors.BaseSelector) -> None:
         selector.unregister(peer.connection)
         del self._peers[peer.connection.fileno()]
         peer.connection.close()
 
     def _read(self, peer: Peer) -> bool:
-        """Take in what a peer says; whether it stays."""
+        """Read from a peer; return whether it stays connected."""
         try:
             received = peer.connection.recv(_LINE_BYTES)
         except BlockingIOError:
@@ -222,42 +224,42 @@ class Server:
         if b"\n" not in peer.received:
             return len(peer.received) < _LINE_BYTES
         try:
-            asked = json.loads(peer.received)
-            return self._answer(peer, str(asked["command"]), asked, str(asked.get("by", "a controller"))[:200])
+            request = json.loads(peer.received)
+            return self._handle(peer, str(request["command"]), request, str(request.get("by", "a controller"))[:200])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            _refuse(peer, Message("request_invalid", "it is not understood"))
+            _reject(peer, Message("request_invalid", "the request is invalid"))
             return False
 
-    def _answer(self, peer: Peer, what: str, asked: dict[str, Any], by: str) -> bool:
-        """Do what is asked; whether more is to be told."""
-        steps = asked.get("steps")
-        if what == "status":
+    def _handle(self, peer: Peer, command: str, options: dict[str, Any], by: str) -> bool:
+        """Execute a request; return whether the peer stays connected for events."""
+        steps = options.get("steps")
+        if command == "status":
             peer.send("status", flight_recorder=flight.is_active(), **session.state)
             return False
-        if what == "dump":
-            return _dump(peer, asked.get("number"), by)
+        if command == "dump":
+            return _dump(peer, options.get("number"), by)
         if flight.is_active():
-            _refuse(peer, flight.NO_WINDOWS)
+            _reject(peer, flight.NO_WINDOWS)
             return False
-        if what == "stop":
+        if command == "stop":
             withdrawn = bool(session.state["requested_by"])
-            peer.entry, peer.told_opened = session.stop(), True
+            peer.entry, peer.sent_opened = session.stop(), True
             peer.send("stopping", window=peer.entry, withdrawn=withdrawn)
             return peer.entry is not None
-        if what != "window" or not (steps is None or (type(steps) is int and 0 < steps <= _STEPS_MAX)):
-            raise ValueError(what)
-        # Here and not when the window opens, which is on a thread of the program.
+        if command != "window" or not (steps is None or (type(steps) is int and 0 < steps <= _STEPS_MAX)):
+            raise ValueError(command)
+        # Here and not when the window opens, which happens on a thread of the program.
         session.arm()
         request = WindowRequest(steps, by)
-        refused = session.request_window(request)
-        if refused:
-            _refuse(peer, refused)
+        rejection = session.request_window(request)
+        if rejection:
+            _reject(peer, rejection)
             return False
         peer.request = request
         return peer.send("requested")
 
-    def _tell(self, peer: Peer) -> bool:
-        """Tell a peer what has happened since; whether it stays."""
+    def _send_events(self, peer: Peer) -> bool:
+        """Send a peer its new events; return whether it stays connected."""
         entry = peer.entry
         if peer.request is not None:
             if peer.request.withdrawn:
@@ -266,9 +268,9 @@ class Server:
             entry = peer.request.entry
         if entry is None:
             return True
-        # Complete only once it says how it was opened, or that it was not.
-        if not peer.told_opened and entry["opened"] is not None:
-            peer.told_opened = True
+        # The entry is complete once it records how the window was opened, or that it was not.
+        if not peer.sent_opened and entry["opened"] is not None:
+            peer.sent_opened = True
             if not peer.send("opened", window=dict(entry)):
                 return False
         if entry["closed"] is not None:
@@ -278,21 +280,21 @@ class Server:
 
 
 def _dump(peer: Peer, number: int | None, by: str) -> bool:
-    """Dump the flight recorder, on this thread; nothing more is to be told."""
+    """Dump the flight recorder, on this thread; return False, since no events follow."""
     if not (number is None or (type(number) is int and 0 < number <= _DUMPS_MAX)):
         raise ValueError(number)
     try:
         peer.send("dumped", **flight.write_dump(by, number))
     except flight.DumpError as error:
-        _refuse(peer, error.message)
+        _reject(peer, error.message)
     return False
 
 
-def _refuse(peer: Peer, why: Message) -> None:
-    peer.send("rejected", code=why.code, reason=why)
+def _reject(peer: Peer, reason: Message) -> None:
+    peer.send("rejected", code=reason.code, why=reason)
 
 
-def _unheard(error: Exception) -> None:
+def _warn_not_served(error: Exception) -> None:
     environment.warn_once("control_not_served", f"process {os.getpid()} can't be controlled: {error}")
 
 
@@ -300,7 +302,7 @@ _server: Server | None = None
 
 
 def serve(run_dir: str) -> None:
-    """Listen in this process and in its forked children. Where that can't be, it is said once."""
+    """Listen in this process and in its forked children. A failure is reported once."""
     global _server
     if _server is not None:
         return
@@ -308,7 +310,7 @@ def serve(run_dir: str) -> None:
     try:
         server.start()
     except (OSError, RuntimeError) as error:
-        _unheard(error)
+        _warn_not_served(error)
         return
     _server = server
     atexit.register(server.remove)

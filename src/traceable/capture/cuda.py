@@ -1,7 +1,7 @@
-"""The three calls of the CUDA runtime that a window may need, by whichever way to it this process has.
+"""The three calls of the CUDA runtime that a window may need, through any library that this process has.
 
-torch where the program has loaded it, then cuda-bindings, then libcudart itself. Nothing is imported that the program
-has not installed, and torch is never imported for it: it takes seconds.
+Through torch if the program has loaded it, else cuda-bindings, else libcudart itself. torch is never imported for it:
+that takes seconds.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ _LIBRARIES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.s
 
 
 class CudaError(CauseError):
-    """CUDA is not there, or refused."""
+    """CUDA is missing, or a call failed."""
 
 
 class Runtime:
-    """One way to CUDA.
+    """The CUDA runtime through one library.
 
     Attributes:
-        way: what it goes through, for the status file.
+        library: its name, for messages.
     """
 
-    def __init__(self, way: str, call: Callable[[str], int]) -> None:
-        self.way = way
+    def __init__(self, library: str, call: Callable[[str], int]) -> None:
+        self.library = library
         self._call = call
 
     def start_profiler(self) -> None:
         """Call cudaProfilerStart."""
-        self._checked("cudaProfilerStart")
+        self._call_checked("cudaProfilerStart")
 
     def stop_profiler(self) -> None:
         """Call cudaProfilerStop."""
-        self._checked("cudaProfilerStop")
+        self._call_checked("cudaProfilerStop")
 
     def synchronize(self) -> None:
-        """Wait until the current device has done all its work."""
-        self._checked("cudaDeviceSynchronize")
+        """Wait until the current device has finished all its work."""
+        self._call_checked("cudaDeviceSynchronize")
 
-    def _checked(self, name: str) -> None:
+    def _call_checked(self, name: str) -> None:
         code = self._call(name)
         if code:
-            raise CudaError("cuda_call_failed", f"{name} through {self.way} returns error {code}")
+            raise CudaError("cuda_call_failed", f"{name} through {self.library} returned error {code}")
 
 
 def find_runtime() -> Runtime:
-    """Return the first way to CUDA that there is.
+    """Return the CUDA runtime through the first library that is available.
 
     Raises:
-        CudaError: there is none.
+        CudaError: none is available.
     """
-    for look in (_through_torch, _through_bindings, _through_library):
-        runtime = look()
+    for find in (_find_torch, _find_bindings, _find_library):
+        runtime = find()
         if runtime is not None:
             return runtime
     raise CudaError(
-        "cuda_runtime_missing", "no CUDA runtime is there: neither torch with CUDA, cuda-bindings nor libcudart"
+        "cuda_runtime_missing", "no CUDA runtime found: neither torch with CUDA, cuda-bindings nor libcudart"
     )
 
 
-def _through_torch() -> Runtime | None:
+def _find_torch() -> Runtime | None:
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_available():
@@ -74,7 +74,7 @@ def _through_torch() -> Runtime | None:
     runtime = cuda.cudart()
 
     def call(name: str) -> int:
-        if name == "cudaDeviceSynchronize":  # not among what torch binds of cudart
+        if name == "cudaDeviceSynchronize":  # not among torch's bindings of cudart
             cuda.synchronize()
             return 0
         return int(getattr(runtime, name)() or 0)
@@ -82,7 +82,7 @@ def _through_torch() -> Runtime | None:
     return Runtime("torch", call)
 
 
-def _through_bindings() -> Runtime | None:
+def _find_bindings() -> Runtime | None:
     try:
         from cuda.bindings import runtime  # type: ignore[import-not-found]
     except ImportError:
@@ -90,7 +90,7 @@ def _through_bindings() -> Runtime | None:
     return Runtime("cuda-bindings", lambda name: int(getattr(runtime, name)()[0]))
 
 
-def _through_library() -> Runtime | None:
+def _find_library() -> Runtime | None:
     import ctypes
 
     for name in _LIBRARIES:

@@ -1,7 +1,7 @@
-"""Copies of the flight recorder while the program goes on: each a `dump-N` in the run directory.
+"""Dumps of the flight recorder while the program runs: each a `dump-N` in the run directory.
 
-The recorder writes them (`_native/recorder.c`); here is who asks for them, and under which number. Without a
-flight recorder (`traceable run --flight-recorder`) there is nothing to copy, and `dump` does nothing.
+The recorder writes them (`_native/recorder.c`); this module requests and numbers them. Without a flight recorder
+(`traceable run --flight-recorder`) there is nothing to copy, and `dump` does nothing.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 DIRECTORY = "dump-{number}"
-NO_WINDOWS = Message("flight_recorder_on", "the flight recorder records all the time: ask for a dump")
+NO_WINDOWS = Message("flight_recorder_on", "the flight recorder records all the time; request a dump instead")
 """Why a process with a flight recorder opens no window."""
 
 _RECORDING = "recording"
 _lock = allocate_lock()
-_asking = RLock()
-"""Reentrant: a signal's handler asks, too."""
+_request_lock = RLock()
+"""Reentrant: a signal handler requests dumps, too."""
 
 _writing = False
 _next: str | None = None
-"""Who asked for the dump that follows the one being written; None for nobody."""
+"""Who requested the dump that follows the one being written; None if no dump is requested."""
 
 
 class DumpError(CauseError):
-    """Nothing was written; the text says why."""
+    """Nothing was written; the text is the reason."""
 
 
 def is_active() -> bool:
@@ -44,40 +44,40 @@ def is_active() -> bool:
 
 
 def dump() -> str | None:
-    """Write what the flight recorder holds to a directory of its own, while it goes on recording.
+    """Write the data in the flight recorder to a new directory, while it goes on recording.
 
-    Returns when that is done. Other threads are held up for microseconds at most.
+    Returns when that is done. Other threads are paused for microseconds at most.
 
     Returns:
-        The directory, `dump-N` in the run directory, which `traceable report` reads at once; None where there is no
-        flight recorder or it could not be written, which is said once on stderr. Never raises.
+        The directory, `dump-N` in the run directory, which `traceable report` can read at once; None if there is no
+        flight recorder or the dump could not be written, which is reported once on stderr. Never raises.
     """
     try:
         if not is_active():
             return None
-        written: str = write_dump("traceable.dump()")["directory"]
-    except Exception as error:  # noqa: BLE001 - no descriptor is left, the interpreter ends: the program goes on
+        directory: str = write_dump("traceable.dump()")["directory"]
+    except Exception as error:  # noqa: BLE001 - no descriptor is free, the interpreter ends: the program goes on
         environment.warn_once(code_of(error, "dump_failed"), f"nothing is dumped: {error}")
         return None
-    return written
+    return directory
 
 
 def write_dump(by: str, number: int | None = None) -> dict[str, Any]:
-    """Write a dump and return what was written.
+    """Write a dump and return its description.
 
     Args:
-        by: who asks for it.
-        number: the dump that several processes write to; None for the next one that is free.
+        by: who requests it.
+        number: of a dump that several processes write to; None for the next free number.
 
     Returns:
         `number`, `directory` (absolute), `wall_ns` of its begin, and `duration_ns`.
 
     Raises:
-        DumpError: it can't be written, or nothing was recorded yet.
+        DumpError: it can't be written, or nothing is recorded yet.
     """
     if not is_active():
-        why = "there is no flight recorder: start the program with `traceable run --flight-recorder 5s`"
-        raise DumpError("no_flight_recorder", why)
+        reason = "there is no flight recorder; start the program with `traceable run --flight-recorder 5s`"
+        raise DumpError("no_flight_recorder", reason)
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if not run_dir:
         raise DumpError("no_run_dir", f"{environment.RUN_DIR} is not set, so there is no run directory")
@@ -86,7 +86,7 @@ def write_dump(by: str, number: int | None = None) -> dict[str, Any]:
         try:
             import ctypes
 
-            number, directory = _directory(run_dir, number)
+            number, directory = _create_directory(run_dir, number)
             _copy(directory, by, ctypes.CDLL)
         except OSError as error:
             raise DumpError("dump_failed", error.strerror or str(error)) from None
@@ -101,34 +101,34 @@ def write_dump(by: str, number: int | None = None) -> dict[str, Any]:
 
 
 def dump_in_background(by: str) -> None:
-    """Have a dump written by a thread of its own: from a signal handler, and where a step must not wait.
+    """Write a dump on a thread of its own: from a signal handler, and where a step must not wait.
 
-    One that is asked for while another of these is being written follows it, since that may hold nothing of what led
-    to this one; what is asked for until then is that one.
+    A dump that is requested while another one is being written follows it, because the first may not contain the cause
+    of the second. Further requests until then are served by that second dump.
     """
     global _writing, _next
     if not is_active():
         return
-    with _asking:
+    with _request_lock:
         if _writing:
             _next = _next or by
             return
         _writing = True
     try:
-        start_new_thread(_write_aside, (by,))
+        start_new_thread(_write_requested, (by,))
     except RuntimeError as error:
         _writing = False
         environment.warn_once("dump_failed", f"nothing is dumped: {error}")
 
 
-def _write_aside(by: str | None) -> None:
+def _write_requested(by: str | None) -> None:
     global _writing, _next
     try:
         import signal
 
         # Signals are for the program's own threads.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-    except Exception as error:  # noqa: BLE001 - no descriptor is left: a signal may be handled a little later
+    except Exception as error:  # noqa: BLE001 - no descriptor is free: a signal may be handled a little later
         environment.warn_once("signals_not_blocked", f"signals are not blocked in a thread that dumps: {error}")
     while by:
         try:
@@ -136,23 +136,23 @@ def _write_aside(by: str | None) -> None:
         except Exception as error:  # noqa: BLE001, PERF203 - each is a dump
             environment.warn_once(code_of(error, "dump_failed"), f"nothing is dumped: {error}", key=by)
         finally:
-            with _asking:
+            with _request_lock:
                 by, _next = _next, None
                 _writing = bool(by)
 
 
-def _directory(run_dir: str, number: int | None) -> tuple[int, str]:
-    """Return the number and path of a dump that exists by now."""
-    wanted = number or 1
+def _create_directory(run_dir: str, number: int | None) -> tuple[int, str]:
+    """Create the directory of a dump, and return its number and path."""
+    candidate = number or 1
     while True:
-        directory = os.path.join(run_dir, DIRECTORY.format(number=wanted))  # noqa: PTH118 - pathlib takes 10 ms to import
+        directory = os.path.join(run_dir, DIRECTORY.format(number=candidate))  # noqa: PTH118 - pathlib takes 10 ms to import
         try:
             os.mkdir(directory)  # noqa: PTH102
         except FileExistsError:
             if number is None:
-                wanted += 1
+                candidate += 1
                 continue
-        return wanted, directory
+        return candidate, directory
 
 
 def _copy(directory: str, by: str, load: Callable[[str], Any]) -> None:
@@ -162,21 +162,21 @@ def _copy(directory: str, by: str, load: Callable[[str], Any]) -> None:
     except FileExistsError:
         pass
     try:
-        # NVTX has loaded it: the same file is the same library. ctypes lets go of the interpreter meanwhile.
+        # NVTX has loaded it: one file is one library in a process. ctypes releases the GIL meanwhile.
         write_ring = load(os.environ.get(environment.NVTX_INJECTION, "")).traceable_recorder_dump
     except (OSError, AttributeError):
         _remove(recording, directory)
-        raise DumpError("not_our_recorder", "this process is not recorded by the embedded recorder") from None
+        raise DumpError("not_our_recorder", "the embedded recorder does not record this process") from None
     error: int = write_ring(os.fsencode(recording), by.encode()[:60])
     if error:
         _remove(recording, directory)
         if error == errno.ENODATA:
-            raise DumpError("nothing_recorded_yet", "nothing was recorded yet")
+            raise DumpError("nothing_recorded_yet", "nothing is recorded yet")
         raise DumpError("dump_failed", os.strerror(error))
 
 
 def _remove(*directories: str) -> None:
-    """Remove what is empty: another process may have written to the same dump."""
+    """Remove empty directories: another process may have written to the same dump."""
     for directory in directories:
         try:
             os.rmdir(directory)  # noqa: PTH106
@@ -185,8 +185,8 @@ def _remove(*directories: str) -> None:
 
 
 def _in_child() -> None:
-    global _lock, _asking, _writing, _next
-    _lock, _asking, _writing, _next = allocate_lock(), RLock(), False, None
+    global _lock, _request_lock, _writing, _next
+    _lock, _request_lock, _writing, _next = allocate_lock(), RLock(), False, None
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -1,6 +1,6 @@
-"""What lets a profiler record, and stops it: one small class a way, opened and closed at the boundaries of steps.
+"""Gates that start and stop a profiler: one small class for each way, opened and closed at step boundaries.
 
-A gate may raise; `control` says so once and lets the program run on. It also chooses the gate.
+A gate may raise; `control` reports it once and the program runs on. `control` also selects the gate.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
         name: str
 
         def arm(self, follow: bool) -> bool:
-            """Record nothing from here on, as far as this process decides it. Called once, before a window is opened.
+            """Stop recording until a window opens, as far as this process controls it. Called once, before any window.
 
             Args:
-                follow: the process has taken no step: where its starter opens windows, record while it does.
+                follow: the process has taken no step: record while a window of its parent process is open.
 
             Returns:
-                Whether it follows. Then this is called again, with `follow` False, when the first step begins.
+                Whether it follows. If so, this is called again, with `follow` False, when the first step begins.
             """
 
         def open(self) -> None:
-            """Have the profiler record; return when it does."""
+            """Start the profiler; return when it records."""
 
         def close(self) -> None:
-            """Have it stop; return when it has."""
+            """Stop the profiler; return when it has stopped."""
 
 
 NSYS_NOT_GATED = Message(
-    "nsys_not_gated", "nsys was started to record everything; name the steps with `run --steps`, or run with --control"
+    "nsys_not_gated", "nsys records everything; select the steps with `run --steps`, or run with --control"
 )
-"""Why a window in code comes to nothing under nsys, which has to be told when it is started."""
+"""Why a window in code has no effect under nsys, which is configured when it starts."""
 
 
 class GateError(CauseError):
-    """The gate can't be opened here; the text says why."""
+    """The gate can't be opened here; the text is the reason."""
 
 
 class NvtxGate:
     """The capture range of nsys: needs no CUDA.
 
-    A start/end range, so that the window may be closed by another thread than opened it. Its name is a registered
-    string, as nsys wants it unless NSYS_NVTX_PROFILER_REGISTER_ONLY=0 is set.
+    A start/end range, so that another thread than the one that opened the window may close it. Its name is a registered
+    string, as nsys requires unless NSYS_NVTX_PROFILER_REGISTER_ONLY=0 is set.
     """
 
     name = "nvtx"
@@ -64,14 +64,14 @@ class NvtxGate:
         self._id: int | None = None
 
     def arm(self, follow: bool) -> bool:  # noqa: ARG002
-        """Do nothing: nsys waits for the first range, of whichever process, and records all that it hears."""
+        """Do nothing: nsys waits for the first range of any process, and then records every process."""
         return False
 
     def open(self) -> None:
         """Start the range. nsys 2022.4 returns from it when the collection has started (0.1-0.3 s)."""
         if self._range._silent and engine.can_emit():
-            why = "no range is emitted, so nsys's capture range is not either (TRACEABLE_LEVEL or _DISABLE)"
-            raise GateError("capture_range_silent", why)
+            reason = "no range is emitted, and so no capture range for nsys (TRACEABLE_LEVEL or _DISABLE)"
+            raise GateError("capture_range_silent", reason)
         self._id = self._range._start()
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class NvtxGate:
 
 
 class CudaGate:
-    """cudaProfilerStart and cudaProfilerStop: for `nsys -c cudaProfilerApi`, ncu and whatever else listens to them."""
+    """cudaProfilerStart and cudaProfilerStop: for `nsys -c cudaProfilerApi`, ncu and other profilers that use them."""
 
     name = "cudaProfilerApi"
 
@@ -97,7 +97,7 @@ class CudaGate:
         """Call cudaProfilerStart."""
         from traceable.capture import cuda
 
-        # Looked for here and not at the start: by now the program has loaded what it uses.
+        # Searched here and not at the start: by now the program has loaded the libraries that it uses.
         self._runtime = self._runtime or cuda.find_runtime()
         self._runtime.start_profiler()
 
@@ -108,7 +108,7 @@ class CudaGate:
 
 
 class RecorderGate:
-    """The flag of the embedded recorder in this process."""
+    """The embedded recorder's flag in this process."""
 
     name = "recorder"
 
@@ -117,30 +117,30 @@ class RecorderGate:
 
         path = os.environ.get(environment.NVTX_INJECTION, "")
         try:
-            # NVTX has loaded it, or will: the same file is the same library.
+            # NVTX has loaded it, or will load it: one file is one library in a process.
             library = ctypes.CDLL(path)
             self._gate, self._follow = library.traceable_recorder_gate, library.traceable_recorder_follow
         except (OSError, AttributeError):
             raise GateError("not_our_recorder", f"{path or 'the recorder'} is not traceable's recorder") from None
 
     def arm(self, follow: bool) -> bool:
-        """Record nothing until the first window, or while the process records that started this one."""
+        """Stop recording until the first window; with `follow`, record while the parent process does."""
         follows = follow and bool(self._follow())
         if not follows:
             self._gate(0)
         return follows
 
     def open(self) -> None:
-        """Record."""
+        """Start recording."""
         self._gate(1)
 
     def close(self) -> None:
-        """Record nothing."""
+        """Stop recording."""
         self._gate(0)
 
 
 class NoGate:
-    """Gates nothing; the windows are only marked by ranges."""
+    """Starts and stops nothing; windows are only marked by ranges."""
 
     name = "none"
 

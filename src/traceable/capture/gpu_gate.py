@@ -1,14 +1,14 @@
-"""What `traceable run --gpu` records beside the embedded recorder: the GPU's work, by Kineto in the program's torch.
+"""GPU activity for `traceable run --gpu`, recorded by Kineto in the program's torch, next to the embedded recorder.
 
-The ranges go to the recorder as ever. Kineto is asked for the GPU's activity and for annotations of users, among which
-are our clock markers. It is not asked for operators: what each takes longer (0.4 us of 1 us, benchmarks/gpu_recording)
-would be in the ranges, and they would fill memory.
+Ranges go to the recorder as usual. Kineto records GPU activity and user annotations, which include our clock markers.
+It does not record operators: their overhead (0.4 us of 1 us each, benchmarks/gpu_recording) would be part of the
+ranges, and they would fill memory.
 
-It starts when torch begins to use CUDA and not before. To ask CUDA for its devices would initialise it, and a
-process that has done so can't fork children that use CUDA: a program that imports torch, forks and lets its workers use
-the GPU would fail because of us.
+It starts when torch begins to use CUDA and not before. Listing the CUDA devices would initialize CUDA, and a process
+that has done so can't fork children that use CUDA: a program that imports torch, forks and uses the GPU in its workers
+would fail.
 
-What a process did is told to the launcher in `<directory>/.<pid>.json`, written whole whenever that changes.
+The state of a process is recorded for the launcher in `<directory>/.<pid>.json`, written atomically at each change.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 SCHEMA = "traceable.gpu/1"
 METADATA = "traceable_gpu"
-"""The key in the file of what we say in it: what CLOCK_MONOTONIC, which the embedded recorder uses, was around each
-marker, both clocks at the end, and which GPU is behind CUDA's number of a device."""
+"""The key of our metadata in the file: CLOCK_MONOTONIC, the embedded recorder's clock, around each marker, both clocks
+at the end, and the GPU of each CUDA device number."""
 
 MARKER = "traceable.clock"
-"""How the name of a marker begins; its number follows."""
+"""The prefix of a marker's name; its number follows."""
 
 MARKERS = 12
-"""How many there are at the start of a recording, and again at its end."""
+"""How many markers there are at the start of a recording, and again at its end."""
 
 NO_CUDA, WAITING, RECORDING, STOPPED, LOST, REFUSED = "no cuda", "waiting", "recording", "stopped", "lost", "refused"
-"""What a process may say: its torch has no CUDA; it has not used CUDA; Kineto records, or did; what it recorded could
-not be written; Kineto could not be started."""
+"""The states of a process: its torch has no CUDA; it has not used CUDA yet; Kineto records; Kineto has stopped; the
+recording could not be written; Kineto could not be started."""
 
 _OPTIONS = ("enable_cuda_sync_events", "disable_external_correlation")
-"""Asked of torch where it has them: synchronizations as records of their own, and no links to operators."""
+"""Options for torch versions that have them: synchronizations as separate records, and no links to operators."""
 
 
 class GpuProfiler(kineto.Kineto):
@@ -56,23 +56,23 @@ class GpuProfiler(kineto.Kineto):
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._wanted = False
+        self._is_requested = False
         self._watching_cuda = False
         self._config: Any = None
         self._activities: Any = None
         self._clock: list[tuple[int, int, int]] = []
         super().__init__()
 
-    # ---- when
+    # ---- start and stop
 
     def watch_cuda(self) -> None:
-        """Learn when torch begins to use CUDA, from here on. Says so where this torch never will."""
+        """Watch for torch's first use of CUDA, and warn if this torch is built without CUDA."""
         torch = sys.modules.get("torch")
         if torch is None or self._watching_cuda:
             return
         self._watching_cuda = True
         if not _has_cuda(torch):
-            self._say(NO_CUDA)
+            self._write_state(NO_CUDA)
             if not _is_worker():
                 message = f"torch {torch.__version__} is built without CUDA: --gpu records no GPU"
                 environment.warn_once("torch_without_cuda", message)
@@ -80,47 +80,47 @@ class GpuProfiler(kineto.Kineto):
         self.watch()
         if torch.cuda.is_initialized():
             return
-        self._say(WAITING)
-        # It is called once CUDA is initialised, in the thread that does so, and not under a lock of ours.
-        torch.cuda._lazy_call(self._cuda_begins)
+        self._write_state(WAITING)
+        # Called once CUDA is initialized, on the thread that does so, and not under a lock of ours.
+        torch.cuda._lazy_call(self._on_cuda_init)
 
-    def _cuda_begins(self) -> None:
+    def _on_cuda_init(self) -> None:
         try:
-            # A forked child has what its parent wanted, and may be none that is to be recorded.
+            # A forked child inherits the request of its parent, and may not be selected itself.
             with self._lock:
-                if self._wanted and process.is_selected() and not self.running:
+                if self._is_requested and process.is_selected() and not self.running:
                     super().start()
         except Exception as error:  # noqa: BLE001 - torch would make the program's first use of CUDA fail
-            self._refuse(error)
+            self._report_failure(error)
 
     def start(self) -> None:
-        """Record from here on, or from the moment when torch begins to use CUDA. Where it can't, that is said."""
-        self._wanted = True
+        """Record from now on, or from torch's first use of CUDA. A failure is reported, not raised."""
+        self._is_requested = True
         try:
             self.watch_cuda()
             torch = sys.modules.get("torch")
             with self._lock:
                 if torch is not None and _has_cuda(torch) and torch.cuda.is_initialized() and not self.running:
                     super().start()
-        except Exception as error:  # noqa: BLE001 - the ranges are recorded whatever becomes of the GPU
-            self._refuse(error)
+        except Exception as error:  # noqa: BLE001 - ranges are recorded even if the GPU is not
+            self._report_failure(error)
 
     def stop(self) -> None:
-        """Wait for the GPU, stop recording and write the file, where it records.
+        """Wait for the GPU, stop recording and write the file, if a recording is in progress.
 
         Raises:
             OSError: the file can't be written.
         """
-        self._wanted = False
+        self._is_requested = False
         with self._lock:
             super().stop()
 
-    def _refuse(self, error: Exception) -> None:
-        self._say(REFUSED, str(error))
+    def _report_failure(self, error: Exception) -> None:
+        self._write_state(REFUSED, str(error))
         message = f"the GPU is not recorded in process {os.getpid()}: {error}"
         environment.warn_once(code_of(error, "gpu_not_recorded"), message)
 
-    # ---- how
+    # ---- Kineto
 
     def _begin(self, torch: Any) -> Any:
         profiler = sys.modules["torch.autograd.profiler"]
@@ -137,28 +137,28 @@ class GpuProfiler(kineto.Kineto):
         profiler._prepare_profiler(config, activities)
         profiler._enable_profiler(config, activities, {RecordScope.USER_SCOPE})
         try:
-            self._mark(torch)
+            self._emit_markers(torch)
         except BaseException:
             profiler._disable_profiler()
             raise
         return profiler
 
     def _on_start(self, torch: Any) -> None:  # noqa: ARG002 - of the base
-        self._say(RECORDING)
+        self._write_state(RECORDING)
 
     def _end(self, recording: Any) -> Callable[[str], Any]:
         torch: Any = sys.modules["torch"]
         _finish_gpu_work(torch)
-        self._mark(torch)
+        self._emit_markers(torch)
         import json
 
-        said = {"monotonic_ns": time.monotonic_ns(), "realtime_ns": time.time_ns(), "markers": self._clock}
-        kineto.add_metadata(METADATA, json.dumps({**said, "gpus": _gpus(torch)}))
+        clocks = {"monotonic_ns": time.monotonic_ns(), "realtime_ns": time.time_ns(), "markers": self._clock}
+        kineto.add_metadata(METADATA, json.dumps({**clocks, "gpus": _list_gpus(torch)}))
         save: Callable[[str], Any] = recording._disable_profiler().save
         return save
 
-    def _mark(self, torch: Any) -> None:
-        """Annotate a few moments, and note between which readings of the recorder's clock each begins."""
+    def _emit_markers(self, torch: Any) -> None:
+        """Emit annotations as clock markers, with the readings of the recorder's clock before and after each begin."""
         enter, leave = torch.autograd._record_function_with_args_enter, torch.autograd._record_function_with_args_exit
         for number in range(len(self._clock), len(self._clock) + MARKERS):
             name = f"{MARKER} {number}"
@@ -168,18 +168,18 @@ class GpuProfiler(kineto.Kineto):
             leave(handle)
             self._clock.append((number, before, after))
 
-    # ---- what the launcher is told
+    # ---- state for the launcher
 
     def _on_written(self) -> None:
-        self._say(STOPPED)
+        self._write_state(STOPPED)
 
-    def _on_lost(self, why: str) -> None:
-        self._say(LOST, why)
+    def _on_lost(self, reason: str) -> None:
+        self._write_state(LOST, reason)
 
     def _on_fork(self) -> None:
         self._lock = RLock()
 
-    def _say(self, state: str, detail: str = "") -> None:
+    def _write_state(self, state: str, detail: str = "") -> None:
         directory = os.environ.get(self.directory_variable)
         if not directory:
             return
@@ -191,57 +191,55 @@ class GpuProfiler(kineto.Kineto):
             with open(f"{path}.part", "w", encoding="utf-8") as file:  # noqa: PTH123
                 json.dump({"schema": SCHEMA, "pid": os.getpid(), "state": state, "detail": detail}, file)
             os.replace(f"{path}.part", path)  # noqa: PTH105
-        except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
-            environment.warn_once(
-                "gpu_state_not_written", f"the launcher is not told what of the GPU was recorded: {error}"
-            )
+        except Exception as error:  # noqa: BLE001 - a full disk, a missing directory: the program goes on
+            environment.warn_once("gpu_state_not_written", f"the state of the GPU recording is not written: {error}")
 
 
 def _has_cuda(torch: Any) -> bool:
-    """Whether this torch is built for CUDA, which is known without asking for a GPU."""
+    """Whether this torch is built for CUDA. Does not query the GPU."""
     return torch.version.cuda is not None
 
 
 def _finish_gpu_work(torch: Any) -> None:
-    """Wait for the devices that this process uses: what is still running when Kineto stops is not recorded."""
+    """Wait for the devices that this process uses: Kineto does not record operations that run when it stops."""
     if not _has_cuda(torch) or not torch.cuda.is_initialized():
         return
     try:
-        # To wait would break the capture.
+        # Waiting would break the capture.
         if torch.cuda.is_current_stream_capturing():
             return
         for device in range(torch.cuda.device_count()):
-            # On any other device a context would be made, of some hundred MB.
+            # On any other device this would create a context of some hundred MB.
             if torch._C._cuda_hasPrimaryContext(device):
                 torch.cuda.synchronize(device)
-    except Exception as error:  # noqa: BLE001 - an error of the program's kernels is the program's to find
-        message = f"the GPU was not waited for, its last operations may be missing: {error}"
+    except Exception as error:  # noqa: BLE001 - an error of the program's kernels is reported to the program
+        message = f"can't wait for the GPU; its last operations may be missing: {error}"
         environment.warn_once("gpu_not_waited_for", message)
 
 
-def _gpus(torch: Any) -> dict[str, str]:
-    """Return the UUID of each device: CUDA counts them anew in every process (CUDA_VISIBLE_DEVICES)."""
+def _list_gpus(torch: Any) -> dict[str, str]:
+    """Return the UUID of each device: their numbers differ between processes (CUDA_VISIBLE_DEVICES)."""
     if not _has_cuda(torch) or not torch.cuda.is_initialized():
         return {}
     try:
         devices = range(torch.cuda.device_count())
         return {str(device): str(torch.cuda.get_device_properties(device).uuid) for device in devices}
-    except Exception:  # noqa: BLE001 - an older torch says no UUID
+    except Exception:  # noqa: BLE001 - an older torch has no UUID
         return {}
 
 
 def _is_worker() -> bool:
-    """Whether multiprocessing started this process: its parent has said the same."""
+    """Whether multiprocessing started this process: then its parent has printed the same warning."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
 
 
 profiler = GpuProfiler()
-"""The one of this process."""
+"""The one instance in this process."""
 
 
 class GpuGate:
-    """The embedded recorder and, around what it records, Kineto: a file a window."""
+    """The embedded recorder and, around it, Kineto: one file for each window."""
 
     name = "gpu"
 
@@ -249,7 +247,7 @@ class GpuGate:
         self._recorder = RecorderGate()
 
     def arm(self, follow: bool) -> bool:
-        """Record nothing until the first window. While another process is followed, ranges alone are recorded."""
+        """Stop recording until the first window. While another process is followed, only ranges are recorded."""
         follows = self._recorder.arm(follow)
         profiler.gated = True
         profiler.discard()
@@ -257,7 +255,7 @@ class GpuGate:
         return follows
 
     def open(self) -> None:
-        """Start Kineto, where the process uses CUDA, and then the recorder."""
+        """Start Kineto, if the process uses CUDA, and then the recorder."""
         profiler.start()
         self._recorder.open()
 

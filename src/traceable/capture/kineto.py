@@ -1,9 +1,9 @@
 """Kineto, the recorder beneath torch.profiler, in this process: one recording at a time, a file each.
 
 One profiler at a time records in a process: a second one, on whichever thread, made torch 2.13 crash. So ours does not
-start while the program has one of its own, and ends where the program starts one. Each recording is Kineto's JSON with
-gzip, in the directory that the launcher named; it is there whole or not at all. What is recorded, and when, is told by
-`torch_gate` and `gpu_gate`.
+start while the program runs one of its own, and stops where the program starts one. Each recording is a gzipped Kineto
+JSON file in the launcher's directory, complete or absent. `torch_gate` and `gpu_gate` decide what is recorded, and
+when.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SUFFIX = ".pt.trace.json.gz"
-"""How the files end: as those of torch's own handlers."""
+"""The suffix of the files, the same as that of torch's own handlers."""
 
 ONE_ONLY = "only one can record at a time"
 _COMPRESSION = 3
@@ -29,13 +29,13 @@ _ALL_THREADS = "profile_all_threads"
 
 
 class Kineto:
-    """The recordings of this process that are ours. A subclass says what is recorded.
+    """The recordings that traceable makes in this process. A subclass defines what is recorded.
 
     Attributes:
-        directory_variable: the environment names the directory of the files in it.
-        option: of `traceable run`, which sets that variable.
-        label: is recorded, in the words of a message.
-        gated: it is started by windows, and not by the import of torch.
+        directory_variable: the environment variable with the directory of the files.
+        option: the option of `traceable run` that sets that variable.
+        label: what is recorded, for messages.
+        gated: whether windows start it, and not the import of torch.
     """
 
     directory_variable = ""
@@ -55,82 +55,82 @@ class Kineto:
         atexit.register(self.stop_quietly)
         os.register_at_fork(after_in_child=self._in_child)
 
-    # ---- what a subclass does
+    # ---- for subclasses
 
     def _begin(self, torch: Any) -> Any:
-        """Have torch record, and return what `_end` ends."""
+        """Start torch's profiler and return the object for `_end`."""
         raise NotImplementedError
 
     def _on_start(self, torch: Any) -> None:
-        """It records."""
+        """Called when it records."""
 
     def _on_stop(self) -> None:
-        """It is about to be ended."""
+        """Called before it is stopped."""
 
     def _end(self, recording: Any) -> Callable[[str], Any]:
-        """End it, and return what writes it to a path."""
+        """Stop it and return a function that writes it to a path."""
         raise NotImplementedError
 
     def _on_stopped(self) -> None:
-        """It has ended, whether well or not."""
+        """Called when it has stopped, with or without an error."""
 
     def _on_written(self) -> None:
-        """Its file is on disk, or was not wanted."""
+        """Called when its file is on disk, or was discarded."""
 
-    def _on_lost(self, why: str) -> None:
-        """Its file could not be written."""
+    def _on_lost(self, reason: str) -> None:
+        """Called when its file could not be written."""
 
     def _on_fork(self) -> None:
-        """This is a forked child, and what its parent records is none of its own."""
+        """Called in a forked child, to which the recording of its parent does not belong."""
 
     # ---- start and stop
 
     @property
     def running(self) -> bool:
-        """Whether it records."""
+        """Whether a recording is in progress."""
         return self._running is not None
 
     def start(self) -> None:
-        """Record from here on.
+        """Start recording.
 
         Raises:
-            GateError: it can't here; the text says why.
+            GateError: it can't record here; the text is the reason.
         """
         torch = sys.modules.get("torch")
         if torch is None:
             raise GateError("torch_not_imported", "the program has not imported torch")
         directory = os.environ.get(self.directory_variable)
         if not directory:
-            why = f"{self.directory_variable} is not set: run with traceable run {self.option}"
-            raise GateError("trace_dir_not_set", why)
+            reason = f"{self.directory_variable} is not set; use `traceable run {self.option}`"
+            raise GateError("trace_dir_not_set", reason)
         if self._forked:
-            raise GateError("forked_while_recording", f"this process was forked while {self.label} recorded")
+            raise GateError("forked_while_recording", f"this process was forked during a recording of {self.label}")
         self.watch()
         enabled = torch._C._autograd._profiler_enabled()
         if self._theirs or enabled:
-            why = f"the program has a torch profiler of its own running, and {ONE_ONLY}"
-            raise GateError("other_profiler_running", why)
+            reason = f"the program runs its own torch profiler, and {ONE_ONLY}"
+            raise GateError("other_profiler_running", reason)
         self._directory = directory
         self._ours = True
         try:
             self._running = self._begin(torch)
         except GateError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a torch says, the program goes on
-            why = f"torch.profiler does not start ({type(error).__name__}: {error})"
-            raise GateError("torch_profiler_not_started", why) from None
+        except Exception as error:  # noqa: BLE001 - whatever torch raises, the program goes on
+            reason = f"torch.profiler does not start ({type(error).__name__}: {error})"
+            raise GateError("torch_profiler_not_started", reason) from None
         finally:
             self._ours = False
         self._end_with_worker()
         self._on_start(torch)
 
     def stop(self) -> None:
-        """Stop recording and write the file, where it records.
+        """Stop recording and write the file, if a recording is in progress.
 
         Raises:
             OSError: the file can't be written.
         """
-        save = self._stopped()
+        save = self._stop_recording()
         if save is None:
             return
         try:
@@ -141,26 +141,26 @@ class Kineto:
         self._on_written()
 
     def discard(self) -> None:
-        """Stop recording and keep nothing of it."""
-        if self._stopped() is not None:
+        """Stop recording and discard the data."""
+        if self._stop_recording() is not None:
             self._on_written()
 
     def stop_quietly(self) -> None:
-        """Stop where nobody could take an error; it is said on stderr."""
+        """Stop where no caller can handle an error; it is printed on stderr."""
         try:
             self.stop()
         except Exception as error:  # noqa: BLE001 - the program ends as it ends
             message = f"the trace of {self.label} was not written: {error}"
             environment.warn_once("trace_not_written", message, key=self.label)
 
-    def _stopped(self) -> Callable[[str], Any] | None:
+    def _stop_recording(self) -> Callable[[str], Any] | None:
         recording, self._running = self._running, None
         if recording is None:
             return None
         self._on_stop()
         self._ours = True
         try:
-            _say_rank()
+            _add_rank_metadata()
             return self._end(recording)
         finally:
             self._ours = False
@@ -188,12 +188,12 @@ class Kineto:
         while True:
             self._number += 1
             path = f"{self._directory}/{os.getpid()}-{self._number}{SUFFIX}"
-            # A process may become another program that records too (os.exec*), under the same pid.
+            # With os.exec* a process becomes another program that records too, with the same pid.
             if not os.path.exists(path):  # noqa: PTH110
                 return path
 
     def _end_with_worker(self) -> None:
-        """Have a worker that multiprocessing forked write its file: it ends without the functions of `atexit`."""
+        """Have a worker forked by multiprocessing write its file: it ends without calling `atexit` functions."""
         process = sys.modules.get("multiprocessing.process")
         if process is None or process.parent_process() is None or self._ends_with == os.getpid():
             return
@@ -205,12 +205,12 @@ class Kineto:
     # ---- the program's own profilers
 
     def watch(self) -> None:
-        """Learn of every profiler that the program starts and stops, from here on.
+        """Watch every profiler that the program starts and stops from now on.
 
-        All of torch's own, emit_nvtx too, go through these names of `torch.autograd.profiler`.
+        All of torch's profilers, emit_nvtx too, go through these names of `torch.autograd.profiler`.
 
         Raises:
-            GateError: this torch has none.
+            GateError: this torch has no profiler.
         """
         if self._watched:
             return
@@ -226,13 +226,13 @@ class Kineto:
         self._watched = True
 
     def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def starting(*arguments: Any, **named: Any) -> Any:
+        def starting(*args: Any, **kwargs: Any) -> Any:
             if self._ours:
-                return function(*arguments, **named)
-            self._stand_back()
+                return function(*args, **kwargs)
+            self._yield_to_program()
             self._theirs = True
             try:
-                return function(*arguments, **named)
+                return function(*args, **kwargs)
             except BaseException:
                 self._theirs = False
                 raise
@@ -240,18 +240,18 @@ class Kineto:
         return starting
 
     def _after(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def stopping(*arguments: Any, **named: Any) -> Any:
+        def stopping(*args: Any, **kwargs: Any) -> Any:
             if not self._ours:
                 self._theirs = False
-            return function(*arguments, **named)
+            return function(*args, **kwargs)
 
         return stopping
 
-    def _stand_back(self) -> None:
+    def _yield_to_program(self) -> None:
         if not self.running:
             return
-        said = f"the program starts a torch profiler of its own, so ours ended there: {ONE_ONLY}"
-        environment.warn_once("other_profiler_started", said)
+        message = f"the program starts its own torch profiler, so traceable's recording stops: {ONE_ONLY}"
+        environment.warn_once("other_profiler_started", message)
         self.stop_quietly()
 
     def _in_child(self) -> None:
@@ -260,38 +260,38 @@ class Kineto:
             return
         self._running = None
         self._forked = True
-        # What this thread does would go on to be recorded, for nobody, until memory ends.
+        # Otherwise torch would go on to record this thread, for no reader, until memory is full.
         sys.modules["torch"].autograd._enable_record_function(False)
 
 
 def check_end(file: Any) -> None:
-    """Raise OSError where the trace does not end as one: torch does not tell of a disk that is full."""
+    """Raise OSError if the trace is truncated: torch does not report a full disk."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 64, 0))
     if not file.read().rstrip().endswith(b"}"):
-        raise OSError("torch wrote only a part of it: is the disk full?")
+        raise OSError("torch wrote only part of the trace: is the disk full?")
     file.seek(0)
 
 
 def add_metadata(key: str, content: str) -> None:
-    """Have the file of the recording that runs say something of itself, in JSON."""
+    """Add metadata, in JSON, to the file of the recording in progress."""
     autograd: Any = sys.modules["torch.autograd"]
     autograd._add_metadata_json(key, content)
 
 
 def make_config(*options: str) -> Any:
-    """Return what is asked of torch beyond its defaults: all threads, and these options where it has them."""
+    """Return torch's profiler configuration: all threads, and those of these options that this torch has."""
     from torch._C._profiler import _ExperimentalConfig
 
     make: Any = _ExperimentalConfig
     known = {name: True for name in (_ALL_THREADS, *options) if name in (make.__init__.__doc__ or "")}
     if _ALL_THREADS not in known:
-        environment.warn_once("one_thread_recorded", "this torch records the thread that starts its profiler alone")
+        environment.warn_once("one_thread_recorded", "this torch records only the thread that starts its profiler")
     return make(**known)
 
 
-def _say_rank() -> None:
-    """Write into the trace which rank this process is, as torch.profiler does."""
+def _add_rank_metadata() -> None:
+    """Write the rank of this process into the trace, as torch.profiler does."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return

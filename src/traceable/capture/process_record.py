@@ -1,10 +1,10 @@
-"""What a process tells of its annotations when it begins and when Python ends, for `checks/diagnosis.py`.
+"""The record of a process and its annotations, written at its start and when Python ends, for `checks/diagnosis.py`.
 
-`status.<pid>.lives` in the run directory has one line of JSON for each, so that what the recording lacks can be told
-from what never was. A program that replaces itself (exec) leaves two beginnings and one end. Nothing is counted while
-the program runs: the names are those of the ranges that are kept anyway. Nothing here raises into the program, and
-outside of a run nothing is read or written: a process that was started without the run's environment is seen by the
-launcher (`launch/process_watcher.py`), if by anyone.
+`status.<pid>.lives` in the run directory has one line of JSON for each, which distinguishes ranges that are missing in
+the recording from ranges that were never entered. A program that replaces itself (exec) leaves two starts and one end.
+Nothing is counted while the program runs: the names are those of the interned ranges. Nothing here raises into the
+program, and outside of a run nothing is read or written: only the launcher (`launch/process_watcher.py`) can detect a
+process that was started without the run's environment.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAMES_MAX = 100
-"""How many names of ranges are told."""
+"""How many names of ranges are recorded."""
 
 
 def write_record() -> None:
-    """Write that this process has begun, and have its end written; nothing outside of a run."""
+    """Record the start of this process, and at exit its end; outside of a run do nothing."""
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if run_dir:
-        _Witness(run_dir).begin()
+        _ProcessRecord(run_dir).begin()
 
 
-class _Witness:
+class _ProcessRecord:
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._pid = os.getpid()
@@ -56,9 +56,9 @@ class _Witness:
 
     def _end(self) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child that ends as Python does; `process.<pid>.json` tells of it
+            return  # a forked child in which Python ends; `process.<pid>.json` records it
         try:
-            names = _names()
+            names = _list_range_names()
             error = getattr(sys, "last_type", None)
             self._write(
                 {
@@ -66,12 +66,12 @@ class _Witness:
                     "end": f"exception {error.__name__}" if isinstance(error, type) else "exit",
                     "names": names[:NAMES_MAX],
                     "distinct": len(names),
-                    "nvtx": _version_of_nvtx(),
-                    "torch_profiler": _profiled_by_torch(),
+                    "nvtx": _read_nvtx_version(),
+                    "torch_profiler": _has_torch_profiler(),
                 }
             )
-        except Exception as error:  # noqa: BLE001 - the program is over, and all that is lost is a reason
-            environment.warn_once("witness_not_written", f"the launcher is not told of annotations: {error}")
+        except Exception as error:  # noqa: BLE001 - the program has ended, and only a diagnosis is lost
+            environment.warn_once("process_record_not_written", f"the names of annotations are not recorded: {error}")
 
     def _write(self, content: dict[str, Any]) -> None:
         try:
@@ -85,24 +85,24 @@ class _Witness:
                 os.write(descriptor, line)
             finally:
                 os.close(descriptor)
-        except Exception:  # noqa: BLE001 - a full disk, a directory that is gone: `status` says it where it matters
+        except Exception:  # noqa: BLE001 - a full disk, a missing directory: `status` reports it where it matters
             return
 
 
-def _names() -> list[str]:
-    """Return the names of the ranges that this process made, sorted; not those of steps and windows."""
-    made: set[str] = set()
+def _list_range_names() -> list[str]:
+    """Return the names of the ranges of this process, sorted, without those of steps and windows."""
+    names: set[str] = set()
     for _type, message, _color, domain, *_rest in engine.list_interned_ranges():
         ours = isinstance(domain, str) and domain.startswith("traceable.")
         if isinstance(message, str) and not ours:
-            made.add(message)
-    return sorted(made)
+            names.add(message)
+    return sorted(names)
 
 
-def _version_of_nvtx() -> str | None:
-    """Return the version of the nvtx package that the program itself imported; None for none, empty if not known.
+def _read_nvtx_version() -> str | None:
+    """Return the version of the nvtx package that the program itself imported; None for none, empty if unknown.
 
-    By the name of its metadata's folder: `importlib.metadata` would load and run much that the program may have
+    Read from the name of its metadata folder: `importlib.metadata` would load and run code that the program may have
     annotated.
     """
     nvtx = sys.modules.get("nvtx")
@@ -113,15 +113,15 @@ def _version_of_nvtx() -> str | None:
         names = os.listdir(folder or ".")  # noqa: PTH208
     except OSError:
         return ""
-    found = [name for name in names if name.startswith("nvtx-") and name.endswith(".dist-info")]
-    return found[0].removeprefix("nvtx-").removesuffix(".dist-info") if found else ""
+    folders = [name for name in names if name.startswith("nvtx-") and name.endswith(".dist-info")]
+    return folders[0].removeprefix("nvtx-").removesuffix(".dist-info") if folders else ""
 
 
-def _profiled_by_torch() -> bool:
-    """Whether the program has a torch.profiler of its own, open or in a variable of its main module.
+def _has_torch_profiler() -> bool:
+    """Whether the program has its own torch.profiler, open or in a variable of its main module.
 
-    torch keeps no trace of one that is over (2.13), and a search of all objects may take a second: one that a function
-    held is not seen.
+    torch 2.13 keeps no reference to one that has stopped, and a search of all objects may take a second: one in a local
+    variable of a function is not detected.
     """
     profiler, autograd = sys.modules.get("torch.profiler.profiler"), sys.modules.get("torch.autograd.profiler")
     if profiler is None or autograd is None:

@@ -1,7 +1,7 @@
-"""The windows that are known before they begin, asked for by the launcher or the program, and what holds them back.
+"""The windows that are known before they begin, requested by the launcher or the program, and their start conditions.
 
-What is asked for while the program runs is a `Request`. Opening them is `control`'s; how the conditions that hold them
-back are written is told by `conditions`, whether they are met here.
+A window requested while the program runs is a `WindowRequest`. `control` opens the windows; `start_conditions` parses
+the conditions, this module evaluates them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     Planned = tuple[Window, bool]
-    """A window, and whether the GPU is waited for at its edges."""
+    """A window, and whether to wait for the GPU at its edges."""
 
 NEVER = sys.maxsize
-"""A step that does not come."""
+"""The index of a step that is never reached."""
 
 _LOADED = time.monotonic()
 
@@ -35,97 +35,97 @@ class FirstRange:
     """When this process made its first range, or began its first step, which is a range too.
 
     Attributes:
-        at_s: by the monotonic clock; None for not yet.
-        wall_ns: in ns since 1970; 0 for not yet.
-        ignored_thread: the thread that opens a window at this moment, whose ranges are none of the program's; 0 for none.
+        at_s: by the monotonic clock; None if there was none yet.
+        wall_ns: in ns since 1970; 0 if there was none yet.
+        ignored_thread: the thread that is opening a window, whose ranges are not the program's; 0 for none.
     """
 
     def __init__(self) -> None:
         self.at_s: float | None = None
         self.wall_ns = 0
         self.ignored_thread = 0
-        self._heard: Callable[[], None] | None = None
+        self._callback: Callable[[], None] | None = None
 
-    def watch(self, heard: Callable[[], None] | None = None) -> None:
-        """Note the next range or step as the first, and call `heard` then."""
-        self.at_s, self.wall_ns, self._heard = None, 0, heard
-        engine.call_before_next_event(self._annotated)
+    def watch(self, callback: Callable[[], None] | None = None) -> None:
+        """Record the next range or step as the first, and call `callback` then."""
+        self.at_s, self.wall_ns, self._callback = None, 0, callback
+        engine.call_before_next_event(self._on_range)
 
-    def _annotated(self) -> None:
+    def _on_range(self) -> None:
         if self.ignored_thread == get_ident():
-            engine.call_before_next_event(self._annotated)
+            engine.call_before_next_event(self._on_range)
         else:
             self.note()
 
     def note(self) -> None:
-        """Note a range or a step, if none was before."""
+        """Record a range or a step, if it is the first."""
         if self.at_s is None:
             self.at_s, self.wall_ns = time.monotonic(), time.time_ns()
-            heard, self._heard = self._heard, None
-            if heard is not None:
-                heard()
+            callback, self._callback = self._callback, None
+            if callback is not None:
+                callback()
 
 
 first_range = FirstRange()
-"""That of this process. Watched for where there are windows of time."""
+"""The one instance in this process. Watched if there are timed windows."""
 
 
 class ConditionProgress:
-    """How far this process has come with the conditions that hold its windows.
+    """The progress of this process toward the start conditions of its windows.
 
     Attributes:
-        longest_pause_s: of those between the beginnings of two steps.
-        first_step: the first at which it is worth looking.
+        longest_pause_s: the longest time between the begins of two steps.
+        first_step: the first step at which the conditions have to be evaluated.
     """
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
-        self._begun_ns = 0
+        self._last_begin_ns = 0
         self.longest_pause_s = 0.0
         from_first = bool(conditions.delay_s) and not conditions.delay_from_start
         self.first_step = 0 if conditions.idle_s or from_first else conditions.warmup_steps
-        # To ask how old the process is takes 20 us, which no step is to wait for.
-        self._began_s = time.monotonic() - age_s() if conditions.delay_from_start else None
+        # Reading the age of the process takes 20 us, too long for a step.
+        self._delay_start_s = time.monotonic() - age_s() if conditions.delay_from_start else None
 
-    def met(self, index: int) -> bool:
-        """Whether all are met now that step `index` begins. Called for each step from `first_step` on."""
-        asked = self._conditions
-        if asked.delay_s and self._began_s is None:
+    def is_met(self, index: int) -> bool:
+        """Whether all conditions are met as step `index` begins. Called for each step from `first_step` on."""
+        conditions = self._conditions
+        if conditions.delay_s and self._delay_start_s is None:
             first_range.note()
-            self._began_s = first_range.at_s
-        if asked.idle_s and not self._paused(asked.idle_s):
+            self._delay_start_s = first_range.at_s
+        if conditions.idle_s and not self._has_paused(conditions.idle_s):
             return False
-        if index < asked.warmup_steps:
+        if index < conditions.warmup_steps:
             return False
-        if asked.requests and engine.requests.count.over < asked.requests:
+        if conditions.requests and engine.requests.count.over < conditions.requests:
             return False
-        return self._began_s is None or time.monotonic() >= self._began_s + asked.delay_s
+        return self._delay_start_s is None or time.monotonic() >= self._delay_start_s + conditions.delay_s
 
-    def _paused(self, least_s: float) -> bool:
+    def _has_paused(self, min_s: float) -> bool:
         now = time.monotonic_ns()
-        pause_s = (now - self._begun_ns) / 1e9 if self._begun_ns else 0.0
-        self._begun_ns = now
+        pause_s = (now - self._last_begin_ns) / 1e9 if self._last_begin_ns else 0.0
+        self._last_begin_ns = now
         self.longest_pause_s = max(self.longest_pause_s, pause_s)
-        return pause_s >= least_s
+        return pause_s >= min_s
 
 
 class Schedule:
     """The windows of this process, in the order of their steps.
 
     Attributes:
-        conditions: what the launcher has them wait for, and how long they last at most.
-        whole: whether the launcher asks for everything from the time on at which these are met: one window.
-        pending: the next window; None where there is no more. While conditions hold it back, its steps are those that
-            were asked for, and not yet the program's.
-        opens_at: the step from which on it is to be looked whether it opens.
+        conditions: the launcher's start conditions, and how long a window lasts at most.
+        whole: whether the launcher requests everything from the moment when these are met: one window.
+        pending: the next window; None if there is none. While conditions hold it back, its steps are as requested, not
+            yet counted from the program's step 0.
+        opens_at: the first step at which `control` has to check whether it opens.
     """
 
     __slots__ = (
-        "_asked",
-        "_coming",
         "_counted_from",
         "_planned",
-        "_waiting",
+        "_progress",
+        "_requested",
+        "_upcoming",
         "conditions",
         "opens_at",
         "pending",
@@ -134,84 +134,83 @@ class Schedule:
 
     def __init__(self) -> None:
         self.conditions = start_conditions.NO_CONDITIONS if engine.disabled else start_conditions.load_conditions()
-        self._asked = _asked()
-        self.whole = self._asked is None and any(self.conditions) and not _controlled(self.conditions)
+        self._requested = _read_requested_steps()
+        self.whole = self._requested is None and any(self.conditions) and not _is_controlled(self.conditions)
         self._planned: list[Planned] = []
         self.restart()
 
     def restart(self) -> None:
-        """Begin with the first window again: in a forked child, whose steps are other ones."""
-        hold = self.conditions.has_start_condition and self.launcher_request is not None
-        self._waiting = ConditionProgress(self.conditions) if hold else None
-        self._counted_from: int | None = None if hold else 0
-        self._coming = self._to_come(0)
+        """Start again with the first window: in a forked child, which counts its own steps."""
+        waits = self.conditions.has_start_condition and self.launcher_request is not None
+        self._progress = ConditionProgress(self.conditions) if waits else None
+        self._counted_from: int | None = None if waits else 0
+        self._upcoming = self._list_windows(0)
         self.advance()
-        if self._waiting is not None:
-            self.opens_at = self._waiting.first_step
+        if self._progress is not None:
+            self.opens_at = self._progress.first_step
 
     @property
     def launcher_request(self) -> str | None:
-        """What the launcher asks for, which nothing in the program changes; None where it asks for nothing."""
-        if self._asked is not None:
-            return f"{environment.STEPS}={self._asked}"
-        return f"the launcher ({_words(self.conditions)})" if self.whole else None
+        """The launcher's request, which the program can't change; None if it requests nothing."""
+        if self._requested is not None:
+            return f"{environment.STEPS}={self._requested}"
+        return f"the launcher ({_format_conditions(self.conditions)})" if self.whole else None
 
     def is_held_back(self, index: int) -> bool:
-        """Whether conditions keep all windows shut as step `index` begins. If no longer, it is counted as step 0."""
-        if self._waiting is None:
+        """Whether conditions keep all windows closed as step `index` begins. Once met, it is counted as step 0."""
+        if self._progress is None:
             return False
-        if not self._waiting.met(index):
+        if not self._progress.is_met(index):
             return True
-        self._waiting = None
+        self._progress = None
         self._counted_from = index
-        self._coming = self._to_come(index)
+        self._upcoming = self._list_windows(index)
         self.advance()
         return False
 
     def advance(self) -> None:
-        """Go on to the next window."""
-        self.pending: Planned | None = next(self._coming, None)
+        """Move on to the next window."""
+        self.pending: Planned | None = next(self._upcoming, None)
         self.opens_at = self.pending[0].start if self.pending else NEVER
 
-    def add(self, window: Window, synchronise: bool) -> None:
+    def add(self, window: Window, synchronize: bool) -> None:
         """Add a window.
 
         Raises:
             UsageError: it overlaps another.
         """
         Spec([window, *(planned for planned, _ in self._planned)])
-        left = [window for window, _ in self._planned if self.pending and window >= self.pending[0]]
-        self._planned = sorted([*self._planned, (window, synchronise)])
-        self._coming = iter([one for one in self._planned if one[0] == window or one[0] in left])
+        remaining = [planned for planned, _ in self._planned if self.pending and planned >= self.pending[0]]
+        self._planned = sorted([*self._planned, (window, synchronize)])
+        self._upcoming = iter([one for one in self._planned if one[0] == window or one[0] in remaining])
         self.advance()
 
-    def _to_come(self, step: int) -> Iterator[Planned]:
+    def _list_windows(self, first_step: int) -> Iterator[Planned]:
         if self.launcher_request is None:
             return iter(self._planned)
-        synchronise = environment.read_flag(environment.WINDOW_SYNC)
-        asked = self._asked or [Window(0, UNTIL_STOPPED)]
-        return ((Window(window.start + step, window.stop + step), synchronise) for window in asked)
+        synchronize = environment.read_flag(environment.WINDOW_SYNC)
+        windows = self._requested or [Window(0, UNTIL_STOPPED)]
+        return ((Window(one.start + first_step, one.stop + first_step), synchronize) for one in windows)
 
     def to_status(self) -> dict[str, Any]:
-        """Return what the status file says of it."""
-        waiting = self._waiting
+        """Return its part of the status file."""
+        progress = self._progress
+        windows = self._requested or ",".join(str(window) for window, _ in self._planned)
         return {
-            "requested": str(self._asked)
-            if self._asked
-            else ",".join(str(window) for window, _ in self._planned) or None,
+            "asked": str(windows) or None,
             "counted_from": self._counted_from,
-            "delay_waited_s": _rounded(elapsed_delay_s(self.conditions)) if self.conditions.delay_s else None,
+            "delay_waited_s": _round_ms(elapsed_delay_s(self.conditions)) if self.conditions.delay_s else None,
             "first_range_wall_ns": first_range.wall_ns or None,
-            "longest_pause_s": round(waiting.longest_pause_s, 3) if waiting and self.conditions.idle_s else None,
+            "longest_pause_s": round(progress.longest_pause_s, 3) if progress and self.conditions.idle_s else None,
         }
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-def _asked() -> Spec | None:
-    """Return what steps the launcher asks for. A malformed value is said once and asks for nothing."""
+def _read_requested_steps() -> Spec | None:
+    """Return the steps that the launcher requests. A malformed value is reported once and requests nothing."""
     text = os.environ.get(environment.STEPS, "")
     if not text or engine.disabled:
         return None
@@ -223,34 +222,34 @@ def _asked() -> Spec | None:
         return None
 
 
-def _words(asked: Conditions) -> str:
-    return str(asked) or f"for {asked.duration_s:g} s"
+def _format_conditions(conditions: Conditions) -> str:
+    return str(conditions) or f"for {conditions.duration_s:g} s"
 
 
-def _controlled(asked: Conditions) -> bool:
-    """Whether windows are asked for while the program runs, and conditions have none to hold."""
+def _is_controlled(conditions: Conditions) -> bool:
+    """Whether windows are requested while the program runs, so that start conditions apply to none."""
     if not environment.read_flag(environment.CONTROL):
         return False
-    what = _words(asked)
+    text = _format_conditions(conditions)
     environment.warn_once(
-        "conditions_ignored", f"{what!r} is ignored: it is for windows of {environment.STEPS}, and none is asked"
+        "conditions_ignored", f"{text!r} is ignored: it applies to {environment.STEPS}, which is not set"
     )
     return True
 
 
 def elapsed_delay_s(conditions: Conditions) -> float | None:
-    """Return how much of the delay is over; None where it has not begun."""
+    """Return how much of the delay has passed; None if it has not begun."""
     if conditions.delay_from_start or not conditions.delay_s:
         return age_s()
     return None if first_range.at_s is None else time.monotonic() - first_range.at_s
 
 
 def age_s() -> float:
-    """Return how long ago this process began: as Linux says it, to 10 ms; else since traceable was loaded."""
+    """Return the age of this process: from Linux, to 10 ms; elsewhere since traceable was loaded."""
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            # The name, the second field, may hold spaces and brackets. The start is the 22nd, in ticks since boot.
-            began = int(file.read().rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+            # The name, the second field, may contain spaces and brackets. The start is the 22nd, in ticks since boot.
+            start_s = int(file.read().rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - start_s
     except (OSError, ValueError, IndexError, AttributeError):
         return time.monotonic() - _LOADED

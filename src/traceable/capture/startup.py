@@ -1,4 +1,4 @@
-"""What the launcher asks of this process is begun here, when the program imports traceable."""
+"""Starts what the launcher requests of this process, when the program imports traceable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traceable.protocol import environment
 
 
 def start_timed_capture() -> None:
-    """Have a program recorded from when the launcher's conditions are met, though it may take no steps."""
+    """Record the program once the launcher's conditions are met, even if it takes no steps."""
     if engine.disabled or is_our_command():
         return
     if not process.is_selected():
@@ -23,7 +23,7 @@ def start_timed_capture() -> None:
 
 
 def listen_from_environment() -> None:
-    """Listen to what the launcher asks for: the control socket, the signal."""
+    """Listen on the control socket and for the signal, if the launcher requests it."""
     from traceable.capture.triggers import DUMP, on_signal
 
     if engine.disabled or is_our_command():
@@ -47,7 +47,7 @@ def listen_from_environment() -> None:
     elif steps:
         environment.warn_once(
             "variable_invalid",
-            f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is no number of steps; ignored",
+            f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is not a number of steps; ignored",
             key=environment.CONTROL_SIGNAL,
         )
 

@@ -1,9 +1,8 @@
-"""What a process tells the launcher of its steps and windows: two files in the run directory, for each process.
+"""The status of a process, its steps and windows, for the launcher: two files in the run directory, for each process.
 
-`status.<pid>.json` is written whole or not at all, when a window opens or closes and when Python ends.
-`status.<pid>.steps` holds three little-endian int64, the number of steps begun, of steps ended, and of requests that
-are over, in a memory map: they are right whatever ends the process, `kill -9` included. Nothing here raises into the
-program.
+`status.<pid>.json` is written atomically, when a window opens or closes and when Python ends. `status.<pid>.steps`
+holds three little-endian int64, the numbers of steps begun, of steps ended, and of completed requests, in a memory map:
+they are correct however the process ends, `kill -9` included. Nothing here raises into the program.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SCHEMA = "traceable.status/1"
 _COUNTER_BYTES = 24
 
 
-def _unlinked(path: str, flags: int) -> int:
+def _open_no_follow(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -32,7 +31,7 @@ class StatusWriter:
     """The files of this process.
 
     Args:
-        run_dir: the run directory; empty for a process without a launcher, which tells nobody.
+        run_dir: the run directory; empty for a process without a launcher, which writes nothing.
     """
 
     __slots__ = ("_counter", "_map", "_path")
@@ -45,13 +44,13 @@ class StatusWriter:
             self._open_counter()
 
     def count(self, begun: int, ended: int) -> None:
-        """Say how many steps have begun and ended."""
+        """Record how many steps have begun and ended."""
         if self._counter is not None:
             self._counter[0] = begun
             self._counter[1] = ended
 
     def keep_requests(self, count: Count) -> None:
-        """Have the number of requests kept there too."""
+        """Record the number of requests in the same file."""
         if self._counter is not None:
             count.keep_in(self._counter[2:])
 
@@ -61,25 +60,25 @@ class StatusWriter:
             return
         try:
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
-            with open(part, "w", encoding="ascii", opener=_unlinked) as file:
+            with open(part, "w", encoding="ascii", opener=_open_no_follow) as file:
                 file.write(json_of({"schema": SCHEMA, "process": process.describe_process(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
-            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
+            environment.warn_once("status_not_written", f"the status of this process is not written: {error}")
 
     def _open_counter(self) -> None:
         try:
             import mmap
 
-            # No link is followed: in a directory that others may write it could lead to anything of this user's.
+            # No link is followed: in a directory that others can write, it could point to any file of this user.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
             descriptor = os.open(f"{self._path}.steps", flags, 0o666)
             try:
-                # Written and not only lengthened: a store into a hole on a full disk is a SIGBUS.
+                # Written and not only extended: a store into a hole on a full disk raises SIGBUS.
                 os.write(descriptor, bytes(_COUNTER_BYTES))
                 self._map = mmap.mmap(descriptor, _COUNTER_BYTES)
             finally:
                 os.close(descriptor)
             self._counter = memoryview(self._map).cast("q")
         except Exception as error:  # noqa: BLE001 - as above
-            environment.warn_once("status_not_written", f"the launcher is not told what this process does: {error}")
+            environment.warn_once("status_not_written", f"the status of this process is not written: {error}")

@@ -1,7 +1,7 @@
 """Each call of one function is a step, without a line in the program: `run --step-function 'engine:Engine.step'`.
 
-How the function is found, replaced and put back is `annotation/patching.py`, as for `--annotate`; here is what stands
-in its place. Its result, its exception and what it is to `inspect` stay as they are.
+`annotation/patching.py` finds, replaces and restores the function, as for `--annotate`; this module makes the wrapper.
+The result, the exception and the kind of function that `inspect` reports stay the same.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from traceable.annotation.patterns import Target
 
 _BIND_AS_METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-"""What a class turns into a bound method, as it does the function that stands in its place."""
+"""Types that a class turns into a bound method, as it does the wrapper."""
 
-_begun = False
+_is_patched = False
 
 
 def patch_step_function() -> None:
-    """Take the function of `TRACEABLE_STEP_FUNCTION`, once. A malformed value is said and counts as unset."""
-    global _begun
+    """Wrap the function of `TRACEABLE_STEP_FUNCTION`, once. A malformed value is reported and ignored."""
+    global _is_patched
     text = os.environ.get(environment.STEP_FUNCTION, "")
-    if _begun or not text or engine.disabled:
+    if _is_patched or not text or engine.disabled:
         return
-    _begun = True
+    _is_patched = True
     try:
         patching.replace_targets(parse_step_function(text), make=wrap_as_step)
     except ValueError as error:
@@ -43,10 +43,10 @@ def patch_step_function() -> None:
 
 
 def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
-    """Return what stands in the place of `value`, and makes of each call a step.
+    """Return a wrapper of `value` that makes each call a step.
 
     Raises:
-        CauseError: there is no telling where a step of it begins and ends; its text is a clause that says why.
+        CauseError: its calls have no clear begin and end; the text is the reason, as a clause.
     """
     if isinstance(value, (staticmethod, classmethod)):
         return type(value)(wrap_as_step(value.__func__, target, name, in_class=False))
@@ -54,23 +54,23 @@ def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
     if isinstance(value, property) or (functools is not None and isinstance(value, functools.cached_property)):
         raise CauseError("step_is_property", "is a property: a step is a call of a function")
     if isinstance(value, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
-        return _function(value)
+        return _wrap_function(value)
     if callable(value):
         from traceable.annotation.proxy import wrap_callable
 
-        return wrap_callable(value, _function)
-    raise CauseError("not_a_function", f"is no function but of type {type(value).__name__}")
+        return wrap_callable(value, _wrap_function)
+    raise CauseError("not_a_function", f"is not a function but of type {type(value).__name__}")
 
 
-def _function(function: Any) -> Callable[..., Any]:
+def _wrap_function(function: Any) -> Callable[..., Any]:
     import functools
     import inspect
 
     from traceable.capture.control import session
 
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        why = "is a generator: its call runs nothing yet; name what it calls for one step"
-        raise CauseError("step_is_generator", why)
+        reason = "is a generator: its call runs no code yet; name a function that it calls once a step"
+        raise CauseError("step_is_generator", reason)
     if inspect.iscoroutinefunction(function):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The public verbs of this room: `steps`, `step` and `window`.
+"""The public functions of this package: `steps`, `step` and `window`.
 
 A step is one iteration of the loop that matters: a training step, a decode iteration, a batch served. They are counted
-from 0 in every process. Each is a range `step` whose payload is its index, and the boundaries between them are where a
-profiler is started and stopped (docs/windows.md).
+from 0 in every process. Each is a range `step` whose payload is its index. Profilers are started and stopped at the
+boundaries between them (docs/windows.md).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Steps:
-    """Return an iterable of the same items in which the work on each is a step.
+    """Return an iterable of the same items in which the work on each item is a step.
 
-    A step begins when the loop has its item and ends when it asks for the next one, or is left. What the iterable
-    itself takes lies between two steps, in a range `step.wait` of its own. In `async for` over an asynchronous iterable
+    A step begins when the loop has its item and ends when the loop requests the next one, or exits. The time that the
+    iterable itself takes lies between two steps, in a range `step.wait`. In `async for` over an asynchronous iterable
     both are ranges that other tasks can't cross.
 
     Args:
         iterable: anything to loop over.
-        payload: makes of an item what the conditions of `capture_when` are shown. It is not recorded.
+        payload: a function from an item to the payload for the conditions of `capture_when`. It is not recorded.
 
     Example:
         >>> for batch in steps([1, 2]):
@@ -43,7 +43,7 @@ def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Step
 
 
 class Steps:
-    """What `steps` returns. It may be looped over as often as what it was made of."""
+    """The iterable that `steps` returns. It can be iterated as often as the original one."""
 
     __slots__ = ("_iterable", "_payload")
 
@@ -62,64 +62,64 @@ class Steps:
 
 
 def _stepping(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> Iterator[Any]:
-    # What is yielded leaves this frame first: it must not keep a batch alive that the loop has let go.
-    hand: list[Any] = []
+    # The item leaves this frame before it is yielded: the frame must not keep a batch alive that the loop has released.
+    items: list[Any] = []
     while True:
         wait = session.begin_wait()
         try:
-            hand.append(next(iterator))
+            items.append(next(iterator))
         except StopIteration:
             return
         finally:
             session.end_wait(wait)
-        open_ = session.begin(payload=_shown(payload, hand))
+        open_ = session.begin(payload=_make_payload(payload, items))
         try:
-            yield hand.pop()
+            yield items.pop()
         finally:
             session.end(open_)
 
 
 async def _stepping_async(iterator: AsyncIterator[Any], payload: Callable[[Any], Any] | None) -> AsyncIterator[Any]:
-    hand: list[Any] = []
+    items: list[Any] = []
     while True:
         wait = session.begin_wait(as_block=True)
         try:
-            hand.append(await anext(iterator))
+            items.append(await anext(iterator))
         except StopAsyncIteration:
             return
         finally:
             session.end_wait(wait)
-        open_ = session.begin(as_block=True, payload=_shown(payload, hand))
+        open_ = session.begin(as_block=True, payload=_make_payload(payload, items))
         try:
-            yield hand.pop()
+            yield items.pop()
         finally:
             session.end(open_)
 
 
-def _shown(payload: Callable[[Any], Any] | None, hand: list[Any]) -> Any:
-    # Asked only where somebody looks: it may cost.
-    return payload(hand[0]) if payload is not None and session.trigger_set is not None else None
+def _make_payload(payload: Callable[[Any], Any] | None, items: list[Any]) -> Any:
+    # Called only if there are conditions: it may be expensive.
+    return payload(items[0]) if payload is not None and session.trigger_set is not None else None
 
 
 def step(*, payload: Any = None) -> OneStep:
     """Mark one step, in one of two ways.
 
-    `with traceable.step():` (or `async with`, for what other tasks must not cross) is a step from its first line to its
-    last. `traceable.step()` alone, at the end of an iteration, ends the current step and begins the next: the first
-    call ends step 0, whose beginning nobody saw, so step 0 has no range of its own and a window that begins with it is
-    opened one step late. The step after the last call stays open; it is not counted as whole.
+    `with traceable.step():` (or `async with`, for a step that other tasks must not cross) is a step from its first line
+    to its last. `traceable.step()` alone, at the end of an iteration, ends the current step and begins the next. The
+    first call ends step 0, whose begin was not recorded, so step 0 has no range and a window that begins with it is
+    opened one step late. The step after the last call stays open; it is not counted as complete.
 
-    Don't keep what the bare call returns: it is told from `with` by being let go.
+    Don't keep the result of the bare call: that it is released at once distinguishes it from `with`.
 
     Args:
-        payload: what the conditions of `capture_when` are shown of the step that begins here, most often a mapping as
-            in `step(payload={"batch": 64})`. It is not recorded.
+        payload: the payload of this step for the conditions of `capture_when`, most often a mapping as in
+            `step(payload={"batch": 64})`. It is not recorded.
     """
     return OneStep(payload)
 
 
 class OneStep:
-    """What `step` returns."""
+    """The context manager that `step` returns."""
 
     __slots__ = ("_entered", "_payload", "_step")
 
@@ -150,27 +150,27 @@ class OneStep:
 
     def __del__(self) -> None:
         try:
-            if not getattr(self, "_entered", True):  # torch.compile makes one without `__init__`, to look at it
+            if not getattr(self, "_entered", True):  # torch.compile creates one without `__init__`, to inspect it
                 session.next_step(self._payload)
-        except Exception:  # noqa: BLE001 - let go when nothing of the interpreter is left: Python would print it
+        except Exception:  # noqa: BLE001 - released when the interpreter has shut down: Python would print it
             return
 
 
 def window(start: int, stop: int, *, synchronize: bool = False) -> None:
-    """Ask for a recording of the steps from `start` until before `stop`. May be called several times.
+    """Record the steps from `start` until before `stop`. May be called several times.
 
-    What the launcher asks for (`traceable run --steps`, `TRACEABLE_STEPS`) counts instead, where it asks for anything.
-    The recorder is gated from here on. nsys has to be told when it is started: `traceable run --steps` and `--control`
-    do, as does `nsys profile -c nvtx -p capture@traceable.window`. Under `run --collector nsys` without either all is
-    recorded; that is said, and the call does nothing.
+    A request of the launcher (`traceable run --steps`, `TRACEABLE_STEPS`) overrides this. From now on the recorder
+    records windows only. nsys needs an option at its start: `traceable run --steps` or `--control`, or
+    `nsys profile -c nvtx -p capture@traceable.window`. Under `run --collector nsys` without one of them everything is
+    recorded; the call prints a warning and does nothing.
 
     Args:
-        start, stop: numbers of steps, from 0 on.
+        start, stop: step indices, from 0.
         synchronize: wait for the GPU before the window is opened and before it is closed.
 
     Raises:
-        TypeError: a number is no int.
-        ValueError: the window holds no step, begins before step 0 or overlaps another.
+        TypeError: a number is not an int.
+        ValueError: the window contains no step, begins before step 0 or overlaps another.
     """
     for name, value in (("start", start), ("stop", stop)):
         if not isinstance(value, int) or isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""Calls a function when some time is over, on one daemon thread that is there only while something asks for it.
+"""Calls a function after a delay, on one daemon thread that exists only while a call is pending.
 
-All signals are blocked in it, so that they interrupt the program's own threads. Before a fork the thread is ended, and
-begun again in the parent, where Python 3.12 and later would warn of a fork beside it (`should_stop_for_fork`); a forked child
-has nothing to wait for until it asks itself.
+All signals are blocked in it, so that they interrupt the program's own threads. Where Python 3.12 and later would warn
+of a fork in a process with threads (`should_stop_for_fork`), the thread stops before the fork and restarts in the
+parent. A forked child starts without a pending call.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PAUSE_SECONDS = 2.0
+_JOIN_SECONDS = 2.0
 
 
 def should_stop_for_fork(idle: bool) -> bool:
-    """Whether a thread of traceable's is to end before this process forks, because Python would warn of it alone.
+    """Whether a thread of traceable has to stop before this process forks, because Python would warn only of it.
 
-    Beside threads of the program Python warns in any case, and to end a thread and begin it anew takes several turns at
-    the interpreter: among busy threads a tenth of a second for each fork.
+    If the program has threads of its own, Python warns in any case. To stop and restart a thread needs the GIL several
+    times: with busy threads a tenth of a second for each fork.
 
     Args:
-        idle: whether that thread is only waiting. What it holds while it works would be held for ever in the child.
+        idle: whether that thread is only waiting. A lock that it holds while it works would stay locked in the child.
     """
-    known = threading.enumerate()
-    return not idle or len(known) <= 1 + sum(one.name.startswith("traceable ") for one in known)
+    threads = threading.enumerate()
+    return not idle or len(threads) <= 1 + sum(thread.name.startswith("traceable ") for thread in threads)
 
 
 class Timer:
@@ -51,7 +51,7 @@ class Timer:
         self._leaving = self._idle = False
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` in so many seconds. What was waited for before is not called any more."""
+        """Call `call` after a delay in seconds, in place of the call that was pending."""
         with self._changed:
             self._deadline = (time.monotonic() + seconds, call)
             self._changed.notify()
@@ -59,13 +59,13 @@ class Timer:
                 self._begin()
 
     def cancel(self) -> None:
-        """Wait for nothing."""
+        """Cancel the pending call."""
         with self._changed:
             self._deadline = None
             self._changed.notify()
 
     def _begin(self) -> None:
-        if sys.is_finalizing():  # a thread that is begun now never runs, and to start it would wait for that
+        if sys.is_finalizing():  # a thread started now never runs, and `start` would wait for it
             self._deadline = None
             return
         self._leaving = False
@@ -75,7 +75,7 @@ class Timer:
             self._thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
             self._thread = self._deadline = None
-            environment.warn_once("timer_not_started", f"no window is opened or closed by time: {error}")
+            environment.warn_once("timer_not_started", f"can't open or close windows by time: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -83,11 +83,11 @@ class Timer:
         while (call := self._next()) is not None:
             try:
                 call()
-            except Exception as error:  # noqa: BLE001, PERF203 - a fault of ours; the program goes on
+            except Exception as error:  # noqa: BLE001, PERF203 - a bug of ours; the program goes on
                 environment.warn_once("timer_failed", f"a window was not opened or closed by time: {error}")
 
     def _next(self) -> Callable[[], None] | None:
-        """Return what to call when it is to be called; None when there is nothing more to wait for."""
+        """Wait for the deadline and return the function to call; None if no call is pending."""
         with self._changed:
             while self._deadline is not None and not self._leaving:
                 at, call = self._deadline
@@ -107,7 +107,7 @@ class Timer:
             with self._changed:
                 self._leaving = True
                 self._changed.notify()
-            thread.join(_PAUSE_SECONDS)
+            thread.join(_JOIN_SECONDS)
 
     def _after_in_parent(self) -> None:
         with self._changed:

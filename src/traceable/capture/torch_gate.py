@@ -1,7 +1,7 @@
-"""torch.profiler as what records: started and stopped by windows, or running from the import of torch to the exit.
+"""torch.profiler as the collector: started and stopped by windows, or running from the import of torch to the exit.
 
-How Kineto is started, stopped and written is in `kineto`. Here is what `--collector torch` records: operators, GPU work
-where torch sees a GPU, and our ranges as annotations of torch's (`annotation/torch/profiler_backend.py`).
+`kineto` starts, stops and writes it. This module defines what `--collector torch` records: operators, GPU work where
+torch sees a GPU, and our ranges as torch annotations (`annotation/torch/profiler_backend.py`).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 METADATA = "traceable"
-"""The key of what our files say of themselves, by which a reader knows that names are ours (`records`)."""
+"""The key of our metadata in a trace, by which a reader recognizes our names (`profiler_backend`)."""
 
 _TRACE_ONLY = "trace_only"
-"""Without it torch makes Python objects of all events when it stops, which nobody reads."""
+"""Without it torch creates Python objects for all events when it stops, which are never read."""
 
 
 class Profiler(kineto.Kineto):
-    """The torch profiler of this process, as far as it is ours."""
+    """The torch profiler that traceable runs in this process."""
 
     directory_variable = environment.TORCH_DIR
     option = "--collector torch"
     label = "torch.profiler"
 
     def _begin(self, torch: Any) -> Any:  # noqa: ARG002 - of the base
-        """Start a torch profiler of all that this machine has.
+        """Start a torch profiler for all activities that this machine supports.
 
-        Of `torch.autograd.profiler`, on which `torch.profiler` stands: that imports all of dynamo at its start, which
-        took 3 to 6 s on the thread that opens the window (torch 2.13).
+        It is that of `torch.autograd.profiler`, on which `torch.profiler` is built: the latter imports all of dynamo
+        when it starts, which took 3 to 6 s on the thread that opens the window (torch 2.13).
         """
         import importlib
 
@@ -72,16 +72,16 @@ class Profiler(kineto.Kineto):
 
 
 profiler = Profiler()
-"""The one of this process."""
+"""The one instance in this process."""
 
 
 class TorchGate:
-    """torch.profiler, a file a window."""
+    """torch.profiler, one file for each window."""
 
     name = "torch"
 
     def arm(self, follow: bool) -> bool:  # noqa: ARG002
-        """Record nothing until the first window."""
+        """Stop recording until the first window."""
         profiler.gated = True
         if profiler.running and engine.range_counts is not None:
             engine.range_counts.discard()
@@ -97,6 +97,6 @@ class TorchGate:
     def close(self) -> None:
         """Stop it and write the file."""
         if not profiler.running:
-            why = f"the program started a torch profiler of its own, and {kineto.ONE_ONLY}"
-            raise GateError("other_profiler_started", why)
+            reason = f"the program started its own torch profiler, and {kineto.ONE_ONLY}"
+            raise GateError("other_profiler_started", reason)
         profiler.stop()

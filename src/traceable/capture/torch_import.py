@@ -1,7 +1,7 @@
-"""Starts what torch records when the program imports torch, or has it watched from then on for windows.
+"""Starts torch's profiler when the program imports torch, or watches torch from then on for windows.
 
-The `sitecustomize` of `annotation/bootstrap` calls this at that import. Whatever fails here is said once on stderr; the
-import of torch is never made to fail.
+The `sitecustomize` of `annotation/bootstrap` calls this at that import. A failure here is printed once on stderr; it
+never makes the import of torch fail.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ WHOLE = "whole"
 
 
 def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-    """Return what the other finders find for torch, made to call `begin` when torch's own code has run."""
+    """Return the spec of torch from the other finders; its loader calls `begin` after torch's own code has run."""
     watch = PostImportFinder(name, begin)
     sys.meta_path.insert(0, watch)
     return watch.find_spec(name, path, target)
 
 
-def _tell_windows() -> None:
-    """A window of time that could not be opened without torch may be opened now."""
+def _open_timed_window() -> None:
+    """Open the timed window that waits for the import of torch, if there is one."""
     from traceable.capture.control import session
 
     session.on_torch_import()
 
 
 def begin() -> None:
-    """Record until the process ends, unless windows are asked for."""
+    """Record until the process ends, unless windows are requested."""
     if environment.read_flag(environment.DISABLE):
         return
     from traceable.capture import process
@@ -45,13 +45,13 @@ def begin() -> None:
     if not process.is_selected():
         process.call_when_selected(begin)
         return
-    what = "torch.profiler"
+    profiler_name = "torch.profiler"
     try:
         whole = os.environ.get(environment.TORCH) == WHOLE
         if os.environ.get(environment.GPU_DIR):
             from traceable.capture import gpu_gate
 
-            what = "--gpu"
+            profiler_name = "--gpu"
             if whole and not gpu_gate.profiler.gated:
                 gpu_gate.profiler.start()
             else:
@@ -63,7 +63,7 @@ def begin() -> None:
                 torch_gate.profiler.start()
             else:
                 torch_gate.profiler.watch()
-                _tell_windows()
+                _open_timed_window()
     except Exception as error:  # noqa: BLE001 - the program goes on, not recorded
-        message = f"{what} records nothing in process {os.getpid()}: {error}"
+        message = f"{profiler_name} records nothing in process {os.getpid()}: {error}"
         environment.warn_once(code_of(error, "torch_not_recorded"), message)

@@ -1,7 +1,7 @@
-"""What opens a window while the program runs, besides a controller: a signal, and conditions in the code.
+"""Windows opened while the program runs, by a signal or by conditions in the code.
 
-A `WindowRequest` is what they ask for, `control` opens it when the next step begins. The socket of `traceable control` is
-`server`, the HTTP routes are `middleware`.
+They make a `WindowRequest`, which `control` opens when the next step begins. The socket of `traceable control` is in
+`control_server`, the HTTP routes are in `middleware`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 DUMP = "dump"
-"""What `TRACEABLE_CONTROL_SIGNAL` is where SIGUSR2 dumps the flight recorder."""
+"""The value of `TRACEABLE_CONTROL_SIGNAL` with which SIGUSR2 dumps the flight recorder."""
 
 MEDIAN_STEPS = 101
-"""Of how many steps the running median is: the last ones that were not recorded."""
+"""The size of the running median: the last steps that were not recorded."""
 
 MEDIAN_STEPS_MIN = 20
-"""From how many steps on a step is compared with the median: the first ones warm up."""
+"""How many steps there must be before a step is compared with the median: the first ones warm up."""
 
 
 class StepInfo:
-    """What a condition is shown: a step that is about to begin.
+    """The argument of a condition: a step that is about to begin.
 
     Attributes:
         index: its number, from 0.
-        payload: what `step(payload=...)` or `steps(..., payload=...)` said of it; None where they said nothing.
+        payload: the payload from `step(payload=...)` or `steps(..., payload=...)`; None without one.
     """
 
     __slots__ = ("index", "payload")
@@ -56,34 +56,34 @@ def capture_when(
     slower_than_median: float | None = None,
     times: int | None = 1,
 ) -> None:
-    """Record the next `steps` steps once something happens. Give one of the three conditions; call again for others.
+    """Record the next `steps` steps once a condition is met. Give one of the three conditions; call again for others.
 
-    With `dump` the flight recorder is dumped then, with what led there; without a flight recorder nothing happens.
+    With `dump` the flight recorder is dumped instead, with the time before the event; without one nothing happens.
 
-    Where nothing else gates the profiler, it is from here on: the recorder records windows only. nsys has to be told
-    when it is started, by `traceable run --control`.
+    If nothing else gates the profiler, this does: from now on the recorder records windows only. nsys needs the option
+    at its start: `traceable run --control`.
 
     Args:
-        condition: is called with each step that is about to begin, on its thread. If it returns something true, the
-            window begins with this step. What it raises is said once, and it is not called again.
+        condition: is called with each step that is about to begin, on its thread. If it returns a true value, the
+            window begins with this step. An exception is reported once, and the condition is dropped.
         steps: how many steps to record.
-        dump: dump the flight recorder instead, aside from the program's threads.
+        dump: dump the flight recorder instead, on a thread of its own.
         slower_than_ms: the window begins after a step that took longer than this many milliseconds.
         slower_than_median: the window begins after a step that took longer than this many times the median of the last
             101 steps before it. Compared from the 21st step on. Steps within a window count for neither.
-        times: how many windows it opens, or dumps it makes, at most; None for as many as come.
+        times: how many windows or dumps it makes at most; None for no limit.
 
     Raises:
         TypeError: not exactly one condition, not one of steps and dump, or an argument of another type.
-        ValueError: `steps` or `times` is below 1, or a limit is not above 0.
+        ValueError: `steps` or `times` is less than 1, or a limit is not greater than 0.
 
     Example:
         >>> capture_when(lambda s: s.payload["batch"] >= 64, steps=20)
         >>> capture_when(slower_than_median=3, steps=20, times=2)
         >>> capture_when(slower_than_ms=200, dump=True)
     """
-    given = [one for one in (condition, slower_than_ms, slower_than_median) if one is not None]
-    if len(given) != 1:
+    conditions = [one for one in (condition, slower_than_ms, slower_than_median) if one is not None]
+    if len(conditions) != 1:
         raise TypeError("give one of condition, slower_than_ms and slower_than_median")
     if condition is not None and not callable(condition):
         raise TypeError(f"condition must be callable, not {type(condition).__name__}")
@@ -103,8 +103,8 @@ def capture_when(
             environment.warn_once(flight.NO_WINDOWS.code, message, key="capture_when")
         return
     if session.launcher_request is not None and not environment.read_flag(environment.CONTROL):
-        decides = f"{session.launcher_request} says what is recorded; `traceable run --control` lets both"
-        message = f"traceable.capture_when() has no effect: {decides}"
+        reason = f"{session.launcher_request} has precedence; for both, use `traceable run --control`"
+        message = f"traceable.capture_when() has no effect: {reason}"
         environment.warn_once("launcher_decides", message, key="capture_when")
         return
     if session.ungated:
@@ -120,17 +120,17 @@ def capture_when(
         session.arm()
 
 
-def _check(name: str, value: object, kind: Any, least: int) -> None:
+def _check(name: str, value: object, kind: Any, minimum: int) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
-        wanted = "an int" if kind is int else "a number"
-        raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
+        expected = "an int" if kind is int else "a number"
+        raise TypeError(f"{name} must be {expected}, not {type(value).__name__}")
     assert isinstance(value, (int, float))
-    if not (value >= least if least else 0 < value < float("inf")):
-        raise ValueError(f"{name} must be {f'at least {least}' if least else 'above 0'}, not {value!r}")
+    if not (value >= minimum if minimum else 0 < value < float("inf")):
+        raise ValueError(f"{name} must be {f'at least {minimum}' if minimum else 'above 0'}, not {value!r}")
 
 
 class Trigger:
-    """One condition, and what it has opened so far. Without `steps` it dumps the flight recorder."""
+    """One condition, and how many windows it may still open. Without `steps` it dumps the flight recorder."""
 
     def __init__(
         self,
@@ -148,64 +148,62 @@ class Trigger:
         self._left = times
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it has opened all its windows."""
         return self._left == 0
 
     def restart(self) -> None:
-        """Count from the beginning: in a forked child."""
+        """Count from the start again: in a forked child."""
         self._left = self._times
 
-    def fire(self, why: str) -> None:
-        """Ask for the window or the dump. A window that is open or asked for is left alone, and this not counted."""
+    def fire(self, reason: str) -> None:
+        """Request the window or the dump. While a window is open or requested, do nothing, and don't count this."""
         if self._steps is None:
-            flight.dump_in_background(why)
-        elif session.request_window(WindowRequest(self._steps, why)) is not None:
+            flight.dump_in_background(reason)
+        elif session.request_window(WindowRequest(self._steps, reason)) is not None:
             return
         if self._left is not None:
             self._left -= 1
 
 
 class TriggerSet:
-    """The conditions of this process, looked at by `control` while no window is open."""
+    """The conditions of this process, which `control` evaluates while no window is open."""
 
     def __init__(self) -> None:
-        self._look_at([])
+        self._set_active([])
         self._all: list[Trigger] = []
         self._median = Median(MEDIAN_STEPS)
 
     def add(self, trigger: Trigger) -> None:
-        """Look at one more."""
+        """Add a condition."""
         self._all.append(trigger)
-        self._look_at([*self._triggers, trigger])
+        self._set_active([*self._triggers, trigger])
 
     def restart(self) -> None:
-        """Begin anew: in a forked child, whose steps are other ones."""
+        """Start again: in a forked child, which counts its own steps."""
         for trigger in self._all:
             trigger.restart()
         self._median = Median(MEDIAN_STEPS)
-        self._look_at(list(self._all))
+        self._set_active(list(self._all))
 
     def on_step_begin(self, index: int, payload: Any) -> None:
-        """Show the conditions a step that is about to begin."""
+        """Evaluate the conditions for a step that is about to begin."""
         for trigger in self._conditions:
-            if self._holds(trigger, StepInfo(index, payload)):
+            if self._is_met(trigger, StepInfo(index, payload)):
                 self._fire(trigger, f"a condition at step {index}")
 
-    def _holds(self, trigger: Trigger, step: StepInfo) -> bool:
+    def _is_met(self, trigger: Trigger, step: StepInfo) -> bool:
         assert trigger.condition is not None
         try:
             return bool(trigger.condition(step))
-        except Exception as error:  # noqa: BLE001 - it is the user's, and must not end the user's program
+        except Exception as error:  # noqa: BLE001 - an error of the user's condition must not end the program
             self._drop(trigger)
-            said = f"{type(error).__name__}: {error}"
-            environment.warn_once(
-                "condition_failed", f"a condition of capture_when failed and is dropped: {said}", key=str(id(trigger))
-            )
+            message = f"a condition of capture_when failed and is dropped: {type(error).__name__}: {error}"
+            environment.warn_once("condition_failed", message, key=str(id(trigger)))
             return False
 
     def on_step_end(self, duration_ns: int) -> None:
-        """Judge how long a step took."""
+        """Compare the duration of a step with the limits."""
         if not self._limits:
             return
         median = self._median.value if len(self._median) >= MEDIAN_STEPS_MIN else None
@@ -217,16 +215,16 @@ class TriggerSet:
         if self._compares:
             self._median.add(duration_ns)
 
-    def _fire(self, trigger: Trigger, why: str) -> None:
-        trigger.fire(why)
-        if trigger.over:
+    def _fire(self, trigger: Trigger, reason: str) -> None:
+        trigger.fire(reason)
+        if trigger.is_done:
             self._drop(trigger)
 
     def _drop(self, trigger: Trigger) -> None:
-        self._look_at([one for one in self._triggers if one is not trigger])
+        self._set_active([one for one in self._triggers if one is not trigger])
 
-    def _look_at(self, triggers: list[Trigger]) -> None:
-        """Sort them by when they are looked at: this is done at every step."""
+    def _set_active(self, triggers: list[Trigger]) -> None:
+        """Set the active triggers, grouped by when they are evaluated, so that a step costs little."""
         self._triggers = triggers
         self._conditions = [one for one in triggers if one.condition is not None]
         self._limits = [one for one in triggers if one.condition is None]
@@ -234,10 +232,10 @@ class TriggerSet:
 
 
 class Median:
-    """The exact median of the last values: a sorted list of them beside the order in which they came.
+    """The exact median of the last values: a sorted list of them, and a queue in their order of arrival.
 
     Args:
-        size: of how many values.
+        size: how many values.
     """
 
     def __init__(self, size: int) -> None:
@@ -249,7 +247,7 @@ class Median:
         return len(self._order)
 
     def add(self, value: int) -> None:
-        """Take one more value, and let the oldest go where there are enough."""
+        """Add a value, and drop the oldest if there are more than `size`."""
         if len(self._order) == self._size:
             del self._sorted[bisect_left(self._sorted, self._order.popleft())]
         self._order.append(value)
@@ -268,10 +266,10 @@ class Median:
 
 
 class SignalHandler:
-    """The handler of SIGUSR2. What handled the signal before is called after it.
+    """The handler of SIGUSR2. It calls the previous handler at its end.
 
     Args:
-        steps: how many steps each signal has recorded; None to dump the flight recorder.
+        steps: how many steps each signal records; None to dump the flight recorder.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -280,7 +278,7 @@ class SignalHandler:
         self._handling: list[FrameType | None] = []
 
     def install(self) -> None:
-        """Handle the signal from here on. A handler that the program installs later takes the place of this one."""
+        """Handle the signal from now on. A handler that the program installs later replaces this one."""
         import signal
         import threading
 
@@ -290,7 +288,7 @@ class SignalHandler:
             return
         current: Any = signal.getsignal(signal.SIGUSR2)
         if current is None:
-            environment.warn_once("signal_taken", "SIGUSR2 opens no window: a handler that is not Python's has it")
+            environment.warn_once("signal_taken", "SIGUSR2 opens no window: a handler outside of Python is installed")
             return
         if isinstance(current, SignalHandler):
             current.steps = self.steps
@@ -299,32 +297,32 @@ class SignalHandler:
         signal.signal(signal.SIGUSR2, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        # A handler of the user's may call the one that it found, this one, with what it was given. Another signal that
-        # comes meanwhile interrupts another frame, and counts.
+        # The user's handler may call the previous one, which is this one, with the same frame. Another signal meanwhile
+        # interrupts another frame, and counts.
         if self._handling and (frame is None or any(frame is one for one in self._handling)):
             return
         self._handling.append(frame)
         try:
             if self.steps is None:
                 flight.dump_in_background("SIGUSR2")
-            elif refused := session.request_window(WindowRequest(self.steps, "SIGUSR2")):
-                _say(Message(refused.code, f"SIGUSR2 opens no window: {refused}"))
+            elif rejection := session.request_window(WindowRequest(self.steps, "SIGUSR2")):
+                _print(Message(rejection.code, f"SIGUSR2 opens no window: {rejection}"))
             if callable(self._before):
                 self._before(number, frame)
         finally:
             self._handling.pop()
 
 
-def _say(message: Message) -> None:
+def _print(message: Message) -> None:
     try:
         sys.stderr.write(f"traceable: {environment.escape_unprintable(message.printed)}\n")
-    except Exception:  # noqa: BLE001 - stderr may be closed, or in the middle of a write that the signal interrupts
+    except Exception:  # noqa: BLE001 - stderr may be closed, or the signal may interrupt a write to it
         return
 
 
 def on_signal(steps: int | None) -> None:
-    """Have each SIGUSR2 record `steps` steps, or with None dump the flight recorder.
+    """Record `steps` steps at each SIGUSR2, or with None dump the flight recorder.
 
-    The handler that is there is chained: call it after installing yours.
+    The installed handler is chained: call this after installing yours.
     """
     SignalHandler(steps).install()

@@ -1,7 +1,7 @@
-"""What the launcher and the annotated process tell each other: the names, and how a value is read.
+"""The environment variables between the launcher and the annotated process: their names, and how values are read.
 
-This is the only socket between the process and what stands around it. Each name is a constant with a docstring.
-Reading never raises: a malformed value is said once on stderr and counts as unset, because nothing of ours may stop
+This is the only interface between the process and the tools around it. Each name is a constant with a docstring.
+Reading never raises: a malformed value is reported once on stderr and counts as unset, because nothing of ours may keep
 the user's program from starting. Standard library only, and little of it: every annotated process imports this.
 """
 
@@ -11,16 +11,16 @@ import os
 import sys
 
 RUN_DIR = "TRACEABLE_RUN_DIR"
-"""Absolute path of the run directory that the launcher made. Set for the program and all its children."""
+"""Absolute path of the run directory that the launcher created. Set for the program and all its children."""
 
 COLLECTOR = "TRACEABLE_COLLECTOR"
-"""Which collector listens: `nsys`, `recorder`, `torch` or `none`. Set by the launcher."""
+"""Which collector records: `nsys`, `recorder`, `torch` or `none`. Set by the launcher."""
 
 RECORDING_DIR = "TRACEABLE_RECORDING_DIR"
 """Absolute path of the directory in which the embedded recorder writes. Read by the injection library (C)."""
 
 RECORDING_MAX_BYTES = "TRACEABLE_RECORDING_MAX_BYTES"
-"""Size cap of one process's recording, in bytes; what comes after it is counted as dropped. Read in C."""
+"""Size cap of one process's recording, in bytes; events after it are counted as dropped. Read in C."""
 
 DISABLE = "TRACEABLE_DISABLE"
 """`1`: every annotation is a no-op."""
@@ -29,7 +29,7 @@ LEVEL = "TRACEABLE_LEVEL"
 """Which annotations are recorded, from 0 to 9 (2): those of this `level` and lower ones. The others are no-ops."""
 
 DEBUG = "TRACEABLE_DEBUG"
-"""`1`: ranges that are unbalanced, crossed or held over an `await` are said on stderr, with both places."""
+"""`1`: report ranges that are unbalanced, crossed or held over an `await` on stderr, with both locations."""
 
 PURE = "TRACEABLE_PURE"
 """`1`: emit through the `nvtx` package even where the native core is built."""
@@ -41,34 +41,34 @@ NCU = "TRACEABLE_NCU"
 """Path of the ncu executable to use, before PATH and the usual install folders. Read by `traceable ncu`."""
 
 START_SECONDS = "TRACEABLE_START_SECONDS"
-"""How long the launcher waits for nsys to start the program before it gives nsys up, in seconds (60)."""
+"""How long the launcher waits for nsys to start the program before it gives up, in seconds (60)."""
 
 FINISH_SECONDS = "TRACEABLE_FINISH_SECONDS"
-"""How long after the program's end nsys may write nothing before the launcher waits no longer, in seconds (600)."""
+"""How long after the program's end nsys may write nothing before the launcher stops waiting, in seconds (600)."""
 
 READ_LIMIT = "TRACEABLE_READ_LIMIT"
-"""How many times the limits are raised that keep a damaged or malicious file from being read without end (1)."""
+"""Factor for the limits that keep a damaged or malicious file from being read without end (1)."""
 
 HANDOVER = "TRACEABLE_HANDOVER"
-"""JSON: the descriptors by which the launcher hands the program's own stdio and environment past nsys. Read and
+"""JSON: the descriptors by which the launcher passes stdio and environment to the program, around nsys. Read and
 removed by `collectors/exec_shim.py`, so the program never sees it."""
 
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
-"""NVTX's own variable: the library that hears the process's NVTX calls. nsys, ncu and our launcher set it."""
+"""NVTX's own variable: the library that receives the process's NVTX calls. nsys, ncu and our launcher set it."""
 
 ANNOTATE = "TRACEABLE_ANNOTATE"
 """Code to annotate from outside, one pattern a line (`annotation/patterns.py`). Set by the launcher together with
 `annotation/bootstrap` on PYTHONPATH, where the interpreter finds the `sitecustomize` that reads it."""
 
 ANNOTATE_REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
-"""Process id of the one process that says on stderr what no pattern matched. Set by the first process that read
+"""Process id of the one process that reports unmatched patterns on stderr. Set by the first process that read
 `TRACEABLE_ANNOTATE` without a run directory, so that its workers don't repeat it."""
 
 GC = "TRACEABLE_GC"
 """`1`: record garbage collections as ranges (`annotation/pauses.py`). Set by `run --record-gc`."""
 
 LOOP_PAUSES = "TRACEABLE_LOOP_PAUSES"
-"""Milliseconds from which on a callback of the asyncio event loop counts as a pause; unset or empty records none.
+"""From how many milliseconds a callback of the asyncio event loop counts as a pause; unset or empty records none.
 Set by `run --record-loop-pauses`."""
 
 TORCH_DIR = "TRACEABLE_TORCH_DIR"
@@ -79,8 +79,8 @@ TORCH = "TRACEABLE_TORCH"
 launcher together with `annotation/bootstrap` on PYTHONPATH."""
 
 GPU_DIR = "TRACEABLE_GPU_DIR"
-"""Absolute path of the directory for what Kineto records of the GPU beside the embedded recorder (`run --gpu`). Set by
-the launcher, together with `TRACEABLE_TORCH`."""
+"""Absolute path of the directory for Kineto's GPU recordings with the embedded recorder (`run --gpu`). Set by the
+launcher, together with `TRACEABLE_TORCH`."""
 
 STEPS = "TRACEABLE_STEPS"
 """Which steps are recorded, as `run --steps` takes them (`protocol/window_spec.py`): `10:30`, `10:12,50:52`,
@@ -91,18 +91,18 @@ GATE = "TRACEABLE_GATE"
 the launcher."""
 
 WARMUP_STEPS = "TRACEABLE_WARMUP_STEPS"
-"""How many steps are over before the steps of a window are counted (`protocol/start_conditions.py`). Set by `run
+"""How many steps to skip before the steps of a window are counted (`protocol/start_conditions.py`). Set by `run
 --warmup-steps`, as the four below by the options of their names."""
 
 DELAY = "TRACEABLE_DELAY"
 """How many seconds after its first range or step the windows of a process may begin; `start+10`: after its start."""
 
 AFTER_REQUEST = "TRACEABLE_AFTER_REQUEST"
-"""How many requests are over before windows may begin. Read when traceable is imported: ranges of the name `request`
-are counted from then on."""
+"""How many requests must have ended before windows may begin. Read when traceable is imported: ranges of the name
+`request` are counted from then on."""
 
 IDLE = "TRACEABLE_IDLE"
-"""For how long no step has begun before the one with which windows may begin, in seconds."""
+"""How long no step has begun before the step with which windows may begin, in seconds."""
 
 DURATION = "TRACEABLE_DURATION"
 """How long a window lasts at most, in seconds."""
@@ -118,7 +118,7 @@ WINDOW_SYNC = "TRACEABLE_WINDOW_SYNC"
 """`1`: wait for the GPU before a window is opened and before it is closed."""
 
 STEP_TIMES = "TRACEABLE_STEP_TIMES"
-"""`1`: note when each step begins and ends, in the run directory (`capture/step_times.py`). Set by
+"""`1`: record when each step begins and ends, in the run directory (`capture/step_times.py`). Set by
 `run --measure-overhead`."""
 
 RECORDING_GATED = "TRACEABLE_RECORDING_GATED"
@@ -133,11 +133,11 @@ CONTROL = "TRACEABLE_CONTROL"
 by `run --control`."""
 
 CONTROL_SIGNAL = "TRACEABLE_CONTROL_SIGNAL"
-"""How many steps a SIGUSR2 has recorded, or `dump` with a flight recorder; unset or empty leaves the signal alone. Set
+"""How many steps each SIGUSR2 records, or `dump` with a flight recorder; unset or empty leaves the signal alone. Set
 by `run --sigusr2`."""
 
 CONTROL_TOKEN = "TRACEABLE_CONTROL_TOKEN"
-"""What a request to `/start_profile` must bear, for middlewares that were given no token; without one they are off."""
+"""The token of requests to `/start_profile`, for middlewares without their own token; without any they are off."""
 
 RANKS = "TRACEABLE_RANKS"
 """Which ranks are recorded (`decision.py`): `0,3`, `0-3`, `!1`. Set by `run --ranks` where it starts the ranks,
@@ -147,22 +147,22 @@ PROCESSES = "TRACEABLE_PROCESSES"
 """Which processes are recorded, by name: `worker*,!worker-1`. Set by `run --processes`, as `TRACEABLE_RANKS`."""
 
 CHOSEN = "TRACEABLE_CHOSEN"
-"""The variables that a process is to have if it is chosen, one a line. Set with the two above."""
+"""The variables that a process gets if it is selected, one a line. Set with the two above."""
 
 PART_OF = "TRACEABLE_PART_OF"
 """Absolute path of the run directory whose launcher prints the profile, for a `traceable run` within a run: under nsys
-each chosen process is one."""
+each selected process is one."""
 
 WINDOW_DOMAIN = "traceable.window"
-"""The NVTX domain of what a window emits: the capture range, and inside of it the range `window <id>`."""
+"""The NVTX domain of a window's ranges: the capture range, and inside it the range `window <id>`."""
 
 CAPTURE_RANGE = "capture"
-"""The range in that domain that nsys waits for (`-c nvtx -p capture@traceable.window`). Every window has the same one,
-because nsys takes one name only."""
+"""The range in that domain that nsys waits for (`-c nvtx -p capture@traceable.window`). All windows use the same
+name, because nsys accepts only one."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
-_warned: set[tuple[str, str]] = set()
+_printed_warnings: set[tuple[str, str]] = set()
 
 
 def read_flag(name: str) -> bool:
@@ -186,7 +186,7 @@ def read_digit(name: str, default: int) -> int:
 
 
 def can_have_profiler() -> bool:
-    """Whether anyone can hear this process: an NVTX listener, for which NVTX asks once, at its first call, or torch."""
+    """Whether a profiler can record this process: through NVTX, which loads one at its first call, or torch."""
     return bool(os.environ.get(NVTX_INJECTION)) or is_torch_collector()
 
 
@@ -196,10 +196,10 @@ def is_torch_collector() -> bool:
 
 
 def escape_unprintable(text: str) -> str:
-    r"""Return a text with control characters and other invisible ones as escapes: what it holds steers no terminal.
+    r"""Return a text with control and other invisible characters escaped, so that it can't control a terminal.
 
     Examples:
-        >>> escaped("a\x1b[31mb")
+        >>> escape_unprintable("a\x1b[31mb")
         'a\\x1b[31mb'
     """
     if text.isprintable():
@@ -208,19 +208,19 @@ def escape_unprintable(text: str) -> str:
 
 
 def warn_once(code: str, message: str, key: str = "") -> None:
-    """Write `message` to stderr, prefixed, with its code, the first time that this process has that code and key.
+    """Write `message` to stderr, with prefix and code, once for each code and key in this process.
 
-    Of one of several lines, such as that of an import of numpy that fails, the first and the last are written.
+    Of a message of several lines, such as that of a failed import of numpy, the first and the last line are written.
 
     Args:
-        code: what is wrong, as a stable name.
+        code: the problem, as a stable name.
         message: a sentence without a full stop.
-        key: tells apart what may be reported once each, such as the name that it is about.
+        key: distinguishes messages that are printed once each, such as the name concerned.
     """
     try:
-        if (code, key) in _warned:
+        if (code, key) in _printed_warnings:
             return
-        _warned.add((code, key))
+        _printed_warnings.add((code, key))
         if "\n" in message:
             lines = message.strip().split("\n")
             message = f"{lines[0].rstrip()} ... {lines[-1].strip()}"

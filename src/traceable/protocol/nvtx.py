@@ -1,55 +1,55 @@
-"""What annotations emit beyond a name: the rules, and the words that whoever reads a trace must know.
+"""How annotations encode more than a name in NVTX: the rules, and the constants that a reader of a trace needs.
 
-Every rule is made of plain ranges, marks and payloads of 64 bits. NVTX has extensions for fields and counters, but nsys
-2022.4 and 2023.4 refuse them, and would show nothing.
+Every rule uses plain ranges, marks and payloads of 64 bits. NVTX has extensions for fields and counters, but nsys
+2022.4 and 2023.4 reject them, and would show nothing.
 
 **Instances.** A run of a coroutine, generator or async generator, an `async with` block, and a range with named fields
 are instances. So is any other range that began in one of the first two kinds, found by a context variable, unless its
-thread says so itself: a push/pop range that is opened in the stretch of just that run has no identity. Each instance
-has a number, unique in its process until the 30 bits are through, and a parent: the run or block in which it began, 0
-for none. Both make its identity, an int64 payload:
+thread implies it: a push/pop range that is opened in an active segment of just that run has no identity. Each
+instance has a number, unique in its process until the 30 bits wrap around, and a parent: the run or block in which it
+began, 0 for none. Both form its identity, an int64 payload:
 
     bit 63: 0    bit 62: 1    bits 32-61: the parent's number    bits 30-31: 0    bits 0-29: its own number
 
-- The whole of a run and an `async with` block are start/end ranges that carry the identity as payload. The stretches
-  of a run are push/pop ranges of the same name in `ACTIVE_DOMAIN` that carry the same identity; those of a plain
-  generator are in `GENERATOR_DOMAIN`, because no event loop drives it and nothing waits while it runs.
-- Where the user gave a number as payload, the range carries that. A run is then known by its stretches: the first is
-  the next range of that name that the thread opens after the whole began. Any other is announced: right before it, its
-  thread emits a mark `{}` in `PAYLOAD_DOMAIN` with the identity, and it is the first range of that thread which begins
-  at the mark or later and is no stretch.
-- Nothing but runs and blocks is a parent: a push/pop range holds what its thread opens in it.
+- The whole of a run and an `async with` block are start/end ranges that carry the identity as payload. The active
+  segments of a run are push/pop ranges of the same name in `ACTIVE_DOMAIN` that carry the same identity; those of a
+  plain generator are in `GENERATOR_DOMAIN`, because no event loop drives it and nothing waits while it runs.
+- If the user gave a number as payload, the range carries that. A run is then identified by its active segments: the
+  first is the next range of that name that the thread opens after the whole began. Any other instance is announced:
+  right before it, its thread emits a mark `{}` in `PAYLOAD_DOMAIN` with the identity, and it is the first range of that
+  thread that begins at the mark or later and is not an active segment.
+- Only runs and blocks are parents: a push/pop range contains the ranges that its thread opens in it.
 
 **Named fields.** Right before a range or mark with fields, its thread emits a mark in `PAYLOAD_DOMAIN`. The mark's
 message is the fields as compact JSON, an object that is never empty, as plain text; its payload is the identity. The
-range (of any style) or mark itself carries the same identity, so the two are matched by process and payload; stretches
-don't count. nan and infinite floats are null in the JSON.
+range (of any style) or mark itself carries the same identity, so the two are matched by process and payload; active
+segments don't count. nan and infinite floats are null in the JSON.
 
 **Counters.** A sample is a mark in `COUNTER_DOMAIN`: the message is the counter's name, the payload an int64 or a
 double, the category the domain that the user gave, by name (none: the default domain).
 
-A process that was forked numbers on where its parent stood.
+A forked process continues the numbers of its parent.
 """
 
 from __future__ import annotations
 
 ACTIVE_DOMAIN = "traceable.active"
-"""The domain of the stretches, so that nsys's tables, which sum by domain and name, don't count a range twice."""
+"""The domain of active segments, so that nsys's tables, which sum by domain and name, don't count a range twice."""
 
 PAYLOAD_DOMAIN = "traceable.payload"
-"""The domain of the marks that say a range's fields or identity."""
+"""The domain of the marks that carry a range's fields or identity."""
 
 GENERATOR_DOMAIN = "traceable.generator"
 """The same for plain generators, which no event loop drives."""
 
 COUNTER_DOMAIN = "traceable.counter"
-"""The domain of the counters' samples."""
+"""The domain of counter samples."""
 
 INSTANCE_BITS = 0x3FFFFFFF
 """The bits of an instance's number."""
 
 IDENTITY_TAG = 1 << 62
-"""Set in every identity. An int of the user's that has it set and is positive would be taken for one."""
+"""Set in every identity. A positive int of the user with this bit set would be mistaken for one."""
 
 
 def pack_identity(instance: int, parent: int) -> int:
@@ -68,5 +68,5 @@ def unpack_parent(payload: int) -> int:
 
 
 def is_identity(payload: int) -> bool:
-    """Whether a payload is an identity and not a number of the user's."""
+    """Whether a payload is an identity and not a number of the user."""
     return payload >> 62 == 1

@@ -1,7 +1,7 @@
-"""Which names are names of secrets, and command lines without their values.
+"""Names of secrets, and command lines without the values of secrets.
 
-What has such a name traceable writes nowhere and gives to no collector: docs/secrets.md. What the name does not tell is
-not known here.
+traceable writes no value with such a name and passes none to a collector: docs/secrets.md. A secret is recognized only
+by its name.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import re
 from collections.abc import Iterable, Iterator
 
 REDACTED = "***"
-"""What stands in the place of a value that is not written."""
+"""The replacement of a redacted value."""
 
 _SECRET = re.compile(
     r"(?:key|token|secrets?|password|passwd|passphrase|pwd|credentials?|cookies?|sessionid|sessid|signature)"
     r"[0-9]*(?![a-z0-9])|[a-z0-9][^a-z0-9]pass[0-9]*\Z|(?<![a-z0-9])authorization[0-9]*\Z",
     re.IGNORECASE | re.ASCII,
 )
-"""A word of the name ends so: `API_KEY`, `TOKEN1`, `--hf-token`, `PGPASSWORD`; not `--max-tokens`,
-`TOKENIZERS_PARALLELISM`. Or it is called `SMTP_PASS`, `Authorization`."""
+"""A word of the name has one of these endings: `API_KEY`, `TOKEN1`, `--hf-token`, `PGPASSWORD`; not `--max-tokens`,
+`TOKENIZERS_PARALLELISM`. Or it is a name like `SMTP_PASS` or `Authorization`."""
 
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
-"""The shell's words for working directories, which are no passwords."""
+"""The shell's variables for working directories, which are not passwords."""
 
 _BLANKS = " \t\n\v\f\r"
 _LOGIN = re.compile(rf"((?<![a-z0-9.-])(?:https?|wss?))?://([^/{_BLANKS}]*)@", re.IGNORECASE | re.ASCII)
-"""User and password in an address. On the web a user without a password is a token."""
+"""User and password in a URL. On the web a user without a password is a token."""
 
 _BEARER = re.compile(rf"(?<![a-z0-9_])bearer[{_BLANKS}]+([^{_BLANKS},;&\"']+)", re.IGNORECASE | re.ASCII)
 
 _BEARER_LAST = re.compile(r"(?<![a-z0-9_])bearer\Z", re.IGNORECASE | re.ASCII)
 
 _NAME = re.compile(rf"(?<![\w.-])([\w.-]+)(\\*[\"'])?[{_BLANKS}]*([=:])", re.ASCII)
-"""`NAME=value`, `Name: value`, `"name": "value"`: what stands before the value."""
+"""The part before the value in `NAME=value`, `Name: value`, `"name": "value"`."""
 
 _OPENING = re.compile(r"(\\*)([\"'])")
 _END_IN_LIST = re.compile(rf"[{_BLANKS},;&\"']")
@@ -43,50 +43,53 @@ _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z|k|a|fi|c|tc)?sh", re.DOTALL)
 
 
 def is_secret(name: str) -> bool:
-    """Whether `name`, of a variable or of an option, is that of a secret."""
+    """Whether `name`, of a variable or an option, is the name of a secret."""
     return name not in _FOLDERS and _SECRET.search(name) is not None
 
 
 def redact_command(words: Iterable[str]) -> list[str]:
     """Return a command line with `***` for each value of an option, variable or header that has the name of a secret.
 
-    So are the password in an address, a user who has none in one of the web, and what follows `Bearer`. Code that
-    follows `-c` is left as it is, but for these; what a shell is given so is not code.
+    Also redacted are the password in a URL, the user in a web URL without a password, and the word after `Bearer`. In
+    code after `-c` only these are redacted; a command after `-c` of a shell is not treated as code.
     """
-    found = []
+    redacted = []
     for word, spans in find_secret_spans(words):
-        kept, place = "", 0
+        text, place = "", 0
         for begin, end in spans:
-            kept += word[place:begin] + REDACTED
+            text += word[place:begin] + REDACTED
             place = end
-        found.append(kept + word[place:])
-    return found
+        redacted.append(text + word[place:])
+    return redacted
 
 
 def find_secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield each word of a command line with the parts of it that are secret, in order, none empty, none touching.
+    """Yield each word of a command line with the spans of its secrets, in order, none empty, none adjacent.
 
-    `_native/recorder_secrets.c` does the same to what the recorder writes.
+    `_native/recorder_secrets.c` implements the same for the recorder.
     """
     before = program = ""
     is_code = False
     for word in words:
-        hidden = _takes_value(before) and not _NO_VALUE.match(word)
-        spans = [(0, len(word))] if hidden else [*_logins(word), *_bearers(word), *([] if is_code else _values(word))]
-        yield word, _merged(spans)
+        is_value = _takes_secret(before) and not _NO_VALUE.match(word)
+        if is_value:
+            spans = [(0, len(word))]
+        else:
+            spans = [*_find_logins(word), *_find_bearers(word), *([] if is_code else _find_values(word))]
+        yield word, _merge_spans(spans)
         before = word
         program = program if word.startswith("-") else word
-        is_code = word == "-c" and not hidden and not _SHELL.fullmatch(program)
+        is_code = word == "-c" and not is_value and not _SHELL.fullmatch(program)
 
 
-def _takes_value(word: str) -> bool:
-    """Whether the next word is the value of this one."""
+def _takes_secret(word: str) -> bool:
+    """Whether the next word is the secret value of this one."""
     header = _HEADER.fullmatch(word)
-    named = header[1] if header else word if _OPTION.fullmatch(word) else ""
-    return is_secret(named) or _BEARER_LAST.search(word) is not None
+    name = header[1] if header else word if _OPTION.fullmatch(word) else ""
+    return is_secret(name) or _BEARER_LAST.search(word) is not None
 
 
-def _logins(word: str) -> Iterator[tuple[int, int]]:
+def _find_logins(word: str) -> Iterator[tuple[int, int]]:
     for login in _LOGIN.finditer(word):
         begin, end = login.span(2)
         colon = word.find(":", begin, end)
@@ -96,75 +99,75 @@ def _logins(word: str) -> Iterator[tuple[int, int]]:
             yield colon + 1, end
 
 
-def _bearers(word: str) -> Iterator[tuple[int, int]]:
+def _find_bearers(word: str) -> Iterator[tuple[int, int]]:
     return (one.span(1) for one in _BEARER.finditer(word))
 
 
-def _values(word: str) -> Iterator[tuple[int, int]]:
-    """Find the value behind each name of a secret.
+def _find_values(word: str) -> Iterator[tuple[int, int]]:
+    """Find the value after each name of a secret.
 
-    Behind what begins the word, and behind `Name:`, it goes on to the end of the word, or to the quote that was opened
-    before the name. Elsewhere it ends as a value does in a list, in the query of an address, in JSON.
+    After a name at the start of the word, and after `Name:`, the value extends to the end of the word, or to the quote
+    that was opened before the name. Elsewhere it ends like a value in a list, in the query of a URL, in JSON.
     """
     place = 0
-    while (named := _NAME.search(word, place)) is not None:
-        name, closed, separator = named.groups()
-        before, place = word[named.start() - 1] if named.start() else "", named.end()
-        if closed is None and separator == ":":
+    while (match := _NAME.search(word, place)) is not None:
+        name, closing_quote, separator = match.groups()
+        before, place = word[match.start() - 1] if match.start() else "", match.end()
+        if closing_quote is None and separator == ":":
             is_path = "." in name or before in ("/", ":", "@") or word.startswith((":", "//"), place)
             if is_path:  # and `module:function`, `host:port`
                 continue
         if not is_secret(name):
             continue
-        begin = _behind_blanks(word, place)
-        if closed is None and before in ('"', "'"):
-            place = _closing_quote(word, begin, before, _backslashes_before(word, 0, named.start() - 1))
-        elif closed is None and (not before or separator == ":"):
+        begin = _skip_blanks(word, place)
+        if closing_quote is None and before in ('"', "'"):
+            place = _find_closing_quote(word, begin, before, _count_backslashes(word, 0, match.start() - 1))
+        elif closing_quote is None and (not before or separator == ":"):
             place = len(word)
         else:
-            begin, place = _value_in_list(word, begin)
+            begin, place = _find_value_in_list(word, begin)
         yield begin, place
 
 
-def _behind_blanks(word: str, place: int) -> int:
+def _skip_blanks(word: str, place: int) -> int:
     while place < len(word) and word[place] in _BLANKS:
         place += 1
     return place
 
 
-def _value_in_list(word: str, begin: int) -> tuple[int, int]:
+def _find_value_in_list(word: str, begin: int) -> tuple[int, int]:
     opening = _OPENING.match(word, begin)
     if opening is not None:
-        return opening.end(), _closing_quote(word, opening.end(), opening[2], len(opening[1]))
+        return opening.end(), _find_closing_quote(word, opening.end(), opening[2], len(opening[1]))
     if word.startswith(("{", "[", "("), begin):
         return begin, len(word)
-    found = _END_IN_LIST.search(word, begin)
-    return begin, len(word) if found is None else found.start()
+    end = _END_IN_LIST.search(word, begin)
+    return begin, len(word) if end is None else end.start()
 
 
-def _closing_quote(word: str, begin: int, quote: str, backslashes: int) -> int:
-    """Return where a text ends that was opened by a quote with so many backslashes before it; more of them escape."""
+def _find_closing_quote(word: str, begin: int, quote: str, backslashes: int) -> int:
+    """Return the end of a text opened by a quote after this many backslashes; a quote after more of them is escaped."""
     place = word.find(quote, begin)
     while place >= 0:
-        escaping = _backslashes_before(word, begin, place)
-        if escaping <= backslashes:
-            return place - escaping
+        preceding = _count_backslashes(word, begin, place)
+        if preceding <= backslashes:
+            return place - preceding
         place = word.find(quote, place + 1)
     return len(word)
 
 
-def _backslashes_before(word: str, begin: int, end: int) -> int:
+def _count_backslashes(word: str, begin: int, end: int) -> int:
     place = end
     while place > begin and word[place - 1] == "\\":
         place -= 1
     return end - place
 
 
-def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+def _merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged

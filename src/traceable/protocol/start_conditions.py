@@ -1,8 +1,8 @@
-"""When the windows may begin, and how long one lasts: the one place where these conditions are written and read.
+"""The start conditions of windows, and how long a window lasts: the one place that formats and parses them.
 
-All that are given must be met. From the step at which they are, the steps of `--steps` are counted; without `--steps`
-everything is recorded from there on, as one window. Whether they are met is looked at by `plan` when a step begins;
-what becomes of them is told to the launcher in the status file.
+All given conditions must be met. The steps of `--steps` are counted from the step at which they are; without `--steps`
+everything is recorded from there on, as one window. `capture/schedule.py` evaluates them when a step begins; the status
+file records the result for the launcher.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LARGEST_S = 10**9
 
 
 class Conditions(NamedTuple):
-    """What was asked; 0 is what was not.
+    """The requested conditions; 0 means not requested.
 
     Attributes:
-        warmup_steps: so many steps are over.
-        delay_s: so long ago its first range or step began.
-        requests: so many requests are over (`annotation/request_counter.py`).
-        idle_s: no step began for so long before the one with which windows may begin.
-        duration_s: how long a window lasts at most. It is over at the end of the step that is open by then.
+        warmup_steps: how many steps must have ended.
+        delay_s: how long ago the first range or step must have begun.
+        requests: how many requests must have ended (`annotation/request_counter.py`).
+        idle_s: how long no step must have begun before the one with which windows may begin.
+        duration_s: how long a window lasts at most. It ends with the step that is open then.
         delay_from_start: the delay is counted from the start of the process (`start+10`).
     """
 
@@ -43,7 +43,7 @@ class Conditions(NamedTuple):
 
     @property
     def has_start_condition(self) -> bool:
-        """Whether windows have anything to wait for."""
+        """Whether windows have to wait for a condition."""
         return bool(self.warmup_steps or self.delay_s or self.requests or self.idle_s)
 
     @property
@@ -52,30 +52,30 @@ class Conditions(NamedTuple):
         return bool(self.warmup_steps or self.idle_s)
 
     def to_environment(self) -> dict[str, str]:
-        """Return them as the environment says them to a process."""
-        given = {variable: getattr(self, name) for name, (variable, _, _) in _READ.items()}
-        said = {
-            name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in given.items() if value
+        """Return them as environment variables."""
+        values = {variable: getattr(self, name) for name, (variable, _, _) in _SOURCES.items()}
+        variables = {
+            name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items() if value
         }
         if self.delay_from_start:
-            said[environment.DELAY] = _FROM_START + said[environment.DELAY]
-        return said
+            variables[environment.DELAY] = _FROM_START + variables[environment.DELAY]
+        return variables
 
     @property
     def delay_origin(self) -> str:
-        """What the delay is counted from."""
+        """The event from which the delay is counted."""
         return "the start of the process" if self.delay_from_start else "the first range or step"
 
     def __str__(self) -> str:
-        """Return what is waited for as the end of a sentence: `after 5 warm-up steps and 3 s`; empty for nothing."""
-        words = [
+        """Return the start conditions as the end of a sentence: `after 5 warm-up steps and 3 s`; empty for none."""
+        clauses = [
             pluralize(self.warmup_steps, "warm-up step") if self.warmup_steps else "",
             f"{self.delay_s:g} s from {self.delay_origin}" if self.delay_s else "",
             pluralize(self.requests, "request") if self.requests else "",
             f"{self.idle_s:g} s without a step" if self.idle_s else "",
         ]
-        given = [word for word in words if word]
-        return f"after {' and '.join(given)}" if given else ""
+        conditions = [clause for clause in clauses if clause]
+        return f"after {' and '.join(conditions)}" if conditions else ""
 
 
 def pluralize(number: int, thing: str) -> str:
@@ -87,98 +87,98 @@ def parse_count(name: str, text: str) -> int:
     """Read a number of steps or requests.
 
     Raises:
-        UsageError: it is none; the text begins with `name`.
+        UsageError: it is not a count; the text begins with `name`.
     """
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > _LARGEST_COUNT:
-        raise UsageError("number_invalid", f"{name} {text[:40]!r} is no number from 0 on", "write one like 5")
+        raise UsageError("number_invalid", f"{name} {text[:40]!r} is not a whole number from 0", "write one like 5")
     return int(digits)
 
 
-def parse_seconds(name: str, text: str, *, least: str = "from 0 on") -> float:
+def parse_seconds(name: str, text: str, *, bound: str = "from 0") -> float:
     """Read a number of seconds.
 
     Raises:
-        UsageError: it is none, or none that can be waited for.
+        UsageError: it is not a number of seconds within the bound.
     """
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value <= _LARGEST_S or (value == 0 and least != "from 0 on"):
-        found = f"{name} {text[:40]!r} is no number of seconds {least}"
-        raise UsageError("seconds_invalid", found, "write one like 2.5")
+    if not 0 <= value <= _LARGEST_S or (value == 0 and bound != "from 0"):
+        problem = f"{name} {text[:40]!r} is not a number of seconds {bound}"
+        raise UsageError("seconds_invalid", problem, "write one like 2.5")
     return value
 
 
-def _above(name: str, text: str) -> float:
-    return parse_seconds(name, text, least="above 0")
+def _parse_positive_seconds(name: str, text: str) -> float:
+    return parse_seconds(name, text, bound="above 0")
 
 
 _FROM_START = "start+"
-"""What stands before a delay that is counted from the start of the process."""
+"""The prefix of a delay that is counted from the start of the process."""
 
-_READ: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
+_SOURCES: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "warmup_steps": (environment.WARMUP_STEPS, "--warmup-steps", parse_count),
     "delay_s": (environment.DELAY, "--delay", parse_seconds),
     "requests": (environment.AFTER_REQUEST, "--after-request", parse_count),
-    "idle_s": (environment.IDLE, "--idle", _above),
-    "duration_s": (environment.DURATION, "--duration", _above),
+    "idle_s": (environment.IDLE, "--idle", _parse_positive_seconds),
+    "duration_s": (environment.DURATION, "--duration", _parse_positive_seconds),
 }
-"""For each condition its variable, its option, and what reads either."""
+"""For each condition its variable, its option, and the parser of either."""
 
 
 def parse_conditions(texts: Mapping[str, str | None], *, by_option: bool = True) -> Conditions:
-    """Return what is asked.
+    """Return the conditions of these texts.
 
     Args:
-        texts: by the names of `Conditions`; None or nothing for what is not asked.
+        texts: by the names of `Conditions`; None or empty for conditions that are not requested.
         by_option: whether errors name the option, and not the variable.
 
     Raises:
         UsageError: one of them is malformed.
     """
-    given = {}
-    for name, (variable, option, parse) in _READ.items():
+    values = {}
+    for name, (variable, option, parse) in _SOURCES.items():
         text = texts.get(name)
         if text and name == "delay_s":
-            given["delay_from_start"] = text.startswith(_FROM_START)
+            values["delay_from_start"] = text.startswith(_FROM_START)
             text = text.removeprefix(_FROM_START) or text
         if text:
-            given[name] = parse(option if by_option else variable, text)
-    if not given.get("delay_s"):
-        given["delay_from_start"] = False
-    return Conditions(**given)
+            values[name] = parse(option if by_option else variable, text)
+    if not values.get("delay_s"):
+        values["delay_from_start"] = False
+    return Conditions(**values)
 
 
-OPTIONS = tuple(_READ)
-"""The names of those conditions that have an option and a variable."""
+OPTIONS = tuple(_SOURCES)
+"""The names of the conditions that have an option and a variable."""
 
 
-def merge_conditions(found: Conditions, more: Conditions, names: Iterable[str]) -> Conditions:
-    """Return `found` with the conditions of these names as in `more`."""
-    taken = {name: getattr(more, name) for name in names}
-    if "delay_s" in taken:
-        taken["delay_from_start"] = more.delay_from_start
-    return found._replace(**taken)
+def merge_conditions(base: Conditions, other: Conditions, names: Iterable[str]) -> Conditions:
+    """Return `base` with the conditions of these names replaced by those of `other`."""
+    replacements = {name: getattr(other, name) for name in names}
+    if "delay_s" in replacements:
+        replacements["delay_from_start"] = other.delay_from_start
+    return base._replace(**replacements)
 
 
 def read_environment() -> dict[str, str]:
-    """Return what the environment asks, unread, by the names of `Conditions`."""
-    return {name: os.environ[variable] for name, (variable, _, _) in _READ.items() if os.environ.get(variable)}
+    """Return the unparsed conditions of the environment, by the names of `Conditions`."""
+    return {name: os.environ[variable] for name, (variable, _, _) in _SOURCES.items() if os.environ.get(variable)}
 
 
 def load_conditions() -> Conditions:
-    """Return what the launcher asks of this process. A malformed value is said once and asks for nothing."""
-    found = Conditions()
+    """Return the launcher's conditions for this process. A malformed value is reported once and ignored."""
+    conditions = Conditions()
     for name, text in read_environment().items():
         try:
-            found = merge_conditions(found, parse_conditions({name: text}, by_option=False), (name,))
+            conditions = merge_conditions(conditions, parse_conditions({name: text}, by_option=False), (name,))
         except UsageError as error:  # noqa: PERF203 - five at most
-            variable = _READ[name][0]
+            variable = _SOURCES[name][0]
             environment.warn_once("variable_invalid", f"{variable} is ignored: {error.message}", key=variable)
-    return found
+    return conditions
 
 
 NO_CONDITIONS = Conditions()
-"""Nothing was asked."""
+"""No condition is requested."""

@@ -1,8 +1,8 @@
-"""Files that somebody else may have made: which kinds are read, how much of them, and what JSON in them may hold.
+"""Reading of untrusted files: which kinds are read, up to which size, and the shapes of the JSON in them.
 
-A recording and a run directory come from other machines and other people. Everything read from one passes here: only
-regular files, and no link inside of a run directory, so that nothing in it leads out of it and no device is read
-without end; up to a size; and JSON whose values have the kinds that are read from them. Standard library only.
+A recording and a run directory come from other machines and other people. Everything read from them passes through this
+module: only regular files, and no link inside a run directory, so that nothing leads out of it and no device is read
+endlessly; up to a size; and JSON whose values have the expected types. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import re
 import sqlite3
 import stat
-import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,32 +29,31 @@ PID_MAX = 1 << 22
 """Linux numbers processes below this (PID_MAX_LIMIT)."""
 
 LATEST_NS = 1 << 62
-"""Wall clocks and times are from 0 to this, the year 2116: below it no sum or difference of two overflows."""
+"""Wall clocks and times are from 0 to this, the year 2116: the sum or difference of two does not overflow."""
 
 _PIECE_BYTES = 1 << 20
 
 _STEPS_OF_A_BYTE = 32
 _STEPS_MIN = 50_000_000
 _STEPS_AT_ONCE = 1_000_000
-"""How many instructions SQLite may take for one statement: reading a table takes about one a byte. 50 million take a
-second."""
+"""How many instructions SQLite may execute for one statement: reading a table takes about one per byte. 50 million take
+a second."""
 _LARGEST_FACTOR = 1 << 20
 _NAME_CHARACTERS = 255
-_NAME_SHORTENED = 40
 
 
 class RejectedFileError(OSError):
-    """A file that is not read. `strerror` says why, as the end of a sentence."""
+    """A file that is not read. `strerror` is the reason, as the end of a sentence."""
 
 
 # ---- limits
 
 
 def scale_limit(amount: int) -> int:
-    """Return a limit, as often as `TRACEABLE_READ_LIMIT` says.
+    """Return a limit, multiplied by `TRACEABLE_READ_LIMIT`.
 
     Args:
-        amount: what it is without that variable.
+        amount: the limit without that variable.
     """
     return amount * _factor()
 
@@ -82,18 +80,18 @@ def _factor() -> int:
 
 
 def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
-    """Open a regular file for reading. Nothing else is ever read or waited for.
+    """Open a regular file for reading. No other kind of file is read or waited for.
 
     Args:
         path: the file.
-        follow: whether it may be a link: only what the user named may.
+        follow: whether it may be a link: only a path from the user may.
 
     Raises:
-        RefusedError: it is a link, a device, a pipe, a socket or a directory.
+        RejectedFileError: it is a link, a device, a pipe, a socket or a directory.
         OSError: it can't be opened.
     """
     _check_regular((path.stat() if follow else path.lstat()).st_mode, path)
-    # What was put in its place since then is not waited for either.
+    # A pipe that has replaced it since then is not waited for either.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
     try:
         _check_regular(os.fstat(descriptor).st_mode, path)
@@ -105,22 +103,22 @@ def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
 
 def _check_regular(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
-        what = "a link" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
-        raise RejectedFileError(errno.EINVAL, f"it is {what} and not a regular file", os.fspath(path))
+        kind = "a link" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+        raise RejectedFileError(errno.EINVAL, f"it is {kind} and not a regular file", os.fspath(path))
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything of this name, and be it a link to nothing."""
+    """Whether anything of this name exists, including a broken link."""
     return _mode(path) != 0
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is a regular file of this name, and not a link to one."""
+    """Whether there is a regular file of this name, not a link to one."""
     return stat.S_ISREG(_mode(path))
 
 
 def is_directory(path: Path) -> bool:
-    """Whether there is a directory of this name, and not a link to one."""
+    """Whether there is a directory of this name, not a link to one."""
     return stat.S_ISDIR(_mode(path))
 
 
@@ -131,62 +129,47 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def read_file(path: Path, most: int = RECORD_BYTES) -> bytes:
+def read_file(path: Path, max_bytes: int = RECORD_BYTES) -> bytes:
     """Return the content of a file in a run directory.
 
     Args:
         path: the file.
-        most: how many bytes it may have, before `scale_limit`.
+        max_bytes: how large it may be, before `scale_limit`.
 
     Raises:
-        OSError: it can't be read, is no regular file, or is larger.
+        OSError: it can't be read, is not a regular file, or is larger.
     """
-    allowed = scale_limit(most)
-    parts, left = [], allowed + 1
+    limit = scale_limit(max_bytes)
+    parts, left = [], limit + 1
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > allowed:
+        if os.fstat(file.fileno()).st_size > limit:
             left = 0
-        # Not as one piece: it may grow, and that much memory would be taken for a file of any size.
+        # Not in one piece: the file may grow, and that much memory would be allocated for a file of any size.
         while left and (part := file.read(min(left, _PIECE_BYTES))):
             parts.append(part)
             left -= len(part)
     if not left:
         raise RejectedFileError(
-            errno.EFBIG, f"it is larger than {allowed} bytes; {format_limit_remedy()}", os.fspath(path)
+            errno.EFBIG, f"it is larger than {limit} bytes; {format_limit_remedy()}", os.fspath(path)
         )
     return b"".join(parts)
-
-
-def new_beside(path: Path) -> Path:
-    """Create an empty file beside `path`, with a name that nobody had, to be written and then put in its place.
-
-    Raises:
-        OSError: it can't be created.
-    """
-    while True:
-        name = path.with_name(f".{path.name[:_NAME_SHORTENED]}.{os.getpid()}-{time.monotonic_ns():x}")
-        try:
-            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
-        except FileExistsError:
-            continue
-        return name
 
 
 # ---- SQLite
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeError, OverflowError)
-"""What a damaged file makes the sqlite3 module raise: its own errors, and these two while it converts a value or the
-text of an error, which quotes the file."""
+"""The errors that the sqlite3 module raises for a damaged file: its own ones, and the other two for a value or an error
+text, which quotes the file, that can't be converted."""
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open a SQLite file to be read, and read tables alone: a view may be endless, a virtual table runs code.
+    """Open a SQLite file for reading its tables only: a view may be endless, a virtual table runs code.
 
     A statement that uses a view, or takes more instructions than a file of this size can need, fails with one of
-    `SQLITE_ERRORS`, of which `format_sqlite_error` says what it means. Nothing is created beside the file.
+    `SQLITE_ERRORS`, which `format_sqlite_error` explains. Nothing is created next to the file.
 
     Raises:
-        OSError: there is no such file, or it is not a regular one.
+        OSError: there is no such file, or it is not a regular file.
         SQLITE_ERRORS: it can't be opened.
     """
     with open_regular(path, follow=True) as file:
@@ -206,14 +189,14 @@ def open_database(path: Path) -> sqlite3.Connection:
             return denied if action == recursive or is_other else allowed
 
         connection.set_authorizer(allow)
-        left = [0]
-        most = scale_limit(_STEPS_MIN + _STEPS_OF_A_BYTE * size)
+        steps = [0]
+        limit = scale_limit(_STEPS_MIN + _STEPS_OF_A_BYTE * size)
 
-        def went_on() -> bool:
-            left[0] += _STEPS_AT_ONCE
-            return left[0] > most
+        def exceeds_limit() -> bool:
+            steps[0] += _STEPS_AT_ONCE
+            return steps[0] > limit
 
-        connection.set_progress_handler(went_on, _STEPS_AT_ONCE)
+        connection.set_progress_handler(exceeds_limit, _STEPS_AT_ONCE)
     except BaseException:
         connection.close()
         raise
@@ -221,12 +204,12 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def format_sqlite_error(error: Exception) -> str:
-    """Return what one of `SQLITE_ERRORS` means, of a connection of `open_database`, as the end of a sentence."""
+    """Explain one of `SQLITE_ERRORS` from a connection of `open_database`, as the end of a sentence."""
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
     if text == "interrupted":
-        return f"it takes more steps to read than a file of its size can need; {format_limit_remedy()}"
+        return f"it takes more steps to read than a valid file of its size; {format_limit_remedy()}"
     if text.startswith("not authorized") or text.endswith("prohibited"):
-        return f"it has a view or virtual table in the place of a table: {text}"
+        return f"it has a view or virtual table instead of a table: {text}"
     return text
 
 
@@ -234,10 +217,10 @@ def format_sqlite_error(error: Exception) -> str:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Return what JSON holds; numbers that are none (NaN, Infinity) become None.
+    """Return the value of a JSON text; NaN and Infinity become None.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply.
+        ValueError: it is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=lambda _: None)
@@ -250,14 +233,14 @@ def read_json_object(path: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds anything else than `shape`; the text says what, as the end of a sentence.
+        ValueError: it does not match `shape`; the text is the reason, as the end of a sentence.
     """
     return validate_shape(parse_json(read_file(path)), shape)
 
 
 def read_json_lines(path: Path, shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file with one a line. Lines that hold anything else are passed over, and so is a file
-    that can't be read: a process may have died while it wrote.
+    """Yield the JSON objects of a file with one on each line. Lines that don't match are skipped, and so is a file that
+    can't be read: a process may have died while it wrote.
     """
     try:
         content = read_file(path)
@@ -266,7 +249,7 @@ def read_json_lines(path: Path, shape: Mapping[str, Any]) -> Iterator[dict[str, 
     for line in content.splitlines():
         try:
             yield validate_shape(parse_json(line), shape)
-        except ValueError:  # noqa: PERF203 - one line is not to cost the others
+        except ValueError:  # noqa: PERF203 - a damaged line must not hide the others
             continue
 
 
@@ -274,11 +257,11 @@ def validate_shape(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return `value` if it is an object of this shape.
 
     Raises:
-        ValueError: it is not; the text says where, as the end of a sentence.
+        ValueError: it is not; the text is the reason, as the end of a sentence.
     """
     _check(value, shape, "")
-    found: dict[str, Any] = value
-    return found
+    checked: dict[str, Any] = value
+    return checked
 
 
 def has_shape(value: Any, shape: Mapping[str, Any]) -> bool:
@@ -311,7 +294,7 @@ def _number(value: Any) -> bool:
 
 
 def _path_text(value: Any) -> bool:
-    """Whether it can be a path: no zeros, and nothing that no file name has."""
+    """Whether it can be a path: no null bytes, and only characters that a file name can have."""
     try:
         return isinstance(value, str) and b"\0" not in os.fsencode(value)
     except ValueError:
@@ -323,16 +306,16 @@ def _pid(value: Any) -> bool:
 
 
 def _file_name(value: Any) -> bool:
-    """Whether it is a name in the run directory itself, and leads nowhere else."""
+    """Whether it is the name of a file directly in the run directory."""
     return isinstance(value, str) and len(value) <= _NAME_CHARACTERS and _NAME.fullmatch(value) is not None
 
 
 _NAME = re.compile(r"(?!\.)[\w.-]+")
-"""As `run --name` takes them."""
+"""The names that `run --name` accepts."""
 
 TEXT, FLAG, WHOLE, COUNT, NUMBER, PID = _text, _flag, _whole, _count, _number, _pid
 FILE_NAME, PATH = _file_name, _path_text
-_SAID = {
+_DESCRIPTIONS = {
     TEXT: "a text",
     FLAG: "true or false",
     WHOLE: "a whole number of 64 bits",
@@ -345,26 +328,26 @@ _SAID = {
 
 _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 
-# ---- shapes: an object has these keys. What no key names may be anything; null and absent are the same, but for a key
-# with `!`, whose value must be there, and one with `?`, which must be there and may be null. A list of one is a list of
-# such values, a tuple one of this length, an object with the key `*` has such values under any names. The key `=` has
-# pairs of keys, the second of which may not be null where the first is not.
+# ---- shapes: an object has these keys. Values of other keys may be anything; null and absent are the same, except for
+# a key with `!`, whose value is required, and one with `?`, which is required and may be null. A list of one is a list
+# of such values, a tuple is a list of this length, an object with the key `*` has such values under any names. The key
+# `=` has pairs of keys, the second of which may not be null if the first is not.
 
 
 def _check(value: Any, shape: Any, where: str) -> None:
     if isinstance(shape, Mapping):
         if not isinstance(value, dict):
-            raise ValueError(_wrong(value, "an object", where))
+            raise ValueError(_describe_mismatch(value, "an object", where))
         _check_members(value, shape, where)
     elif isinstance(shape, list | tuple):
         if not isinstance(value, list):
-            raise ValueError(_wrong(value, "a list", where))
+            raise ValueError(_describe_mismatch(value, "a list", where))
         if isinstance(shape, tuple) and len(shape) != len(value):
             raise ValueError(f"`{where}` has {len(value)} values, not {len(shape)}")
         for number, one in enumerate(value):
             _check(one, shape[number] if isinstance(shape, tuple) else shape[0], f"{where}[{number}]")
     elif not shape(value):
-        raise ValueError(_wrong(value, _SAID[shape], where))
+        raise ValueError(_describe_mismatch(value, _DESCRIPTIONS[shape], where))
 
 
 def _check_members(value: dict[str, Any], shape: Mapping[str, Any], where: str) -> None:
@@ -392,10 +375,10 @@ def _member(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _wrong(value: Any, expected: str, where: str) -> str:
+def _describe_mismatch(value: Any, expected: str, where: str) -> str:
     short = repr(value)[:40] if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-    found = "null" if value is None else _KINDS.get(type(value), "something else")
-    return f"`{where}` is {found}{f' ({short})' if short else ''}, not {expected}" if where else f"it is {found}"
+    kind = "null" if value is None else _KINDS.get(type(value), "something else")
+    return f"`{where}` is {kind}{f' ({short})' if short else ''}, not {expected}" if where else f"it is {kind}"
 
 
 _ARGV = [TEXT]
@@ -448,7 +431,7 @@ FLIGHT_INTERVAL = {
     "from_start!": FLAG,
     "dumped_by?": TEXT,
 }
-"""What a flight recorder shows of a process: in `run.json` and in the database."""
+"""The interval of a process in a flight recording: in `run.json` and in the database."""
 
 MANIFEST = {
     "schema!": TEXT,
@@ -527,7 +510,7 @@ PROCESS_START = {
     "listener!": FLAG,
     "forked": FLAG,
 }
-"""A line of `status.<pid>.lives` that a process wrote when it began."""
+"""The line of `status.<pid>.lives` that a process writes at its start."""
 
 PROCESS_END = {
     "end_wall_ns!": COUNT,
@@ -537,7 +520,7 @@ PROCESS_END = {
     "nvtx?": TEXT,
     "torch_profiler!": FLAG,
 }
-"""A line of `status.<pid>.lives` that a process wrote when Python ended in it."""
+"""The line of `status.<pid>.lives` that a process writes when Python ends."""
 
 EXPECT = {"schema!": TEXT, "names!": [TEXT]}
 """`expect.*.json`."""
@@ -558,14 +541,14 @@ GPU_CLOCK = {
     "markers!": [(COUNT, COUNT, COUNT)],
     "gpus!": {"*": TEXT},
 }
-"""What a process says in its trace in `gpu/` of its clocks and GPUs."""
+"""The metadata about clocks and GPUs in a process's trace in `gpu/`."""
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest `run.json`.
 
     Raises:
-        TraceError: it can't be read, or is no manifest, or one with a value that no launcher wrote.
+        TraceError: it can't be read, is not a manifest, or has a value of the wrong type.
     """
     remedy = "give the .nsys-rep or .sqlite file in it"
     try:
@@ -574,12 +557,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise TraceError(
             "not_a_run_dir",
             f"{path.parent} is not a run directory: {path.name}: {error.strerror}",
-            "give the directory that `traceable run` named, a .nsys-rep or a .sqlite file",
+            "give the run directory that `traceable run` printed, a .nsys-rep or a .sqlite file",
         ) from None
     except ValueError:
         content = None
     if not isinstance(content, dict) or not str(content.get("schema", "")).startswith("traceable.run/"):
-        raise TraceError("not_a_manifest", f"{path} is not a manifest of traceable's", remedy)
+        raise TraceError("not_a_manifest", f"{path} is not a manifest of traceable", remedy)
     try:
         return validate_shape(content, MANIFEST)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""Which steps are recorded: the one place where windows are written and read.
+"""Which steps are recorded: the one place that formats and parses windows.
 
 A window is `START:STOP`: steps from START, counted from 0, until before STOP. Several are separated by commas.
-`every:PERIOD:STEPS` is an endless row of windows: STEPS steps at step PERIOD, at 2 x PERIOD and so on. Step 0 is left
-out because it is the least like the others; `every:PERIOD:STEPS:FIRST` begins at FIRST instead.
+`every:PERIOD:STEPS` is an endless series of windows: STEPS steps at step PERIOD, at 2 x PERIOD and so on. Step 0 is
+excluded because it is the least typical; `every:PERIOD:STEPS:FIRST` begins at FIRST instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST = 10**15
 _EVERY = "every"
 
 UNTIL_STOPPED = 1 << 62
-"""The last step of a window that has no number of steps."""
+"""The stop step of a window without a number of steps."""
 
 
 class Window(NamedTuple):
@@ -46,11 +46,11 @@ class PeriodicWindows(NamedTuple):
 
 
 class Spec:
-    """The windows that were asked for, in the order of their steps.
+    """The requested windows, in the order of their steps.
 
     Attributes:
-        windows: those that were listed; empty with `every`.
-        every: the endless row; None where windows were listed.
+        windows: the listed windows; empty with `every`.
+        every: the endless series; None if windows are listed.
     """
 
     __slots__ = ("every", "windows")
@@ -62,11 +62,11 @@ class Spec:
 
     @property
     def count(self) -> int | None:
-        """How many windows there are; None for an endless row."""
+        """How many windows there are; None for an endless series."""
         return None if self.every else len(self.windows)
 
     def __iter__(self) -> Iterator[Window]:
-        """Yield the windows in order; for `every` without end."""
+        """Yield the windows in order; for `every` endlessly."""
         yield from self.windows
         if self.every is None:
             return
@@ -89,59 +89,61 @@ class Spec:
 
 
 def parse_windows(text: str) -> Spec:
-    """Return the windows that `text` asks for.
+    """Return the windows of a text.
 
     Raises:
-        UsageError: it asks for none, or for what can't be: a window that ends before it begins, or two that overlap.
+        UsageError: it contains no window, one that ends before it begins, or two that overlap.
 
     Examples:
-        >>> parse("10:30, 50:52").windows
+        >>> parse_windows("10:30, 50:52").windows
         (Window(start=10, stop=30), Window(start=50, stop=52))
-        >>> str(parse("every:1000:5"))
+        >>> str(parse_windows("every:1000:5"))
         'every:1000:5'
     """
     words = [word.strip() for word in text.split(",")]
     if not text.strip():
-        raise UsageError("no_steps_named", "no steps are named", _FORMS)
+        raise UsageError("no_steps_given", "no steps are given", _FORMS)
     if any(word.startswith(_EVERY) for word in words):
         if len(words) > 1:
-            raise UsageError("every_not_alone", f"steps {text[:60]!r}: `every` stands alone", _FORMS)
-        return Spec(every=_every(words[0]))
-    return Spec([_window(word) for word in words])
+            raise UsageError(
+                "every_not_alone", f"steps {text[:60]!r}: `every` can't be combined with other windows", _FORMS
+            )
+        return Spec(every=_parse_every(words[0]))
+    return Spec([_parse_window(word) for word in words])
 
 
-def _window(word: str) -> Window:
+def _parse_window(word: str) -> Window:
     start, colon, stop = word.partition(":")
     if not colon:
-        raise UsageError("steps_invalid", f"steps {word[:40]!r} are no window", _FORMS)
-    return Window(_number(start, word), _number(stop, word))
+        raise UsageError("steps_invalid", f"steps {word[:40]!r} are not a window", _FORMS)
+    return Window(_parse_step(start, word), _parse_step(stop, word))
 
 
-def _every(word: str) -> PeriodicWindows:
+def _parse_every(word: str) -> PeriodicWindows:
     name, *parts = word.split(":")
     if name != _EVERY or len(parts) not in (2, 3):
-        raise UsageError("every_invalid", f"steps {word[:40]!r} are no row of windows", _FORMS)
-    numbers = [_number(part, word) for part in parts]
+        raise UsageError("every_invalid", f"steps {word[:40]!r} are not a series of windows", _FORMS)
+    numbers = [_parse_step(part, word) for part in parts]
     return PeriodicWindows(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else numbers[0])
 
 
-def _number(text: str, word: str) -> int:
+def _parse_step(text: str, word: str) -> int:
     digits = text.strip()
-    # A sign would be a step before the first; other scripts' digits are surely a slip.
+    # A sign would mean a step before the first; digits of other scripts are surely a mistake.
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 16 or int(digits) > _LARGEST:
-        found = f"steps {word[:40]!r}: {text[:20]!r} is no number of a step, from 0 on"
-        raise UsageError("step_number_invalid", found, _FORMS)
+        problem = f"steps {word[:40]!r}: {text[:20]!r} is not a step number from 0"
+        raise UsageError("step_number_invalid", problem, _FORMS)
     return int(digits)
 
 
 def _check(spec: Spec) -> None:
     if spec.every is None and not spec.windows:
-        raise UsageError("no_steps_named", "no steps are named", _FORMS)
+        raise UsageError("no_steps_given", "no steps are given", _FORMS)
     for window in spec.windows:
         if window.stop <= window.start:
             raise UsageError(
                 "steps_empty",
-                f"steps {window} hold none: the second number is the first step that is not recorded",
+                f"steps {window} are empty: the second number is the first step that is not recorded",
                 f"write {window.stop}:{window.start}" if window.stop < window.start else "write a larger second number",
             )
     for before, after in zip(spec.windows, spec.windows[1:], strict=False):
@@ -152,5 +154,5 @@ def _check(spec: Spec) -> None:
                 f"write {before.start}:{max(before.stop, after.stop)}",
             )
     if spec.every is not None and not 0 < spec.every.steps <= spec.every.period:
-        found = f"steps {spec.every} are no row of windows"
-        raise UsageError("every_invalid", found, "record at least 1 step, at most the period")
+        problem = f"steps {spec.every} are not a series of windows"
+        raise UsageError("every_invalid", problem, "record at least 1 step, at most the period")

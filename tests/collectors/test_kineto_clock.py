@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.collectors.gpu_runs import finalised, process_of, rows
+from tests.collectors.gpu_runs import finalize_run, process_of, rows
 from tests.collectors.gpu_traces import half, write
 
 from traceable.capture import gpu_gate
@@ -44,7 +44,7 @@ def test_what_kineto_records_lies_in_the_range_that_the_recorder_heard_around_it
     pytest.importorskip("torch")
     run_dir = recorded(MARKED)
     process = process_of(run_dir)
-    trace, notes = finalised(run_dir)
+    trace, notes = finalize_run(run_dir)
     assert notes == ()
     parts = KinetoTraces()
     (path,) = (run_dir / "gpu").glob("*.gz")

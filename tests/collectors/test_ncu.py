@@ -216,6 +216,6 @@ def test_a_named_ncu_that_is_none_is_an_error(tmp_path: Path, monkeypatch: pytes
             ncu_install.find_ncu()
         assert error.value.code == "tool_not_executable"
     monkeypatch.setenv("TRACEABLE_NCU", "/bin/false")
-    with pytest.raises(CollectorError, match=r"/bin/false --version .* 1 ") as error:
+    with pytest.raises(CollectorError, match=r"/bin/false --version .* 1:") as error:
         ncu_install.find_ncu()
     assert error.value.code == "tool_failed"

@@ -113,7 +113,7 @@ def test_the_ranges_of_a_program_are_in_the_database(recorded):
     assert (recorded / "app.nsys-rep").is_file()
 
 
-def test_finalising_again_changes_nothing_and_trusts_no_older_export(recorded):
+def test_finalizing_again_changes_nothing_and_trusts_no_older_export(recorded):
     collector, database = NsysCollector(), recorded / "app.sqlite"
     before = database.stat()
     again = collector.finalize(recorded, "app")
@@ -153,19 +153,19 @@ def test_no_report_says_nsyss_last_words(fake, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("body", "detail"),
     [
-        ("exit 3", " 3 "),
+        ("exit 3", " 3:"),
         ("echo something else", "'something else'"),
-        ("kill -SEGV $$", " -11 "),
+        ("kill -SEGV $$", " -11:"),
     ],
 )
-def test_an_nsys_that_does_not_answer_is_not_available(fake, body, named):
+def test_an_nsys_that_fails_is_not_available(fake, body, detail):
     script = fake("")
     script.write_text(f"#!/bin/sh\n{body}\n")
-    found = NsysCollector().availability()
-    assert (found.available, found.code) == (False, "tool_failed")
-    assert named in found.reason
+    availability = NsysCollector().availability()
+    assert (availability.available, availability.code) == (False, "tool_failed")
+    assert detail in availability.reason
 
 
 def test_an_nsys_that_hangs_is_not_available(fake, monkeypatch):

@@ -220,7 +220,7 @@ def test_what_the_machine_does_not_permit_is_left_out_and_said(newer, tmp_path):
 )
 def test_the_gpus_whose_counters_can_be_sampled(newer, listed, value):
     install = newer(NsysRequest(), gpus=listed.splitlines()).install
-    assert install.gpu_metrics("--gpu-metrics-devices") == (value, "")
+    assert install.select_gpu_metrics_devices("--gpu-metrics-devices") == (value, "")
 
 
 def test_without_a_gpu_the_real_one_says_why(nsys, real):

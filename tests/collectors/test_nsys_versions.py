@@ -34,10 +34,10 @@ Asks = list[tuple[str, str]]
 class Permissive:
     """A machine on which everything may be sampled."""
 
-    def no_samples(self) -> Message | None:
+    def explain_no_sampling(self) -> Message | None:
         return None
 
-    def gpu_metrics(self, option: str) -> tuple[str | None, str]:
+    def select_gpu_metrics_devices(self, option: str) -> tuple[str | None, str]:
         return "0", ""
 
 
@@ -87,7 +87,7 @@ def planned(install: nsys_install.Install, preset: str, gating: Gating | None, r
 
 
 def check_known(asked: Asks, version: str) -> None:
-    """By the stand-in's own judgement, which refuses what its file does not have."""
+    """By the stand-in's own check, which rejects what its file does not have."""
     options = stand_in.read(version)["options"]
     found, rest = stand_in.parsed([f"{name}={value}" for name, value in asked], options)
     stand_in.check(found, options)
@@ -175,7 +175,7 @@ def test_a_run_under_each_ends_well_with_its_ranges_and_without_the_secret(versi
     # In a window lie the waits between its steps; without windows also the first one, and that for the end of the loop.
     counts = {"step": count, "work": count, "step.wait": 1 if windowed else count + 1}
     assert {row["name"]: row["count"] for row in document["names"]} == counts
-    suffix = stand_in.read(version)["behaviour"]["report_suffix"]
+    suffix = stand_in.read(version)["behavior"]["report_suffix"]
     reports = [f"python.{number}{suffix}" for number in (1, 2)] if windowed else [f"python{suffix}"]
     assert [name for name in manifest["files"] if name.endswith(suffix)] == reports
     if find_hide_proc_environ_library() is not None:

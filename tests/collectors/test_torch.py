@@ -227,11 +227,11 @@ def test_another_listener_is_none_of_nsys(monkeypatch: pytest.MonkeyPatch) -> No
     assert collector.TorchCollector().availability().available
 
 
-def test_finalise_gives_one_file_several_as_their_directory_and_says_what_is_not_whole(tmp_path: Path) -> None:
-    def finalised() -> Any:
+def test_finalize_returns_one_file_or_the_directory_of_several_and_notes_incomplete_ones(tmp_path: Path) -> None:
+    def finalize() -> Any:
         return collector.TorchCollector().finalize(tmp_path, "a")
 
-    nothing = finalised()
+    nothing = finalize()
     assert (nothing.database, nothing.files) == (None, ())
     assert [note.code for note in nothing.notes] == ["torch_left_nothing"]
     folder = tmp_path / "torch"
@@ -239,13 +239,13 @@ def test_finalise_gives_one_file_several_as_their_directory_and_says_what_is_not
     files = [folder / f"{pid}-1{collector.SUFFIX}" for pid in (1, 2)]
     files[0].write_bytes(gzip.compress(b"{}"))
     (folder / f".1-2{collector.SUFFIX}.json.part").write_text("{")
-    one = finalised()
+    one = finalize()
     assert (one.database, one.files) == (files[0], (files[0],))
     (note,) = one.notes
     assert note.code == "torch_trace_not_whole"
     assert note.startswith("1 ")
     files[1].write_bytes(gzip.compress(b"{}"))
-    assert finalised().database == folder
+    assert finalize().database == folder
 
 
 @pytest.mark.parametrize("content", ['{"traceEvents": []}\n', '{"a": [' + "1," * 100 + "2]}"])

@@ -21,7 +21,7 @@ import pytest
 from gpu_check import captures, checks, oracle
 from gpu_check.harness import CPU, CUDA, Bench, Failed, NotPossible, Rehearsed
 from tests.collectors.conftest import recorded as recorded
-from tests.collectors.gpu_runs import finalised, process_of
+from tests.collectors.gpu_runs import finalize_run, process_of
 from tests.collectors.gpu_traces import BASE_NS, half, write
 from tests.made_ncu import STAND_IN
 from tests.trace import made_kineto
@@ -302,7 +302,7 @@ def on_gpu(recorded: Callable[..., Path]) -> Callable[..., Path]:
     def run(late_ns: int = 0, early_ns: int = 0) -> Path:
         run_dir = recorded(RANGES)
         process = process_of(run_dir)
-        database = finalised_ranges(run_dir)
+        database = finalize_and_read_ranges(run_dir)
         ones, (many,) = database.named("one"), database.named("many")
         main = next(thread for thread in process.threads if thread.tid == process.pid)
         starts = [(one.start + one.end) // 2 for one in ones] + [many.start + 2000 * n for n in range(1, 6)]
@@ -334,14 +334,14 @@ def on_gpu(recorded: Callable[..., Path]) -> Callable[..., Path]:
         }
         write(document, run_dir, process.pid)
         (run_dir / "app.sqlite").unlink()
-        finalised(run_dir)
+        finalize_run(run_dir)
         return run_dir / "app.sqlite"
 
     return run
 
 
-def finalised_ranges(run_dir: Path) -> oracle.Plain:
-    finalised(run_dir)
+def finalize_and_read_ranges(run_dir: Path) -> oracle.Plain:
+    finalize_run(run_dir)
     return oracle.read_sqlite(run_dir / "app.sqlite")
 
 

@@ -78,7 +78,7 @@ def install(
 
     settings = {"version": version, "real": real, "gpus": list(gpus), "unlisted": list(unlisted)}
     settings["discreet"] = str(find_hide_proc_environ_library())
-    settings["cpu"] = cpu or read(version)["behaviour"]["cpu_environment"]
+    settings["cpu"] = cpu or read(version)["behavior"]["cpu_environment"]
     words = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), json.dumps(settings)]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     made.chmod(made.stat().st_mode | stat.S_IXUSR)
@@ -182,7 +182,7 @@ def profile(settings: dict[str, Any], known: dict[str, Any], words: Sequence[str
         os.environ["LD_PRELOAD"] = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), library)))
         command = ["sh", "-c", WITHOUT + 'exec "$@"', "sh", library, *command]
     words = [settings["real"], "profile", *translated(found, known["options"]), *command]
-    suffix = known["behaviour"]["report_suffix"]
+    suffix = known["behavior"]["report_suffix"]
     if suffix == ".nsys-rep":
         os.execv(words[0], words)
     # The launcher hands over descriptors.

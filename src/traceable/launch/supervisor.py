@@ -471,9 +471,9 @@ class StdioHandoff:
         self._said = b""
         self._own += [telling, permission, told]
         descriptors = {
-            "environment": self._file({"full": dict(full), "given": given}),
+            "environment": self._file({"full": dict(full), "passed": given}),
             "permission": permission,
-            "told": told,
+            "status_descriptor": told,
             # One that was closed when we were started may by now be the number of a file of ours.
             **{name: number for number, (name, stream) in enumerate(_standard_streams()) if stream is not None},
         }

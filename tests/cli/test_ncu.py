@@ -164,7 +164,7 @@ def test_the_heaviest_kernels_of_a_recorded_range_are_named_by_their_symbols(ncu
         "--kernel-name-base mangled --kernel-name 'regex:^(_ZN2at6native18elementwise_kernelILi128ELi2E" in shown.stdout
     )
     assert "--launch-count 10 " in shown.stdout
-    assert "10 launches inside of range computing softmax, to have 5 of each of 2 kernels" in shown.stderr
+    assert "10 launches inside range computing softmax to get 5 of each of 2 kernels" in shown.stderr
     assert "26.07 ms in 128 launches: void at::native::elementwise_kernel<" in shown.stderr
 
 

@@ -235,7 +235,7 @@ def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, n
     content = bytearray(path.read_bytes())
     content[8] = 99
     path.write_bytes(content)
-    with pytest.raises(CollectorError, match=f"{path} .* 99,") as error:
+    with pytest.raises(CollectorError, match=f"{path} .* 99;") as error:
         RecorderCollector().finalize(run_dir, "app")
     assert error.value.code == "recording_version_unknown"
 

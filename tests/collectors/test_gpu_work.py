@@ -78,10 +78,10 @@ def test_a_gpus_work_is_all_there_and_belongs_to_the_ranges_around_its_launches(
     assert notes == ()
     of = {"kernel": trace.kernels, "gpu_memcpy": trace.copies, "gpu_memset": trace.memsets, "cuda_runtime": trace.calls}
     events = {kind: [one for one in document["traceEvents"] if one.get("cat") == kind] for kind in of}
-    for kind, found in of.items():
-        assert len(found) == len(events[kind]), kind
+    for kind, actual in of.items():
+        assert len(actual) == len(events[kind]), kind
         lengths = sum(gpu_traces.ns(one["dur"]) for one in events[kind])
-        assert abs(int((found.end_ns - found.start_ns).sum()) - lengths) <= 2 * len(found) + lengths // 10_000
+        assert abs(int((actual.end_ns - actual.start_ns).sum()) - lengths) <= 2 * len(actual) + lengths // 10_000
     for kind in ("gpu_memcpy", "gpu_memset"):
         assert of[kind].size_bytes.sum() == sum(one["args"]["bytes"] for one in events[kind])
     names = Counter(trace.names[one] for one in trace.kernels.name.tolist())
@@ -100,9 +100,9 @@ def compare_calls(calls: list[dict[str, Any]], run_dir: Path, begin_ns: int, tid
     """Compare when and on which thread each call stands with what the trace says of it."""
     origin = min(gpu_traces.ns(one["ts"]) for one in calls)
     query = "SELECT correlationId, start, globalTid & 0xffffff FROM CUPTI_ACTIVITY_KIND_RUNTIME"
-    found = {correlation: (start, tid) for correlation, start, tid in rows(run_dir, query)}
+    actual = {correlation: (start, tid) for correlation, start, tid in rows(run_dir, query)}
     for one in calls:
-        start, tid = found[one["args"]["correlation"]]
+        start, tid = actual[one["args"]["correlation"]]
         assert tid == tids.get(one["tid"], 0xFFFFFF)
         assert abs(start - (begin_ns + gpu_traces.ns(one["ts"]) - origin)) <= 5
 

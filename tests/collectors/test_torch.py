@@ -75,7 +75,7 @@ def test_foreign_brackets_are_no_words_of_ours(name: str) -> None:
     assert kineto_events.decode_name(name) == kineto_events.DecodedName(name)
 
 
-def test_a_category_has_one_number_in_its_domain_and_an_unnamed_number_is_not_said() -> None:
+def test_a_category_has_one_number_in_its_domain_and_an_unnamed_number_is_omitted() -> None:
     domain = Domain("d")
     one, two = (domain.get_event_attributes("a", None, name) for name in ("first", "second"))
     again = domain.get_event_attributes("b", None, one.category, 5)
@@ -140,13 +140,13 @@ def test_a_start_end_range_is_two_moments_and_none_where_it_began_unrecorded(tor
     domain.end_range(0)
     number = domain.start_range(attributes)
     domain.end_range(number)
-    said = [f"r [@d ~start:{number}]", f" [~end:{number}]"]
-    assert torch.taken == [(verb, name) for name in said for verb in ("enter", "leave")]
+    names = [f"r [@d ~start:{number}]", f" [~end:{number}]"]
+    assert torch.taken == [(verb, name) for name in names for verb in ("enter", "leave")]
 
 
-def written(path: Path, events: list[dict[str, Any]], **said: Any) -> Path:
+def written(path: Path, events: list[dict[str, Any]], **fields: Any) -> Path:
     """Write a trace; what it says of itself stands before the events, as Kineto has it."""
-    path.write_text(as_json({"schemaVersion": 1, **said, "traceEvents": events}))
+    path.write_text(as_json({"schemaVersion": 1, **fields, "traceEvents": events}))
     return path
 
 

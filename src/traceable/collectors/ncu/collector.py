@@ -118,7 +118,7 @@ def explain_failure(output: str, where: str) -> CollectorError:
 
     Args:
         output: of ncu.
-        where: the launches that were selected, as a clause: `inside of range forward`.
+        where: the launches that were selected, as a clause: `inside range forward`.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern, cause, remedy in _CAUSES:

@@ -446,7 +446,7 @@ def test_ncus_table_of_a_range_is_right_and_kept(with_ncu):
     ("rows", "reason"),
     [
         ([row_of_ncu(0)], "launches that ncu profiled: got 1, expected 3"),
-        ([row_of_ncu(0), row_of_ncu(1), row_of_ncu(2, "elementwise")], "launched outside of the range only"),
+        ([row_of_ncu(0), row_of_ncu(1), row_of_ncu(2, "elementwise")], "only launched outside of the range"),
         ([row_of_ncu(n, compute=130.0) for n in range(3)], "compute_share of gemm is 1.3"),
     ],
     ids=["too few", "of another range", "impossible"],

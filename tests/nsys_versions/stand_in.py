@@ -1,4 +1,4 @@
-"""Simulates an nsys version that can't be installed here: it behaves as in the version's file, and the real one records.
+"""Simulates an nsys version that can't be installed here: it behaves as in its file, and the real one records.
 
 The documented properties of the version are simulated: its options and their values, its error messages, the suffix of
 its reports, and that `--discard-environment` keeps the environment out. Options that the real one lacks are dropped, so

@@ -155,7 +155,7 @@ def rows_by_name(path: Path) -> dict[str, Row]:
 def expect(actual: object, expected: object, what: str) -> None:
     """Raise `Failed` if two values differ."""
     if actual != expected:
-        raise Failed(f"{what}: got {actual}, expected {expected}")
+        raise Failed(f"{what}: {actual}, expected {expected}")
 
 
 # ---- windows

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Install Nsight Systems (the nsys command line with its importer) from the distribution's own archive, and prove
-# with a real capture that it works. Debian and its family only; elsewhere it says what to do and exits 1.
+# Install Nsight Systems (the nsys command line with its importer) from the distribution's own archive, and verify
+# it with a real capture. Debian and its family only; elsewhere it prints the manual steps and exits 1.
 #
 # Debian packages nsys in the component non-free, Ubuntu in multiverse. The source entry for it is derived from the
-# machine's own entries and kept in one file of ours. A second run finds nsys, proves it again and changes nothing.
+# machine's own entries and kept in one file of ours. A second run finds nsys, verifies it again and changes nothing.
 set -euo pipefail
 
 readonly SOURCES=/etc/apt/sources.list.d/traceable-nsight-systems.sources
 readonly RANGES=20
 
-say() { printf 'install-nsys: %s\n' "$*" >&2; }
+log() { printf 'install-nsys: %s\n' "$*" >&2; }
 
 fail() {
-    say "$1"
-    say "Instead: install Nsight Systems from NVIDIA's download page for developers (package nsight-systems-cli or the .run file),"
-    say "then put nsys on PATH or set TRACEABLE_NSYS to its full path, and run this script again to verify it."
+    log "$1"
+    log "Instead: install Nsight Systems from NVIDIA's download page for developers (package nsight-systems-cli or the .run file),"
+    log "then put nsys on PATH or set TRACEABLE_NSYS to its full path, and run this script again to verify it."
     exit 1
 }
 
@@ -115,18 +115,18 @@ add_source() {
     fi
     chmod 644 "$scratch/derived.sources"
     as_root cp "$scratch/derived.sources" "$SOURCES"
-    say "added $SOURCES ($suite: $components)"
-    # Only our entry is fetched; what the machine knows of its other sources stays.
+    log "added $SOURCES ($suite: $components)"
+    # Only our entry is fetched; the lists of the machine's other sources stay.
     apt_get update -o Dir::Etc::SourceList="$SOURCES" -o Dir::Etc::SourceParts=/dev/null -o APT::Get::List-Cleanup=false
 }
 
-# Debian's nsys depends on Debian's libcuda1. On a machine whose driver came another way (NVIDIA's installer, a
-# container runtime) that would put a second, older libcuda in front of the one that fits the kernel module.
+# Debian's nsys depends on Debian's libcuda1. On a machine with another driver package (NVIDIA's installer, a
+# container runtime) that would put a second, older libcuda in front of the one that matches the kernel module.
 refuse_foreign_driver() {
     local library
     library=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p | awk '$1 == "libcuda.so.1" { print $NF; exit }')
     if [[ -n $library ]] && ! dpkg -S "$(readlink -f "$library")" >/dev/null 2>&1; then
-        fail "this machine's NVIDIA driver ($library) is not Debian's; Debian's nsys would bring another one in beside it."
+        fail "this machine's NVIDIA driver ($library) is not Debian's; Debian's nsys would install a second one."
     fi
 }
 
@@ -138,7 +138,7 @@ install_packages() {
     refuse_foreign_driver
     has_candidate || add_source
     if ! has_candidate || ! apt-get -qq -s --no-install-recommends install nsight-systems >/dev/null 2>&1; then
-        apt_get update # a container image comes without any package list
+        apt_get update # a container image has no package lists
     fi
     has_candidate || fail "the package nsight-systems is not in this machine's archive."
     apt_get install -y --no-install-recommends nsight-systems
@@ -152,13 +152,13 @@ repair_importer() {
     home=$(dirname "$(dirname "$(readlink -f "$1")")")
     [[ $home == */nsight-systems && ! -e $home/host-linux-x64/QdstrmImporter ]] || return 0
     host=/usr/lib/nsight-systems/host-linux-x64
-    [[ -x $host/QdstrmImporter ]] || fail "nsys is at $1, but its importer (QdstrmImporter) is nowhere: install the package nsight-systems."
+    [[ -x $host/QdstrmImporter ]] || fail "nsys is at $1, but its importer (QdstrmImporter) was not found: install the package nsight-systems."
     as_root ln -sfn "$host" "$home/host-linux-x64"
-    say "linked the importer: $home/host-linux-x64 -> $host"
+    log "linked the importer: $home/host-linux-x64 -> $host"
 }
 
-# Emit ranges as NVTX's own header does: load the library that nsys names and call through the table it fills. This
-# needs neither a compiler nor the nvtx package, whose releases from 0.2.12 on stay silent under nsys 2022 and 2023.
+# Emit ranges as NVTX's own header does: load nsys's injection library and call through the table it fills. This
+# needs neither a compiler nor the nvtx package, whose releases from 0.2.12 on emit nothing under nsys 2022 and 2023.
 write_program() {
     cat >"$scratch/ranges.py" <<'PYTHON'
 import ctypes
@@ -172,7 +172,7 @@ functions, tables = {}, {}
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_uint))
 def module_table(module, out_table, out_size):
-    # A listener asks for the tables of several modules (nsys 2022: core and core2) and gives up where one is missing.
+    # A tool requests the tables of several modules (nsys 2022: core and core2) and gives up if one is missing.
     functions[module], tables[module] = Slots(), Slots()
     for slot in range(1, SLOTS):
         tables[module][slot] = ctypes.addressof(functions[module]) + slot * ctypes.sizeof(ctypes.c_void_p)
@@ -195,9 +195,9 @@ def export_table(identifier):
 
 injection = os.environ.get("NVTX_INJECTION64_PATH")
 if not injection:
-    sys.exit("nsys named no NVTX listener")
+    sys.exit("nsys did not set NVTX_INJECTION64_PATH")
 if not ctypes.CDLL(injection).InitializeInjectionNvtx2(export_table):
-    sys.exit("the NVTX listener did not start")
+    sys.exit("the NVTX injection library did not initialize")
 push = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(functions[CORE][PUSH_A])
 pop = ctypes.CFUNCTYPE(ctypes.c_int)(functions[CORE][POP])
 for _ in range(int(sys.argv[1])):
@@ -218,16 +218,16 @@ PYTHON
 }
 
 verify() {
-    local nsys=$1 found
+    local nsys=$1 recorded
     write_program
     if ! (cd "$scratch" && TMPDIR=$scratch "$nsys" profile --trace=nvtx --sample=none --cpuctxsw=none --output=report \
         python3 ranges.py "$RANGES" && TMPDIR=$scratch "$nsys" export --type=sqlite --output=report.sqlite report.nsys-rep) \
         >"$scratch/log" 2>&1; then
         tail -n 15 "$scratch/log" >&2
-        fail "$nsys did not capture and export; its last words stand above."
+        fail "$nsys could not capture and export; see its output above."
     fi
-    found=$(count_ranges "$scratch/report.sqlite" 2>/dev/null || echo none)
-    [[ $found == "$RANGES" ]] || fail "$nsys recorded $found of the $RANGES ranges of a test program."
+    recorded=$(count_ranges "$scratch/report.sqlite" 2>/dev/null || echo none)
+    [[ $recorded == "$RANGES" ]] || fail "$nsys recorded $recorded of the $RANGES ranges of a test program."
 }
 
 main() {
@@ -241,7 +241,7 @@ main() {
     fi
     repair_importer "$nsys"
     verify "$nsys"
-    say "$state: $nsys, $("$nsys" --version | sed 's/.*version //'); $RANGES of $RANGES ranges captured and exported"
+    log "$state: $nsys, $("$nsys" --version | sed 's/.*version //'); $RANGES of $RANGES ranges captured and exported"
 }
 
 main

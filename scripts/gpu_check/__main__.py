@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-# Before all else on the path: other packages bring a `tests` or a `traceable` of theirs.
+# First on the path: other packages may have their own `tests` or `traceable`.
 sys.path[:0] = [str(SCRIPTS.parent / "src"), str(SCRIPTS)]
 
 from gpu_check import harness, machine  # noqa: E402

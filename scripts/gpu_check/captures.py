@@ -1,7 +1,7 @@
-"""What is kept of a check's recordings: small files without what is private on the machine that made them.
+"""Captures from a check's recordings: small files without private data of the machine.
 
-Of a database the tables of the program's own events stay, and no environment, output, scheduler, network or call chain.
-In texts host, user, folders and the serial numbers of GPUs are replaced.
+Databases keep the tables of the program's own events, but no environment, output, scheduler, network or call chain.
+In texts host, user, folders and UUIDs of GPUs are replaced.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LARGEST_BYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _SHORTEST = 3
-"""Characters of a host's or user's name that is replaced: a shorter one is in every other word."""
+"""Minimum length of a host's or user's name to replace: shorter ones occur in other words."""
 
-_KEPT = re.compile(
+_KEPT_TABLES = re.compile(
     r"StringIds|NVTX_EVENTS|CUPTI_\w+|ENUM_\w+|PROCESSES|ThreadNames|PROFILER_OVERHEAD|CUDA_GRAPH\w*"
     r"|CUDA_GPU_MEMORY\w*|TARGET_INFO_(GPU|CUDA_\w+|SESSION_START_TIME)|ANALYSIS_DETAILS|DIAGNOSTIC_EVENT"
     r"|META_DATA_(EXPORT|CAPTURE)"
 )
-_LEFT_OUT = re.compile(r".*CALLCHAIN.*")
+_EXCLUDED_TABLES = re.compile(r".*CALLCHAIN.*")
 _PUBLIC = ("/usr", "/usr/local", "/root", "/tmp", "root", "localhost")
 """Folders and names that most machines have."""
 
@@ -44,7 +44,7 @@ _NO_UUID = "00000000-0000-0000-0000-000000000000"
 
 @cache
 def _private() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Return what is replaced and by what, the longest first."""
+    """Return the patterns of private texts with their replacements, the longest first."""
     folders = {
         str(REPOSITORY): "/repository",
         sys.prefix: "/python",
@@ -57,15 +57,15 @@ def _private() -> tuple[tuple[re.Pattern[str], str], ...]:
     secrets = {
         value: redact.REDACTED for name, value in os.environ.items() if redact.is_secret(name) and len(value) >= 8
     }
-    found: list[tuple[str, str, str]] = []
+    replacements: list[tuple[str, str, str]] = []
     for text, by in {**folders, **secrets}.items():
         if len(text) > 1 and text not in _PUBLIC:
-            found.append((text, re.escape(text), by))
+            replacements.append((text, re.escape(text), by))
     for text, by in names.items():
         if len(text) >= _SHORTEST and text not in _PUBLIC:
-            found.append((text, rf"(?<![A-Za-z0-9_]){re.escape(text)}(?![A-Za-z0-9_])", by))
-    found.sort(key=lambda one: -len(one[0]))
-    return tuple((re.compile(pattern), by) for _, pattern, by in found)
+            replacements.append((text, rf"(?<![A-Za-z0-9_]){re.escape(text)}(?![A-Za-z0-9_])", by))
+    replacements.sort(key=lambda one: -len(one[0]))
+    return tuple((re.compile(pattern), by) for _, pattern, by in replacements)
 
 
 def _user() -> str:
@@ -76,23 +76,23 @@ def _user() -> str:
 
 
 def clean(text: str) -> str:
-    """Return a text without what is private on this machine."""
+    """Return a text without private data of this machine."""
     for pattern, by in _private():
         text = pattern.sub(by, text)
     return _UUID.sub(_NO_UUID, text)
 
 
 def keep(bench: Bench, source: Path, name: str, what: str) -> None:
-    """Keep a database in nsys's schema (`.sqlite`), a trace of Kineto's (`.json.gz`) or a text.
+    """Keep a database in nsys's schema (`.sqlite`), a Kineto trace (`.json.gz`) or a text.
 
     Args:
         bench: of the check.
         source: the file; it is only read.
-        name: what the kept one is called.
-        what: is in it, in a sentence.
+        name: of the kept file.
+        what: its content, in a sentence.
 
     Raises:
-        Failed: it is too large, or still holds what is private.
+        Failed: it is too large, or still has private data.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not a plain file name")
@@ -108,12 +108,12 @@ def keep(bench: Bench, source: Path, name: str, what: str) -> None:
             part.write_text(clean(source.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
         size = part.stat().st_size
         if size > LARGEST_BYTES:
-            raise Failed(f"{name} would have {size:,} bytes, and more than {LARGEST_BYTES:,} are not kept")
+            raise Failed(f"{name} has {size:,} bytes; the limit is {LARGEST_BYTES:,}")
         content = part.read_bytes()
         content = gzip.decompress(content) if source.suffix == ".gz" else content
         left = content.decode("utf-8", "replace")
         if any(pattern.search(left) for pattern, _ in _private()):
-            raise Failed(f"{name} still holds something private of this machine, and is not kept")
+            raise Failed(f"{name} still has private data of this machine and is not kept")
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
@@ -127,7 +127,7 @@ def _copy_database(source: Path, target: Path) -> None:
             original.backup(database)
         names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for name in names:
-            if not _KEPT.fullmatch(name) or _LEFT_OUT.fullmatch(name):
+            if not _KEPT_TABLES.fullmatch(name) or _EXCLUDED_TABLES.fullmatch(name):
                 database.execute(f'DROP TABLE "{name}"')
             else:
                 _clean_table(database, name)

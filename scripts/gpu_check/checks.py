@@ -1,7 +1,7 @@
 """The checks: each runs a program of `programs.py` under a collector and compares its recording with `oracle.py`.
 
-A check raises `Failed` with numbers where what traceable's documentation says is not so. Where a tool and not traceable
-does not work here, it raises `NotPossible`; to tell the two apart it uses the tool by itself.
+A check raises `Failed` with numbers if traceable does not match its documentation. If a tool, and not traceable, does
+not work here, it raises `NotPossible`; to distinguish the two it runs the tool alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MARKER = "RESULT "
 
 START, STOP = 10, 20
 WINDOW = f"{START}:{STOP}"
-"""The steps that are asked for of `programs.windowed` and `programs.profiled`, which take 30."""
+"""The requested steps of `programs.windowed` and `programs.profiled`, which take 30."""
 
 FINDING_WINDOW = "2:12"
 
 _OPTIONAL = re.compile(r"No module named '(wrapt|rich|nvtx|pytest)'")
-_PLACED = re.compile(r"placed among its ranges to ([\d.]+) us")
+_PLACED = re.compile(r"aligned with its ranges to ([\d.]+) us")
 
 Row = dict[str, Any]
 
@@ -46,12 +46,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ran:
-    """A program that ended well.
+    """A program that succeeded.
 
     Attributes:
         directory: the run directory, or where its files are.
-        result: what the program says of itself.
-        output: all that it and the tools around it printed.
+        result: the result that the program printed.
+        output: of the program and the tools around it.
     """
 
     directory: Path
@@ -61,30 +61,32 @@ class Ran:
     @property
     def database(self) -> Path:
         """The one database of the run."""
-        found = sorted(self.directory.glob("*.sqlite"))
-        if len(found) != 1:
-            raise Failed(f"the run left {len(found)} databases and not one; {_last(self.output)}")
-        return found[0]
+        databases = sorted(self.directory.glob("*.sqlite"))
+        if len(databases) != 1:
+            raise Failed(f"the run left {len(databases)} databases instead of one; {_last(self.output)}")
+        return databases[0]
 
     @property
     def trace(self) -> Path:
         """The one trace of torch.profiler."""
-        found = sorted((self.directory / "torch").glob("*.json.gz"))
-        if len(found) != 1:
-            raise Failed(f"the run left {len(found)} traces of torch.profiler and not one; {_last(self.output)}")
-        return found[0]
+        traces = sorted((self.directory / "torch").glob("*.json.gz"))
+        if len(traces) != 1:
+            raise Failed(f"the run left {len(traces)} traces of torch.profiler instead of one; {_last(self.output)}")
+        return traces[0]
 
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment for programs: this checkout's traceable, and no variable of an outer run."""
-    kept = ("TRACEABLE_NSYS", "TRACEABLE_NCU")
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_") or name in kept}
+    inherited = ("TRACEABLE_NSYS", "TRACEABLE_NCU")
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_") or name in inherited
+    }
     paths = [str(REPOSITORY / "src"), variables.get("PYTHONPATH", "")]
     return variables | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)} | more
 
 
 def execute(words: list[str], directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; what it prints goes to the log of the check too."""
+    """Run a command to its end; its output goes to the log of the check too."""
     print("$", *words, flush=True)
     done = subprocess.run(
         words,
@@ -108,10 +110,10 @@ def program_words(bench: Bench, program: str, out: Path | None = None) -> list[s
 
 
 def run(bench: Bench, program: str, *options: str, name: str = "run", out: Path | None = None, **variables: str) -> Ran:
-    """Run a program under `traceable run`, in a run directory of its own.
+    """Run a program under `traceable run`, in its own run directory.
 
     Raises:
-        Failed: it does not succeed.
+        Failed: it failed.
     """
     directory = bench.work / name
     words = [sys.executable, "-m", "traceable", "run", "-o", str(directory), *options]
@@ -130,37 +132,37 @@ def _ran(directory: Path, program: str, done: subprocess.CompletedProcess[str]) 
         raise Failed(f"{program} ended with exit code {done.returncode}: {_last(done.stderr)}")
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARKER)]
     if not lines:
-        raise Failed(f"{program} did not come to its end: {_last(done.stderr)}")
+        raise Failed(f"{program} did not run to its end: {_last(done.stderr)}")
     return Ran(directory, json.loads(lines[-1].removeprefix(MARKER)), done.stdout + done.stderr)
 
 
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "nothing was printed"
+    return lines[-1][:200] if lines else "no output"
 
 
 def rows_by_name(path: Path) -> dict[str, Row]:
     """Return traceable's row for the ranges of each name: of the default domain, or else of any."""
     import traceable
 
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for row in traceable.load(path).ranges(by="name").rows():
-        if row["name"] not in found or row["domain"] is None:
-            found[row["name"]] = row
-    return found
+        if row["name"] not in rows or row["domain"] is None:
+            rows[row["name"]] = row
+    return rows
 
 
-def expect(found: object, wanted: object, what: str) -> None:
-    """Raise `Failed` where `found` is not what is wanted."""
-    if found != wanted:
-        raise Failed(f"{what}: {found} where {wanted} were expected")
+def expect(actual: object, expected: object, what: str) -> None:
+    """Raise `Failed` if two values differ."""
+    if actual != expected:
+        raise Failed(f"{what}: {actual}, expected {expected}")
 
 
 # ---- windows
 
 
 def check_window(plain: oracle.Plain) -> str:
-    """Return the evidence that a recording holds the steps of the window, and the kernel of each and no other."""
+    """Return the evidence that a recording has exactly the steps of the window and the kernel of each."""
     steps = [one.payload for one in plain.named("step")]
     expect(steps, list(range(START, STOP)), "recorded steps")
     kernels = plain.kernels
@@ -173,21 +175,21 @@ def check_window(plain: oracle.Plain) -> str:
 
 
 def window_torch(bench: Bench) -> str:
-    """Torch collector: a window records the kernels of its steps and no other."""
+    """Torch collector: a window records exactly the kernels of its steps."""
     ran = run(bench, "windowed", "--collector", "torch", "--steps", WINDOW)
     bench.need_gpu()
     return check_window(oracle.read_kineto(ran.trace))
 
 
 def window_gpu(bench: Bench) -> str:
-    """--gpu: a window records the kernels of its steps and no other."""
+    """--gpu: a window records exactly the kernels of its steps."""
     ran = run(bench, "windowed", "--collector", "recorder", "--gpu", "--steps", WINDOW)
     bench.need_gpu()
     return check_window(oracle.read_sqlite(ran.database))
 
 
 def window_nsys(bench: Bench) -> str:
-    """Under nsys a window records the kernels of its steps and no other."""
+    """nsys: a window records exactly the kernels of its steps."""
     ran = run(bench, "windowed", "--collector", "nsys", "--steps", WINDOW)
     bench.need_gpu()
     plain = oracle.read_sqlite(ran.database)
@@ -196,12 +198,12 @@ def window_nsys(bench: Bench) -> str:
 
 
 def _check_nsys_sees_kernels(bench: Bench, plain: oracle.Plain) -> None:
-    """Raise `NotPossible` where a recording has no kernels, and one of the whole program has none either."""
+    """Raise `NotPossible` if a recording has no kernels, and one of the whole program has none either."""
     if plain.kernels:
         return
     ran = run(bench, "windowed", "--collector", "nsys", name="control")
     if not oracle.read_sqlite(ran.database).kernels:
-        raise NotPossible("this nsys records no kernels on this machine, without a window either")
+        raise NotPossible("this nsys records no kernels on this machine, even without a window")
 
 
 # ---- cudaProfilerStart and cudaProfilerStop
@@ -217,7 +219,7 @@ def check_profiler_calls(events: list[Row]) -> str:
         events: of the trace that `programs.profiled` wrote.
 
     Raises:
-        NotPossible: not even the calls that the program made by hand are recorded.
+        NotPossible: even the calls made by the program itself are not recorded.
     """
     timed = [event for event in events if event.get("ph") == "X" and "ts" in event]
     places = {
@@ -228,14 +230,16 @@ def check_profiler_calls(events: list[Row]) -> str:
     control_begins, control_ends = places["control"]
     evidence = {}
     for word in ("Start", "Stop"):
-        # The runtime's call may have the driver's inside of it, which is recorded or not.
+        # The runtime's call may contain the driver's, which may be recorded.
         calls = {
             category: sorted(event["ts"] for event in timed if event.get("cat") == category and name == event["name"])
             for category, name in (("cuda_runtime", f"cudaProfiler{word}"), ("cuda_driver", f"cuProfiler{word}"))
         }
         times = calls["cuda_runtime"] or calls["cuda_driver"]
         if not any(control_begins <= time <= control_ends for time in times):
-            raise NotPossible(f"torch.profiler records no cudaProfiler{word} here, not one made by hand either")
+            raise NotPossible(
+                f"torch.profiler does not record cudaProfiler{word} here, not even the program's own call"
+            )
         evidence[word] = [time for time in times if not control_begins <= time <= control_ends]
     for word, boundary in (("Start", START), ("Stop", STOP)):
         expect(len(evidence[word]), 1, f"calls of cudaProfiler{word} by the gate")
@@ -252,12 +256,12 @@ def gate_calls(bench: Bench) -> str:
     bench.need_gpu()
     # A gate that fails logs it, and lets the program go on.
     warnings = [line for line in ran.output.splitlines() if line.startswith("traceable:")]
-    expect(warnings, [], "warnings of traceable's")
+    expect(warnings, [], "traceable's warnings")
     return check_profiler_calls(oracle.kineto_events(trace))
 
 
 def gate_ncu(bench: Bench) -> str:
-    """With --profile-from-start off, ncu profiles what a window's cudaProfilerStart and cudaProfilerStop enclose."""
+    """With --profile-from-start off, ncu profiles between a window's cudaProfilerStart and cudaProfilerStop."""
     from traceable.collectors.ncu import install as ncu_install
     from traceable.trace import ncu_csv
 
@@ -272,11 +276,11 @@ def gate_ncu(bench: Bench) -> str:
     grids = [int(one.grid.partition("x")[0]) for one in launches]
     kernels = [oracle.Operation("kernel", "", number, number, 0, None, grid) for number, grid in enumerate(grids)]
     expect(oracle.steps_by_grid(kernels), list(range(START, STOP)), "steps whose kernels ncu profiled, by their grids")
-    return f"ncu --profile-from-start off profiled the kernels of steps {START} to {STOP - 1} and no other"
+    return f"ncu --profile-from-start off profiled the kernels of steps {START} to {STOP - 1} and no others"
 
 
 def gate_nsys(bench: Bench) -> str:
-    """With -c cudaProfilerApi, nsys records what a window's two calls enclose."""
+    """With -c cudaProfilerApi, nsys records between a window's two calls."""
     from traceable.collectors.nsys import install as nsys_install
 
     executable = str(nsys_install.find_nsys().executable)
@@ -293,7 +297,7 @@ def gate_nsys(bench: Bench) -> str:
     plain = oracle.read_sqlite(database)
     _check_nsys_sees_kernels(bench, plain)
     expect(oracle.steps_by_grid(plain.kernels), list(range(START, STOP)), "steps whose kernels nsys recorded")
-    return f"nsys -c cudaProfilerApi recorded the kernels of steps {START} to {STOP - 1} and no other"
+    return f"nsys -c cudaProfilerApi recorded the kernels of steps {START} to {STOP - 1} and no others"
 
 
 # ---- ncu
@@ -307,7 +311,7 @@ def _ncu_words(report: Path) -> list[str]:
 
 
 def _check_ncu_works(bench: Bench) -> None:
-    """Raise `NotPossible` where ncu by itself can't measure one kernel."""
+    """Raise `NotPossible` if ncu alone can't measure one kernel."""
     from traceable.collectors.ncu import install as ncu_install
 
     report = bench.work / "control.ncu-rep"
@@ -319,7 +323,7 @@ def _check_ncu_works(bench: Bench) -> None:
 
 
 def ncu_table(bench: Bench) -> str:
-    """Command `traceable ncu --range` prints what ncu measured of the range's kernels."""
+    """Command `traceable ncu --range` prints ncu's measurements of the range's kernels."""
     bench.need_gpu()
     directory = bench.work / "ncu"
     words = [sys.executable, "-m", "traceable", "ncu", "--range", "forward", "--launches", "3"]
@@ -335,13 +339,13 @@ def ncu_table(bench: Bench) -> str:
     expect(sum(row["launches"] for row in rows), 3, "launches that ncu profiled")
     for row in rows:
         if "elementwise" in row["name"]:
-            raise Failed(f"{row['name'][:60]} was profiled, and is launched outside of the range only")
+            raise Failed(f"{row['name'][:60]} was profiled, but is only launched outside of the range")
         for column in ("duration_mean_ns", "compute_share", "memory_share", "occupancy_share"):
             value = row[column]
             if value is None or not 0 < value <= (1.05 if column.endswith("share") else 1e9):
                 raise Failed(f"{column} of {row['name'][:60]} is {value}")
         if row["bound"] is None:
-            raise Failed(f"no bound is named of {row['name'][:60]}")
+            raise Failed(f"no bound is given for {row['name'][:60]}")
     row = rows[0]
     return (
         f"{row['name'][:40]}: {row['duration_mean_ns'] / 1000:.1f} us, SMs at {row['compute_share']:.0%}, memory at "
@@ -350,7 +354,7 @@ def ncu_table(bench: Bench) -> str:
 
 
 def ncu_from_run(bench: Bench) -> str:
-    """Command `traceable ncu --from` profiles the heaviest kernel of a recorded range."""
+    """Command `traceable ncu --from` profiles the most expensive kernel of a recorded range."""
     recorded = run(bench, "forward", "--collector", "recorder", "--gpu")
     bench.need_gpu()
     directory = bench.work / "ncu"
@@ -362,8 +366,8 @@ def ncu_from_run(bench: Bench) -> str:
         raise Failed(f"traceable ncu --from ended with exit code {done.returncode}: {_last(done.stderr)}")
     read = execute([sys.executable, "-m", "traceable", "ncu", "--read", str(directory), "--json"], bench.work)
     rows = json.loads(read.stdout)["rows"]
-    expect(sum(row["launches"] for row in rows), 2, "launches of the heaviest kernel that ncu profiled")
-    return f"2 launches of {rows[0]['name'][:60]}, the heaviest kernel of the range in the recording"
+    expect(sum(row["launches"] for row in rows), 2, "launches of the most expensive kernel that ncu profiled")
+    return f"2 launches of {rows[0]['name'][:60]}, the most expensive kernel of the range in the recording"
 
 
 # ---- models
@@ -401,14 +405,14 @@ def instrument_compiled(bench: Bench) -> str:
 
 
 def _gpu(bench: Bench) -> tuple[str, ...]:
-    """Return the option that records the GPU, where there is one: an inductor of the CPU is no business of it."""
+    """Return the option that records the GPU, if there is one; the CPU's inductor does not need it."""
     return ("--gpu",) if bench.device == CUDA else ()
 
 
 def _check_equal(result: Row) -> None:
     unequal = [mode for mode, equal in result.items() if not equal]
     if unequal:
-        raise Failed(f"{' and '.join(unequal)}: instrumented, the model computes something else")
+        raise Failed(f"{' and '.join(unequal)}: the instrumented model computes something else")
 
 
 def _check_module_ranges(plain: oracle.Plain, around: str, calls: int, *, same_thread: bool) -> int:
@@ -417,7 +421,7 @@ def _check_module_ranges(plain: oracle.Plain, around: str, calls: int, *, same_t
     inside = [one for one in plain.ranges if outer.start <= one.start and one.end <= outer.end and one is not outer]
     for name in ("Net", "Net.first", "Net.second"):
         expect(sum(one.name == name for one in inside), calls, f"ranges {name} inside {around}")
-        # Those of a device's thread may end when the thread is reached again.
+        # Those of a device's thread may end later, when the thread runs again.
         backward = [one for one in plain.named(f"{name}.backward") if outer.start <= one.start <= outer.end]
         expect(len(backward), calls, f"ranges {name}.backward begun inside {around}")
     threads = {one.thread for one in plain.named("Net.backward") if outer.start <= one.start <= outer.end}
@@ -451,7 +455,7 @@ def existing_tests(bench: Bench) -> str:
 
 
 def check_training(plain: oracle.Plain, rows: Mapping[str, Row]) -> str:
-    """Return the evidence that what a recording says of the ranges of a training loop is what the oracle does."""
+    """Return the evidence that the rows of a training loop's ranges equal the oracle's."""
     sums = oracle.sums_by_name(plain)
     for name in ("step", "forward", "backward", "optimizer"):
         wanted, row = sums.get(name, oracle.Sums()), rows[name]
@@ -473,14 +477,14 @@ def check_training(plain: oracle.Plain, rows: Mapping[str, Row]) -> str:
 
 
 def training_torch(bench: Bench) -> str:
-    """Torch collector: kernels by range are those of a brute force, autograd's inherited by backward."""
+    """Torch collector: kernels by range equal a brute-force reading, autograd's are inherited by backward."""
     ran = run(bench, "training", "--collector", "torch")
     bench.need_gpu()
     return check_training(oracle.read_kineto(ran.trace), rows_by_name(ran.directory))
 
 
 def training_gpu(bench: Bench) -> str:
-    """--gpu: kernels by range are those of a brute force, autograd's inherited by backward."""
+    """--gpu: kernels by range equal a brute-force reading, autograd's are inherited by backward."""
     ran = run(bench, "training", "--collector", "recorder", "--gpu")
     bench.need_gpu()
     captures.keep(bench, ran.database, "training-recorder.sqlite", "5 training steps, recorder with --gpu")
@@ -488,7 +492,7 @@ def training_gpu(bench: Bench) -> str:
 
 
 def training_nsys(bench: Bench) -> str:
-    """Under nsys: kernels by range are those of a brute force, autograd's inherited by backward."""
+    """Under nsys: kernels by range equal a brute-force reading, autograd's are inherited by backward."""
     ran = run(bench, "training", "--collector", "nsys")
     bench.need_gpu()
     plain = oracle.read_sqlite(ran.database)
@@ -497,11 +501,11 @@ def training_nsys(bench: Bench) -> str:
 
 
 def check_graphs(plain: oracle.Plain, rows: Mapping[str, Row], result: Row, *, by_node: bool) -> str:
-    """Return the evidence that the kernels of replays are recorded by node, and belong where they should.
+    """Return the evidence that the kernels of replays are recorded by node, and attributed correctly.
 
     Args:
         plain: the recording.
-        rows: what traceable says of it, by range name.
+        rows: traceable's rows of it, by range name.
         result: of `programs.graphs`.
         by_node: captures were recorded too, so that the kernels also belong to the ranges that they were captured in.
     """
@@ -514,7 +518,7 @@ def check_graphs(plain: oracle.Plain, rows: Mapping[str, Row], result: Row, *, b
         if one.call is None or "GraphLaunch" not in one.call.name:
             raise Failed(f"a kernel of a graph belongs to the call {one.call.name if one.call else None}")
         if not any(replay.start <= one.call.start and one.call.end <= replay.end for replay in replays):
-            raise Failed("a launch of the graph lies in no range replay")
+            raise Failed("a launch of the graph is outside of every range replay")
     row = rows["replay"]
     expect(row["gpu_count"], result["replays"], "replays with GPU work")
     in_replays = sums if (sums := oracle.sums_by_name(plain).get("replay")) else oracle.Sums()
@@ -559,8 +563,8 @@ def check_launches(plain: oracle.Plain, kernels: int, uncertainty_ns: float) -> 
 
     Args:
         plain: the recording of `programs.launches`.
-        kernels: how many the program launched.
-        uncertainty_ns: by how much the recording says that the ranges and Kineto's times may be apart.
+        kernels: the number that the program launched.
+        uncertainty_ns: of the offset between ranges and Kineto's times, from the recording.
     """
     expect(len(plain.kernels), kernels, "kernels")
     early = [one for one in plain.operations if one.call is not None and one.start < one.call.start]
@@ -573,7 +577,7 @@ def check_launches(plain: oracle.Plain, kernels: int, uncertainty_ns: float) -> 
     expect(len(apart), len(ranges), "launches for the ranges that have one each")
     if max(apart) > uncertainty_ns:
         raise Failed(
-            f"a launch lies {max(apart) / 1000:.1f} us outside of its range, and the recording says it is placed to "
+            f"a launch lies {max(apart) / 1000:.1f} us outside of its range, and the recording's uncertainty is "
             f"{uncertainty_ns / 1000:.1f} us"
         )
     own = sum(distance == 0 for distance in apart)
@@ -584,12 +588,12 @@ def check_launches(plain: oracle.Plain, kernels: int, uncertainty_ns: float) -> 
 
 
 def uncertainty_ns(database: Path) -> float:
-    """Return by how much a database says that GPU work and ranges may be apart."""
+    """Return the uncertainty of the offset between GPU activity and ranges, from a database."""
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         texts = [text for (text,) in connection.execute("SELECT text FROM DIAGNOSTIC_EVENT")]
     matches = [match for text in texts if (match := _PLACED.search(str(text)))]
     if not matches:
-        raise Failed("the recording does not say how well its clocks were matched")
+        raise Failed("the recording has no uncertainty of its clocks")
     return max(float(match[1]) for match in matches) * 1000
 
 
@@ -600,7 +604,7 @@ def gpu_complete(bench: Bench) -> str:
     bench.need_gpu()
     evidence = check_launches(oracle.read_sqlite(ran.database), ran.result["kernels"], uncertainty_ns(ran.database))
     before, after = bare.result["us_a_launch"], ran.result["us_a_launch"]
-    return f"{evidence}; a launch takes {after:.2f} us where it takes {before:.2f} us unrecorded"
+    return f"{evidence}; a launch takes {after:.2f} us, and {before:.2f} us without a recording"
 
 
 def gpu_identity(bench: Bench) -> str:
@@ -634,15 +638,15 @@ def gpu_forked(bench: Bench) -> str:
 
 
 def gpu_own_profiler(bench: Bench) -> str:
-    """--gpu ends where the program starts a torch.profiler of its own, and keeps what it has."""
+    """--gpu ends when the program starts its own torch.profiler, and keeps the data so far."""
     ran = run(bench, "own_profiler", "--collector", "recorder", "--gpu")
     bench.need_gpu()
     plain = oracle.read_sqlite(ran.database)
     expect(len(plain.kernels), ran.result["kernels"], "kernels recorded before the program's own profiler began")
     if ran.result["theirs"] < ran.result["kernels"]:
         raise Failed(f"the program's own profiler has {ran.result['theirs']} of {ran.result['kernels']} kernels")
-    if "profiler of its own" not in ran.output:
-        raise Failed("no message says that the recording ended where the program's own profiler began")
+    if "[other_profiler_started]" not in ran.output:
+        raise Failed("no message reports that the recording ended when the program's own profiler started")
     kept = f"the {len(plain.kernels)} kernels before it are kept"
     return f"{kept}, the program's own profiler has its {ran.result['theirs']} events, and the end is logged"
 
@@ -694,14 +698,14 @@ def doctor(bench: Bench) -> str:
     bench.need_gpu()
     driver, gpus = lines["cuda driver"], lines.get("gpus")
     if driver["state"] != "ok":
-        raise Failed(f"the CUDA driver is judged {driver['state']}: {driver['message']}")
+        raise Failed(f"the state of the CUDA driver is {driver['state']}: {driver['found']}")
     if gpus is None:
-        raise Failed("doctor names no GPU")
-    return f"{driver['message']}; {gpus['message']}"[:160]
+        raise Failed("doctor lists no GPU")
+    return f"{driver['found']}; {gpus['found']}"[:160]
 
 
 def check_everything(plain: oracle.Plain) -> str:
-    """Return the evidence that a capture holds what it is kept for."""
+    """Return the evidence that a capture has all required kinds of events."""
     counts = {
         "kernels": len(plain.kernels),
         "graph nodes": len({one.node for one in plain.kernels if one.node is not None}),
@@ -711,7 +715,7 @@ def check_everything(plain: oracle.Plain) -> str:
     }
     missing = [what for what, number in counts.items() if not number]
     if missing:
-        raise Failed(f"the capture holds no {', no '.join(missing)}")
+        raise Failed(f"the capture has no {', no '.join(missing)}")
     return ", ".join(f"{number} {what}" for what, number in counts.items())
 
 
@@ -738,12 +742,12 @@ def capture_torch(bench: Bench) -> str:
     rows = rows_by_name(ran.directory)
     missing = [name for name in ("session", "request", "replay", "backward", "h2d") if name not in rows]
     if missing:
-        raise Failed(f"traceable finds no range {', '.join(missing)} in the trace")
+        raise Failed(f"traceable has no range {', '.join(missing)} in the trace")
     styles = {rows["session"]["style"], rows["request"]["style"]}
     expect(styles, {"start_end"}, "styles of session and request")
     nodes = len({one.node for one in plain.kernels if one.node is not None})
     if not nodes:
-        raise Failed("the capture holds no graph nodes")
+        raise Failed("the capture has no graph nodes")
     return f"{len(plain.kernels)} kernels, {nodes} graph nodes, {len(plain.ranges)} annotations, start/end ranges"
 
 

@@ -1,8 +1,8 @@
-"""Runs checks one after the other, each in a process of its own, and reports the result of each. Standard library only.
+"""Runs checks one after the other, each in its own process, and reports the result of each. Standard library only.
 
-It knows nothing of GPUs. A check is a function that returns its evidence, or raises `Failed` or `NotPossible`. Anything
-else that ends its process (another exception, a signal, `os._exit`) is a failure too, and so is a hang. Whatever a
-check leaves running is ended with it, for the next one needs the machine as it was.
+It is independent of GPUs. A check is a function that returns its evidence, or raises `Failed` or `NotPossible`. Any
+other end of its process (another exception, a signal, `os._exit`) is a failure too, and so is a hang. All processes
+started by a check are ended with it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from pathlib import Path
 SCHEMA = "traceable.gpu-check/1"
 RESULTS = "gpu-check.json"
 LOG = "gpu-check.log"
-"""What each check's process printed, one after the other."""
+"""The output of each check's process, one after the other."""
 
 PROVEN, FAILED, NOT_POSSIBLE, REHEARSED = "proven", "failed", "not possible here", "rehearsed"
 CUDA, CPU = "cuda", "cpu"
 
 DEADLINE_S = 450.0
-"""How long all checks may take together. With the extensions' build before and the table after, under 8 minutes."""
+"""Time limit of all checks together. With the extensions' build before and the table after, under 8 minutes."""
 
 LOG_BYTES = 200_000
-"""How much of a check's output is kept, from its end."""
+"""Size of the tail of a check's output that is kept."""
 
 _ENDING_S = 10.0
-"""How long killed processes may take to be gone; one that waits for a driver which hangs never is."""
+"""Time limit for killed processes to end; one that waits for a hanging driver never does."""
 
 _SHOWN_LINES = 25
 _REASON_WIDTH = 90
@@ -47,25 +47,25 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Failed(Exception):  # noqa: N818 - a result and not an error
-    """The check ran, and what it was to show is not so. The text says what was expected and what was there."""
+    """The check ran, and its claim is false. The text has the expected and the actual value."""
 
 
 class NotPossible(Exception):  # noqa: N818
-    """This machine can't show it. The text says why."""
+    """The check can't run on this machine. The text has the reason."""
 
 
 class Rehearsed(Exception):  # noqa: N818
-    """The rehearsal on the CPU came to the point where only a GPU can go on."""
+    """The rehearsal on the CPU reached the point where a GPU is needed."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a check works with.
+    """The environment of a check.
 
     Attributes:
         device: `cuda`, or `cpu` in a rehearsal.
         work: a folder of its own, deleted afterwards.
-        captures: the folder of what is kept.
+        captures: the folder for captures.
         kept: describes each file that the check left there.
     """
 
@@ -75,7 +75,7 @@ class Bench:
     kept: list[dict[str, object]] = field(default_factory=list)
 
     def need_gpu(self) -> None:
-        """End a rehearsal: what follows looks at what a GPU did."""
+        """End a rehearsal: the following needs GPU activity."""
         if self.device != CUDA:
             raise Rehearsed
 
@@ -85,11 +85,11 @@ class Check:
     """One row of the table.
 
     Attributes:
-        name: as `--only` takes it.
-        shows: what is proven where it passes, a sentence.
+        name: for `--only`.
+        shows: the claim that it proves, a sentence.
         run: returns the evidence, as a clause with numbers.
-        needs: what the machine must have, in the words of `Machine.missing`.
-        seconds: how long it may take.
+        needs: the requirements on the machine, keys of `Machine.missing`.
+        seconds: its time limit.
     """
 
     name: str
@@ -101,10 +101,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine has.
+    """The properties of a machine.
 
     Attributes:
-        missing: why a need is not met, by need; those that are met are not in it.
+        missing: the reason for each need that is not met.
         facts: versions and names for the results file.
     """
 
@@ -119,10 +119,10 @@ class Result:
     Attributes:
         check, shows: as in `Check`.
         status: PROVEN, FAILED, NOT_POSSIBLE or REHEARSED.
-        reason: the evidence, or why not.
-        seconds: how long it took; 0 where it was not started.
-        captures: what it left, as in `Bench.kept`.
-        log: the end of what its process printed, where it failed.
+        reason: the evidence, or the reason.
+        seconds: its duration; 0 if it was not started.
+        captures: its files, as in `Bench.kept`.
+        log: the end of its process's output, if it failed.
     """
 
     check: str
@@ -141,45 +141,45 @@ def main(
     clean: Callable[[str], str] = lambda text: text,
     words: Sequence[str] | None = None,
 ) -> int:
-    """Run what the command line asks for, and return the exit code: 1 where a check failed, else 0.
+    """Run the checks that the command line selects, and return the exit code: 1 if a check failed, else 0.
 
     Args:
-        checks: all that there are, the most important first: what the deadline leaves no time for is at the end.
-        entry: what Python is started with to come here again, for the process of a single check.
-        examine: returns what this machine has, for a device.
-        clean: takes out of a text what must not leave this machine.
+        checks: all checks, the most important first: the deadline may skip the last ones.
+        entry: Python's arguments to call this function again, in the process of a single check.
+        examine: returns the properties of this machine, for a device.
+        clean: removes private data from a text.
         words: the command line; that of the process by default.
     """
     arguments = _parse(words)
     if arguments.check:
         (check,) = [one for one in checks if one.name == arguments.check]
         return _run_here(check, Bench(arguments.device, arguments.work, arguments.out), arguments.work / "result.json")
-    begun = time.monotonic()
+    start = time.monotonic()
     unknown = [name for name in arguments.only if name not in {check.name for check in checks}]
     if unknown:
-        print(f"gpu-check: no check is called {', '.join(unknown)}; --list names them", file=sys.stderr)
+        print(f"gpu-check: no such check: {', '.join(unknown)}; list them with --list", file=sys.stderr)
         return 2
-    wanted = [check for check in checks if not arguments.only or check.name in arguments.only]
+    selected = [check for check in checks if not arguments.only or check.name in arguments.only]
     if arguments.list:
         width = max(len(check.name) for check in checks)
-        for check in wanted:
+        for check in selected:
             print(f"{check.name:{width}}  {check.shows}")
         return 0
     machine = examine(arguments.device)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / LOG).write_text("", encoding="utf-8")
-    runner = _Runner(entry, arguments.device, arguments.out, begun + arguments.deadline, clean)
+    runner = _Runner(entry, arguments.device, arguments.out, start + arguments.deadline, clean)
     results: list[Result] = []
     code = 0
     with _stoppable():
         try:
-            for check in wanted:
+            for check in selected:
                 results.append(runner.run(check, machine.missing))
-                _print_progress(results[-1], len(results), len(wanted))
+                _print_progress(results[-1], len(results), len(selected))
                 _write_results(arguments.out, machine, results, clean)
         except KeyboardInterrupt:
             code = 130
-            results += [_not_run(check, "interrupted") for check in wanted[len(results) :]]
+            results += [_not_run(check, "interrupted") for check in selected[len(results) :]]
     _write_results(arguments.out, machine, results, clean)
     print(table(results))
     for result in results:
@@ -192,12 +192,18 @@ def main(
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu-check", description="Check what only a GPU can show.")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("gpu-captures"), help="where captures are left")
-    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="run these checks only")
-    parser.add_argument("--list", action="store_true", help="print the checks and run none")
+    parser = argparse.ArgumentParser(prog="gpu-check", description="Run the checks that need a GPU.")
     parser.add_argument(
-        "--deadline", metavar="S", type=float, default=DEADLINE_S, help="how long all of it may take (%(default)g)"
+        "--out", metavar="DIR", type=Path, default=Path("gpu-captures"), help="output directory of captures"
+    )
+    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="run only these checks")
+    parser.add_argument("--list", action="store_true", help="list the checks and exit")
+    parser.add_argument(
+        "--deadline",
+        metavar="S",
+        type=float,
+        default=DEADLINE_S,
+        help="time limit of all checks in seconds (default: %(default)g)",
     )
     parser.add_argument(
         "--rehearse",
@@ -205,7 +211,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         action="store_const",
         const=CPU,
         default=CUDA,
-        help="run programs and collectors on the CPU, as far as that goes: shows that they work, proves nothing",
+        help="run programs and collectors on the CPU, up to where a GPU is needed; proves nothing",
     )
     parser.add_argument("--check", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -217,26 +223,26 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
 # ---- in the process of one check
 
 
-def _run_here(check: Check, bench: Bench, answer: Path) -> int:
+def _run_here(check: Check, bench: Bench, result_file: Path) -> int:
     """Run a check and write its result, whole or not at all: a process that dies leaves none."""
     try:
         status, reason = PROVEN, check.run(bench)
         if bench.device != CUDA:
-            status, reason = FAILED, f"a rehearsal can prove nothing, and this claims: {reason}"
+            status, reason = FAILED, f"a rehearsal can't prove anything, but the check claims: {reason}"
     except Failed as error:
         status, reason = FAILED, str(error)
     except NotPossible as error:
         status, reason = NOT_POSSIBLE, str(error)
     except Rehearsed:
         status, reason = REHEARSED, "ran on the CPU up to where a GPU is needed"
-    except Exception as error:  # noqa: BLE001 - a bug of the check is its failure, and not that of the others
+    except Exception as error:  # noqa: BLE001 - a bug of a check must not stop the others
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
         status, reason = FAILED, f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
     sys.stdout.flush()
-    part = answer.with_suffix(".part")
+    part = result_file.with_suffix(".part")
     part.write_text(json.dumps([status, reason, bench.kept]), encoding="utf-8")
-    part.replace(answer)
+    part.replace(result_file)
     return 0
 
 
@@ -248,7 +254,7 @@ class _Runner:
     """Starts the process of each check.
 
     Attributes:
-        entry: what Python is started with.
+        entry: Python's arguments.
         ends: time.monotonic() of the deadline.
     """
 
@@ -264,7 +270,7 @@ class _Runner:
             return Result(check.name, check.shows, NOT_POSSIBLE, reasons[0])
         left = self.ends - time.monotonic()
         if left <= 0:
-            return _not_run(check, "the time for all checks was used up (--deadline)")
+            return _not_run(check, "out of time (--deadline)")
         work = Path(tempfile.mkdtemp(prefix=f"gpu-check-{check.name}-"))
         try:
             return self._run_in(work, check, left)
@@ -299,20 +305,20 @@ class _Runner:
 
 
 def _outcome(
-    check: Check, answer: Path, code: int | None, limit: float, printed: str
+    check: Check, result_file: Path, code: int | None, limit: float, printed: str
 ) -> tuple[str, str, list[dict[str, object]]]:
-    """Return status, reason and captures of a check whose process has ended, with that code or by us (None)."""
+    """Return status, reason and captures of a check whose process ended with this exit code, or was killed (None)."""
     if code is None and limit < check.seconds:
-        cut = f"not run to its end: stopped after {limit:.0f} of its {check.seconds:g} s (--deadline)"
-        return NOT_POSSIBLE, cut, []
+        stopped = f"stopped after {limit:.0f} of its {check.seconds:g} s (--deadline)"
+        return NOT_POSSIBLE, stopped, []
     if code is None:
         return FAILED, f"did not end within {check.seconds:g} s", []
     with contextlib.suppress(OSError, ValueError):
-        status, reason, kept = json.loads(answer.read_text(encoding="utf-8"))
+        status, reason, kept = json.loads(result_file.read_text(encoding="utf-8"))
         return status, reason, kept
-    last = next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "nothing was printed")
-    died = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return FAILED, f"its process {died} before it had a result: {last[:200]}", []
+    last = next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "no output")
+    ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return FAILED, f"its process {ending} without a result: {last[:200]}", []
 
 
 def _not_run(check: Check, why: str) -> Result:
@@ -321,7 +327,7 @@ def _not_run(check: Check, why: str) -> Result:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Have SIGTERM end this as Ctrl+C does, and processes that lose their parent become children of this one."""
+    """Make SIGTERM act as Ctrl+C, and make orphaned processes children of this one."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -331,14 +337,14 @@ def _stoppable() -> Iterator[None]:
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a check's process and everything that it started, sessions of their own included."""
+    """Kill a check's process and all its descendants, including other sessions."""
     until = time.monotonic() + _ENDING_S
     while (running := _descendants(os.getpid())) and time.monotonic() < until:
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.poll()
-        # What a killed process had started is ours by now, and found in the next round.
+        # Children of a killed process are ours by now, and are killed in the next round.
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -347,24 +353,24 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
 
 def _descendants(pid: int) -> list[int]:
     children = _children()
-    found, left = [], [pid]
-    while left:
-        below = children.get(left.pop(), [])
-        found += below
-        left += below
-    return found
+    descendants, pending = [], [pid]
+    while pending:
+        below = children.get(pending.pop(), [])
+        descendants += below
+        pending += below
+    return descendants
 
 
 def _children() -> dict[int, list[int]]:
-    """Return the processes that run, and those that ended and were not waited for, by their parent."""
-    found: dict[int, list[int]] = {}
+    """Return the running processes and zombies, by their parent."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                # The name of the command, in brackets, may hold anything.
+                # The command's name, in parentheses, may contain anything.
                 parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-                found.setdefault(parent, []).append(int(entry.name))
-    return found
+                children.setdefault(parent, []).append(int(entry.name))
+    return children
 
 
 def _tail(path: Path, size: int) -> str:
@@ -374,11 +380,11 @@ def _tail(path: Path, size: int) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-# ---- what is printed and written
+# ---- output
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the table: a row a check, long reasons on several lines, and how many there are of each status."""
+    """Return the table: a row per check, long reasons on several lines, and the count of each status."""
     names = max((len(result.check) for result in results), default=5)
     lines = [f"{'check':{names}}  {'status':17}  reason or evidence"]
     for result in results:
@@ -404,7 +410,7 @@ def _write_results(
     results: Sequence[Result],
     clean: Callable[[str], str],
 ) -> None:
-    """Write the results so far, which are there when this command is killed."""
+    """Write the results so far, in case this command is killed."""
     rows = [{name: value for name, value in asdict(result).items() if name != "log"} for result in results]
     content = {"schema": SCHEMA, "machine": dict(machine.facts), "checks": rows}
     part = out / f"{RESULTS}.part"

@@ -1,4 +1,4 @@
-"""What this machine has of what checks need, and the C extensions, which are built where they can be."""
+"""The properties of this machine that checks need, and the build of the C extensions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from traceable.errors import CollectorError
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_S = 120.0
 PROBE_S = 120.0
-"""How long the first import of torch, from a cold disk, and its first kernel may take."""
+"""Time limit of the first import of torch, from a cold disk, and its first kernel."""
 
 NVTX_HEADER = "nvtx3/nvToolsExt.h"
 
 
 def examine(device: str) -> Machine:
-    """Return what this machine has. Without a GPU that takes a second; with one the extensions are built first."""
+    """Return the properties of this machine; takes a second without a GPU. With one the extensions are built first."""
     missing: dict[str, str] = {}
     facts: dict[str, object] = {"python": platform.python_version(), "kernel": platform.release()}
     if device == CUDA and (reason := _no_gpu(facts)):
@@ -49,9 +49,9 @@ def _no_gpu(facts: dict[str, object]) -> str | None:
     facts["driver"] = machine_facts.inspect_driver().version
     facts["driver_cuda"] = ".".join(map(str, cuda.version)) if cuda.version else None
     if cuda.error is not None:
-        return "no GPU: the library of the CUDA driver is not here"
+        return "no GPU: the CUDA driver library is not installed"
     if not cuda.devices:
-        return f"no GPU: CUDA names none (error {cuda.result})"
+        return f"no GPU: CUDA lists none (error {cuda.result})"
     return None
 
 
@@ -74,12 +74,12 @@ def _examine_extensions(missing: dict[str, str]) -> None:
     if "_recorder" in absent:
         missing["recorder"] = f"the embedded recorder is not built{why}"
     if "_core" in absent and importlib.util.find_spec("nvtx") is None:
-        missing["emission"] = f"neither is the native core built nor nvtx installed{why}"
+        missing["emission"] = f"the native core is not built and nvtx is not installed{why}"
         missing.setdefault("recorder", missing["emission"])
 
 
 def _build() -> str | None:
-    """Build the extensions in place, where anything is new; return why that can't be done, None where it can."""
+    """Build the extensions in place, if anything changed; return the reason of a failure, else None."""
     if importlib.util.find_spec("setuptools") is None:
         return "setuptools is not installed"
     variables = environment()
@@ -127,13 +127,13 @@ def _examine_torch(device: str, missing: dict[str, str], facts: dict[str, object
     if not probed["available"]:
         missing["torch"] = f"torch {torch.version} can't use the GPU: torch.cuda.is_available() is False"
     if not probed["kernels"]:
-        missing["kineto"] = "torch.profiler by itself records no kernel here"
+        missing["kineto"] = "torch.profiler alone records no kernel here"
     if int(probed.get("gpus", 0)) < 2:
-        missing["two gpus"] = "there is one GPU, and it takes two"
+        missing["two gpus"] = "there is only one GPU"
 
 
 def _probe(device: str) -> dict[str, object] | str:
-    """Return the facts of torch and the GPU, or why there are none; a crash or a hang is the probe's alone."""
+    """Return the facts of torch and the GPU, or why there are none. In its own process, as it may crash or hang."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-probe-") as folder:
         words = [sys.executable, str(PROGRAMS), "probe", "--device", device, "--out", f"{folder}/trace.json"]
         try:

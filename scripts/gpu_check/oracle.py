@@ -1,6 +1,6 @@
-"""The plainest reading of a recording: loops over the rows of its file, without any code of traceable's.
+"""A simple reading of a recording: loops over the rows of its file, without traceable's code.
 
-The checks compare what traceable reports with this. Times are ns, on the clock of the file.
+The checks compare traceable's report with this. Times are ns, on the clock of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 _PUSH_POP, _START_END = 59, 60  # nsys's event types of ranges
 _BRACKETS = re.compile(r" \[[^\]]*\]$")
-"""What `--collector torch` puts behind the name of a range: payload, domain, category."""
+"""The suffix of range names with `--collector torch`: payload, domain, category."""
 
 _OPERATION_TABLES = {
     "kernel": "CUPTI_ACTIVITY_KIND_KERNEL",
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Operation:
-    """What ran on the GPU. `grid` is its first number, `node` that in a CUDA graph; both None where not recorded."""
+    """An operation on the GPU. `grid` is its first dimension, `node` its id in a CUDA graph; None if not recorded."""
 
     kind: str
     name: str
@@ -85,7 +85,7 @@ class Plain:
 
 @dataclass
 class Sums:
-    """What belongs to the ranges of a name."""
+    """The GPU operations of the ranges of a name."""
 
     operations: int = 0
     total_ns: int = 0
@@ -125,7 +125,7 @@ def read_sqlite(path: Path) -> Plain:
 
 
 def read_kineto(path: Path) -> Plain:
-    """Read a trace of Kineto's, of one process."""
+    """Read a Kineto trace, of one process."""
     events = kineto_events(path)
     plain = Plain()
     calls: dict[int, Call] = {}
@@ -164,7 +164,7 @@ def read_kineto(path: Path) -> Plain:
 
 
 def kineto_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a trace of Kineto's, plain or gzip; times keep all their digits."""
+    """Return the events of a Kineto trace, plain or gzip; times keep all their digits."""
     content = path.read_bytes()
     content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     events: list[dict[str, Any]] = json.loads(content, parse_float=Decimal)["traceEvents"]
@@ -176,34 +176,38 @@ def _ns(microseconds: Any) -> int:
 
 
 def _payload(name: str) -> int | None:
-    found = re.search(r" \[.*#(-?\d+).*\]$", name)
-    return int(found[1]) if found else None
+    match = re.search(r" \[.*#(-?\d+).*\]$", name)
+    return int(match[1]) if match else None
 
 
 def sums_by_name(plain: Plain) -> dict[str, Sums]:
-    """Return what belongs to the push/pop ranges of each name.
+    """Return the GPU operations of the push/pop ranges of each name.
 
-    To each range around the launch call on its thread; where there is none, to each of the one other thread that had a
-    range open all through the call.
+    An operation belongs to each range around its launch call on the same thread; without one, to each range of the only
+    other thread that had a range open during the whole call.
     """
-    found: dict[str, Sums] = defaultdict(Sums)
+    sums_of: dict[str, Sums] = defaultdict(Sums)
     for operation in plain.operations:
         call = operation.call
         if call is None:
             continue
-        around = [one for one in plain.ranges if not one.start_end and one.start <= call.start and call.end <= one.end]
-        own = [one for one in around if one.thread == call.thread]
-        inherited = not own and len({one.thread for one in around}) == 1
-        for one in {one.name: one for one in (around if inherited else own)}:
-            sums = found[one]
+        around = [
+            range_
+            for range_ in plain.ranges
+            if not range_.start_end and range_.start <= call.start and call.end <= range_.end
+        ]
+        own = [range_ for range_ in around if range_.thread == call.thread]
+        inherited = not own and len({range_.thread for range_ in around}) == 1
+        for range_ in {range_.name: range_ for range_ in (around if inherited else own)}:
+            sums = sums_of[range_]
             sums.operations += 1
             sums.total_ns += operation.end - operation.start
             sums.inherited_ns += (operation.end - operation.start) if inherited else 0
-    return dict(found)
+    return dict(sums_of)
 
 
 def steps_by_grid(kernels: list[Operation]) -> list[int] | None:
-    """Return of which step each kernel is where a step's grid grows with its number, by start; None where that fails.
+    """Return the step of each kernel, by start, if a step's grid grows with its number; else None.
 
     The grid of step n is n + 1 times as large as that of step 0, whatever the block size.
     """

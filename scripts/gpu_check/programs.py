@@ -1,9 +1,9 @@
-"""The programs that checks run under a collector, each with a known amount of work on the device that it is given.
+"""The programs that checks run under a collector, each with a known amount of work on the given device.
 
     python programs.py NAME [--device cpu] [--out FILE]
 
-The last line that a program prints is its result as JSON: how many kernels it launched, whether outputs were equal. On
-the CPU each does the same as far as that goes, so that its bugs are found without a GPU.
+The last line of output is the result as JSON: the number of launched kernels, whether outputs were equal. On the CPU
+each does the same as far as possible, so that its bugs are found without a GPU.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import traceable
 from traceable import annotate
 
 MARKER = "RESULT "
-"""How the last line begins."""
+"""The start of the last line."""
 
 STEPS = 30
 GRID_ELEMENTS = 1 << 12
-"""By so many elements the kernel of a step is larger than that of the step before: its grid tells the step."""
+"""The number of elements by which a step's kernel is larger than the previous one: its grid identifies the step."""
 
 LAUNCHES = 5_000
 PAIRED = 200
@@ -44,7 +44,7 @@ TRAINING_STEPS = 5
 FORKED_KERNELS = 50
 INSTRUMENTED_CALLS = 3
 WINDOW_STEPS = 12
-"""Of the programs of findings: the first two warm up, and the rest is recorded."""
+"""For the programs of findings: the first two warm up, and the rest is recorded."""
 
 Result = dict[str, Any]
 
@@ -63,11 +63,11 @@ def touch(device: str) -> torch.Tensor:
     return tensor
 
 
-# ---- what torch is here
+# ---- probe
 
 
 def probe(device: str, out: Path | None) -> Result:
-    """Return the facts of torch, and whether it records kernels here at all, on which other checks rely."""
+    """Return the facts of torch, and whether it records kernels here, as other checks rely on that."""
     available = torch.cuda.is_available()
     result: Result = {"torch": torch.__version__, "cuda": torch.version.cuda, "available": available, "kernels": 0}
     if device == "cuda" and available:
@@ -106,9 +106,9 @@ def windowed(device: str, out: Path | None) -> Result:  # noqa: ARG001 - of all 
 
 
 def profiled(device: str, out: Path | None) -> Result:
-    """Take steps under a torch.profiler of this program's own, which records CUDA's calls, the gate's among them.
+    """Take steps under a torch.profiler of its own, which records CUDA's calls, including the gate's.
 
-    First the two calls are made by hand: only where these are recorded does it mean something that others are not.
+    First the program makes the two calls itself: only if these are recorded, missing calls mean something.
     """
     assert out is not None
     tensor = touch(device)

@@ -64,7 +64,7 @@ def test_without_a_gpu_the_ranges_are_recorded_and_the_exit_code_is_the_programs
     done = traceable("run", "--gpu", *words, "-o", "out", "-c", PROGRAM, TRACEABLE_NSYS=str(tmp_path / "absent"))
     assert done.returncode == 5
     lines = [line.removeprefix("traceable: ") for line in done.stderr.splitlines() if line.startswith("traceable: ")]
-    assert "and the GPU by the program's own torch" in lines[0]
+    assert "through the program's own torch" in lines[0]
     assert lines[1].endswith(" [torch_without_cuda]")
     assert sum("GPU" in line for line in lines) == 2 + ("--strict" in words)
     assert any("captured 1 of 1" in line for line in done.stderr.splitlines()) == ("--steps" in words)

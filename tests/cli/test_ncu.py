@@ -136,7 +136,7 @@ def test_a_signal_reaches_the_program_and_not_ncu(stand_in: StandIn, tmp_path: P
         ("==PROF== Connected to process 7", "ncu_no_kernel", " range f;"),
     ],
 )
-def test_where_nothing_was_profiled_the_cause_is_said_and_the_exit_code_is_2(
+def test_without_a_profiled_kernel_the_cause_is_reported_and_the_exit_code_is_2(
     ncu: Ncu, stand_in: StandIn, says: str, code: str, named: str
 ) -> None:
     shown = ncu("--range", "f", "-c", PROGRAM, "0", env=stand_in(csv="", says=(says,)))
@@ -153,7 +153,7 @@ def test_an_ncu_that_refuses_to_start_the_program_is_quoted(ncu: Ncu, stand_in: 
     assert "Invalid configuration for nvtx-include : x" in message(shown.stderr, "ncu_failed")
 
 
-def test_the_heaviest_kernels_of_a_recorded_range_are_named_by_their_symbols(ncu: Ncu, captures: Path) -> None:
+def test_the_top_kernels_of_a_recorded_range_are_selected_by_their_symbols(ncu: Ncu, captures: Path) -> None:
     source = captures / "nsys" / "a100-transformer-forward.sqlite"
     shown = ncu("--range", "computing softmax", "--from", source, "--top", "2", "--dry-run", "-c", "pass")
     assert shown.returncode == 0, shown.stderr
@@ -164,7 +164,7 @@ def test_the_heaviest_kernels_of_a_recorded_range_are_named_by_their_symbols(ncu
         "--kernel-name-base mangled --kernel-name 'regex:^(_ZN2at6native18elementwise_kernelILi128ELi2E" in shown.stdout
     )
     assert "--launch-count 10 " in shown.stdout
-    assert "10 launches inside of range computing softmax, to have 5 of each of 2 kernels" in shown.stderr
+    assert "10 launches inside range computing softmax to get 5 of each of 2 kernels" in shown.stderr
     assert "26.07 ms in 128 launches: void at::native::elementwise_kernel<" in shown.stderr
 
 

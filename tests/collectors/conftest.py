@@ -19,17 +19,17 @@ from traceable.protocol import environment
 def recorded(tmp_path: Path) -> Callable[..., Path]:
     """Run Python code under the recorder with --gpu, and return the run directory."""
     collector = RecorderCollector(gpu=True)
-    if not (found := collector.availability()).available:
-        pytest.skip(found.reason)
+    if not (availability := collector.availability()).available:
+        pytest.skip(availability.reason)
 
     def run(code: str, *, gating: Gating | None = None, status: int = 0, **variables: str) -> Path:
         run_dir = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         run_dir.mkdir()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
         planned = dict(collector.plan(("program",), run_dir, "app", gating).environment)
         planned |= {environment.RUN_DIR: str(run_dir), environment.COLLECTOR: "recorder", **variables}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=kept | planned, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=inherited | planned, capture_output=True, text=True, timeout=120)
         assert done.returncode == status, done.stderr
         (run_dir / "stderr").write_text(done.stderr)
         return run_dir

@@ -18,7 +18,7 @@ def process_of(run_dir: Path) -> ProcessRecording:
     return process
 
 
-def finalised(run_dir: Path) -> tuple[Trace, tuple[Message, ...]]:
+def finalize_run(run_dir: Path) -> tuple[Trace, tuple[Message, ...]]:
     done = RecorderCollector(gpu=True).finalize(run_dir, "app")
     assert done.database is not None, done.notes
     return load(done.database), done.notes

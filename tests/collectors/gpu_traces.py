@@ -76,7 +76,7 @@ def placed(
             event |= {"pid": process.pid, "tid": threads.get(event["tid"], event["tid"])}
         return event
 
-    kept = [moved(event) for event in events if str(event.get("cat")) in KEPT]
+    selected = [moved(event) for event in events if str(event.get("cat")) in KEPT]
     end_ns = begin_ns + max(ns(event["ts"]) + ns(event["dur"]) for event in events) - origin
     clock = []
     for number in range(2 * gpu_gate.MARKERS):
@@ -85,7 +85,7 @@ def placed(
         if markers:
             name = f"{gpu_gate.MARKER} {number}"
             where = {"pid": process.pid, "tid": process.pid, "args": {}}
-            kept.append(
+            selected.append(
                 {
                     "ph": "X",
                     "cat": "user_annotation",
@@ -96,14 +96,14 @@ def placed(
                 }
             )
     real = process.realtime_ns + end_ns - process.monotonic_ns
-    said = {"monotonic_ns": end_ns, "realtime_ns": real, "markers": clock, "gpus": gpus or {}}
+    metadata = {"monotonic_ns": end_ns, "realtime_ns": real, "markers": clock, "gpus": gpus or {}}
     properties = document.get("deviceProperties", [])
     return {
         "schemaVersion": 1,
         "deviceProperties": properties,
-        gpu_gate.METADATA: said,
+        gpu_gate.METADATA: metadata,
         "baseTimeNanoseconds": process.realtime_ns - process.monotonic_ns,
-        "traceEvents": kept,
+        "traceEvents": selected,
     }
 
 

@@ -1,4 +1,4 @@
-"""Rings as they are found: torn, damaged, of an older format. Nothing of them is shown as what it is not."""
+"""Rings that are torn, damaged or of an older format: nothing in them is misread."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_segments_that_were_being_emptied_are_passed_over(run_dir: Path) -> None
 
 @pytest.mark.parametrize("seed", range(25))
 def test_whatever_stands_in_the_files_is_read_or_refused(run_dir: Path, seed: int) -> None:
-    chosen = random.Random(seed)
+    random_source = random.Random(seed)
     ring = ring_of(run_dir)
     for path in (ring, ring.parent / "process", ring.parent / "names"):
         content = bytearray(path.read_bytes())
-        for _ in range(chosen.choice([1, 10, 500])):
-            content[chosen.randrange(len(content))] = chosen.randrange(256)
-        path.write_bytes(content[: chosen.choice([len(content), chosen.randrange(len(content))])])
+        for _ in range(random_source.choice([1, 10, 500])):
+            content[random_source.randrange(len(content))] = random_source.randrange(256)
+        path.write_bytes(content[: random_source.choice([len(content), random_source.randrange(len(content))])])
     try:
         recorded = RecorderCollector().finalize(run_dir, "app")
     except CollectorError:
@@ -111,7 +111,7 @@ def test_whatever_stands_in_the_files_is_read_or_refused(run_dir: Path, seed: in
         query(recorded.database, RANGES)
 
 
-def test_a_segment_without_its_mark_is_said_and_left_out(run_dir: Path) -> None:
+def test_a_segment_without_its_magic_is_skipped_with_a_note(run_dir: Path) -> None:
     ring = ring_of(run_dir)
     content = bytearray(ring.read_bytes())
     content[16] ^= 255
@@ -129,7 +129,7 @@ def test_a_process_that_died_before_its_first_segment_is_none(run_dir: Path) -> 
     assert RecorderCollector().finalize(run_dir, "app").database is None
 
 
-def test_what_is_shown_is_said_in_the_database(run_dir: Path) -> None:
+def test_the_covered_window_is_in_the_database(run_dir: Path) -> None:
     database = RecorderCollector().finalize(run_dir, "app").database
     (process,) = read_recording(run_dir / "recording").processes
     assert process.window is not None

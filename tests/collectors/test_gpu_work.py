@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.collectors import gpu_traces
-from tests.collectors.gpu_runs import finalised, process_of, rows
+from tests.collectors.gpu_runs import finalize_run, process_of, rows
 from tests.collectors.gpu_traces import half, placed, read, say, write
 
 from traceable.analysis.attribution import THREAD
@@ -74,14 +74,14 @@ def test_a_gpus_work_is_all_there_and_belongs_to_the_ranges_around_its_launches(
     begin = process.monotonic_ns + 1_000_000
     write(placed(document, process, begin, threads, drift=Decimal("0.00002")), run_dir, process.pid)
     say(run_dir, process.pid, gpu_gate.STOPPED)
-    trace, notes = finalised(run_dir)
+    trace, notes = finalize_run(run_dir)
     assert notes == ()
     of = {"kernel": trace.kernels, "gpu_memcpy": trace.copies, "gpu_memset": trace.memsets, "cuda_runtime": trace.calls}
     events = {kind: [one for one in document["traceEvents"] if one.get("cat") == kind] for kind in of}
-    for kind, found in of.items():
-        assert len(found) == len(events[kind]), kind
+    for kind, actual in of.items():
+        assert len(actual) == len(events[kind]), kind
         lengths = sum(gpu_traces.ns(one["dur"]) for one in events[kind])
-        assert abs(int((found.end_ns - found.start_ns).sum()) - lengths) <= 2 * len(found) + lengths // 10_000
+        assert abs(int((actual.end_ns - actual.start_ns).sum()) - lengths) <= 2 * len(actual) + lengths // 10_000
     for kind in ("gpu_memcpy", "gpu_memset"):
         assert of[kind].size_bytes.sum() == sum(one["args"]["bytes"] for one in events[kind])
     names = Counter(trace.names[one] for one in trace.kernels.name.tolist())
@@ -100,9 +100,9 @@ def compare_calls(calls: list[dict[str, Any]], run_dir: Path, begin_ns: int, tid
     """Compare when and on which thread each call stands with what the trace says of it."""
     origin = min(gpu_traces.ns(one["ts"]) for one in calls)
     query = "SELECT correlationId, start, globalTid & 0xffffff FROM CUPTI_ACTIVITY_KIND_RUNTIME"
-    found = {correlation: (start, tid) for correlation, start, tid in rows(run_dir, query)}
+    actual = {correlation: (start, tid) for correlation, start, tid in rows(run_dir, query)}
     for one in calls:
-        start, tid = found[one["args"]["correlation"]]
+        start, tid = actual[one["args"]["correlation"]]
         assert tid == tids.get(one["tid"], 0xFFFFFF)
         assert abs(start - (begin_ns + gpu_traces.ns(one["ts"]) - origin)) <= 5
 
@@ -147,7 +147,7 @@ def test_several_windows_of_two_processes_keep_their_launches_and_their_gpus_apa
     write(placed(document, beside, begin, {}, gpus={"0": "GPU-b"}), run_dir, beside.pid)
     for pid in (process.pid, beside.pid):
         say(run_dir, pid, gpu_gate.STOPPED)
-    trace, notes = finalised(run_dir)
+    trace, notes = finalize_run(run_dir)
     assert notes == ()
     kernels = sum(one.get("cat") == "kernel" for one in document["traceEvents"])
     assert len(trace.kernels) == 3 * kernels
@@ -174,7 +174,7 @@ def test_gpu_work_of_a_program_without_a_range_is_a_recording(captures: Path, tm
     process = ProcessRecording(tmp_path, 4242, 1, "", (), 10**9, 1_800_000_000 * 10**9, 0, 0, (), ())
     write(placed(document, process, 2 * 10**9, {}, markers=False), tmp_path, 4242)
     say(tmp_path, 4242, gpu_gate.STOPPED)
-    trace, notes = finalised(tmp_path)
+    trace, notes = finalize_run(tmp_path)
     assert [note.code for note in notes] == ["nothing_recorded"]
     assert len(trace.kernels) == 130
     assert [one.pid for one in trace.processes] == [4242]
@@ -192,7 +192,7 @@ def test_nsys_reads_what_is_merged(captures: Path, recorded: Callable[..., Path]
     run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
     process = process_of(run_dir)
     write(placed(document, process, process.monotonic_ns, {}), run_dir, process.pid)
-    finalised(run_dir)
+    finalize_run(run_dir)
     reports = ("gpukernsum", "gpumemsizesum", "cudaapisum")
     command = [nsys, "stats", "--quiet", "--format", "csv", *(f"--report={one}" for one in reports), "app.sqlite"]
     done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=120)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.collectors.gpu_runs import finalised, process_of, rows
+from tests.collectors.gpu_runs import finalize_run, process_of, rows
 from tests.collectors.gpu_traces import half, write
 
 from traceable.capture import gpu_gate
@@ -38,13 +38,13 @@ worker.join()
 """
 
 
-def test_what_kineto_records_lies_in_the_range_that_the_recorder_heard_around_it(
+def test_kineto_events_lie_in_the_recorders_range_around_them(
     recorded: Callable[..., Path],
 ) -> None:
     pytest.importorskip("torch")
     run_dir = recorded(MARKED)
     process = process_of(run_dir)
-    trace, notes = finalised(run_dir)
+    trace, notes = finalize_run(run_dir)
     assert notes == ()
     parts = KinetoTraces()
     (path,) = (run_dir / "gpu").glob("*.gz")
@@ -82,10 +82,10 @@ def markers(*brackets: tuple[int, int, int]) -> Any:
         for number, (at, _, _) in enumerate(brackets)
     ]
     clock = [(number, before, after) for number, (_, before, after) in enumerate(brackets)]
-    said = {"monotonic_ns": 50, "realtime_ns": 1_800_000_000_000_000_050, "markers": clock, "gpus": {}}
+    metadata = {"monotonic_ns": 50, "realtime_ns": 1_800_000_000_000_000_050, "markers": clock, "gpus": {}}
     return {
         "schemaVersion": 1,
-        gpu_gate.METADATA: said,
+        gpu_gate.METADATA: metadata,
         "traceEvents": events,
         "baseTimeNanoseconds": 10**18 * 18 // 10,
     }
@@ -112,14 +112,14 @@ def test_the_offset_is_what_suits_all_markers_and_its_drift_is_made_good(tmp_pat
     assert np.abs(clock.monotonic_ns(times) - expected).max() <= 1
 
 
-def test_a_clock_that_no_offset_suits_is_said_to_be_as_uneven_as_it_is(tmp_path: Path) -> None:
+def test_the_uncertainty_of_a_clock_that_no_offset_fits_is_its_unevenness(tmp_path: Path) -> None:
     clock = clock_of(markers((1000, 1000, 1100), (2000, 2500, 2600)), tmp_path)
     assert (clock.offset_ns, clock.uncertainty_ns) == ((50, 550), 50)
     clock = clock_of(markers((1000, 1000, 1100), (2000, 2500, 2600), (9000, 0, 99000), (9500, 0, 99000)), tmp_path)
     assert (clock.offset_ns[0], clock.uncertainty_ns) == (300, 49_250)
 
 
-def test_without_markers_the_wall_clock_places_the_work_and_that_is_said(tmp_path: Path) -> None:
+def test_without_markers_the_wall_clock_aligns_the_work_with_a_note(tmp_path: Path) -> None:
     document = markers((1000, 900, 1100))
     document["traceEvents"][0]["name"] = "another's"
     clock = clock_of(document, tmp_path)
@@ -152,8 +152,8 @@ def test_threads_are_found_by_number_or_by_half_and_of_two_that_shared_one_by_ti
     known = Threads([process])
     times = np.array([10_500, 11_000, 14_999, 15_000, 99_000])
 
-    def tids(said: Any) -> list[int]:
-        return list(known.resolve_tids(said, times).tolist())
+    def tids(kineto_id: Any) -> list[int]:
+        return list(known.resolve_tids(kineto_id, times).tolist())
 
     assert half(shared) < 0 < half(other)
     assert tids(100) == tids(half(0x7F11_1234_5640)) == [100] * 5
@@ -175,6 +175,6 @@ f()
 t = threading.Thread(target=f); t.start(); t.join()
 """
     run_dir = recorded(code)
-    said = [tuple(map(int, line.split())) for line in (run_dir / "stderr").read_text().splitlines()]
-    assert len(said) == 2
-    assert sorted((one.tid, one.pthread) for one in process_of(run_dir).threads) == sorted(said)
+    ids = [tuple(map(int, line.split())) for line in (run_dir / "stderr").read_text().splitlines()]
+    assert len(ids) == 2
+    assert sorted((one.tid, one.pthread) for one in process_of(run_dir).threads) == sorted(ids)

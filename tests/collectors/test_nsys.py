@@ -1,4 +1,4 @@
-"""nsys as a collector: what it is told, and what is made of what it leaves."""
+"""nsys as a collector: its command line, and the use of its files."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_ranges_of_a_program_are_in_the_database(recorded):
     assert (recorded / "app.nsys-rep").is_file()
 
 
-def test_finalising_again_changes_nothing_and_trusts_no_older_export(recorded):
+def test_finalizing_again_changes_nothing_and_trusts_no_older_export(recorded):
     collector, database = NsysCollector(), recorded / "app.sqlite"
     before = database.stat()
     again = collector.finalize(recorded, "app")
@@ -153,34 +153,34 @@ def test_no_report_says_nsyss_last_words(fake, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("body", "detail"),
     [
-        ("exit 3", " 3 "),
+        ("exit 3", " 3:"),
         ("echo something else", "'something else'"),
-        ("kill -SEGV $$", " -11 "),
+        ("kill -SEGV $$", " -11:"),
     ],
 )
-def test_an_nsys_that_does_not_answer_is_not_available(fake, body, named):
+def test_an_nsys_that_fails_is_not_available(fake, body, detail):
     script = fake("")
     script.write_text(f"#!/bin/sh\n{body}\n")
-    found = NsysCollector().availability()
-    assert (found.available, found.code) == (False, "tool_failed")
-    assert named in found.reason
+    availability = NsysCollector().availability()
+    assert (availability.available, availability.code) == (False, "tool_failed")
+    assert detail in availability.reason
 
 
 def test_an_nsys_that_hangs_is_not_available(fake, monkeypatch):
     script = fake("")
     script.write_text("#!/bin/sh\nexec sleep 1000\n")
     monkeypatch.setattr(tools, "TIMEOUT_SECONDS", 0.2)
-    found = NsysCollector().availability()
-    assert (found.available, found.code) == (False, "tool_timeout")
+    availability = NsysCollector().availability()
+    assert (availability.available, availability.code) == (False, "tool_timeout")
 
 
 def test_traceable_nsys_must_name_an_executable(monkeypatch, tmp_path):
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
-    found = NsysCollector().availability()
-    assert (found.available, found.code) == (False, "tool_not_executable")
-    assert "TRACEABLE_NSYS" in found.reason
+    availability = NsysCollector().availability()
+    assert (availability.available, availability.code) == (False, "tool_not_executable")
+    assert "TRACEABLE_NSYS" in availability.reason
 
 
 def test_an_nsys_off_the_path_is_found_in_an_install_folder(fake, tmp_path, monkeypatch):
@@ -228,7 +228,7 @@ PROGRAM = "open('runs', 'a').write('run\\n'); raise SystemExit(3)"
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_an_nsys_that_starts_nothing_is_said_and_the_program_not_run(fake, how, tmp_path):
+def test_an_nsys_that_starts_nothing_is_reported_and_the_program_not_run(fake, how, tmp_path):
     fake(BROKEN[how])
     ended = launch(tmp_path, "nsys", "-c", PROGRAM, seconds="0.5" if how == "hangs" else "60")
     assert ended.returncode == 2
@@ -313,7 +313,7 @@ def test_a_stream_left_by_an_nsys_without_importer_is_imported(nsys, without_imp
     assert ranges(tmp_path / "out" / "app.sqlite") == ["pack"]
 
 
-def test_a_stream_that_no_importer_can_read_is_named_and_kept(nsys, tmp_path):
+def test_a_stream_that_no_importer_can_read_is_reported_and_kept(nsys, tmp_path):
     (tmp_path / "app.qdstrm").write_bytes(b"cut off")
     with pytest.raises(CollectorError, match=str(tmp_path / "app.qdstrm")) as error:
         NsysCollector().finalize(tmp_path, "app")

@@ -76,7 +76,7 @@ def newer(nsys, tmp_path) -> Callable[..., NsysCollector]:
     return build
 
 
-def told(collector: NsysCollector, tmp_path: Path, gating: Gating | None = None) -> list[str]:
+def plan_words(collector: NsysCollector, tmp_path: Path, gating: Gating | None = None) -> list[str]:
     """The words that nsys gets of its own, without those on what the report is and where it goes."""
     argv = collector.plan(["program"], tmp_path, "app", gating).argv
     return [
@@ -163,7 +163,7 @@ def test_the_users_option_takes_the_place_of_ours_however_it_is_written(real, ty
 
 
 def test_the_default_of_the_real_one(nsys, tmp_path):
-    assert told(NsysCollector(), tmp_path) == [
+    assert plan_words(NsysCollector(), tmp_path) == [
         "--trace=cuda,nvtx",
         "--kill=none",
         "--wait=primary",
@@ -174,14 +174,14 @@ def test_the_default_of_the_real_one(nsys, tmp_path):
 
 
 def test_the_user_wins_over_a_preset_too(newer, tmp_path):
-    words = told(newer(NsysRequest("python", ("-t", "cuda", "--python-sampling=false", "-s", "none"))), tmp_path)
+    words = plan_words(newer(NsysRequest("python", ("-t", "cuda", "--python-sampling=false", "-s", "none"))), tmp_path)
     assert words[-4:] == ["cuda", "--python-sampling=false", "-s", "none"]
     assert not [word for word in words if word.startswith(("--trace", "--sample", "--python-sampling=true"))]
 
 
 def test_a_newer_nsys_gets_what_it_offers(newer, tmp_path):
     collector = newer(NsysRequest("full"))
-    assert told(collector, tmp_path) == [
+    assert plan_words(collector, tmp_path) == [
         "--trace=cuda,nvtx,osrt,cublas,cusolver,cudnn,nccl,mpi,ucx",
         "--kill=none",
         "--wait=primary",
@@ -199,10 +199,10 @@ def test_a_newer_nsys_gets_what_it_offers(newer, tmp_path):
     assert "preset full: " in missing and "2026.4.1" in missing and "--trace=cusparse" in missing
 
 
-def test_what_the_machine_does_not_permit_is_left_out_and_said(newer, tmp_path):
+def test_options_that_the_machine_does_not_permit_are_skipped_with_a_note(newer, tmp_path):
     denied = ["Insufficient privilege, see the documentation"]
     collector = newer(NsysRequest("full"), "CPU Profiling Environment (process-tree): Fail", denied)
-    words = told(collector, tmp_path)
+    words = plan_words(collector, tmp_path)
     assert "--sample=none" in words and "--cpuctxsw=none" in words
     assert not [word for word in words if "backtrace" in word or "gpu-metrics" in word]
     _, samples, counters = collector.plan(["program"], tmp_path, "app").notes
@@ -220,10 +220,10 @@ def test_what_the_machine_does_not_permit_is_left_out_and_said(newer, tmp_path):
 )
 def test_the_gpus_whose_counters_can_be_sampled(newer, listed, value):
     install = newer(NsysRequest(), gpus=listed.splitlines()).install
-    assert install.gpu_metrics("--gpu-metrics-devices") == (value, "")
+    assert install.select_gpu_metrics_devices("--gpu-metrics-devices") == (value, "")
 
 
-def test_without_a_gpu_the_real_one_says_why(nsys, real):
+def test_without_a_gpu_the_real_one_gives_a_reason(nsys, real):
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
     name = next(one for one in user_options.GPU_METRICS if one in real)
@@ -243,7 +243,7 @@ def test_samples_are_left_alone_where_nsys_is_known_not_to_end_with_them(newer, 
     collector = newer(NsysRequest("python", ("--cpuctxsw=process-tree",)))
     collector.__dict__["install"] = Install(collector.install.executable, old.version)
     if modern:
-        assert "--sample=none" in told(collector, tmp_path)
+        assert "--sample=none" in plan_words(collector, tmp_path)
         left_out, warned = collector.plan(["program"], tmp_path, "app").notes
         assert (left_out.code, warned.code) == ("samples_hang_nsys", "samples_hang_nsys")
         assert "preset python: " in left_out and "nsys 2022.4.2 " in left_out
@@ -252,21 +252,21 @@ def test_samples_are_left_alone_where_nsys_is_known_not_to_end_with_them(newer, 
 
 def test_each_preset_records_ranges_and_leaves_the_program_alone(newer, tmp_path):
     for name in user_options.PRESETS:
-        words = told(newer(NsysRequest(name)), tmp_path)
+        words = plan_words(newer(NsysRequest(name)), tmp_path)
         assert words[0].startswith("--trace=cuda,nvtx")
         assert "--kill=none" in words and "--wait=primary" in words
 
 
 def test_an_option_that_nsys_does_not_have_names_the_nearest(newer, tmp_path):
     with pytest.raises(UsageError) as error:
-        told(newer(NsysRequest(words=("--unheard-sampling=true",))), tmp_path)
+        plan_words(newer(NsysRequest(words=("--unheard-sampling=true",))), tmp_path)
     assert error.value.code == "no_such_nsys_option"
     assert "--unheard-sampling" in error.value.problem
     assert "--python-sampling" in error.value.remedy
 
 
 def test_an_option_that_its_help_keeps_to_itself_is_for_nsys_to_judge(newer, tmp_path):
-    assert told(newer(NsysRequest(words=("--hidden=1",))), tmp_path)[-1] == "--hidden=1"
+    assert plan_words(newer(NsysRequest(words=("--hidden=1",))), tmp_path)[-1] == "--hidden=1"
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def test_an_option_that_its_help_keeps_to_itself_is_for_nsys_to_judge(newer, tmp
 def test_what_would_undo_the_windows_is_refused_with_them_only(newer, tmp_path, typed, code):
     collector = newer(NsysRequest(words=tuple(typed.split())))
     with pytest.raises(UsageError, match=re.escape(typed)) as error:
-        told(collector, tmp_path, Gating(2))
+        plan_words(collector, tmp_path, Gating(2))
     assert error.value.code == code
     assert ("traceable.window" in error.value.remedy) == (code == "window_domain_excluded")
-    assert told(collector, tmp_path)[-len(typed.split()) :] == typed.split()
+    assert plan_words(collector, tmp_path)[-len(typed.split()) :] == typed.split()
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_what_would_undo_the_windows_is_refused_with_them_only(newer, tmp_path, 
         ("-t nvtx,python-gil", "gil_recorded_as_ranges"),
     ],
 )
-def test_what_comes_of_an_option_that_breaks_a_promise_is_said(newer, tmp_path, typed, code):
+def test_an_option_that_changes_the_usual_behavior_has_a_note(newer, tmp_path, typed, code):
     (note,) = newer(NsysRequest(words=tuple(typed.split()))).plan(["program"], tmp_path, "app").notes
     assert note.code == code
     assert note.startswith(f"{typed}: ")
@@ -313,5 +313,5 @@ def test_what_comes_of_an_option_that_breaks_a_promise_is_said(newer, tmp_path, 
 )
 def test_what_is_not_the_users_to_say_is_refused(nsys, tmp_path, typed, code):
     with pytest.raises(UsageError, match=f"{typed} .*--nsys-args") as error:
-        told(NsysCollector(NsysRequest(words=tuple(typed.split()))), tmp_path)
+        plan_words(NsysCollector(NsysRequest(words=tuple(typed.split()))), tmp_path)
     assert error.value.code == code

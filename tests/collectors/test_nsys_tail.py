@@ -60,7 +60,7 @@ def test_an_export_with_nothing_to_cut_stays_as_it_is(database: Path) -> None:
     assert database.read_bytes() == before
 
 
-def test_what_processes_said_of_their_end(tmp_path: Path) -> None:
+def test_the_exit_times_of_processes(tmp_path: Path) -> None:
     began = {"start_wall_ns": 1, "disabled": False, "level": 1, "listener": True}
     ended = {"end_wall_ns": 5, "end": "exit", "names": [], "distinct": 0, "nvtx": None, "torch_profiler": False}
     for pid, lines in {

@@ -34,16 +34,16 @@ Asks = list[tuple[str, str]]
 class Permissive:
     """A machine on which everything may be sampled."""
 
-    def no_samples(self) -> Message | None:
+    def explain_no_sampling(self) -> Message | None:
         return None
 
-    def gpu_metrics(self, option: str) -> tuple[str | None, str]:
+    def select_gpu_metrics_devices(self, option: str) -> tuple[str | None, str]:
         return "0", ""
 
 
 @pytest.fixture(params=VERSIONS)
 def version(request, nsys, tmp_path, monkeypatch) -> str:
-    """A version; the nsys in use is one that stands in for it, and the one that is installed records."""
+    """A version; the nsys in use is a stand-in for it, and the installed one records."""
     monkeypatch.setenv(environment.NSYS, str(stand_in.install(request.param, tmp_path / "bin", nsys)))
     return request.param
 
@@ -54,30 +54,30 @@ def run(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "traceable", "run", "--collector", "nsys", "-o", "out", *words]
-        kept = {k: v for k, v in os.environ.items() if k == environment.NSYS or not k.startswith("TRACEABLE_")}
-        environ = {**kept, "API_KEY": SECRET}
+        inherited = {k: v for k, v in os.environ.items() if k == environment.NSYS or not k.startswith("TRACEABLE_")}
+        environ = {**inherited, "API_KEY": SECRET}
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)
 
     return call
 
 
-def filed(version: str) -> dict[str, tuple[object, ...]]:
-    """What the file of a version says of each option, as far as a help says it."""
+def options_in_file(version: str) -> dict[str, tuple[object, ...]]:
+    """The options in the file of a version, in the form of a parsed help."""
     options = stand_in.read(version)["options"]
     return {
         name: (one.get("short"), one.get("value", True), tuple(one.get("values", ()))) for name, one in options.items()
     }
 
 
-def heard(text: str, names: set[str]) -> dict[str, tuple[object, ...]]:
-    """What traceable makes of a help, of the options in it and of `names`."""
+def parsed_options(text: str, names: set[str]) -> dict[str, tuple[object, ...]]:
+    """traceable's parse of a help: the options in it and `names`."""
     options = parse_help(text)
     in_text = set(re.findall(r"^\t(?:-\w, )?(--[\w-]*\w)=", text, re.MULTILINE))
-    found = [(name, options.get(name)) for name in in_text | names if name in options]
-    return {name: (one.short, one.takes_value, one.values) for name, one in found if one is not None}
+    matches = [(name, options.get(name)) for name in in_text | names if name in options]
+    return {name: (one.short, one.takes_value, one.values) for name, one in matches if one is not None}
 
 
-def planned(install: nsys_install.Install, preset: str, gating: Gating | None, run_dir: Path) -> Asks:
+def planned_options(install: nsys_install.Install, preset: str, gating: Gating | None, run_dir: Path) -> Asks:
     """The options that nsys is given for a preset and windows."""
     collector = NsysCollector(NsysRequest(preset))
     collector.__dict__["install"] = install  # asked for its options once, and not for each plan
@@ -86,33 +86,35 @@ def planned(install: nsys_install.Install, preset: str, gating: Gating | None, r
     return [(name, value) for name, _, value in (word.partition("=") for word in words)]
 
 
-def check_known(asked: Asks, version: str) -> None:
-    """By the stand-in's own judgement, which refuses what its file does not have."""
+def check_known(words: Asks, version: str) -> None:
+    """By the stand-in's own check, which rejects what its file does not have."""
     options = stand_in.read(version)["options"]
-    found, rest = stand_in.parsed([f"{name}={value}" for name, value in asked], options)
-    stand_in.check(found, options)
-    assert (found, rest) == (asked, [])
+    accepted, rest = stand_in.parsed([f"{name}={value}" for name, value in words], options)
+    stand_in.check(accepted, options)
+    assert (accepted, rest) == (words, [])
 
 
-def test_the_file_of_the_real_one_is_what_it_says(nsys, monkeypatch):
+def test_the_file_of_the_real_one_matches_its_help(nsys, monkeypatch):
     monkeypatch.setenv(environment.NSYS, nsys)
     install = nsys_install.find_nsys()
     if install.short_version not in VERSIONS:
         pytest.skip(f"there is no file of nsys {install.short_version}")
     known = stand_in.read(install.short_version)
     text = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=True).stdout
-    assert heard(text, set(known["options"])) == filed(install.short_version)
+    assert parsed_options(text, set(known["options"])) == options_in_file(install.short_version)
     assert known["prints"] == install.version
     for name, option in known["options"].items():
-        said = install.options.get(name).text  # type: ignore[union-attr]
-        assert re.search(rf"efault is\s+'{re.escape(option.get('default', ''))}", said) or "default" not in option
+        description = install.options.get(name).text  # type: ignore[union-attr]
+        assert (
+            re.search(rf"efault is\s+'{re.escape(option.get('default', ''))}", description) or "default" not in option
+        )
 
 
-def test_the_help_of_a_stand_in_is_read_as_its_file_says(version):
-    assert heard(stand_in.help_text(stand_in.read(version)), set()) == filed(version)
+def test_the_help_of_a_stand_in_is_parsed_to_its_file(version):
+    assert parsed_options(stand_in.help_text(stand_in.read(version)), set()) == options_in_file(version)
 
 
-def test_what_was_replaced_is_not_there_any_more_and_was_before(version):
+def test_a_replaced_option_exists_in_an_older_version_only(version):
     options = stand_in.read(version)["options"]
     older = [stand_in.read(one)["options"] for one in VERSIONS[: VERSIONS.index(version)]]
     for gone in {one["replaces"] for one in options.values() if "replaces" in one}:
@@ -120,33 +122,33 @@ def test_what_was_replaced_is_not_there_any_more_and_was_before(version):
         assert any(gone in one for one in older)
 
 
-def test_a_version_is_asked_for_nothing_that_it_has_not(version, tmp_path):
+def test_a_version_gets_only_options_that_it_has(version, tmp_path):
     known = stand_in.read(version)["options"]
     install = nsys_install.find_nsys()
     for preset, gating in itertools.product(user_options.PRESETS, (None, Gating(1), Gating(2), Gating(None))):
-        asked = planned(install, preset, gating, tmp_path)
-        check_known(asked, version)
-        given = dict(asked)
-        assert given["--kill"] == "none" and given["--wait"] == "primary"
-        assert (given.get(DISCARD) == "true") == (DISCARD in known)
-        # Newer ones put the reports off until the program ends, unless they are told not to.
-        end = given.get("--capture-range-end", "none")
+        words = planned_options(install, preset, gating, tmp_path)
+        check_known(words, version)
+        values = dict(words)
+        assert values["--kill"] == "none" and values["--wait"] == "primary"
+        assert (values.get(DISCARD) == "true") == (DISCARD in known)
+        # Newer ones defer the reports until the program ends without `:sync`.
+        end = values.get("--capture-range-end", "none")
         modes = known["--capture-range-end"].get("modes", ())
         assert end.endswith(":sync") == (end.startswith("repeat") and "sync" in modes)
 
 
-def test_where_everything_may_be_sampled_too_and_what_is_left_out_is_named(version):
+def test_with_all_permissions_every_option_is_used_or_listed_as_missing(version):
     options: Options = nsys_install.find_nsys().options
     for preset in user_options.PRESETS.values():
-        chosen = user_options.resolve_preset(preset, options, Permissive())
-        check_known(list(chosen.options), version)
-        named = {word.partition("=")[0] for word in chosen.missing}
-        wished = {name for name, _ in (*preset.options, *preset.sampling_options)}
-        assert wished <= named | dict(chosen.options).keys()
-        assert all(not options.takes(*word.split("=", 1)) if "=" in word else True for word in chosen.missing)
+        resolved = user_options.resolve_preset(preset, options, Permissive())
+        check_known(list(resolved.options), version)
+        missing = {word.partition("=")[0] for word in resolved.missing}
+        requested = {name for name, _ in (*preset.options, *preset.sampling_options)}
+        assert requested <= missing | dict(resolved.options).keys()
+        assert all(not options.takes(*word.split("=", 1)) if "=" in word else True for word in resolved.missing)
 
 
-def test_the_environment_is_kept_out_by_the_option_or_else_by_us(version, tmp_path):
+def test_the_environment_is_hidden_by_the_option_or_else_by_us(version, tmp_path):
     if find_hide_proc_environ_library() is None:
         lacking("traceable._native._hide_proc_environ is not built")
     plan = NsysCollector().plan(["program"], tmp_path, "app")
@@ -175,7 +177,7 @@ def test_a_run_under_each_ends_well_with_its_ranges_and_without_the_secret(versi
     # In a window lie the waits between its steps; without windows also the first one, and that for the end of the loop.
     counts = {"step": count, "work": count, "step.wait": 1 if windowed else count + 1}
     assert {row["name"]: row["count"] for row in document["names"]} == counts
-    suffix = stand_in.read(version)["behaviour"]["report_suffix"]
+    suffix = stand_in.read(version)["behavior"]["report_suffix"]
     reports = [f"python.{number}{suffix}" for number in (1, 2)] if windowed else [f"python{suffix}"]
     assert [name for name in manifest["files"] if name.endswith(suffix)] == reports
     if find_hide_proc_environ_library() is not None:
@@ -183,7 +185,7 @@ def test_a_run_under_each_ends_well_with_its_ranges_and_without_the_secret(versi
 
 
 @pytest.mark.parametrize(
-    ("version", "words", "said"),
+    ("version", "words", "error"),
     [
         ("2024.7.1", "--discard-environment=true", "nsys 2024.7.1 has no option --discard-environment"),
         ("2022.4.2", "--python-sampling=true", "nsys 2022.4.2 has no option --python-sampling"),
@@ -193,8 +195,8 @@ def test_a_run_under_each_ends_well_with_its_ranges_and_without_the_secret(versi
     ],
     indirect=["version"],
 )
-def test_what_a_version_has_not_is_refused_once_and_nothing_runs(version, run, tmp_path, words, said):
+def test_an_option_that_a_version_lacks_is_rejected_once_and_nothing_runs(version, run, tmp_path, words, error):
     ended = run(f"--nsys-args={words}", "-c", "open('ran', 'w')")
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.count(said) == 1, ended.stderr
+    assert ended.stderr.count(error) == 1, ended.stderr
     assert not (tmp_path / "ran").exists()

@@ -47,7 +47,7 @@ def test_one_window_stops_the_collection_and_several_repeat_it(tmp_path, windows
 
 
 @pytest.mark.parametrize(("windows", "end"), [(1, "stop"), (2, "repeat:2:sync"), (None, "repeat:sync")])
-def test_an_nsys_that_may_put_reports_off_is_told_not_to(tmp_path, windows, end):
+def test_an_nsys_that_may_defer_reports_gets_sync(tmp_path, windows, end):
     words = told(tmp_path, KNOWN.format(values="'stop', 'repeat[:N][:mode]', mode: defer, sync or async"), windows)
     assert words[-1] == f"--capture-range-end={end}"
 

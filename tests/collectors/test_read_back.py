@@ -245,9 +245,9 @@ def test_a_recording_read_in_pieces_is_what_it_is_event_by_event(
         patch.setattr(nsys_rows, "MAX_ROWS_IN_MEMORY", held)
         patch.setattr("traceable.collectors.recorder.rows._ROUNDS", rounds)
         written = write_database(recording, Path(folder) / "a.sqlite", complete=True)
-        found, expected = read(Path(folder) / "a.sqlite"), slowly(recording)
+        actual, expected = read(Path(folder) / "a.sqlite"), slowly(recording)
         assert written.events == len(expected)
-        assert in_order(found) == in_order(expected)
+        assert in_order(actual) == in_order(expected)
         assert list(Path(folder).glob(".*")) == []
 
 
@@ -313,9 +313,9 @@ def test_a_real_recording_is_what_it_is_event_by_event(
     monkeypatch.setattr(rec, "CHUNK_RECORDS", 700)
     monkeypatch.setattr(nsys_rows, "MAX_ROWS_IN_MEMORY", 500)
     write_database(recording, tmp_path / "app.sqlite", complete=True)
-    found, expected = read(tmp_path / "app.sqlite"), slowly(recording)
-    assert in_order(found) == in_order(expected)
-    names = {row[5] for row in found}
+    actual, expected = read(tmp_path / "app.sqlite"), slowly(recording)
+    assert in_order(actual) == in_order(expected)
+    names = {row[5] for row in actual}
     assert {"outer", "text 1", "mark", "never popped"} <= names
-    assert ("crossing" in names) and (limit or len(found) == 3 * (2 * (2000 * 4 + 9)))
-    assert (limit is None) or any(row[-1] for row in found)
+    assert ("crossing" in names) and (limit or len(actual) == 3 * (2 * (2000 * 4 + 9)))
+    assert (limit is None) or any(row[-1] for row in actual)

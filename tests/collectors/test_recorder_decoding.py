@@ -47,8 +47,8 @@ def one_by_one(records: list[Record]) -> list[Seen]:
         elif kind == PAYLOAD:
             payload_type, bits = value, data
         elif kind <= rec.MARK:
-            named = kind in (rec.PUSH, rec.START, rec.MARK)
-            seen.append((kind, value, color if named else -1, category if named else -1, payload_type, bits))
+            has_name = kind in (rec.PUSH, rec.START, rec.MARK)
+            seen.append((kind, value, color if has_name else -1, category if has_name else -1, payload_type, bits))
             payload_type = bits = 0
     return seen
 
@@ -67,11 +67,11 @@ def test_events_are_what_their_records_say_however_the_file_is_cut_into_chunks(
         path.write_bytes(HEADER.pack(b"TRCBLEVT", rec.VERSION, 0, 1, 1, 0, b"main") + body + bytes(64))
         notes: list[Message] = []
         thread = rec.ThreadRecording(path, path.with_suffix(".text"), 1, 1, "main")
-        found: list[Seen] = []
+        decoded: list[Seen] = []
         for part in rec.read_events(thread, notes, chunk):
             columns = (part.kind, part.time_ns, part.color, part.category, part.payload_type, part.payload)
-            found += zip(*(column.tolist() for column in columns), strict=True)
-        assert found == one_by_one(records)
+            decoded += zip(*(column.tolist() for column in columns), strict=True)
+        assert decoded == one_by_one(records)
         assert notes == []
         for place in range(len(records) + 1):
             held = [record for record in records[:place] if record[0] == ATTRIBUTES][-1:]

@@ -24,7 +24,7 @@ from traceable.trace import load
 # ---- what is missing is said
 
 
-def test_a_process_that_never_imported_torch_is_named(recorded: Callable[..., Path]) -> None:
+def test_a_process_that_never_imported_torch_has_a_note(recorded: Callable[..., Path]) -> None:
     run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
     pid = process_of(run_dir).pid
     (note,) = notes_of(run_dir)
@@ -84,7 +84,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         (gpu_gate.WAITING, "cuda_not_used"),
     ],
 )
-def test_what_a_process_says_of_itself_is_said_at_the_end(recorded: Callable[..., Path], state: str, code: str) -> None:
+def test_the_state_of_a_process_becomes_a_note(recorded: Callable[..., Path], state: str, code: str) -> None:
     run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
     pid = process_of(run_dir).pid
     say(run_dir, pid, state, "no room")
@@ -211,12 +211,13 @@ def test_the_plan_adds_kineto_to_what_the_recorder_has(tmp_path: Path) -> None:
     assert (gated[environment.TORCH], gated[environment.RECORDING_GATED]) == ("windows", "1")
 
 
-def test_only_the_recorder_needs_help_and_under_nsys_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_recorder_needs_torch_and_under_nsys_it_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
         monkeypatch.delenv(name, raising=False)
     none = collectors.choose_collector("none")
     assert collectors.with_gpu(none) is none
-    assert "the GPU by the program's own torch" in collectors.with_gpu(collectors.choose_collector("recorder")).reason
+    choice = collectors.choose_collector("recorder")
+    assert collectors.with_gpu(choice).reason.startswith(f"{choice.reason}, ")
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     with pytest.raises(CollectorError) as error:
         collectors.with_gpu(collectors.choose_collector("recorder"))

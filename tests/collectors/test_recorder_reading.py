@@ -137,7 +137,7 @@ def test_what_is_no_export_is_never_overwritten_or_deleted(run_dir: Path, tmp_pa
     assert what != "link" or mine.read_text() == "mine"
 
 
-def test_nothing_recorded_is_said_and_is_no_database(tmp_path: Path) -> None:
+def test_an_empty_recording_has_a_note_and_no_database(tmp_path: Path) -> None:
     recorded = RecorderCollector().finalize(tmp_path, "app")
     assert (recorded.database, [note.code for note in recorded.notes]) == (None, ["nothing_recorded"])
     (tmp_path / "recording").mkdir()
@@ -235,7 +235,7 @@ def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, n
     content = bytearray(path.read_bytes())
     content[8] = 99
     path.write_bytes(content)
-    with pytest.raises(CollectorError, match=f"{path} .* 99,") as error:
+    with pytest.raises(CollectorError, match=f"{path} .* 99;") as error:
         RecorderCollector().finalize(run_dir, "app")
     assert error.value.code == "recording_version_unknown"
 

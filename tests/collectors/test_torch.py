@@ -75,7 +75,7 @@ def test_foreign_brackets_are_no_words_of_ours(name: str) -> None:
     assert kineto_events.decode_name(name) == kineto_events.DecodedName(name)
 
 
-def test_a_category_has_one_number_in_its_domain_and_an_unnamed_number_is_not_said() -> None:
+def test_a_category_has_one_number_in_its_domain_and_an_unnamed_number_is_omitted() -> None:
     domain = Domain("d")
     one, two = (domain.get_event_attributes("a", None, name) for name in ("first", "second"))
     again = domain.get_event_attributes("b", None, one.category, 5)
@@ -140,13 +140,13 @@ def test_a_start_end_range_is_two_moments_and_none_where_it_began_unrecorded(tor
     domain.end_range(0)
     number = domain.start_range(attributes)
     domain.end_range(number)
-    said = [f"r [@d ~start:{number}]", f" [~end:{number}]"]
-    assert torch.taken == [(verb, name) for name in said for verb in ("enter", "leave")]
+    names = [f"r [@d ~start:{number}]", f" [~end:{number}]"]
+    assert torch.taken == [(verb, name) for name in names for verb in ("enter", "leave")]
 
 
-def written(path: Path, events: list[dict[str, Any]], **said: Any) -> Path:
+def written(path: Path, events: list[dict[str, Any]], **fields: Any) -> Path:
     """Write a trace; what it says of itself stands before the events, as Kineto has it."""
-    path.write_text(as_json({"schemaVersion": 1, **said, "traceEvents": events}))
+    path.write_text(as_json({"schemaVersion": 1, **fields, "traceEvents": events}))
     return path
 
 
@@ -227,11 +227,11 @@ def test_another_listener_is_none_of_nsys(monkeypatch: pytest.MonkeyPatch) -> No
     assert collector.TorchCollector().availability().available
 
 
-def test_finalise_gives_one_file_several_as_their_directory_and_says_what_is_not_whole(tmp_path: Path) -> None:
-    def finalised() -> Any:
+def test_finalize_returns_one_file_or_the_directory_of_several_and_notes_incomplete_ones(tmp_path: Path) -> None:
+    def finalize() -> Any:
         return collector.TorchCollector().finalize(tmp_path, "a")
 
-    nothing = finalised()
+    nothing = finalize()
     assert (nothing.database, nothing.files) == (None, ())
     assert [note.code for note in nothing.notes] == ["torch_left_nothing"]
     folder = tmp_path / "torch"
@@ -239,13 +239,13 @@ def test_finalise_gives_one_file_several_as_their_directory_and_says_what_is_not
     files = [folder / f"{pid}-1{collector.SUFFIX}" for pid in (1, 2)]
     files[0].write_bytes(gzip.compress(b"{}"))
     (folder / f".1-2{collector.SUFFIX}.json.part").write_text("{")
-    one = finalised()
+    one = finalize()
     assert (one.database, one.files) == (files[0], (files[0],))
     (note,) = one.notes
     assert note.code == "torch_trace_not_whole"
     assert note.startswith("1 ")
     files[1].write_bytes(gzip.compress(b"{}"))
-    assert finalised().database == folder
+    assert finalize().database == folder
 
 
 @pytest.mark.parametrize("content", ['{"traceEvents": []}\n', '{"a": [' + "1," * 100 + "2]}"])

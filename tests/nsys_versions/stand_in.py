@@ -1,11 +1,11 @@
-"""An nsys of a version that can't be installed here: it answers by that version's file, and the real one records.
+"""Simulates an nsys version that can't be installed here: it behaves as in its file, and the real one records.
 
-What is documented of the version is kept: its options and their values, what it refuses and in which words, what its
-reports are called, and that `--discard-environment` keeps the environment out. Options that the real one lacks are left
-out on the way to it, so what they would have recorded is not in the report. What is not known of the version stands in
-its file under `unknown`, and is as with 2022.4.2 here.
+The documented properties of the version are simulated: its options and their values, its error messages, the suffix of
+its reports, and that `--discard-environment` keeps the environment out. Options that the real one lacks are dropped, so
+their data is not in the report. Unknown properties of the version are listed in its file under `unknown`, and are those
+of 2022.4.2.
 
-By hand: `python tests/nsys_versions/stand_in.py 2026.4.1 FOLDER` makes one, to be named in TRACEABLE_NSYS.
+By hand: `python tests/nsys_versions/stand_in.py 2026.4.1 FOLDER` creates one; set TRACEABLE_NSYS to its path.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BASE = "2022.4.2"
-"""The version that every real nsys understands the options of, as far as they are passed on."""
+"""The version whose options every real nsys supports, those that are passed on."""
 
 NOT_PASSED_ON = ("--sample", "--cpuctxsw", "--backtrace", "--cudabacktrace", "--gpu-metrics-device")
-"""They need permission or a GPU, and 2022.4.2 may never end with samples on Linux 6."""
+"""They need permission or a GPU, and 2022.4.2 may hang with samples on Linux 6."""
 
 NO_GPU = ("NVIDIA GPUs not found, feature is not available",)
 USAGE = "\nusage: nsys profile [<args>] [application] [<application args>]\n"
@@ -37,17 +37,17 @@ WITHOUT = (
 
 
 class RefusedError(Exception):
-    """What nsys would say instead of starting anything."""
+    """nsys's error message for invalid options."""
 
 
 def versions() -> list[str]:
-    """The versions that there are files of, the oldest first."""
+    """The versions that have a file, the oldest first."""
     found = (path.stem for path in HERE.glob("*.json"))
     return sorted(found, key=lambda version: [int(number) for number in version.split(".")])
 
 
 def read(version: str) -> dict[str, Any]:
-    """What is known of a version."""
+    """The file of a version."""
     known: dict[str, Any] = json.loads((HERE / f"{version}.json").read_text(encoding="utf-8"))
     return known
 
@@ -64,8 +64,8 @@ def install(
     """Make an executable `nsys` in `folder` that stands in for `version`.
 
     Args:
-        version: one that there is a file of.
-        folder: made where it is missing.
+        version: one that has a file.
+        folder: created if missing.
         real: the nsys that records.
         cpu: the line on samples of the CPU that `status --environment` is to print, where not the version's own.
         gpus: the lines that `--gpu-metrics-devices=help` is to print.
@@ -77,8 +77,8 @@ def install(
     from traceable._native import find_hide_proc_environ_library
 
     settings = {"version": version, "real": real, "gpus": list(gpus), "unlisted": list(unlisted)}
-    settings["hide_proc_environ"] = str(find_hide_proc_environ_library())
-    settings["cpu"] = cpu or read(version)["behaviour"]["cpu_environment"]
+    settings["discreet"] = str(find_hide_proc_environ_library())
+    settings["cpu"] = cpu or read(version)["behavior"]["cpu_environment"]
     words = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), json.dumps(settings)]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     made.chmod(made.stat().st_mode | stat.S_IXUSR)
@@ -109,7 +109,7 @@ def parsed(words: Sequence[str], options: dict[str, Any]) -> tuple[list[tuple[st
         RefusedError: as nsys refuses.
     """
     by_name = {short: name for name, option in options.items() for short in (name, option.get("short")) if short}
-    found: list[tuple[str, str]] = []
+    options_given: list[tuple[str, str]] = []
     rest = list(words)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
@@ -124,19 +124,19 @@ def parsed(words: Sequence[str], options: dict[str, Any]) -> tuple[list[tuple[st
             if not rest:
                 raise RefusedError(f"the required argument for option '{name}' is missing")
             value = rest.pop(0)
-        if name in dict(found):
+        if name in dict(options_given):
             raise RefusedError(f"option '{name}' cannot be specified more than once")
-        found.append((name, value))
-    return found, rest
+        options_given.append((name, value))
+    return options_given, rest
 
 
-def check(found: Sequence[tuple[str, str]], options: dict[str, Any]) -> None:
+def check(options_given: Sequence[tuple[str, str]], options: dict[str, Any]) -> None:
     """Refuse a value that the version does not list, where it lists its values.
 
     Raises:
         RefusedError: as nsys refuses.
     """
-    for name, value in found:
+    for name, value in options_given:
         option = options[name]
         listed = [re.split(r"[\[:]", one)[0] for one in option.get("values", ())]
         first, *modes = value.split(":")
@@ -150,18 +150,18 @@ def check(found: Sequence[tuple[str, str]], options: dict[str, Any]) -> None:
             raise RefusedError(f"Illegal {name} argument: {wrong[0]}.")
 
 
-def translated(found: Sequence[tuple[str, str]], options: dict[str, Any]) -> list[str]:
+def translated(options_given: Sequence[tuple[str, str]], options: dict[str, Any]) -> list[str]:
     """The options as the real one takes them."""
     base = read(BASE)["options"]
     words = ["--sample=none", "--cpuctxsw=none"]
-    for name, value in found:
+    for name, value in options_given:
         old = name if name in base else options[name].get("replaces")
         if old not in base or old in NOT_PASSED_ON:
             continue
-        kept = ":".join(part for part in value.split(":") if part not in options[name].get("modes", ()))
+        supported = ":".join(part for part in value.split(":") if part not in options[name].get("modes", ()))
         if old == "--trace":
-            kept = ",".join(api for api in kept.split(",") if api in base[old]["values"])
-        words.append(f"{old}={kept}")
+            supported = ",".join(api for api in supported.split(",") if api in base[old]["values"])
+        words.append(f"{old}={supported}")
     return words
 
 
@@ -182,7 +182,7 @@ def profile(settings: dict[str, Any], known: dict[str, Any], words: Sequence[str
         os.environ["LD_PRELOAD"] = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), library)))
         command = ["sh", "-c", WITHOUT + 'exec "$@"', "sh", library, *command]
     words = [settings["real"], "profile", *translated(found, known["options"]), *command]
-    suffix = known["behaviour"]["report_suffix"]
+    suffix = known["behavior"]["report_suffix"]
     if suffix == ".nsys-rep":
         os.execv(words[0], words)
     # The launcher hands over descriptors.

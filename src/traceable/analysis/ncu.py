@@ -1,8 +1,8 @@
-"""The question of what holds a kernel back, from what Nsight Compute measured of its launches.
+"""What limits a kernel, from Nsight Compute's measurements of its launches.
 
-`classify_bound` follows the rule SOLBottleneck of Nsight Compute itself (sections/SpeedOfLight.py, 2022.3) with its thresholds.
-It sets the throughput of the SMs against that of the memory system, each in percent of its own peak. It is no roofline
-of floating-point operations over bytes, which needs other metrics for each kind of arithmetic.
+`classify_bound` follows the rule SOLBottleneck of Nsight Compute itself (sections/SpeedOfLight.py, 2022.3) with its
+thresholds. It compares the throughput of the SMs with that of the memory system, each in percent of its own peak. It is
+not a roofline of floating-point operations over bytes, which needs other metrics for each kind of arithmetic.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from traceable.trace.model import Float64
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
 
 BUSY = 0.80
-"""From this share of its peak on, a unit limits the kernel by itself."""
+"""A unit with at least this share of its peak limits the kernel by itself."""
 
 LOW = 0.60
-"""Where both are below this share, neither limits: what is waited for is latency."""
+"""If both are below this share, neither limits the kernel: it waits for latency."""
 
 BALANCED = 0.10
-"""Where the two are nearer to each other than this, neither limits more than the other."""
+"""If the two differ by less than this, neither limits more than the other."""
 
 SMALL_WAVES = 1.0
 """A grid of fewer waves than this does not fill the GPU once."""
@@ -39,8 +39,8 @@ def summarize_launches(launches: Sequence[Launch]) -> Table:
     """Return one row for the launches of a kernel with equal grid and block, the largest total first.
 
     `duration_*_ns` are over its launches. The shares of peak, the occupancy and the waves are means weighted by
-    duration, so that they are those of the whole time. `classify_bound` is `compute`, `memory`, `balanced`, `latency`, or None
-    where it can't be told; `reason` says by which numbers. `others["launches"]` has the launches one by one.
+    duration, so that they are those of the whole time. `bound` is `compute`, `memory`, `balanced`, `latency`, or None
+    if unknown; `reason` gives the numbers. `others["launches"]` has the single launches.
     """
     groups: dict[tuple[str, str, str, str], list[Launch]] = {}
     for launch in launches:
@@ -55,18 +55,20 @@ def summarize_launches(launches: Sequence[Launch]) -> Table:
     }
     durations = [[one.values[DURATION] for one in members if DURATION in one.values] for members in each]
     times = {
-        "duration_total_ns": _of_each(durations, math.fsum),
-        "duration_mean_ns": _of_each(durations, lambda known: math.fsum(known) / len(known)),
-        "duration_min_ns": _of_each(durations, min),
-        "duration_max_ns": _of_each(durations, max),
+        "duration_total_ns": _reduce_each(durations, math.fsum),
+        "duration_mean_ns": _reduce_each(durations, lambda known: math.fsum(known) / len(known)),
+        "duration_min_ns": _reduce_each(durations, min),
+        "duration_max_ns": _reduce_each(durations, max),
     }
-    table = Table({**names, **times, **_judged([[_weighted(members, of) for of in _MEASURED] for members in each])})
+    table = Table(
+        {**names, **times, **_classify_rows([[_weighted_mean(members, of) for of in _MEASURED] for members in each])}
+    )
     heaviest = np.argsort(-np.nan_to_num(times["duration_total_ns"]), kind="stable")
-    return Table(table.take(heaviest).values, {"launches": _one_by_one(launches)})
+    return Table(table.take(heaviest).values, {"launches": _list_launches(launches)})
 
 
 def classify_bound(compute: float, memory: float, waves: float, dram: float) -> tuple[str | None, str | None]:
-    """Return what limits a kernel, and by which numbers that is known; None for both where a throughput is unknown.
+    """Return what limits a kernel, and the numbers that show it; None for both if a throughput is unknown.
 
     Args:
         compute, memory: throughput of the SMs and of the memory system, 1 being the peak; NaN where unknown.
@@ -93,8 +95,8 @@ def classify_bound(compute: float, memory: float, waves: float, dram: float) -> 
 _MEASURED = (*_SHARES.values(), WAVES)
 
 
-def _judged(rows: Sequence[Sequence[float]]) -> dict[str, np.ndarray]:
-    """Return the columns of what was measured, and the verdict on it; each row is in the order of `_MEASURED`."""
+def _classify_rows(rows: Sequence[Sequence[float]]) -> dict[str, np.ndarray]:
+    """Return the columns of measurements and of the bound; each row is in the order of `_MEASURED`."""
     compute, memory, dram, occupancy, waves = np.array(rows, np.float64).reshape(-1, len(_MEASURED)).T
     verdicts = [classify_bound(*four) for four in zip(compute, memory, waves, dram, strict=True)]
     return {
@@ -108,7 +110,7 @@ def _judged(rows: Sequence[Sequence[float]]) -> dict[str, np.ndarray]:
     }
 
 
-def _one_by_one(launches: Sequence[Launch]) -> Table:
+def _list_launches(launches: Sequence[Launch]) -> Table:
     """Return the launches, in order."""
     values = {
         "name": objects(one.name for one in launches),
@@ -117,16 +119,16 @@ def _one_by_one(launches: Sequence[Launch]) -> Table:
         "device": objects(one.device or None for one in launches),
         "duration_ns": np.array([one.values.get(DURATION, math.nan) for one in launches], np.float64),
     }
-    return Table({**values, **_judged([[one.values.get(of, math.nan) for of in _MEASURED] for one in launches])})
+    return Table({**values, **_classify_rows([[one.values.get(of, math.nan) for of in _MEASURED] for one in launches])})
 
 
-def _of_each(lists: Sequence[Sequence[float]], function: object) -> Float64:
+def _reduce_each(lists: Sequence[Sequence[float]], function: object) -> Float64:
     assert callable(function)
     return np.array([function(known) if known else math.nan for known in lists], np.float64)
 
 
-def _weighted(launches: Sequence[Launch], metric: str) -> float:
-    """Return the mean of a metric over launches, weighted by their durations; plain where these are not all known."""
+def _weighted_mean(launches: Sequence[Launch], metric: str) -> float:
+    """Return the mean of a metric over launches, weighted by their durations; unweighted if these are not all known."""
     known = [one.values for one in launches if metric in one.values]
     if not known:
         return math.nan

@@ -1,6 +1,6 @@
-"""Around the process: one module a collector behind the interface of `base`, registered here.
+"""Around the process: one folder a collector behind the interface of `base`, registered here.
 
-A collector is imported when it is asked for: looking for nsys must not cost what the recorder's reader imports.
+A collector is imported when it is requested: a search for nsys must not load what the recorder's reader imports.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COLLECTORS = {
 """Each collector's name, with the module and the class that satisfy `base.Collector`."""
 
 _WITH_GPU, _WITHOUT_GPU = ("nsys", "recorder"), ("recorder", "nsys")
-"""What `auto` tries, in this order. nsys also sees the GPU; of ranges the recorder sees more: it follows forks, loses
-nothing when a process is killed, and takes a second less."""
+"""The collectors that `auto` tries, in this order. nsys also records the GPU; the recorder is better at ranges: it
+follows forks, loses nothing when a process is killed, and takes a second less."""
 
 _WITHOUT_RECORDING = "run with --collector none to run without recording"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The collector that will be used, and a clause that says why."""
+    """The collector that will be used, and the reason as a clause."""
 
     collector: Collector
     reason: str
@@ -43,64 +43,62 @@ def create_collector(name: str, settings: Mapping[str, object] | None = None) ->
 
     Args:
         name: a key of `COLLECTORS`.
-        settings: what the user asks of single collectors, by their names; only their own classes know what it is.
+        settings: the user's request to single collectors, by their names; only their own classes know its type.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no collector of that name.
     """
     if name not in COLLECTORS:
-        raise UsageError(
-            "no_such_collector", f"there is no collector named {name!r}", f"use one of {', '.join(COLLECTORS)}"
-        )
+        raise UsageError("no_such_collector", f"no such collector: {name}", f"use one of {', '.join(COLLECTORS)}")
     module, attribute = COLLECTORS[name]
-    asked = [settings[name]] if settings and name in settings else []
-    collector: Collector = getattr(importlib.import_module(module), attribute)(*asked)
+    arguments = [settings[name]] if settings and name in settings else []
+    collector: Collector = getattr(importlib.import_module(module), attribute)(*arguments)
     return collector
 
 
 def choose_collector(
-    asked: str, unusable: Mapping[str, Message] | None = None, settings: Mapping[str, object] | None = None
+    requested: str, unusable: Mapping[str, Message] | None = None, settings: Mapping[str, object] | None = None
 ) -> Choice:
-    """Return the collector to use for `asked`: a name, or `auto`.
+    """Return the collector to use for `requested`: a name, or `auto`.
 
     Args:
-        asked: what the user said.
-        unusable: collectors found not to work in this run after all, by name, with the reason.
-        settings: what the user asks of single collectors, as for `create_collector`.
+        requested: the user's choice.
+        unusable: collectors that turned out not to work in this run, by name, with the reason.
+        settings: as for `create_collector`.
 
     Raises:
         UsageError: there is no such collector.
-        CollectorError: the one asked for, or every one that `auto` may take, does not work here.
+        CollectorError: the one requested, or every one that `auto` may take, does not work here.
     """
-    refused = dict(unusable or {})
-    # Options for nsys ask for nsys.
-    without_gpu = gpu_device.explain_no_gpu() if asked == AUTO and "nsys" not in (settings or {}) else None
+    rejected = dict(unusable or {})
+    # Options for nsys imply nsys.
+    without_gpu = gpu_device.explain_no_gpu() if requested == AUTO and "nsys" not in (settings or {}) else None
     remedy = ""
-    names = (_WITHOUT_GPU if without_gpu else _WITH_GPU) if asked == AUTO else (asked,)
+    names = (_WITHOUT_GPU if without_gpu else _WITH_GPU) if requested == AUTO else (requested,)
     for name in names:
-        if name in refused:
+        if name in rejected:
             continue
         collector = create_collector(name, settings)
-        found = collector.availability()
-        if found.available:
+        availability = collector.availability()
+        if availability.available:
             if name == "recorder" and without_gpu:
-                refused.setdefault("nsys", without_gpu)
-            passed_over = "".join(f"; {other} is not used: {reason.printed}" for other, reason in refused.items())
-            return Choice(collector, found.reason + passed_over)
-        refused[name] = Message(found.code, found.reason)
-        remedy = found.remedy
-    if asked == AUTO:
-        said = "; ".join(f"{name}: {reason.printed}" for name, reason in refused.items())
-        raise CollectorError("no_collector", f"nothing can record here ({said})", _WITHOUT_RECORDING)
-    why = refused[asked]
-    raise CollectorError(why.code, f"the collector {asked}: {why}", remedy or _WITHOUT_RECORDING)
+                rejected.setdefault("nsys", without_gpu)
+            unused = "".join(f"; {other} is not used: {reason.printed}" for other, reason in rejected.items())
+            return Choice(collector, availability.reason + unused)
+        rejected[name] = Message(availability.code, availability.reason)
+        remedy = availability.remedy
+    if requested == AUTO:
+        reasons = "; ".join(f"{name}: {reason.printed}" for name, reason in rejected.items())
+        raise CollectorError("no_collector", f"no collector works here ({reasons})", _WITHOUT_RECORDING)
+    cause = rejected[requested]
+    raise CollectorError(cause.code, f"the collector {requested}: {cause}", remedy or _WITHOUT_RECORDING)
 
 
 def with_gpu(choice: Choice) -> Choice:
-    """Return a choice that records the GPU's work too: nsys does anyhow, the recorder with the help of torch.
+    """Return a choice that records GPU activity too: nsys always does, the recorder through torch.
 
     Raises:
-        CollectorError: this runs under nsys, which has the GPU's events to itself.
+        CollectorError: this runs under nsys, which is the only one to get the GPU's events.
     """
     if choice.collector.name != "recorder":
         return choice
@@ -108,4 +106,6 @@ def with_gpu(choice: Choice) -> Choice:
     from traceable.collectors.torch import collector as torch
 
     torch.reject_under_nsys()
-    return Choice(recorder.RecorderCollector(gpu=True), f"{choice.reason}, and the GPU by the program's own torch")
+    return Choice(
+        recorder.RecorderCollector(gpu=True), f"{choice.reason}, with GPU activity through the program's own torch"
+    )

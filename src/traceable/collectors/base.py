@@ -1,8 +1,8 @@
-"""The small interface behind which every collector stands.
+"""The small interface that every collector implements.
 
-A collector knows how to start a program so that its ranges are recorded, and how to turn what was left on disk into
-an nsys SQLite file. It starts nothing itself: `launch` runs the plan. Adding a collector is one module that satisfies
-`Collector` and one line in `collect/__init__.py`.
+A collector knows how to start a program so that its ranges are recorded, and how to turn the files it leaves into an
+nsys SQLite file. It starts nothing itself: `launch` runs the plan. Adding a collector is one module that satisfies
+`Collector` and one line in `collectors/__init__.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 from traceable.errors import Message
 
 NSYS_LOG = "nsys.log"
-"""What nsys itself said, in the run directory."""
+"""nsys's own output, in the run directory."""
 
 GPU_DIRECTORY = "gpu"
-"""Name of the directory with what Kineto recorded beside the embedded recorder (`run --gpu`)."""
+"""Name of the directory with Kineto's traces next to the embedded recorder's (`run --gpu`)."""
 
 NOTHING_RECORDED = Message("nothing_recorded", "no range or mark was recorded")
-"""What is said of a recording without any."""
+"""The note on an empty recording."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Availability:
 
     Attributes:
         available: whether it does.
-        reason: why, as a clause for the launcher's one line.
-        remedy, code: what to do where it does not, as an imperative clause, and the reason's code.
+        reason: the reason, as a clause for the launcher's one line.
+        remedy, code: the fix where it does not, as an imperative clause, and the reason's code.
     """
 
     available: bool
@@ -45,10 +45,10 @@ class Gating:
     """Record only the windows that the program opens.
 
     Attributes:
-        windows: how many there are; None for as many as come.
-        timed: the program is no Python, and the collector itself opens and closes its one window.
-        delay_s: how long after the start, or the first range, it opens then.
-        duration_s: how long it lasts then; 0 for until the program ends.
+        windows: their number; None for no limit.
+        timed: the program is not Python, and the collector itself opens and closes its one window.
+        delay_s: the time from the start, or from the first range, until it opens.
+        duration_s: how long it stays open; 0 for until the program ends.
         from_start: whether the delay is counted from the start of the program.
     """
 
@@ -64,15 +64,15 @@ class Plan:
     """How to start the program under a collector.
 
     Attributes:
-        argv: the whole command line, the collector's own words first.
+        argv: the whole command line, the collector's own arguments first.
         environment: variables to set on top of the caller's.
-        collector_environment: variables for the collector itself, which the program is not to have; `LD_PRELOAD` in it stands
+        collector_environment: variables for the collector alone, removed again for the program; its `LD_PRELOAD` goes
             before the caller's.
         detached: the program runs in a session of its own (nsys), so signals must be sent to it and not to
             the process that was started.
-        log: name of the file in the run directory that takes what a detached collector prints, whatever its executable
-            is called.
-        notes: one for each thing the user should know before it starts (what is left out of a preset).
+        log: name of the file in the run directory with the output of a detached collector, whatever its executable is
+            called.
+        notes: for the user, before the program starts (such as options missing from a preset).
     """
 
     argv: tuple[str, ...]
@@ -85,13 +85,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class CollectorResult:
-    """What a collector left after the program ended.
+    """The files of a collector after the program ended.
 
     Attributes:
         database: the nsys SQLite file to read, or None where nothing was recorded.
         more_databases: further databases, where windows were recorded into files of their own.
-        files: every file that belongs to the recording, to be kept and named in the manifest.
-        notes: one for each thing the user should know (events dropped, report imported by hand).
+        files: every file that belongs to the recording, to be kept and listed in the manifest.
+        notes: for the user (events dropped, report imported separately).
     """
 
     database: Path | None
@@ -106,7 +106,7 @@ class Collector(Protocol):
     name: str
 
     def availability(self) -> Availability:
-        """Say whether this collector works on this machine. Cheap: no program is recorded for it."""
+        """Return whether this collector works on this machine. Cheap: no program is recorded for it."""
         ...
 
     def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
@@ -115,19 +115,19 @@ class Collector(Protocol):
         Args:
             command: the program's own command line.
             run_dir: absolute path.
-            stem: how the files are named.
+            stem: the start of the files' names.
             gating: which windows to record; None for everything.
         """
         ...
 
     def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
-        """Turn what the program left in `run_dir` into `<stem>.sqlite`. Idempotent; deletes no recording, and puts
-        nothing in the place of a file that is no export of one.
+        """Turn the recording in `run_dir` into `<stem>.sqlite`. Idempotent; deletes no recording, and replaces no file
+        that is not an export of one.
 
         Args:
             run_dir: absolute path.
-            stem: how the files are named.
-            into: where to write; None for `run_dir`. Of another user's run nothing is written there.
+            stem: the start of the files' names.
+            into: where to write; None for `run_dir`. Another user's run directory is never written to.
 
         Raises:
             CollectorError: something was recorded and can't be read; the message names the file.

@@ -1,17 +1,17 @@
-"""A small process that nsys starts in the program's place: it starts the program, waits, and tells how it ended.
+"""A small process that nsys starts in the program's place: it starts the program, waits, and reports its exit status.
 
 Run as a script, on the standard library alone, by the launcher's own interpreter: `python -I -S exec_shim.py PROGRAM
-ARGUMENTS`. Why it stands there (nsys-facts of 2022.4 and 2023.4):
+ARGUMENTS`. The reasons for it (measured with 2022.4 and 2023.4):
 
-- nsys gives the program pipes for stdout and stderr, so `isatty` is False and what is printed ends in the report.
+- nsys gives the program pipes for stdout and stderr, so `isatty` is False and the output ends up in the report.
   The user's own stdin, stdout and stderr come by descriptor instead, through a socket, so that nsys holds none of them.
-- nsys writes its whole environment into the report. It is given a small one; the full one comes by descriptor, and
-  what nsys added to its own is laid over it.
-- nsys's exit code is 0 when its agent dies or when the program outlives it, and an error of nsys's own can't be told
-  from one of the program's. So the program's true wait status is told by its parent, which is this process: to the
-  launcher through a pipe, and in a file for whoever reads the run when there is no launcher any more.
-- A program that nsys never came to start may be started again without it. The launcher's permission is one byte in
-  a pipe: who reads it first, this process or the launcher that takes it back, decides, and exactly once.
+- nsys writes its whole environment into the report. It gets a small one; the full one comes by descriptor, and nsys's
+  additions to its own are merged into it.
+- nsys's exit code is 0 when its agent dies or when the program outlives it, and its own errors look
+  like the program's. So the program's true wait status is reported by its parent, which is this process: to the
+  launcher through a pipe, and in a file for a later reader in case the launcher is gone.
+- A program that nsys never started may be started again without it. The launcher's permission is one byte in a
+  pipe: the first to read it, this process or the launcher that takes it back, decides, exactly once.
 
 Without a handover in the environment (the line that --dry-run prints, typed by hand) it becomes the program.
 """
@@ -41,54 +41,58 @@ NOT_FROM_NSYS = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE", HANDOVER})
 
 
 def main(command: list[str]) -> int:
-    """Start `command`, wait for it and end as it did."""
-    handed = os.environ.pop(HANDOVER, "")
-    if not handed:
-        _become(command, dict(os.environ))
-    handover = json.loads(handed)
-    handover.update(_received(handover))
-    if not _permitted(handover["permission"]):
+    """Start `command`, wait for it and exit with its status."""
+    handover_text = os.environ.pop(HANDOVER, "")
+    if not handover_text:
+        _exec(command, dict(os.environ))
+    handover = json.loads(handover_text)
+    handover.update(_receive_descriptors(handover))
+    if not _is_permitted(handover["permission"]):
         return NOT_PERMITTED
     with os.fdopen(handover["environment"], "rb") as file:
         environments = json.load(file)
     environment = merge_environments(
         environments["full"], environments["passed"], remove_preload(handover["preload"], dict(os.environ))
     )
-    # The program alone may hold what belongs to it: a reader of its stdout waits for the last holder to go.
+    # Only the program may hold its own descriptors: a reader of its stdout waits until the last holder closes it.
     pid = os.fork()
     if pid == 0:
-        _take_over(handover)
-        _become(command, environment)
+        _restore_session(handover)
+        _exec(command, environment)
     for name in ("stdin", "stdout", "stderr"):
         if handover[name] is not None:
             os.close(handover[name])
     _ignore_signals()
-    os.umask(handover["umask"])  # nsys's own is 0, and files that anybody may write are left to nobody
+    os.umask(handover["umask"])  # nsys's own is 0, which would make these files writable by anybody
     write_atomically(handover["run_dir"], PID_FILE, str(pid))
-    _tell(handover["status_descriptor"], f"{pid}\n".encode())
+    _send(handover["status_descriptor"], f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)
     write_atomically(handover["run_dir"], EXIT_FILE, json.dumps({"wait_status": status, "end_ns": time.time_ns()}))
-    _tell(handover["status_descriptor"], f"{status}\n".encode())
-    return _end_like(status)
+    _send(handover["status_descriptor"], f"{status}\n".encode())
+    return _exit_with_status(status)
 
 
-def merge_environments(full: dict[str, str], given: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    """Return `full` with what nsys changed between `given` (what it got) and `now` (what it passed on)."""
-    changed = {name: value for name, value in now.items() if given.get(name) != value}
-    removed = given.keys() - now.keys()
-    kept = {name: value for name, value in full.items() if name not in removed or name in NOT_FROM_NSYS}
-    return kept | {name: value for name, value in changed.items() if name not in NOT_FROM_NSYS}
+def merge_environments(full: dict[str, str], passed: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    """Return `full` with nsys's changes: `passed` is nsys's own environment, `now` that of its child."""
+    changed = {name: value for name, value in now.items() if passed.get(name) != value}
+    removed = passed.keys() - now.keys()
+    remaining = {name: value for name, value in full.items() if name not in removed or name in NOT_FROM_NSYS}
+    return remaining | {name: value for name, value in changed.items() if name not in NOT_FROM_NSYS}
 
 
 def remove_preload(library: str | None, environment: dict[str, str]) -> dict[str, str]:
-    """Return `environment` with `library`, which was for nsys alone, taken out of `LD_PRELOAD`."""
-    kept = [one for one in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":") if one not in ("", library)]
+    """Return `environment` without `library`, which was for nsys alone, in `LD_PRELOAD`."""
+    libraries = [
+        library_path
+        for library_path in environment.get("LD_PRELOAD", "").replace(" ", ":").split(":")
+        if library_path not in ("", library)
+    ]
     rest = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
-    return {**rest, "LD_PRELOAD": ":".join(kept)} if kept else rest
+    return {**rest, "LD_PRELOAD": ":".join(libraries)} if libraries else rest
 
 
 def write_atomically(run_dir: str, name: str, text: str) -> None:
-    """Write a file whole or not at all. A full disk must not hurt the program: the launcher does without."""
+    """Write a file whole or not at all. A full disk must not affect the program, so errors are ignored."""
     path = os.path.join(run_dir, name)  # noqa: PTH118 - pathlib's import is time before the program starts
     try:
         with open(path + ".part", "w", encoding="ascii") as file:  # noqa: PTH123
@@ -98,8 +102,8 @@ def write_atomically(run_dir: str, name: str, text: str) -> None:
         return
 
 
-def _received(handover: dict[str, object]) -> dict[str, int | None]:
-    """Return the descriptors that lie in the socket, by name; None for a standard stream that was closed."""
+def _receive_descriptors(handover: dict[str, object]) -> dict[str, int | None]:
+    """Return the descriptors sent through the socket, by name; None for a standard stream that was closed."""
     number, names = handover["socket"], handover["descriptors"]
     assert isinstance(number, int) and isinstance(names, list)
     with socket.socket(fileno=number) as receiver:
@@ -107,7 +111,7 @@ def _received(handover: dict[str, object]) -> dict[str, int | None]:
     return {"stdin": None, "stdout": None, "stderr": None, **dict(zip(names, descriptors, strict=True))}
 
 
-def _permitted(descriptor: int) -> bool:
+def _is_permitted(descriptor: int) -> bool:
     os.set_blocking(descriptor, False)
     try:
         return bool(os.read(descriptor, 1))
@@ -117,35 +121,35 @@ def _permitted(descriptor: int) -> bool:
         os.close(descriptor)
 
 
-def _take_over(handover: dict[str, object]) -> None:
+def _restore_session(handover: dict[str, object]) -> None:
     """In the child: the session, descriptors, umask and signals that the program would have had."""
     # A group of its own, as nsys gives it: a program that signals its group must not hit this process.
     os.setsid()
     for target, name in enumerate(("stdin", "stdout", "stderr")):
         source = handover[name]
         if not isinstance(source, int):
-            # Closed in the launcher. Left closed, the number would go to a file that nsys's library opens in the
-            # program, and what the program prints would go into that.
+            # Closed in the launcher. Left closed, the number would be reused by a file that nsys's library opens in
+            # the program, and the program's output would go into that file.
             source = os.open(os.devnull, os.O_RDWR)
         os.dup2(source, target)
         os.close(source)
-    told = handover["status_descriptor"]
-    assert isinstance(told, int)
-    os.close(told)
-    _signals_of(handover)
+    status_descriptor = handover["status_descriptor"]
+    assert isinstance(status_descriptor, int)
+    os.close(status_descriptor)
+    _restore_signals(handover)
 
 
-def _signals_of(handover: dict[str, object]) -> None:
+def _restore_signals(handover: dict[str, object]) -> None:
     ignored, blocked, umask = handover["ignored"], handover["blocked"], handover["umask"]
     assert isinstance(ignored, list) and isinstance(blocked, list) and isinstance(umask, int)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):  # the two that libc keeps for itself
+        with contextlib.suppress(OSError, ValueError):  # the two that libc reserves
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.umask(umask)
 
 
-def _become(command: list[str], environment: dict[str, str]) -> None:
+def _exec(command: list[str], environment: dict[str, str]) -> None:
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -159,14 +163,14 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _tell(descriptor: int, message: bytes) -> None:
+def _send(descriptor: int, message: bytes) -> None:
     try:
         os.write(descriptor, message)
     except OSError:  # the launcher is gone; the recording goes on
         return
 
 
-def _end_like(status: int) -> int:
+def _exit_with_status(status: int) -> int:
     """Return the exit code of `status`, or die of its signal, without a second core file."""
     if not os.WIFSIGNALED(status):
         return os.WEXITSTATUS(status)

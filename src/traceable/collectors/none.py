@@ -1,6 +1,6 @@
 """The collector that records nothing: the program runs under the launcher and that is all.
 
-It is what a recorded run is compared with. What a tool around the launcher listens to is left alone.
+It is the baseline of a recorded run. The environment of a profiler around the launcher is left unchanged.
 """
 
 from __future__ import annotations

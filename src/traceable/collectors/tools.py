@@ -1,6 +1,6 @@
-"""Command-line tools of NVIDIA's: where one is found, and how it is asked something.
+"""NVIDIA's command-line tools: how one is found, and how its subcommands are run.
 
-What they are asked is `nsys_install` and `ncu_install`. Nothing here starts a program under a tool.
+The subcommands are in `nsys.install` and `ncu.install`. Nothing here starts a program under a tool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from traceable.errors import CollectorError
 
 TIMEOUT_SECONDS = 20
-"""How long a question may take. `--version` and `--help` answer in well under a second; a broken install hangs."""
+"""How long a subcommand may take. `--version` and `--help` take well under a second; a broken install hangs."""
 
 _PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
@@ -29,24 +29,24 @@ def find_tool(
 ) -> tuple[Path, str]:
     """Return the executable to use, links not resolved, and its version.
 
-    It is the one that the environment names, else the first that answers on PATH or in an install folder.
+    It is the one set in the environment, else the first that works on PATH or in an install folder.
 
     Args:
         name: of the executable.
-        variable: the environment variable that may name another.
-        patterns: of the folders in which it may lie when it is not on PATH, globs from the root.
-        version: finds it, as group 1, in what `--version` says.
-        missing: raised where there is none.
+        variable: the environment variable that overrides the search.
+        patterns: globs, from the root, of the folders in which it may be when it is not on PATH.
+        version: matches the version, as group 1, in the output of `--version`.
+        missing: raised if none is found.
 
     Raises:
-        CollectorError: there is none, or none that answers.
+        CollectorError: there is none, or none that works.
     """
-    named = os.environ.get(variable)
-    if named:
-        if not os.access(named, os.X_OK) or Path(named).is_dir():
-            found = f"{variable}={named} is not an executable file"
-            raise CollectorError("tool_not_executable", found, "correct it or unset it")
-        return Path(named).absolute(), _version(named, version)
+    override = os.environ.get(variable)
+    if override:
+        if not os.access(override, os.X_OK) or Path(override).is_dir():
+            problem = f"{variable}={override} is not an executable file"
+            raise CollectorError("tool_not_executable", problem, "correct it or unset it")
+        return Path(override).absolute(), _version(override, version)
     failure: CollectorError | None = None
     for executable in _candidates(name, patterns):
         try:
@@ -72,12 +72,12 @@ def parse_version_numbers(text: str) -> list[int]:
 def run_tool(
     words: Sequence[str], *, no_timeout: bool = False, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a tool to its end, or to ours, and return what it said.
+    """Run a tool until it, or this process, ends, and return its output.
 
     Args:
         words: the command line.
-        no_timeout: let it take as long as it takes, and not `TIMEOUT_SECONDS` at most.
-        variables: what to set in its environment.
+        no_timeout: wait without a limit, instead of `TIMEOUT_SECONDS`.
+        variables: to set in its environment.
 
     Raises:
         CollectorError: it can't be executed, or takes too long.
@@ -94,23 +94,23 @@ def run_tool(
             timeout=seconds,
             check=False,
             env={**os.environ, **(variables or {})},
-            # A session of its own: a Ctrl+C is for the launcher, which decides.
+            # A session of its own: Ctrl+C goes to the launcher, which decides.
             start_new_session=True,
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except subprocess.TimeoutExpired:
-        found = f"{' '.join(words)} does not answer within {seconds} s"
-        raise CollectorError("tool_timeout", found, "reinstall it") from None
+        problem = f"{' '.join(words)} did not end within {seconds} s"
+        raise CollectorError("tool_timeout", problem, "reinstall it") from None
     except OSError as error:
-        found = f"{words[0]} can't be executed: {error.strerror}"
-        raise CollectorError("tool_not_started", found, "reinstall it") from None
+        problem = f"{words[0]} can't be executed: {error.strerror}"
+        raise CollectorError("tool_not_started", problem, "reinstall it") from None
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when the one that started it ends, however that is.
+    """Have the kernel kill this process when its parent ends, for whatever reason.
 
     Args:
-        parent: the process id of that one, which may have ended already.
+        parent: the parent's process id; it may have ended already.
     """
     with contextlib.suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, another system
         import ctypes
@@ -120,20 +120,20 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def extract_first_line(answer: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line that says something, for a message of one line."""
-    lines = _lines(answer)
-    return lines[0][:300] if lines else "it says nothing"
+def extract_first_line(completed: subprocess.CompletedProcess[str]) -> str:
+    """Return the first line of output that is not empty, for a message of one line."""
+    lines = _lines(completed)
+    return lines[0][:300] if lines else "no output"
 
 
-def quote_last_line(answer: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line that says something, quoted, for a message of one line."""
-    lines = _lines(answer)
-    return repr(lines[-1][:300]) if lines else "nothing"
+def quote_last_line(completed: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of output that is not empty, quoted, for a message of one line."""
+    lines = _lines(completed)
+    return repr(lines[-1][:300]) if lines else "no output"
 
 
-def _lines(answer: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line.strip() for line in (answer.stdout + "\n" + answer.stderr).splitlines() if line.strip()]
+def _lines(completed: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line.strip() for line in (completed.stdout + "\n" + completed.stderr).splitlines() if line.strip()]
 
 
 def _candidates(name: str, patterns: Sequence[str]) -> Iterator[Path]:
@@ -146,9 +146,9 @@ def _candidates(name: str, patterns: Sequence[str]) -> Iterator[Path]:
 
 
 def _version(executable: str, version: re.Pattern[str]) -> str:
-    answer = run_tool([executable, "--version"])
-    match = version.search(answer.stdout)
-    if answer.returncode or match is None:
-        found = f"{executable} --version ends with {answer.returncode} and says {quote_last_line(answer)}"
-        raise CollectorError("tool_failed", found, "reinstall it")
+    completed = run_tool([executable, "--version"])
+    match = version.search(completed.stdout)
+    if completed.returncode or match is None:
+        problem = f"{executable} --version failed with exit code {completed.returncode}: {quote_last_line(completed)}"
+        raise CollectorError("tool_failed", problem, "reinstall it")
     return match.group(1)

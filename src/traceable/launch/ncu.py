@@ -1,6 +1,6 @@
-"""One run under Nsight Compute, from what is asked to the launches it measured. It prints nothing.
+"""One run under Nsight Compute, from the request to the measured launches. It prints nothing.
 
-Unlike `launcher` it records nothing: what it leaves in its directory is ncu's report, the CSV of it, and ncu's words.
+Unlike `launcher` it records nothing: its directory has ncu's report, the CSV of it, and ncu's log.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from traceable.protocol import environment
 
 @dataclass(frozen=True)
 class NcuRequest:
-    """What the user asked for.
+    """The user's request.
 
     Attributes:
         target: the program.
-        selection: which launches are profiled.
+        selection: the launches to profile.
         selection_text: the same in words, as a clause.
         directory: the directory of -o, or None for a dated one.
-        force: take a directory that is not empty.
-        variables: what else to set in the program's environment.
+        force: allow a non-empty directory.
+        variables: further variables for the program's environment.
     """
 
     target: target.Target
@@ -43,19 +43,19 @@ class NcuRequest:
 
     @property
     def folder_name(self) -> str:
-        """What a dated directory is called after."""
+        """The name part of a dated directory."""
         return f"{self.target.name}-ncu"
 
 
 @dataclass(frozen=True)
 class NcuResult:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
-        directory: where everything lies.
-        status: how the program ended, as `os.waitpid` says it.
-        csv: every metric of every profiled launch; None where there is none (see `problem`).
-        problem: why not.
+        directory: of its files.
+        status: the program's wait status, as of `os.waitpid`.
+        csv: every metric of every profiled launch; None if there is none (see `problem`).
+        problem: the reason for that.
     """
 
     directory: Path
@@ -65,10 +65,10 @@ class NcuResult:
 
 
 def check_ncu_request(request: NcuRequest) -> None:
-    """Refuse what can't run, creating nothing.
+    """Check that the request can run; creates nothing.
 
     Raises:
-        UsageError: the program, the directory, or another profiler around this.
+        UsageError: the program or the directory is invalid, or this runs under another profiler.
     """
     target.check_target(request.target, target.get_interpreter_flags())
     run_dir.check_run_dir(request.directory, request.target.name, force=request.force)
@@ -76,7 +76,7 @@ def check_ncu_request(request: NcuRequest) -> None:
         raise UsageError(
             "under_another_profiler",
             f"this runs under another profiler ({environment.NVTX_INJECTION} is set)",
-            "run `traceable ncu` by itself: ncu shares the GPU with no other profiler",
+            "run `traceable ncu` without it: ncu can't share the GPU",
         )
 
 
@@ -92,19 +92,19 @@ def format_ncu_command_line(request: NcuRequest) -> str:
     except CollectorError:
         executable = ncu.NAME
     directory = request.directory.absolute() if request.directory else run_dir.make_dated_path(request.folder_name)
-    plan = _plan(executable, request, directory)
+    plan = _make_plan(executable, request, directory)
     variables = {**request.variables, **plan.environment}
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     return " ".join([*words, shlex.join(plan.argv)])
 
 
-def run_ncu(request: NcuRequest, install: ncu_install.Install, say: Callable[[str], None]) -> NcuResult:
-    """Run the program under ncu, and return when its report is read.
+def run_ncu(request: NcuRequest, install: ncu_install.Install, log: Callable[[str], None]) -> NcuResult:
+    """Run the program under ncu, and return when its report is exported.
 
     Args:
-        request: what to run.
-        install: the ncu to use, as `find_ncu` found it.
-        say: prints one line to the user.
+        request: the program and the launches to profile.
+        install: the ncu to use, from `find_ncu`.
+        log: prints one line to the user.
 
     Raises:
         UsageError: the program can't run, or the directory can't be used.
@@ -112,40 +112,41 @@ def run_ncu(request: NcuRequest, install: ncu_install.Install, say: Callable[[st
     """
     check_ncu_request(request)
     directory = run_dir.create_run_dir(request.directory, request.folder_name, force=request.force)
-    plan = _plan(str(install.executable), request, directory)
-    say(
-        f"ncu {install.version} at {install.executable}; its report and {ncu.LOG} go to {launcher.format_path(directory)}"
-    )
-    full = {**os.environ, **request.variables, **plan.environment}
+    plan = _make_plan(str(install.executable), request, directory)
+    output = launcher.format_path(directory)
+    log(f"ncu {install.version} at {install.executable}; its report and {ncu.LOG} go to {output}")
+    environ = {**os.environ, **request.variables, **plan.environment}
     try:
-        ended = supervisor.supervise(plan, full, directory, lambda _pid: None, say)
+        ended = supervisor.supervise(plan, environ, directory, lambda _pid: None, log)
     except supervisor.NeverStartedError:
-        raise ncu.explain_failure(_said(directory), request.selection_text) from None
+        raise ncu.explain_failure(_read_log(directory), request.selection_text) from None
     for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
         with contextlib.suppress(OSError):
             (directory / name).unlink()
-    said = _said(directory)
+    ncu_log = _read_log(directory)
     if ended.pid is None:
         return NcuResult(
-            directory, ended.status, problem=CollectorError("run_canceled", "the run was cancelled", "run it again")
+            directory, ended.status, problem=CollectorError("run_canceled", "the run was canceled", "run it again")
         )
     if not ended.complete:
         return NcuResult(
             directory,
             ended.status,
-            problem=CollectorError("report_not_awaited", "ncu was left alone", f"read its report in {directory}"),
+            problem=CollectorError(
+                "report_not_awaited", "traceable stopped waiting for ncu", f"read the report in {directory}"
+            ),
         )
     report = ncu.find_report(directory, request.target.name)
     if report is None:
-        return NcuResult(directory, ended.status, problem=ncu.explain_failure(said, request.selection_text))
+        return NcuResult(directory, ended.status, problem=ncu.explain_failure(ncu_log, request.selection_text))
     try:
-        return NcuResult(directory, ended.status, _exported(report))
+        return NcuResult(directory, ended.status, _write_csv(report))
     except TraceableError as error:
         return NcuResult(directory, ended.status, problem=error)
 
 
 def read_report_csv(path: Path) -> str:
-    """Return the CSV text of a report of ncu's, or of the one report in a directory.
+    """Return the CSV text of an ncu report, or of the only report in a directory.
 
     Raises:
         UsageError: a directory without a report, or with several.
@@ -156,8 +157,8 @@ def read_report_csv(path: Path) -> str:
         if len(reports) != 1:
             raise UsageError(
                 "not_one_ncu_report",
-                f"{path} holds {len(reports)} reports of ncu's",
-                f"name one {ncu.SUFFIX} or .csv file",
+                f"{path} has {len(reports)} ncu reports",
+                f"pass one {ncu.SUFFIX} or .csv file",
             )
         path = reports[0]
     return ncu_install.export_csv(path)
@@ -167,25 +168,25 @@ def find_ncu(request: NcuRequest) -> ncu_install.Install:
     """Return the ncu to use.
 
     Raises:
-        CollectorError: there is none that answers, or it is too old for what is asked.
+        CollectorError: there is none that works, or it is too old for the request.
     """
     install = ncu_install.find_ncu()
     if request.selection.includes and not install.can_filter_ranges:
         oldest = ".".join(map(str, ncu_install.OLDEST_FOR_RANGES))
         raise CollectorError(
             "ncu_too_old",
-            f"ncu {install.version} takes no regular expressions of ranges, {oldest} does",
-            "install a newer one, or leave --range out",
+            f"ncu {install.version} does not support regular expressions of ranges, {oldest} does",
+            "install a newer one, or remove --range",
         )
     return install
 
 
-def _plan(executable: str, request: NcuRequest, directory: Path) -> Plan:
+def _make_plan(executable: str, request: NcuRequest, directory: Path) -> Plan:
     command = request.target.command(target.get_interpreter_flags())
     return ncu.make_plan(executable, request.selection, command, directory, request.target.name)
 
 
-def _exported(report: Path) -> Path:
+def _write_csv(report: Path) -> Path:
     text = ncu_install.export_csv(report)
     path = report.with_suffix(".csv")
     try:
@@ -197,8 +198,8 @@ def _exported(report: Path) -> Path:
     return path
 
 
-def _said(directory: Path) -> str:
-    """Return what ncu said; empty where that can't be read."""
+def _read_log(directory: Path) -> str:
+    """Return ncu's log; empty if it can't be read."""
     try:
         return (directory / ncu.LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What ncu measured of kernels: which columns a terminal shows, and the document of `--json`."""
+"""ncu's measurements of kernels: the columns in a terminal, and the document of `--json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "traceable.ncu/1"
 MAX_NAME_CELLS = 60
 VIEW = View(
     "ncu",
-    "what holds each kernel back",
+    "what limits each kernel",
     columns=(
         Column("name", "kernel"),
         Column("grid", rank=7),
@@ -34,16 +34,16 @@ VIEW = View(
         Column("waves", rank=9),
     ),
 )
-"""The columns of the main table; the launches one by one are in the JSON."""
+"""The columns of the main table; the single launches are in the JSON."""
 
 
 def build_kernel_report(table: Table, source: str) -> dict[str, Any]:
-    """Return what `--json` prints: the rows by kernel, and the launches."""
+    """Return the document of `--json`: the rows by kernel, and the launches."""
     return {"schema": SCHEMA, "source": source, **table_to_dict(table, RowFilter())}
 
 
 def write_kernels(stream: TextIO, table: Table, title: str) -> None:
-    """Print the kernels, each with the reason of its verdict below the table, and the notes."""
+    """Print the table of kernels, below it the reason for each one's bound, and the notes."""
     page = Page(stream)
     page.line(title)
     page.line()

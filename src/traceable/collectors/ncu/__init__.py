@@ -1,1 +1,1 @@
-"""Nsight Compute: finding it, which kernels it is to profile, how it is started."""
+"""Nsight Compute: how it is found, its filters of kernels, its command line."""

@@ -1,8 +1,8 @@
-"""Nsight Compute: the command line it is given, and what its own words mean.
+"""Nsight Compute: its command line, and the meaning of its error messages.
 
-It is no collector of recordings: it runs each of a few kernels several times over and counts what the hardware did.
-The program is started by `exec_shim.py`, as under nsys, and for the same reasons: ncu ends a program with SIGKILL when
-it gets a SIGTERM or Ctrl+C itself, and turns death by signal 15 into the exit code 15 (2022.3, 2024.1).
+It is not a collector of recordings: it runs each of a few kernels several times over and reads hardware counters.
+The program is started by `exec_shim.py`, as under nsys, and for the same reasons: ncu kills a program with SIGKILL when
+it gets SIGTERM or Ctrl+C itself, and turns death by signal 15 into the exit code 15 (2022.3, 2024.1).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from traceable.protocol import environment
 NAME = "ncu"
 SUFFIX = ".ncu-rep"
 LOG = "ncu.log"
-"""What ncu itself said, in the directory of its report."""
+"""ncu's own output, in the directory of its report."""
 
 CLOCKS = ("base", "none")
-"""What `--clock-control` may be: clocks locked to their base frequency, or left alone."""
+"""Values of `--clock-control`: clocks locked to their base frequency, or unchanged."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which launches are profiled, and what is collected of them.
+    """The launches to profile, and the data to collect of each.
 
     Attributes:
         includes: values of `--nvtx-include`; empty for the whole program.
         kernels: value of `--kernel-name`; None for every kernel.
-        base: what that is matched with: `function`, `demangled` or `mangled`.
-        skip, count: of the launches that match, how many are passed over first, and how many are profiled then.
-        metrics: what is collected.
+        base: the form of the name that it matches: `function`, `demangled` or `mangled`.
+        skip, count: the numbers of matching launches to skip first, and to profile after them.
+        metrics: names of the metrics to collect.
         clocks: one of CLOCKS.
-        sections: name of a set of ncu's sections that is collected besides; None for none.
+        sections: name of an additional set of ncu's sections to collect; None for none.
     """
 
     includes: tuple[str, ...]
@@ -83,13 +83,15 @@ def find_report(run_dir: Path, stem: str) -> Path | None:
 _CAUSES = (
     (
         "ERR_NVGPUCTRPERM",
-        Message("counters_not_permitted", "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM)"),
-        "run it as root, give the container the capability SYS_ADMIN, or have the driver loaded with "
+        Message(
+            "counters_not_permitted", "ncu is not permitted to read the GPU's performance counters (ERR_NVGPUCTRPERM)"
+        ),
+        "run it as root, give the container the capability SYS_ADMIN, or load the driver with "
         "NVreg_RestrictProfilingToAdminUsers=0",
     ),
     (
         "driver resource was unavailable",
-        Message("counters_taken", "another tool holds the GPU's performance counters"),
+        Message("counters_taken", "another tool is using the GPU's performance counters"),
         "stop it: DCGM (`dcgmi profile --pause`), another ncu, nsys or torch.profiler",
     ),
     (
@@ -99,29 +101,29 @@ _CAUSES = (
     ),
     (
         "not compatible with Nsight Compute",
-        Message("ncu_driver_mismatch", "the CUDA driver does not fit this ncu"),
+        Message("ncu_driver_mismatch", "the CUDA driver does not match this ncu"),
         "update the older of the two",
     ),
     (
         "Failed to find metric",
-        Message("ncu_no_such_metric", "this ncu has no such metric for this GPU"),
+        Message("ncu_no_such_metric", "this ncu does not have the metric for this GPU"),
         "use a newer ncu",
     ),
 )
-"""What ncu says, what that means, and what to do. The first that is found is the cause: the others follow from it."""
+"""ncu's error texts, their meaning and fix. The first one that matches is the cause: the others follow from it."""
 
 
-def explain_failure(said: str, where: str) -> CollectorError:
-    """Return why ncu left no report, out of what it said.
+def explain_failure(output: str, where: str) -> CollectorError:
+    """Return the reason why ncu left no report, from its output.
 
     Args:
-        said: its output.
-        where: what was to be profiled, as a clause: `inside of range forward`.
+        output: of ncu.
+        where: the launches that were selected, as a clause: `inside range forward`.
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for words, found, remedy in _CAUSES:
-        if any(words in line for line in lines):
-            return CollectorError(found.code, found, remedy)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for pattern, cause, remedy in _CAUSES:
+        if any(pattern in line for line in lines):
+            return CollectorError(cause.code, cause, remedy)
     errors = [line for line in lines if line.startswith("==ERROR==") and "returned an error code" not in line]
     if errors:
         first = errors[0].removeprefix("==ERROR==").strip()[:300]
@@ -129,9 +131,9 @@ def explain_failure(said: str, where: str) -> CollectorError:
     if any("No kernels were profiled" in line for line in lines):
         return CollectorError(
             "ncu_no_kernel",
-            f"ncu profiled no kernel: none that matches was launched {where}",
-            "see `traceable report RUN --view kernels --by range` for which are launched where; of a push/pop range "
-            "ncu sees the launches of its own thread only",
+            f"ncu profiled no kernel: no matching kernel was launched {where}",
+            "list the kernels of each range with `traceable report RUN --view kernels --by range`; in a push/pop range "
+            "ncu sees only launches by the thread that opened it",
         )
-    last = f" (its last words: {lines[-1][:300]!r})" if lines else ""
+    last = f" (last line of its log: {lines[-1][:300]!r})" if lines else ""
     return CollectorError("ncu_no_report", f"ncu left no report{last}", "run it again")

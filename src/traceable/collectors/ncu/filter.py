@@ -1,9 +1,10 @@
-"""How ncu is told which ranges and kernels to profile: the grammar of `--nvtx-include` and `--kernel-name`.
+"""ncu's filters of ranges and kernels: the grammar of `--nvtx-include` and `--kernel-name`.
 
-ncu joins several `--nvtx-include` with or. Of one, `domain@NAME/` is a push/pop range, which counts for launches by its
-own thread only, and `domain@NAME` a start/end range, which counts for those of every thread of the process; without a
-domain the default one alone is meant. `A/*/B` is B anywhere above A on the stack; `A,B` both start/end ranges at once.
-All of this, the escapes below included, was tried on the filters of ncu 2022.3 and 2024.1 (tests/collect/test_ncu.py).
+ncu joins several `--nvtx-include` with or. In one, `domain@NAME/` is a push/pop range, which selects launches by its
+own thread only, and `domain@NAME` a start/end range, which selects those of every thread of the process; without a
+domain only the default one matches. `A/*/B` is B anywhere above A on the stack; `A,B` both start/end ranges at once.
+All of this, including the escapes below, was tested on the filters of ncu 2022.3 and 2024.1
+(tests/collectors/test_ncu.py).
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _META = frozenset(".^$|()[]{}*+?\\")
-"""What a regular expression of ncu's (Boost's) takes for itself. Nothing else may be escaped: `\\<` begins a word."""
+"""Special characters of ncu's regular expressions (Boost's). Nothing else may be escaped: `\\<` begins a word."""
 
 _QUANTIFIERS = frozenset("@,/")
-"""What the grammar of ranges takes for itself besides."""
+"""Special characters of the grammar of ranges."""
 
 _ANY_DOMAIN = ".*"
 
 
 @dataclass(frozen=True)
 class RangePath:
-    """One way to read what `--range` says.
+    """One interpretation of the value of `--range`.
 
     Attributes:
-        names: of a range, after those of ranges around it, the outermost first.
-        domain: its domain; None for whichever.
+        names: of the enclosing ranges, the outermost first, and of the range itself.
+        domain: its domain; None for any.
     """
 
     names: tuple[str, ...]
@@ -34,30 +35,30 @@ class RangePath:
 
 
 def parse_range_option(text: str) -> tuple[RangePath, ...]:
-    """Return what `--range` may mean, a range of this very name first.
+    """Return the possible meanings of `--range`, a range of exactly this name first.
 
     Examples:
-        >>> [place.names for place in readings("outer/inner")]
+        >>> [path.names for path in parse_range_option("outer/inner")]
         [('outer/inner',), ('outer', 'inner')]
-        >>> readings("server:forward")[1]
-        Place(names=('forward',), domain='server')
+        >>> parse_range_option("server:forward")[1]
+        RangePath(names=('forward',), domain='server')
     """
     domain, colon, name = text.partition(":")
-    found = []
-    for place in (RangePath((text,)), *([RangePath((name,), domain)] if colon and domain and name else [])):
-        found.append(place)
-        parts = tuple(place.names[0].split("/"))
+    paths = []
+    for path in (RangePath((text,)), *([RangePath((name,), domain)] if colon and domain and name else [])):
+        paths.append(path)
+        parts = tuple(path.names[0].split("/"))
         if len(parts) > 1 and all(parts):
-            found.append(RangePath(parts, place.domain))
-    return tuple(found)
+            paths.append(RangePath(parts, path.domain))
+    return tuple(paths)
 
 
-def format_nvtx_includes(places: Iterable[RangePath]) -> list[str]:
-    """Return the values of `--nvtx-include` for launches inside any of these places, in either style of range."""
+def format_nvtx_includes(paths: Iterable[RangePath]) -> list[str]:
+    """Return the values of `--nvtx-include` for launches inside any of these ranges, push/pop or start/end."""
     values = []
-    for place in places:
-        domain = _ANY_DOMAIN if place.domain is None else _whole(place.domain)
-        names = [_whole(name) for name in place.names]
+    for path in paths:
+        domain = _ANY_DOMAIN if path.domain is None else _match_whole(path.domain)
+        names = [_match_whole(name) for name in path.names]
         values.append(f"regex:{domain}@{'/*/'.join(names)}{'/' if len(names) == 1 else ''}")
         values.append(f"regex:{domain}@{','.join(names)}")
     return list(dict.fromkeys(values))
@@ -69,24 +70,24 @@ def make_kernel_regex(expressions: Sequence[str]) -> str:
 
 
 def escape_regex(name: str) -> str:
-    r"""Return the regular expression for this very name.
+    r"""Return the regular expression that matches exactly this name.
 
     Examples:
-        >>> print(literal("f<(int)4>(char *)"))
+        >>> print(escape_regex("f<(int)4>(char *)"))
         f<\(int\)4>\(char \*\)
     """
     return "".join(f"\\{c}" if c in _META else c for c in name)
 
 
 def convert_glob(glob: str) -> str:
-    """Return the regular expression for a glob of `*` and `?`, in whatever namespace the function is.
+    """Return the regular expression for a glob of `*` and `?`, whatever the function's namespace is.
 
     Examples:
-        >>> from_glob("rms_norm*")
+        >>> convert_glob("rms_norm*")
         '(?:.*::)?rms_norm.*'
     """
     return "(?:.*::)?" + "".join({"*": ".*", "?": "."}.get(c) or escape_regex(c) for c in glob)
 
 
-def _whole(name: str) -> str:
+def _match_whole(name: str) -> str:
     return "^" + "".join(f"\\{c}" if c in _META or c in _QUANTIFIERS else c for c in name) + "$"

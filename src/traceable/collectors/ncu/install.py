@@ -1,6 +1,6 @@
 """The ncu (Nsight Compute's command line) that is installed here: where it is, which version, and its exporter.
 
-Nothing here starts a program under ncu; `ncu.py` says how.
+Nothing here starts a program under ncu; see `collector.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INSTALL_FOLDERS = (
 _VERSION = re.compile(r"^Version\s+(\S+)", re.MULTILINE)
 
 OLDEST_FOR_RANGES = (2022, 2)
-"""From this version on `--nvtx-include` takes regular expressions, which our filters are (release notes of 2022.2)."""
+"""The first version whose `--nvtx-include` takes regular expressions, as our filters are (release notes of 2022.2)."""
 
 NO_DEPLOYMENT = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
 """Without it every ncu, even one that only reads a report, copies its section files into the user's ~/Documents."""
@@ -34,10 +34,10 @@ NO_DEPLOYMENT = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
 
 @dataclass(frozen=True)
 class Install:
-    """One ncu executable that answered.
+    """One ncu executable that works.
 
     Attributes:
-        executable: its path as it was found, links not resolved.
+        executable: its path, links not resolved.
         version: as ncu prints it, e.g. `2024.1.1.0`.
     """
 
@@ -46,18 +46,18 @@ class Install:
 
     @property
     def can_filter_ranges(self) -> bool:
-        """Whether its `--nvtx-include` takes what `ncu_filter` writes; a version of no known form is given a try."""
+        """Whether its `--nvtx-include` takes the filters of `filter.py`; true for a version of unknown form."""
         version = parse_version_numbers(self.version)[:2]
         return len(version) < 2 or tuple(version) >= OLDEST_FOR_RANGES
 
 
 def find_ncu() -> Install:
-    """Return the ncu to use: the one of TRACEABLE_NCU, else the first that answers on PATH or in an install folder.
+    """Return the ncu to use: the one of TRACEABLE_NCU, else the first that works on PATH or in an install folder.
 
     Raises:
-        CollectorError: there is none, or none that answers.
+        CollectorError: there is none, or none that works.
     """
-    remedy = f"install Nsight Compute, name ncu in {environment.NCU}, or see with --dry-run what would be run"
+    remedy = f"install Nsight Compute, set {environment.NCU} to the path of ncu, or print the command with --dry-run"
     missing = CollectorError("ncu_not_installed", "ncu is not installed", remedy)
     return Install(*tools.find_tool("ncu", environment.NCU, INSTALL_FOLDERS, _VERSION, missing))
 
@@ -70,7 +70,7 @@ def export_csv(report: Path) -> str:
     """
     install = find_ncu()
     words = [str(install.executable), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
-    # Numbers are written as the locale has them: 1,234.5 or 1.234,5.
+    # Numbers are written in the locale's format: 1,234.5 or 1.234,5.
     answer = run_tool(words, no_timeout=True, variables={**NO_DEPLOYMENT, "LC_ALL": "C"})
     if answer.returncode:
         raise CollectorError(

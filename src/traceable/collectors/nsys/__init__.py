@@ -1,1 +1,1 @@
-"""Nsight Systems: finding it, what it is started with, what its reports may keep of secrets."""
+"""Nsight Systems: how it is found, its command line, and the secrets that its reports may hold."""

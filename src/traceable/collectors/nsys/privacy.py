@@ -1,15 +1,15 @@
-"""What nsys must not see, where it may write, and what it has stored all the same.
+"""Secrets and nsys: what it must not read, its folder for temporary files, and the environments in its reports.
 
-nsys (measured with 2022.4.2 and 2023.4.4) stores in its report the environment and the command line of each process of
-the machine that its user may read. Newer ones have an option against it (`--discard-environment`); into one without,
-`_native/hide_proc_environ.c` is loaded, and then it reads neither. What it is started with itself is what
-`launch/supervisor.py` gives it.
+nsys (measured with 2022.4.2 and 2023.4.4) stores in its report the environment and the command line of each process on
+the machine that its user may read. Newer ones have an option to prevent this (`--discard-environment`); into the others
+`_native/hide_proc_environ.c` is loaded, so that they can read neither. nsys itself gets a small environment
+(`launch/supervisor.py`).
 
-Where environments lie in an exported report depends on the version: 2022.4 has those of processes as texts with zeros
-in them (`StringIds`) and its own as `DeviceEnvironment`; 2023.4 has rows `PROCESS_0:ENVIRONMENT_VARIABLE` in
-`META_DATA_CAPTURE`. They are taken out of the export; the `.nsys-rep` itself is compressed in part and is not changed.
+The place of environments in an exported report depends on the version: 2022.4 has those of processes as texts with zero
+bytes (`StringIds`) and its own as `DeviceEnvironment`; 2023.4 has rows `PROCESS_0:ENVIRONMENT_VARIABLE` in
+`META_DATA_CAPTURE`. They are removed from the export; the `.nsys-rep` itself is compressed in part and is not changed.
 
-Whether all of that held, with any version, is looked at in each new report and its export, and said.
+Each new report and its export are checked for secrets, with any version, and the result is reported.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from traceable.protocol import environment, redact
 DISCARD_OPTION = "--discard-environment"
 
 ROOM_BYTES = 64 << 20
-"""A folder for temporary files with less than this is passed over for a roomier one. 2022.4.2 keeps all that it records
-there until the program ends, and starts nothing below 3 MB."""
+"""A folder for temporary files with less free space than this is not used. 2022.4.2 keeps its whole recording there
+until the program ends, and does not start the program below 3 MB."""
 
 SOCKET_CHARACTERS = 60
-"""nsys makes sockets below its folder for temporary files, and the name of a socket has 107 characters at most."""
+"""nsys creates sockets in its folder for temporary files, and a socket's name has 107 characters at most."""
 
-NOT_PREVENTED = Message(
+NOT_HIDDEN = Message(
     "environments_not_hidden",
-    "nsys stores the environment of every process that it may read in its report, and what prevents that was not "
-    "built: see `traceable help secrets`",
+    "nsys stores the environment of every process it may read in its report, and the library that prevents this was "
+    "not built; see `traceable help secrets`",
 )
 
 _SYSTEM, _CAPTURE, _TEXTS = "TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "StringIds"
 _OWN = "DeviceEnvironment"
 
 _REFERENCE = re.compile(r"^\s*(\w+)\s+INTEGER.*REFERENCES StringIds\(id\)", re.MULTILINE)
-"""A column with the numbers of texts, as nsys declares it: in a comment."""
+"""A column of text ids, as nsys declares it: in a comment."""
 
 _STREAMS = "ProcessStreams"
-"""What the program printed: of all texts the only ones besides environments that may have a zero in them."""
+"""The program's output: apart from environments, the only texts that may contain a zero byte."""
 
 _VARIABLE = re.compile(rb"[^=\s]+=")
 
@@ -59,75 +59,77 @@ Variables = dict[str, bytes]
 _Text = tuple[int, int, bytes]
 
 MIN_SECRET_CHARACTERS = 8
-"""Characters of a value that is looked for: shorter ones, such as `none`, are found everywhere."""
+"""Minimum length of a value to search for: shorter ones, such as `none`, occur everywhere."""
 
 MAX_SCAN_BYTES = 256 << 20
-"""How much of a file is looked through, from its begin: half a second a secret. nsys reads environments first."""
+"""The part of a file that is searched, from its start: half a second a secret. nsys writes environments first."""
 
 NAMES_SHOWN = 8
 
 
-def list_privacy_options(known: Options) -> tuple[tuple[str, str], ...]:
-    """Return the options that keep environments out of the report, as far as this nsys has them."""
-    return ((DISCARD_OPTION, "true"),) if DISCARD_OPTION in known else ()
+def list_privacy_options(offered: Options) -> tuple[tuple[str, str], ...]:
+    """Return the options that keep environments out of the report, those that this nsys has."""
+    return ((DISCARD_OPTION, "true"),) if DISCARD_OPTION in offered else ()
 
 
-def prepare_environment(run_dir: Path, known: Options) -> tuple[Mapping[str, str], tuple[Message, ...]]:
-    """Return the variables for nsys alone, and a note for each thing that the user should know of them.
+def prepare_environment(run_dir: Path, offered: Options) -> tuple[Mapping[str, str], tuple[Message, ...]]:
+    """Return the variables for nsys alone, and notes on them for the user.
 
     Args:
-        run_dir: where a folder for temporary files may be made, if nowhere else is one that serves.
-        known: what this nsys offers.
+        run_dir: used for temporary files if no usual folder is usable.
+        offered: the options of this nsys.
     """
     variables: dict[str, str] = {}
     notes: list[Message] = []
-    if DISCARD_OPTION not in known:
+    if DISCARD_OPTION not in offered:
         library = find_hide_proc_environ_library()
-        # The loader splits LD_PRELOAD at both, and there is no quoting.
+        # The loader splits LD_PRELOAD at both, without quoting.
         if library is not None and not {":", " "} & set(str(library)):
             variables["LD_PRELOAD"] = str(library)
         else:
-            notes.append(NOT_PREVENTED)
-    usual = Path(os.environ.get("TMPDIR") or "/tmp")
-    if (why := explain_unfit_folder(usual)) and (folder := find_temporary_folder(usual, run_dir)):
+            notes.append(NOT_HIDDEN)
+    default_folder = Path(os.environ.get("TMPDIR") or "/tmp")
+    if (reason := explain_unfit_folder(default_folder)) and (folder := find_temporary_folder(default_folder, run_dir)):
         variables["TMPDIR"] = str(folder)
-        found = f"{usual} {why}: nsys keeps its temporary files in {folder}"
-        notes.append(Message("temporary_folder_replaced", found))
+        text = f"{default_folder} {reason}: nsys keeps its temporary files in {folder}"
+        notes.append(Message("temporary_folder_replaced", text))
     return variables, tuple(notes)
 
 
 def find_temporary_folder(folder: Path, run_dir: Path) -> Path | None:
-    """Return where nsys is to keep temporary files and not in `folder`; None where that will do, or no other would."""
+    """Return the folder for nsys's temporary files in place of `folder`; None if that is usable, or no other is."""
     if not explain_unfit_folder(folder):
         return None
-    return next((one for one in _folders(run_dir) if not explain_unfit_folder(one)), None)
+    return next(
+        (candidate for candidate in _list_temporary_folders(run_dir) if not explain_unfit_folder(candidate)), None
+    )
 
 
 def check_command_line(words: Sequence[str]) -> tuple[Message, ...]:
-    """Return a note where a command line, which nsys stores as it is, has the value of a secret."""
+    """Return a note if a command line, which nsys stores unchanged, holds the value of a secret."""
     if redact.redact_command(words) == list(words):
         return ()
-    found = (
-        "the command line holds the value of a secret, and nsys writes it into its report: see `traceable help secrets`"
+    text = (
+        "the command line holds the value of a secret, and nsys writes it into its report; see `traceable help secrets`"
     )
-    return (Message("secret_on_command_line", found),)
+    return (Message("secret_on_command_line", text),)
 
 
 def explain_unfit_folder(folder: Path) -> str | None:
-    """Return why nsys had better not keep temporary files in `folder`, as the end of a sentence; None for no reason."""
+    """Return why nsys should not keep temporary files in `folder`, as the end of a sentence; None if it may."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError as error:
         return f"can't be used ({error.strerror})"
-    if found.f_flag & os.ST_NOEXEC:
+    if status.f_flag & os.ST_NOEXEC:
         return "is mounted noexec"
-    if found.f_bavail * found.f_frsize < ROOM_BYTES:
-        return f"has {found.f_bavail * found.f_frsize / 1e6:.0f} MB free"
+    if status.f_bavail * status.f_frsize < ROOM_BYTES:
+        return f"has {status.f_bavail * status.f_frsize / 1e6:.0f} MB free"
     return None if os.access(folder, os.W_OK | os.X_OK) else "can't be written"
 
 
-def _folders(run_dir: Path) -> list[Path]:
-    """Where else temporary files may go: the usual places, then beside the run, where its name is short enough."""
+def _list_temporary_folders(run_dir: Path) -> list[Path]:
+    """Return other folders for temporary files: the usual ones, then the run's, if its name is short enough."""
     usual = [Path("/tmp"), Path("/var/tmp")]
     return [*usual, *(one for one in (run_dir, run_dir.parent) if len(str(one)) <= SOCKET_CHARACTERS)]
 
@@ -137,8 +139,8 @@ class StoredEnvironment:
     """One environment in a report.
 
     Attributes:
-        table: where it lies.
-        parts: the number of each of its rows there, and the names and values in it.
+        table: that holds it.
+        parts: the rowid of each of its rows, and the names and values in it.
     """
 
     table: str
@@ -151,7 +153,7 @@ class StoredEnvironment:
 
     @property
     def is_from_launcher(self) -> bool:
-        """Whether it is the small environment that the launcher gave to nsys (`launch/supervisor.py`)."""
+        """Whether it is the small environment that the launcher passed to nsys (`launch/supervisor.py`)."""
         return self.table == _SYSTEM or environment.HANDOVER in self.variables
 
 
@@ -162,134 +164,144 @@ def find_environments(connection: sqlite3.Connection) -> list[StoredEnvironment]
         sqlite3.Error: it can't be read.
     """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    asked = {
+    queries = {
         _TEXTS: "SELECT id, id, CAST(value AS BLOB) FROM StringIds WHERE instr(CAST(value AS BLOB), x'3D')",
         _SYSTEM: f"SELECT rowid, rowid, CAST(value AS BLOB) FROM {_SYSTEM} WHERE name = '{_OWN}'",
         # A row for each variable.
         _CAPTURE: f"SELECT name, rowid, CAST(value AS BLOB) FROM {_CAPTURE} WHERE name LIKE '%ENVIRONMENT_VARIABLE%'",
     }
-    found: dict[tuple[str, object], list[tuple[int, Variables]]] = {}
-    for table, question in asked.items():
-        rows = connection.execute(question).fetchall() if table in tables else []
-        for process, row, text in rows if table != _TEXTS else _environments(connection, rows):
-            variables = _variables(text or b"")
+    parts_by_process: dict[tuple[str, object], list[tuple[int, Variables]]] = {}
+    for table, query in queries.items():
+        rows = connection.execute(query).fetchall() if table in tables else []
+        for process, row, text in rows if table != _TEXTS else _select_environments(connection, rows):
+            variables = _parse_variables(text or b"")
             if variables:
-                found.setdefault((table, process), []).append((row, variables))
-    return [StoredEnvironment(table, tuple(parts)) for (table, _), parts in found.items()]
+                parts_by_process.setdefault((table, process), []).append((row, variables))
+    return [StoredEnvironment(table, tuple(parts)) for (table, _), parts in parts_by_process.items()]
 
 
 def scrub_environments(database: Path) -> list[StoredEnvironment]:
-    """Empty the values in an exported report: of every environment of a process, and in nsys's own of what has the name
-    of a secret. Returns the environments that were changed, as they were. Old pages may still have them: `rewrite_database`.
+    """Empty the values of every process's environment in an exported report, and in nsys's own those of secrets.
+
+    Returns the environments that were changed, as they were before. Unused parts of pages may still have them; see
+    `rewrite_database`.
 
     Raises:
         sqlite3.Error: it can't be read or written.
     """
     with closing(sqlite3.connect(database)) as connection, connection:
-        # Without it the old text stays in the file, in a page that is free.
+        # Without it the old text stays in the file, in a free page.
         connection.execute("PRAGMA secure_delete = ON")
-        found = find_environments(connection)
-        changed = [one for one in found if any(_kept(one.table, part) != part for _, part in one.parts)]
-        for one in changed:
-            for row, part in one.parts:
-                text = b"\0".join(name.encode() + b"=" + value for name, value in _kept(one.table, part).items())
-                connection.execute(f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
+        environments = find_environments(connection)
+        changed = [
+            stored
+            for stored in environments
+            if any(_remove_values(stored.table, part) != part for _, part in stored.parts)
+        ]
+        for stored in changed:
+            for row, part in stored.parts:
+                text = b"\0".join(
+                    name.encode() + b"=" + value for name, value in _remove_values(stored.table, part).items()
+                )
+                connection.execute(f"UPDATE {stored.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
     return changed
 
 
 def rewrite_database(database: Path) -> None:
-    """Write an exported report anew, whole or not at all, without what its tables do not hold any more.
+    """Rewrite an exported report, whole or not at all, without data that was deleted from its tables.
 
-    nsys writes it without `secure_delete`: where a page of it was split, the unused part still has the old text.
+    nsys writes it without `secure_delete`: the unused part of a page that was split still has the old text.
 
     Raises:
         sqlite3.Error: it can't be read, or there is no room for a second one.
         OSError: it can't be replaced.
     """
-    anew = database.with_name(database.name + ".anew")
-    journal = anew.with_name(anew.name + "-journal")
-    anew.unlink(missing_ok=True)
+    rewritten = database.with_name(database.name + ".anew")
+    journal = rewritten.with_name(rewritten.name + "-journal")
+    rewritten.unlink(missing_ok=True)
     try:
         with closing(sqlite3.connect(database)) as connection:
-            connection.execute("VACUUM INTO ?", (os.fspath(anew),))
-        anew.replace(database)
+            connection.execute("VACUUM INTO ?", (os.fspath(rewritten),))
+        rewritten.replace(database)
     finally:
-        for one in (anew, journal):
-            one.unlink(missing_ok=True)
+        for leftover in (rewritten, journal):
+            leftover.unlink(missing_ok=True)
 
 
-def _kept(table: str, variables: Variables) -> Variables:
+def _remove_values(table: str, variables: Variables) -> Variables:
     if table == _SYSTEM:
         return {name: b"" if redact.is_secret(name) else value for name, value in variables.items()}
     return dict.fromkeys(variables, b"")
 
 
-def _variables(text: bytes) -> Variables:
-    """Return the variables in `NAME=value` with a zero between two. Of a variable that is empty nsys keeps no `=`."""
-    found: Variables = {}
+def _parse_variables(text: bytes) -> Variables:
+    """Return the variables in `NAME=value`, separated by zero bytes. nsys drops the `=` of an empty variable."""
+    variables: Variables = {}
     for part in filter(None, text.split(b"\0")):
         name, _, value = part.partition(b"=")
-        found[name.decode("utf-8", "replace")] = value
-    return found
+        variables[name.decode("utf-8", "replace")] = value
+    return variables
 
 
-def _environments(connection: sqlite3.Connection, texts: list[_Text]) -> list[_Text]:
-    """Return those of `texts` that are environments: nothing refers to them, as to no environment that nsys keeps.
+def _select_environments(connection: sqlite3.Connection, texts: list[_Text]) -> list[_Text]:
+    """Return those of `texts` that are environments: no column refers to them.
 
-    A text with zeros in it is no name of anything, since those are C strings. One without may be the environment of a
-    process that was given one variable, or the name of a range such as `step=5`.
+    A text with zero bytes is not a name, since names are C strings. One without may be the environment of a process
+    with a single variable, or the name of a range such as `step=5`.
     """
     several = {number for number, _, text in texts if b"\0" in text}
     single = {number for number, _, text in texts if number not in several and _VARIABLE.match(text)}
-    columns = _references(connection)
-    several -= _referred_to(connection, several, [(table, column) for table, column in columns if table == _STREAMS])
-    single -= _referred_to(connection, single, columns) if columns else single
+    columns = _list_text_columns(connection)
+    several -= _select_referenced(
+        connection, several, [(table, column) for table, column in columns if table == _STREAMS]
+    )
+    single -= _select_referenced(connection, single, columns) if columns else single
     return [text for text in texts if text[0] in several | single]
 
 
-def _references(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return the tables and columns that hold numbers of texts; none where the file is not as nsys made it."""
+def _list_text_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return the tables and columns that hold text ids; none if nsys did not create the tables."""
     tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
     return [(table, column) for table, declared in tables for column in _REFERENCE.findall(declared or "")]
 
 
-def _referred_to(connection: sqlite3.Connection, texts: set[int], columns: Iterable[tuple[str, str]]) -> set[int]:
-    found: set[int] = set()
+def _select_referenced(connection: sqlite3.Connection, texts: set[int], columns: Iterable[tuple[str, str]]) -> set[int]:
+    referenced: set[int] = set()
     for table, column in columns:
-        missing = texts - found
+        missing = texts - referenced
         if not missing:
             break
-        question = f"SELECT {column} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
-        found.update(number for (number,) in connection.execute(question, (json.dumps(list(missing)),)))
-    return found
+        query = f"SELECT {column} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+        referenced.update(number for (number,) in connection.execute(query, (json.dumps(list(missing)),)))
+    return referenced
 
 
 def check_report_for_secrets(report: Path, database: Path, stored: Sequence[StoredEnvironment]) -> tuple[Message, ...]:
-    """Return a note where a report holds what nsys was not to see; nothing where it does not.
+    """Return a note if a report holds secrets.
 
     Args:
-        report: as nsys wrote it.
-        database: its export, from which the environments were taken out.
+        report: written by nsys.
+        database: its export, from which the environments were removed.
         stored: these environments.
     """
-    strangers = [one for one in stored if not one.is_from_launcher]
-    known = {name for one in stored for name, value in one.variables.items() if value and redact.is_secret(name)}
-    names = sorted(known | _found(report) | _found(database))
-    if not strangers and not names:
+    foreign = [one for one in stored if not one.is_from_launcher]
+    removed = {name for one in stored for name, value in one.variables.items() if value and redact.is_secret(name)}
+    names = sorted(removed | _find_secrets_in(report) | _find_secrets_in(database))
+    if not foreign and not names:
         return ()
-    what = [f"the environment of {_counted(len(strangers))}"] if strangers else []
+    contents = [f"the environment of {_count_processes(len(foreign))}"] if foreign else []
     shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
-    what += [f"the values of {shown}"] if names else []
-    found = (
-        f"{report.name} holds {' and '.join(what)}: "
-        "don't share it with anyone who may not know them (traceable help secrets)"
+    contents += [f"the values of {shown}"] if names else []
+    text = (
+        f"{report.name} holds {' and '.join(contents)}: "
+        "don't share it with anyone who may not know them; see `traceable help secrets`"
     )
-    return (Message("report_holds_secrets", found),)
+    return (Message("report_holds_secrets", text),)
 
 
-def _found(file: Path) -> set[str]:
-    """Return the names of this process's secrets whose values are in `file`."""
-    values = dict(_secrets(os.environb.items()))
+def _find_secrets_in(file: Path) -> set[str]:
+    """Return the names of this process's secrets whose values occur in `file`."""
+    values = dict(_list_secrets(os.environb.items()))
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return {name for name, value in values.items() if content.find(value, 0, MAX_SCAN_BYTES) >= 0}
@@ -297,13 +309,13 @@ def _found(file: Path) -> set[str]:
         return set()
 
 
-def _secrets(variables: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, bytes]]:
+def _list_secrets(variables: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, bytes]]:
     for raw, value in variables:
         name = os.fsdecode(raw)
-        # A path is where a secret lies and none itself: GOOGLE_APPLICATION_CREDENTIALS.
+        # A path is not itself a secret: GOOGLE_APPLICATION_CREDENTIALS.
         if redact.is_secret(name) and len(value) >= MIN_SECRET_CHARACTERS and not value.startswith(b"/"):
             yield name, value
 
 
-def _counted(number: int) -> str:
+def _count_processes(number: int) -> str:
     return f"{number} processes" if number > 1 else "a process"

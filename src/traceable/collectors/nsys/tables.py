@@ -1,4 +1,4 @@
-"""The tables of nsys's export schema that a recording fills, the constants that stand in them, and whose an export is.
+"""The tables of nsys's export schema that a recording fills, their constants, and the product that made an export.
 
 Column names, types and constraints as in schema 3.16.1 (nsys 2024.6). TARGET_INFO_SYSTEM_ENV is as in 3.0.0 (2022.4).
 """
@@ -49,8 +49,8 @@ TABLES = {
 """Each table's name, with the statement that creates it."""
 
 CLIPPED = "traceableClipped"
-"""A column of our own in NVTX_EVENTS: 1 for a range that began before what is shown, or was open at its end. Written
-with a flight recorder alone; nsys's schema has no word for it."""
+"""Our own column of NVTX_EVENTS: 1 for a range that began before the recorded window, or was open at its end. nsys's
+schema has no such column."""
 
 FLIGHT_TABLES = {
     **TABLES,
@@ -98,16 +98,16 @@ ENUMS: dict[str, list[tuple[int, str, str]]] = {
         (2, "HostTimestamp", "Host timestamp"),
     ],
 }
-"""Rows (id, name, label) of the enumerations; of the two large ones those that NVTX uses."""
+"""Rows (id, name, label) of the enumerations; only those for NVTX of the two large ones."""
 
 VIRTUAL_MACHINE = 1 << 48
-"""nsys's ids of hardware and machine, as it writes them for the local host."""
+"""nsys's ids of hardware and machine for the local host."""
 
 _MAKERS = ("traceable", "NVIDIA")
-"""How the name of the product begins that made an export of which another one may take the place."""
+"""The start of the product names whose exports may be replaced."""
 
 _EXPORTS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-"""Where an export says what made it; the second until 2023."""
+"""The table with the product of an export; the second until 2023."""
 
 
 def global_tid(pid: int, tid: int) -> int:
@@ -116,29 +116,28 @@ def global_tid(pid: int, tid: int) -> int:
 
 
 def check_replaceable(database: Path) -> None:
-    """Refuse to put an export in the place of a file that is none: nothing but what was made from a recording is ever
-    overwritten or deleted when that is read.
+    """Check that a file may be overwritten by an export: only an export of a recording is ever overwritten or deleted.
 
     Raises:
-        CollectorError: it is a link, or something that neither traceable nor nsys has made.
+        CollectorError: it is a link, or a file made by neither traceable nor nsys.
     """
     if not untrusted.exists(database) or (untrusted.is_regular(database) and not database.stat().st_size):
         return
-    if untrusted.is_regular(database) and _maker(database).startswith(_MAKERS):
+    if untrusted.is_regular(database) and _read_product(database).startswith(_MAKERS):
         return
     raise CollectorError(
         "file_in_the_way",
-        f"{database} is in the place of what would be made of the recording, and is no export of one",
-        "move it away; nothing was changed",
+        f"{database} exists and is not an export of a recording",
+        "move it away",
     )
 
 
-def _maker(database: Path) -> str:
-    """Return which product has made an export; empty for a file that is none."""
+def _read_product(database: Path) -> str:
+    """Return the product that made an export; empty for a file that is not an export."""
     try:
         with closing(untrusted.open_database(database)) as connection:
-            there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            table = next((name for name in _EXPORTS if name in there), None)
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            table = next((name for name in _EXPORTS if name in tables), None)
             if table is None:
                 return ""
             row = connection.execute(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_NAME'").fetchone()

@@ -1,11 +1,10 @@
-"""What nsys is asked to record: what it offers, the presets (`--trace-preset`), the user's own options (`--nsys-args`).
+"""The options of `nsys profile`: those it offers, presets (`--trace-preset`), the user's own (`--nsys-args`).
 
-Options come, go and are renamed from one nsys to the next, so `nsys profile --help` of the one that is installed is
-read. A preset is what is wished for; what that nsys does not offer, or the machine does not permit, is left out and
-named. The user's own options always win. Some of them break what traceable promises: those that can't be had with it
-are refused, of the others it is said what comes of them.
+Options come, go and are renamed from one nsys to the next, so `nsys profile --help` of the installed one is parsed. An
+option of a preset that this nsys does not offer, or the machine does not permit, is skipped with a note. The user's own
+options always win. Some of them conflict with traceable: they are rejected, or a note tells the effect.
 
-Nothing here starts nsys; what is asked of the machine comes in as `Machine`.
+Nothing here starts nsys; the properties of the machine come in as `Machine`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _HEADER = re.compile(
     re.MULTILINE,
 )
 """The line that begins an option: `-t, --trace=`, `--help=[<tag>]`, `--nvtx-domain-[include|exclude]=`. A line of prose
-that happens to begin with an option goes on after it."""
+that happens to begin with an option has more text after it."""
 
 _POSSIBLE = re.compile(r"Possible values(?: for <[^>]*>)? are:?\s+(?P<list>.*?)\.(?=\s|$)", re.DOTALL)
 _QUOTED = re.compile(r"['`]([^'`\s]+)'")
@@ -35,34 +34,34 @@ _PLAIN = re.compile(r"[\w-]+")
 DEFAULT_PRESET = "default"
 
 ALWAYS = (
-    # By default nsys ends a program that outlives the collection; nothing of ours may do that.
+    # By default nsys ends a program that outlives the collection.
     ("--kill", "none"),
-    # `all` also waits for daemons that the program left behind (16 s instead of 1 s in a measured case).
+    # `all` also waits for daemons that the program started (16 s instead of 1 s in a measured case).
     ("--wait", "primary"),
 )
-"""Options that nsys is given where its --help names them with this value, whatever the preset."""
+"""Options of every preset, used if nsys's --help lists them with this value."""
 
 NO_CPU_SAMPLING = (
-    # Both need perf_event_paranoid <= 2, which containers seldom have, and neither feeds a number of ours.
+    # Both need perf_event_paranoid <= 2, which is rare in containers, and no table of ours uses them.
     ("--sample", "none"),
     ("--cpuctxsw", "none"),
 )
-"""What a preset without samples of the CPU has in their place: nsys takes them by default."""
+"""Options of a preset without CPU samples: nsys takes samples by default."""
 
 TRACE = "--trace"
 GPU_METRICS = ("--gpu-metrics-devices", "--gpu-metrics-device")
 """The option has had two names; the newer first."""
 
-_REFUSED = {
+_REJECTED = {
     "--output": (
-        Message("nsys_output_reserved", "where the report lies is for traceable to say"),
-        "name the run directory with `traceable run -o`",
+        Message("nsys_output_reserved", "traceable sets the path of the report"),
+        "set the run directory with `traceable run -o`",
     ),
     "--help": (Message("nsys_starts_no_program", "it starts no program"), "type `nsys profile --help`"),
 }
-"""Options that can't be had, with the reason and what to do."""
+"""Options that are not supported, with the reason and the fix."""
 
-_GATES = ("--capture-range", "--capture-range-end", "--nvtx-capture")
+_WINDOW_OPTIONS = ("--capture-range", "--capture-range-end", "--nvtx-capture")
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,10 @@ class Option:
     Attributes:
         name: its long name, `--trace`.
         short: its short one, `-t`; None for none.
-        takes_value: whether something must follow it.
-        values: what the help lists as possible, as it writes it (`repeat[:N]`); empty where it lists nothing. nsys
-            accepts more than it lists, so what is not here is not refused.
-        text: what the help says of it.
+        takes_value: whether it needs a value.
+        values: the possible values in the help's own form (`repeat[:N]`); empty if it lists none. nsys accepts more
+            than it lists, so other values are not rejected.
+        text: its description in the help.
     """
 
     name: str
@@ -85,15 +84,15 @@ class Option:
     text: str
 
     def offers(self, value: str) -> bool:
-        """Whether the help lists `value`, what may be appended to it left aside."""
+        """Whether the help lists `value`, ignoring optional suffixes."""
         return any(re.split(r"[\[:]", listed)[0] == value for listed in self.values)
 
     def takes(self, value: str) -> bool:
-        """Whether nothing in the help speaks against `value`, or a list of values: it lists none, or each of them."""
+        """Whether the help does not exclude `value`, or a list of values: it lists no values, or each of these."""
         return not self.values or all(self.offers(part.partition(":")[0]) for part in value.split(","))
 
     def mentions(self, word: str) -> bool:
-        """Whether the help speaks of `word` anywhere."""
+        """Whether the description in the help contains `word`."""
         return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", self.text) is not None
 
 
@@ -111,7 +110,7 @@ class Options:
         return name in self._by_name
 
     def get(self, name: str) -> Option | None:
-        """Return the option that nsys takes `name` for: so called, or the only one whose long name begins so."""
+        """Return the option that nsys takes `name` for: the one of this name, or the only one with this prefix."""
         if name in self._by_name:
             return self._by_name[name]
         near = [one for one in self._by_name if one.startswith(name)] if name.startswith("--") and name != "--" else []
@@ -122,31 +121,31 @@ class Options:
         return name in self._by_name and self._by_name[name].offers(value)
 
     def takes(self, name: str, value: str) -> bool:
-        """Whether there is an option `name`, and nothing in the help speaks against `value`."""
+        """Whether there is an option `name`, and the help does not exclude `value`."""
         return name in self._by_name and self._by_name[name].takes(value)
 
     def find_nearest(self, name: str) -> str | None:
-        """Return the option whose name is most like `name`; None where none is."""
+        """Return the option whose name is most similar to `name`; None if none is similar."""
         near = difflib.get_close_matches(name, [one for one in self._by_name if one.startswith("--")], n=1)
         return near[0] if near else None
 
 
 def parse_help(text: str) -> Options:
-    """Read the output of `nsys profile --help`; what is no option in it is passed over."""
+    """Parse the output of `nsys profile --help`; text that is not an option is ignored."""
     headers = list(_HEADER.finditer(text))
     ends = [header.start() for header in headers[1:]] + [len(text)]
-    found = []
+    options = []
     for header, end in zip(headers, ends, strict=False):
-        said = text[header.end() : end]
+        description = text[header.end() : end]
         takes_value = header["value"] is not None and not header["value"].startswith("=[")
-        for last in (header["either"] or "").split("|"):
-            name = f"--{header['name']}{last}"
-            found.append(Option(name, header["short"], takes_value, _values(said), said))
-    return Options(found)
+        for variant in (header["either"] or "").split("|"):
+            name = f"--{header['name']}{variant}"
+            options.append(Option(name, header["short"], takes_value, _parse_values(description), description))
+    return Options(options)
 
 
-def _values(said: str) -> tuple[str, ...]:
-    match = _POSSIBLE.search(said)
+def _parse_values(description: str) -> tuple[str, ...]:
+    match = _POSSIBLE.search(description)
     if match is None or "for example" in match["list"]:
         return ()
     quoted = _QUOTED.findall(match["list"])
@@ -158,12 +157,12 @@ def _values(said: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Preset:
-    """What to record.
+    """A choice of data to record.
 
     Attributes:
-        trace: the APIs, of which `cuda` and `nvtx` are in all of them.
+        trace: the APIs; every preset has `cuda` and `nvtx`.
         options: further options with their values.
-        sampling_options: options that need samples of the CPU, and are left out where it can't be sampled.
+        sampling_options: options that need CPU samples; skipped if the CPU can't be sampled.
         gpu_metrics: sample the GPU's own counters.
     """
 
@@ -178,7 +177,7 @@ _GRAPH_NODES = ("--cuda-graph-trace", "node")
 _PYTHON = (("--python-sampling", "true"),)
 _BACKTRACES = (
     ("--sample", "process-tree"),
-    # The threshold in ns from which on a call gets a backtrace; its default went from 80000 to 1000.
+    # The duration in ns above which a call gets a backtrace; its default went from 80000 to 1000.
     ("--cudabacktrace", "all:80000"),
     ("--python-backtrace", "cuda"),
 )
@@ -195,18 +194,18 @@ PRESETS = {
         gpu_metrics=True,
     ),
 }
-"""Each preset by its name. docs/nsys.md says what it records and costs."""
+"""Each preset by its name. docs/nsys.md describes their content and cost."""
 
 
 class Machine(Protocol):
-    """What is asked of the machine, and only where a preset wishes for it."""
+    """Properties of the machine, read only if a preset needs them."""
 
     def explain_no_sampling(self) -> Message | None:
         """Return why the CPU can't be sampled; None where it can."""
         ...
 
     def select_gpu_metrics_devices(self, option: str) -> tuple[str | None, str]:
-        """Return the value that selects the GPUs whose counters may be sampled, or None and why there is none."""
+        """Return the value that selects the GPUs whose counters may be sampled, or None and the reason."""
         ...
 
 
@@ -226,42 +225,44 @@ class ResolvedPreset:
 
 
 def resolve_preset(preset: Preset, options: Options, machine: Machine) -> ResolvedPreset:
-    """Return what of `preset` this nsys offers and this machine permits."""
+    """Return the options of `preset` that this nsys offers and this machine permits."""
     missing: list[str] = []
-    refused: list[Message] = []
+    not_permitted: list[Message] = []
     trace = [api for api in preset.trace if api in ("cuda", "nvtx") or options.offers(TRACE, api)]
     missing += [f"{TRACE}={api}" for api in preset.trace if api not in trace]
-    chosen = [(TRACE, ",".join(trace)), *_there(ALWAYS, options)]
-    wished = preset.options
+    resolved = [(TRACE, ",".join(trace)), *_select_supported(ALWAYS, options)]
+    requested = preset.options
     if preset.sampling_options and (reason := machine.explain_no_sampling()):
-        refused.append(Message(reason.code, f"samples and backtraces of the CPU ({reason})"))
+        not_permitted.append(Message(reason.code, f"CPU samples and backtraces ({reason})"))
     else:
-        wished += preset.sampling_options
-    chosen += _there([one for one in NO_CPU_SAMPLING if one[0] not in dict(wished)], options)
-    chosen += _there(wished, options)
-    missing += [_named(name, value, options) for name, value in wished if not options.takes(name, value)]
+        requested += preset.sampling_options
+    resolved += _select_supported([one for one in NO_CPU_SAMPLING if one[0] not in dict(requested)], options)
+    resolved += _select_supported(requested, options)
+    missing += [_format_missing(name, value, options) for name, value in requested if not options.takes(name, value)]
     if preset.gpu_metrics:
         name = next((one for one in GPU_METRICS if one in options), None)
-        value, why = machine.select_gpu_metrics_devices(name) if name else (None, "this nsys has none")
+        value, reason_text = (
+            machine.select_gpu_metrics_devices(name) if name else (None, "this nsys does not support them")
+        )
         if name and value:
-            chosen.append((name, value))
+            resolved.append((name, value))
         else:
-            refused.append(Message("gpu_counters_unavailable", f"the GPU's counters ({why})"))
-    return ResolvedPreset(tuple(chosen), tuple(missing), tuple(refused))
+            not_permitted.append(Message("gpu_counters_unavailable", f"GPU counters ({reason_text})"))
+    return ResolvedPreset(tuple(resolved), tuple(missing), tuple(not_permitted))
 
 
-def _there(wished: Iterable[tuple[str, str]], options: Options) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in wished if options.takes(name, value)]
+def _select_supported(requested: Iterable[tuple[str, str]], options: Options) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in requested if options.takes(name, value)]
 
 
-def _named(name: str, value: str, options: Options) -> str:
-    """Return what is missing as one would type it: the option, or this value of it."""
+def _format_missing(name: str, value: str, options: Options) -> str:
+    """Return what is missing as it would be typed: the option, or this value of it."""
     return f"{name}={value}" if name in options else name
 
 
 @dataclass(frozen=True)
 class NsysRequest:
-    """What the command line asks of nsys; `str` gives it as one would type it.
+    """The request to nsys from the command line; `str` gives it as it would be typed.
 
     Attributes:
         preset: a name of `PRESETS`; None for the default one.
@@ -277,19 +278,19 @@ class NsysRequest:
 
     @property
     def effective_preset(self) -> Preset:
-        """The preset itself."""
+        """The preset, or the default one."""
         return PRESETS[self.preset or DEFAULT_PRESET]
 
 
 @dataclass(frozen=True)
 class UserOption:
-    """One option of the user's.
+    """One option from the user.
 
     Attributes:
-        name: the long name by which this nsys lists it; as it was typed where it lists none.
-        value: what was given to it; None for nothing.
-        words: as it was typed.
-        known: whether this nsys lists it. There are some that it doesn't.
+        name: its long name in this nsys's help; as typed if the help does not list it.
+        value: its value; None for none.
+        words: the option as typed.
+        known: whether this nsys's help lists it. Some options are not listed.
     """
 
     name: str
@@ -302,140 +303,142 @@ class UserOption:
 
 
 def parse_user_options(words: Sequence[str], options: Options) -> tuple[UserOption, ...]:
-    """Read the user's own options as nsys does: `--opt=value`, `--opt value`, `-ovalue`, `-o value`, shortened names.
+    """Parse the user's own options as nsys does: `--opt=value`, `--opt value`, `-ovalue`, `-o value`, shortened names.
 
     Raises:
         UsageError: a word is neither an option nor the value of one, or a value is missing.
     """
-    found: list[UserOption] = []
+    parsed: list[UserOption] = []
     position = 0
     while position < len(words):
         word = words[position]
         if not word.startswith("-") or word in ("-", "--"):
             raise UsageError(
                 "nsys_args_not_an_option",
-                f"{word!r} in --nsys-args is no option of nsys's",
-                "the program follows traceable's own options",
+                f"{word!r} in --nsys-args is not an option",
+                "write the program after traceable's own options",
             )
-        typed, joined, value = _split(word)
+        typed, joined, value = _split_word(word)
         option = options.get(typed)
-        taken = 1
+        word_count = 1
         if not joined and (option is None or option.takes_value):
             if position + 1 == len(words):
                 raise UsageError("value_missing", f"{typed} in --nsys-args needs a value", f"write {typed}=VALUE")
-            value, taken = words[position + 1], 2
+            value, word_count = words[position + 1], 2
         name = option.name if option else typed
-        found.append(UserOption(name, value, tuple(words[position : position + taken]), option is not None))
-        position += taken
-    return tuple(found)
+        parsed.append(UserOption(name, value, tuple(words[position : position + word_count]), option is not None))
+        position += word_count
+    return tuple(parsed)
 
 
-def _split(word: str) -> tuple[str, bool, str | None]:
-    """Split a word into an option, whether its value is joined to it, and that."""
+def _split_word(word: str) -> tuple[str, bool, str | None]:
+    """Split a word into an option, whether a value is joined to it, and the value."""
     if word.startswith("--"):
         name, joined, value = word.partition("=")
         return name, bool(joined), value if joined else None
     return word[:2], len(word) > 2, word[2:] or None
 
 
-def check_user_options(given: Iterable[UserOption]) -> None:
-    """Refuse what can't be had.
+def check_user_options(user_options: Iterable[UserOption]) -> None:
+    """Reject options that are not supported.
 
     Raises:
-        UsageError: naming the first of them.
+        UsageError: on the first of them.
     """
-    for one in given:
-        if one.name in _REFUSED:
-            why, remedy = _REFUSED[one.name]
-            raise UsageError(why.code, f"{one} can't be in --nsys-args: {why}", remedy)
-        if one.value == "help":
-            found = f"{one} can't be in --nsys-args: it starts no program"
-            raise UsageError("nsys_starts_no_program", found, f"type `nsys profile {one}`")
-        if one.name == "--inherit-environment" and one.value == "false":
+    for option in user_options:
+        if option.name in _REJECTED:
+            why, remedy = _REJECTED[option.name]
+            raise UsageError(why.code, f"{option} can't be in --nsys-args: {why}", remedy)
+        if option.value == "help":
+            problem = f"{option} can't be in --nsys-args: it starts no program"
+            raise UsageError("nsys_starts_no_program", problem, f"type `nsys profile {option}`")
+        if option.name == "--inherit-environment" and option.value == "false":
             raise UsageError(
                 "nsys_passes_no_environment",
-                f"{one} can't be in --nsys-args: the program's environment does not come by nsys",
+                f"{option} can't be in --nsys-args: the program does not get its environment from nsys",
                 "start traceable with `env -i`",
             )
 
 
-def check_window_options(given: Iterable[UserOption]) -> None:
-    """Refuse what can't be had where windows are recorded.
+def check_window_options(user_options: Iterable[UserOption]) -> None:
+    """Reject options that are not supported together with windows.
 
     Raises:
-        UsageError: naming the first of them.
+        UsageError: on the first of them.
     """
     domain = environment.WINDOW_DOMAIN
-    for one in given:
-        values = (one.value or "").split(",")
-        if one.name in _GATES:
+    for option in user_options:
+        values = (option.value or "").split(",")
+        if option.name in _WINDOW_OPTIONS:
             raise UsageError(
                 "nsys_capture_range_reserved",
-                f"{one} can't be in --nsys-args: what nsys records is decided by the windows asked for",
-                "leave it out, or --steps, --control and --sigusr2",
+                f"{option} can't be in --nsys-args: the requested windows decide when nsys records",
+                "remove it, or remove --steps, --control and --sigusr2",
             )
-        if one.name == "--trace" and "nvtx" not in values:
+        if option.name == "--trace" and "nvtx" not in values:
             raise UsageError(
-                "windows_need_nvtx", f"{one} can't record windows, which are NVTX ranges", "add nvtx to it"
+                "windows_need_nvtx", f"{option} can't record windows, which are NVTX ranges", "add nvtx to it"
             )
-        if (one.name == "--nvtx-domain-include" and domain not in values) or (
-            one.name == "--nvtx-domain-exclude" and domain in values
+        if (option.name == "--nvtx-domain-include" and domain not in values) or (
+            option.name == "--nvtx-domain-exclude" and domain in values
         ):
-            found = f"{one} leaves out the domain that the windows are known by"
-            raise UsageError("window_domain_excluded", found, f"let {domain} in")
+            problem = f"{option} excludes the domain of the windows"
+            raise UsageError("window_domain_excluded", problem, f"include {domain}")
 
 
-def merge_options(ours: Sequence[tuple[str, str]], given: Sequence[UserOption]) -> list[str]:
-    """Return the words for both: nsys takes an option once, so of ours those that the user gives too are left out."""
-    theirs = {one.name for one in given}
-    words = [f"{name}={value}" for name, value in ours if name not in theirs]
-    return [*words, *(word for one in given for word in one.words)]
+def merge_options(ours: Sequence[tuple[str, str]], user_options: Sequence[UserOption]) -> list[str]:
+    """Return the words of both: nsys takes an option only once, so the user's options replace ours."""
+    overridden = {option.name for option in user_options}
+    words = [f"{name}={value}" for name, value in ours if name not in overridden]
+    return [*words, *(word for option in user_options for word in option.words)]
 
 
-def list_option_notes(given: Iterable[UserOption], hangs_with_samples: Message | None = None) -> tuple[Message, ...]:
-    """Return a note for each option that changes what traceable otherwise promises.
+def list_option_notes(
+    user_options: Iterable[UserOption], sampling_hang_reason: Message | None = None
+) -> tuple[Message, ...]:
+    """Return a note for each option that changes traceable's usual behavior.
 
     Args:
-        given: the user's options.
-        hangs_with_samples: why this nsys may not end when it samples the CPU; None where it does.
+        user_options: parsed.
+        sampling_hang_reason: why this nsys may hang when it samples the CPU; None if it does not.
     """
-    return tuple(note for one in given if (note := _note(one, hangs_with_samples)))
+    return tuple(note for option in user_options if (note := _make_note(option, sampling_hang_reason)))
 
 
-def _note(one: UserOption, hangs_with_samples: Message | None) -> Message | None:
-    if hangs_with_samples and one.name in ("--sample", "--cpuctxsw") and one.value != "none":
+def _make_note(option: UserOption, sampling_hang_reason: Message | None) -> Message | None:
+    if sampling_hang_reason and option.name in ("--sample", "--cpuctxsw") and option.value != "none":
         return Message(
-            hangs_with_samples.code,
-            f"{one}: {hangs_with_samples}; Ctrl+C twice then ends the run, and nsys is left to be killed",
+            sampling_hang_reason.code,
+            f"{option}: {sampling_hang_reason}; if it does, press Ctrl+C twice and kill nsys",
         )
-    if one.name == "--trace" and "nvtx" not in (one.value or "").split(","):
-        return Message("nvtx_not_traced", f"{one}: without nvtx no range is recorded")
-    if one.name == "--trace" and "python-gil" in (one.value or "").split(","):
+    if option.name == "--trace" and "nvtx" not in (option.value or "").split(","):
+        return Message("nvtx_not_traced", f"{option}: no range is recorded without nvtx")
+    if option.name == "--trace" and "python-gil" in (option.value or "").split(","):
         return Message(
             "gil_recorded_as_ranges",
-            f"{one}: the GIL is recorded as ranges, in the profile too, where they enclose the program's own",
+            f"{option}: the GIL is recorded as ranges that enclose the program's own, also in the profile",
         )
-    if one.name == "--kill" and one.value != "none":
-        return Message("nsys_may_end_program", f"{one}: nsys may end the program when it stops recording")
-    if one.name == "--wait" and one.value == "all":
+    if option.name == "--kill" and option.value != "none":
+        return Message("nsys_may_end_program", f"{option}: nsys may end the program when it stops recording")
+    if option.name == "--wait" and option.value == "all":
         return Message(
             "report_waits_for_processes",
-            f"{one}: the report is there when every process that the program left behind has ended",
+            f"{option}: the report is written only after every process that the program started has ended",
         )
-    if one.name == "--duration":
+    if option.name == "--duration":
         return Message(
             "recording_limited",
-            f"{one}: what comes after {one.value} s is not recorded, and a range open then looks shorter than it is",
+            f"{option}: recording ends after {option.value} s, and a range that is open then looks shorter than it is",
         )
-    if one.name == "--stop-on-exit" and one.value == "false":
-        return Message("run_lasts_until_duration", f"{one}: the run lasts until nsys's --duration is over")
-    if one.name == "--stats" and one.value == "true":
-        return Message("nsys_tables_in_log", f"{one}: its tables are in {NSYS_LOG} in the run directory")
-    if one.name == "--export" and one.value != "none":
-        return Message("nsys_exports_too", f"{one}: nsys writes these files too; traceable makes its .sqlite by itself")
-    if one.name == "--command-file":
+    if option.name == "--stop-on-exit" and option.value == "false":
+        return Message("run_lasts_until_duration", f"{option}: the run lasts until the end of nsys's --duration")
+    if option.name == "--stats" and option.value == "true":
+        return Message("nsys_tables_in_log", f"{option}: the tables are in {NSYS_LOG} in the run directory")
+    if option.name == "--export" and option.value != "none":
+        return Message("nsys_exports_too", f"{option}: nsys writes these files in addition to traceable's .sqlite")
+    if option.name == "--command-file":
         return Message(
             "nsys_command_file",
-            f"{one}: of what it says, that counts which traceable says nothing about; see --dry-run",
+            f"{option}: traceable's own options override those in the file; see --dry-run",
         )
     return None

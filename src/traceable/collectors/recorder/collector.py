@@ -1,7 +1,7 @@
 """The embedded recorder as a collector: the environment that attaches it, and its recording turned into nsys's SQLite.
 
-The recording itself happens inside the program (`_native/recorder.c`). What reads it is imported when it is needed:
-starting a program must not cost numpy.
+The recording itself happens inside the program (`_native/recorder.c`). Its readers are imported only when needed:
+starting a program must not load numpy.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ DIRECTORY = "recording"
 """Name of the recording within the run directory."""
 
 NOT_BUILT = Message("recorder_not_built", "the embedded recorder was not built")
-REBUILD = "reinstall traceable where there is a C compiler"
-"""What is said where the library is not there, and what to do."""
+REBUILD = "install a C compiler and reinstall traceable"
+"""The note on a missing library, and the fix."""
 
 
 class RecorderCollector:
     """Records NVTX calls with the library that ships with traceable. Needs neither nsys nor a GPU.
 
     Args:
-        gpu: have Kineto record the GPU's work beside it, in processes that import torch (`recorder_gpu`).
+        gpu: also record GPU activity with Kineto, in processes that import torch (`gpu.py`).
     """
 
     name = "recorder"
@@ -39,7 +39,7 @@ class RecorderCollector:
         self._gpu = gpu
 
     def availability(self) -> Availability:
-        """Say whether the recorder was built when traceable was installed."""
+        """Return whether the recorder was built when traceable was installed."""
         if find_recorder_library():
             return Availability(True, "embedded recorder")
         return Availability(False, NOT_BUILT, REBUILD, NOT_BUILT.code)
@@ -48,7 +48,7 @@ class RecorderCollector:
         self,
         command: Sequence[str],
         run_dir: Path,
-        stem: str,  # noqa: ARG002 - of the interface
+        stem: str,  # noqa: ARG002 - the interface
         gating: Gating | None = None,
     ) -> Plan:
         """Return `command` unchanged with the environment that makes NVTX load the recorder, in children too.
@@ -62,7 +62,7 @@ class RecorderCollector:
         variables = {
             environment.NVTX_INJECTION: str(library),
             environment.RECORDING_DIR: str((run_dir / DIRECTORY).absolute()),
-            # For windows of the program's own (`traceable.window`), too.
+            # Also needed for the program's own windows (`traceable.window`).
             environment.GATE: self.name,
         }
         if gating:
@@ -79,7 +79,7 @@ class RecorderCollector:
         return Plan(tuple(command), variables)
 
     def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
-        """Write `<stem>.sqlite` from the recording, unless one stands there that is newer than a finished recording.
+        """Write `<stem>.sqlite` from the recording, unless it exists and is newer than a finished recording.
 
         Raises:
             CollectorError: the recording can't be read, or the file can't be written.
@@ -87,7 +87,7 @@ class RecorderCollector:
         source = run_dir / DIRECTORY
         database = run_dir / f"{stem}.sqlite"
         sources = tuple(path for path in (source, run_dir / GPU_DIRECTORY) if untrusted.is_directory(path))
-        notes = _standing_notes(database, sources)
+        notes = _load_notes_if_current(database, sources)
         if notes is None:
             database = (into or run_dir) / database.name
             from traceable.collectors.recorder import gpu as recorder_gpu
@@ -96,35 +96,35 @@ class RecorderCollector:
 
             remove_unfinished_exports(database)
             recording = read_recording(source)
-            complete = not _alive(process.pid for process in recording.processes)
+            complete = not _is_any_alive(process.pid for process in recording.processes)
             gpu = recorder_gpu.find_gpu_recording(run_dir, recording, requested=self._gpu)
             if gpu is None:
-                written = write_database(recording, database, complete)
+                result = write_database(recording, database, complete)
             else:
-                written = write_database(gpu.recording, database, complete, gpu.source)
-            notes = written.notes
-            if not written.events:
+                result = write_database(gpu.recording, database, complete, gpu.source)
+            notes = result.notes
+            if not result.events:
                 database.unlink(missing_ok=True)
                 return CollectorResult(None, sources, tuple(dict.fromkeys((NOTHING_RECORDED, *notes))))
         return CollectorResult(database, (database, *sources), notes)
 
 
 def remove_unfinished_exports(database: Path) -> None:
-    """Remove what processes left that died while they wrote `database`."""
+    """Remove the temporary folders of processes that died while they wrote `database`."""
     for folder in database.parent.glob(f".{glob.escape(database.name)}.*"):
         pid = folder.name.removeprefix(f".{database.name}.").partition(".")[0]
-        if pid.isdigit() and not _alive([int(pid)]):
+        if pid.isdigit() and not _is_any_alive([int(pid)]):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[Message, ...] | None:
-    """Return the notes in a database that says all the recording says; None where it has to be written (again)."""
+def _load_notes_if_current(database: Path, sources: Sequence[Path]) -> tuple[Message, ...] | None:
+    """Return the notes in a database that holds the whole recording; None if it has to be written (again)."""
     from traceable.collectors.recorder.schema import COMPLETE, WARNING
 
     try:
-        written = database.lstat().st_mtime_ns
+        written_ns = database.lstat().st_mtime_ns
         paths = [path for source in sources for path in (source, *source.rglob("*"))]
-        if not paths or any(path.lstat().st_mtime_ns >= written for path in paths):
+        if not paths or any(path.lstat().st_mtime_ns >= written_ns for path in paths):
             return None
         if not untrusted.is_regular(database):
             return None
@@ -132,13 +132,15 @@ def _standing_notes(database: Path, sources: Sequence[Path]) -> tuple[Message, .
             complete = connection.execute("SELECT value FROM META_DATA_EXPORT WHERE name = ?", (COMPLETE,)).fetchone()
             if complete != ("true",):
                 return None
-            said = connection.execute("SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = ? ORDER BY rowid", (WARNING,))
-            return tuple(Message.parse(str(text)) for (text,) in said)
+            texts = connection.execute(
+                "SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = ? ORDER BY rowid", (WARNING,)
+            )
+            return tuple(Message.parse(str(text)) for (text,) in texts)
     except (OSError, *untrusted.SQLITE_ERRORS):
         return None
 
 
-def _alive(pids: Iterable[int]) -> bool:
+def _is_any_alive(pids: Iterable[int]) -> bool:
     """Whether any of the processes may still be recording. Stores through a memory map do not always touch mtime."""
     for pid in pids:
         try:

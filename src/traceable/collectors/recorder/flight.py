@@ -1,4 +1,4 @@
-"""What is asked of the flight recorder: how far back it reaches, in time, in memory or both. Records nothing."""
+"""The limits of the flight recorder: how far back it reaches, in time, in memory or both. Records nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from traceable.errors import UsageError
 
 METADATA = "TRACEABLE_FLIGHT_RECORDER"
-"""Rows of META_DATA_CAPTURE, one a process with a flight recorder: which time is shown, as JSON."""
+"""Rows of META_DATA_CAPTURE, one per process with a flight recorder: the time it covers, as JSON."""
 
 _UNITS = {
     "ns": 1,
@@ -36,14 +36,14 @@ _FORM = "write a time, a size or both, as in 5s, 500ms, 64MB or 5s,64MB"
 
 @dataclass(frozen=True)
 class FlightRecorder:
-    """How much is kept: the last `duration_ns`, at most `max_bytes` a process; None for no such limit."""
+    """The data to keep: the last `duration_ns`, at most `max_bytes` per process; None for no such limit."""
 
     duration_ns: int | None
     max_bytes: int | None
 
     def __str__(self) -> str:
-        """As the option has it, in the largest units."""
-        return ",".join(filter(None, (_written(self.duration_ns, True), _written(self.max_bytes, False))))
+        """The value of the option, in the largest units."""
+        return ",".join(filter(None, (_format_limit(self.duration_ns, True), _format_limit(self.max_bytes, False))))
 
     @property
     def environment_value(self) -> str:
@@ -53,10 +53,10 @@ class FlightRecorder:
 
 
 def parse_flight_recorder(text: str) -> FlightRecorder:
-    """Read what the user wrote.
+    """Parse the value of the option.
 
     Raises:
-        UsageError: it is not of the form `5s`, `64MB` or `5s,64MB`, says one of them twice, or too little.
+        UsageError: it is not of the form `5s`, `64MB` or `5s,64MB`, has one of them twice, or is too small.
     """
     limits: dict[bool, int] = {}
     for part in text.split(","):
@@ -68,17 +68,17 @@ def parse_flight_recorder(text: str) -> FlightRecorder:
             )
         is_time = unit in _TIMES
         if is_time in limits:
-            found = f"--flight-recorder {text[:40]!r} has two {'times' if is_time else 'sizes'}"
-            raise UsageError("flight_recorder_repeated", found, _FORM)
+            problem = f"--flight-recorder {text[:40]!r} has two {'times' if is_time else 'sizes'}"
+            raise UsageError("flight_recorder_repeated", problem, _FORM)
         limits[is_time] = int(match[1]) * _UNITS[unit]
-    for is_time, least, said in ((True, _SHORTEST_NS, "1ms"), (False, _SMALLEST_BYTES, "1MB")):
+    for is_time, least, minimum in ((True, _SHORTEST_NS, "1ms"), (False, _SMALLEST_BYTES, "1MB")):
         if not least <= limits.get(is_time, least) < _LARGEST:
-            found = f"--flight-recorder {text[:40]!r} is out of range"
-            raise UsageError("flight_recorder_out_of_range", found, f"at least {said}")
+            problem = f"--flight-recorder {text[:40]!r} is out of range"
+            raise UsageError("flight_recorder_out_of_range", problem, f"at least {minimum}")
     return FlightRecorder(limits.get(True), limits.get(False))
 
 
-def _written(number: int | None, is_time: bool) -> str:
+def _format_limit(number: int | None, is_time: bool) -> str:
     if number is None:
         return ""
     units = [unit for unit in _UNITS if (unit in _TIMES) == is_time and number % _UNITS[unit] == 0]

@@ -1,7 +1,7 @@
-"""A table of our own in a database: what processes emitted, and what the recorder knows that it lost of them.
+"""Our own table in a database: the ranges that processes emitted, and the events that the recorder knows it lost.
 
-Each row is about a process: `emitted` or `lost` as `kind`, and JSON. Whoever reads the database alone then knows as
-much of its completeness as whoever has the whole run. A database of anybody else's has no such table.
+Each row is about a process: `emitted` or `lost` as `kind`, and JSON. The database alone then tells as much about its
+completeness as the whole run directory. A database of another tool has no such table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = ("kind", "pid", "value")
 EMITTED, LOST = "emitted", "lost"
 
 EVENTS_DROPPED, NAMES_LOST, FILES_CUT = "events_dropped", "names_lost", "files_cut"
-"""What the recorder knows of: events, or names, for which there was no room; bytes that its files lack by now."""
+"""Losses that the recorder knows of: events or names without room on disk; bytes missing from its files."""
 
 _MOST_ROWS = 100_000
 _MOST_BYTES = 1 << 20
@@ -34,30 +34,30 @@ _ROWS = f"SELECT kind, pid, value FROM {TABLE} WHERE length(value) <= {_MOST_BYT
 _IS_TABLE = f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{TABLE}'"
 
 SIZE_CAP = 0xFFFFFFFF
-"""What the recorder's header has in place of an errno where its own cap was reached."""
+"""The recorder's header has this in place of an errno if its own cap was reached."""
 
 _REASONS = {
     SIZE_CAP: ("size_cap", "the size cap was reached (TRACEABLE_RECORDING_MAX_BYTES)"),
     errno.ENOSPC: ("disk_full", "the disk was full"),
     errno.EDQUOT: ("disk_full", "the disk quota was used up"),
-    errno.EFBIG: ("file_size_limit", "the limit of the size of a file was reached (ulimit -f)"),
+    errno.EFBIG: ("file_size_limit", "the file size limit was reached (ulimit -f)"),
     errno.EACCES: ("permission", "the process lost the permission to write there (setuid, a changed mode)"),
     errno.EPERM: ("permission", "the process was not permitted to write there"),
     errno.EROFS: ("permission", "the file system was read-only"),
-    errno.EMFILE: ("descriptors", "the process had no file descriptor left"),
-    errno.ENFILE: ("descriptors", "the system had no file descriptor left"),
+    errno.EMFILE: ("descriptors", "the process had no free file descriptor"),
+    errno.ENFILE: ("descriptors", "the system had no free file descriptor"),
     errno.ENOENT: ("directory_gone", "the recording directory was gone (deleted, chroot)"),
     errno.ENOTDIR: ("directory_gone", "the recording directory was gone"),
     errno.ENOMEM: ("memory", "no memory could be mapped"),
 }
-_SIGNAL_HANDLER = ("signal_handler", "a signal handler made them while the thread wrote another event")
+_SIGNAL_HANDLER = ("signal_handler", "a signal handler emitted them while the thread wrote another event")
 _RING = ("ring_full", "more threads recorded than its flight recorder has room for")
 
 
 def summarize_loss(process: ProcessRecording) -> dict[str, Any] | None:
-    """Return what the recorder lost of a process: `codes` (how much by code), `reason` (a code) and `text`, a sentence.
+    """Return the recorder's losses of a process: `codes` (amounts by code), `reason` (a code) and `text`, a sentence.
 
-    None where it lost nothing that it knows of.
+    None if there is no known loss.
     """
     codes = {
         EVENTS_DROPPED: process.dropped,
@@ -67,34 +67,34 @@ def summarize_loss(process: ProcessRecording) -> dict[str, Any] | None:
     codes = {code: number for code, number in codes.items() if number}
     if not codes:
         return None
-    known = _reason(process)[0] if process.dropped or process.lost_names else None
+    reason = _reason(process)[0] if process.dropped or process.lost_names else None
     notes = list_loss_notes(process)
     text = Message(notes[0].code, "; ".join(notes)).printed
-    return {"text": text, "codes": codes, "reason": known}
+    return {"text": text, "codes": codes, "reason": reason}
 
 
 def list_loss_notes(process: ProcessRecording) -> list[Message]:
-    """Return a note for each kind of loss of a process that the recorder knows of."""
-    called = f"process {process.pid} ({process.name})"
-    _, why = _reason(process)
+    """Return a note for each kind of known loss of a process."""
+    label = f"process {process.pid} ({process.name})"
+    _, reason = _reason(process)
     notes = []
     if process.dropped:
-        notes.append(Message("events_dropped", f"{process.dropped} events of {called} dropped: {why}"))
+        notes.append(Message("events_dropped", f"{process.dropped} events of {label} dropped: {reason}"))
     if process.lost_names:
-        notes.append(Message("names_lost", f"{process.lost_names} names of {called} lost: {why}"))
+        notes.append(Message("names_lost", f"{process.lost_names} names of {label} lost: {reason}"))
     if process.missing_bytes:
-        found = f"{process.missing_bytes} bytes of the recording of {called} are missing: its files were cut off"
-        notes.append(Message("files_cut", found))
+        text = f"{process.missing_bytes} bytes of the recording of {label} are missing: its files were truncated"
+        notes.append(Message("files_cut", text))
     return notes
 
 
 def _reason(process: ProcessRecording) -> tuple[str, str]:
-    """Return why something of a process was dropped: as a code, and in words."""
+    """Return the reason of a process's losses: as a code, and in words."""
     if process.window and process.dropped:
         return _RING
     if process.drop_reason:
         number = process.drop_reason
-        return _REASONS.get(number) or (f"errno_{number}", f"the system said {errno.errorcode.get(number, number)}")
+        return _REASONS.get(number) or (f"errno_{number}", f"the system reported {errno.errorcode.get(number, number)}")
     return _SIGNAL_HANDLER
 
 
@@ -104,27 +104,27 @@ def make_row(kind: str, pid: int, content: dict[str, Any]) -> tuple[str, int, st
 
 
 def replace_rows(database: Path, kind: str, rows: Iterable[tuple[int, dict[str, Any]]]) -> None:
-    """Write pids and contents in place of the rows of this kind. Where that can't be, the run directory has it."""
+    """Replace the rows of this kind by pids and contents. Errors are ignored: the run directory has the same data."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database)) as file, file:
         file.execute(CREATE)
         file.execute(f"DELETE FROM {TABLE} WHERE kind = ?", (kind,))
-        file.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (make_row(kind, *one) for one in rows))
+        file.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (make_row(kind, *row) for row in rows))
 
 
 def read_rows(database: Path) -> list[tuple[str, int, dict[str, Any]]]:
-    """Return the rows of a database: kind, pid and content. What is not ours is passed over."""
+    """Return the rows of a database: kind, pid and content. Rows of another form are skipped."""
     try:
         with contextlib.closing(untrusted.open_database(database)) as file:
-            there = file.execute(_IS_TABLE).fetchone()[0]
-            rows = file.execute(_ROWS).fetchall() if there else []
+            has_table = file.execute(_IS_TABLE).fetchone()[0]
+            rows = file.execute(_ROWS).fetchall() if has_table else []
     except (OSError, *untrusted.SQLITE_ERRORS):
         return []
-    found = []
+    parsed = []
     for kind, pid, value in rows:
         try:
             content = json.loads(value)
         except (TypeError, ValueError, RecursionError):
             continue
         if isinstance(kind, str) and isinstance(pid, int) and isinstance(content, dict):
-            found.append((kind, pid, content))
-    return found
+            parsed.append((kind, pid, content))
+    return parsed

@@ -1,11 +1,11 @@
-"""Reads what the embedded recorder left on disk: processes, their names, and each thread's events, as columns.
+"""Reads the embedded recorder's files: processes, their names, and each thread's events, as columns.
 
-The layout is documented in `_native/recorder_format.h`, that of a flight recorder's ring, and why it is so, in
-`_native/recorder.c`. Nothing is paired or exported here (`nsys_rows`, `nsys_schema`).
+The layout is documented in `_native/recorder_format.h`, that of a flight recorder's ring, with the reasons, in
+`_native/recorder.c`. Pairing and export are in `rows.py` and `schema.py`.
 
-A process may have died at any moment: files end in zeros, and an entry that was not finished reads as empty. What can't
-be read is left out with a note as long as something else can be; only a recording of which nothing is readable, or that
-another version wrote, is an error. A segment of a ring that was being emptied when its process died is passed over.
+A process may die at any moment: files end in zeros, and an unfinished entry reads as empty. Unreadable parts are
+skipped with a note as long as others are readable; only a recording without any readable part, or one that another
+version wrote, is an error. A segment of a ring that was being emptied when its process died is skipped.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 
 VERSION = 5
-_BEFORE_RINGS, _BEFORE_REASONS = 3, 4
+_LAST_WITHOUT_RINGS, _LAST_WITHOUT_REASONS = 3, 4
 PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
 
 PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
 """Kinds of an event."""
 
 CUT = 19
-"""Stands among the events of a thread where some were left out, outside of all windows."""
+"""Separates the events of a thread where those outside all windows were not recorded."""
 
 DOMAIN, STRING, CATEGORY, THREAD = 1, 2, 3, 4
 """Kinds of a name."""
 
 TEXT_BIT = 1 << 39
-"""Set in a message that is the place of a text in the thread's text file, and not the id of a registered string."""
+"""Set in a message that is a position in the thread's text file, and not the id of a registered string."""
 
 _PROCESS_HEADER = struct.Struct("<8sIIIIqqQQQQ16sII")
 _RING_HEADER = struct.Struct("<QQqq64s")
 _HEADER_BYTES = 4096
 _DROP_REASON = struct.Struct("<Q")
-"""Stands at the end of the header."""
+"""At the end of the header."""
 _FILE_HEADER = struct.Struct("<8sII")
 FILE_HEADER_BYTES = _FILE_HEADER.size
 _EVENTS_HEADER = struct.Struct("<8sIIQII16sQ8x")
@@ -70,24 +70,24 @@ _LAST_EVENT, _THREAD_RECORD, _NAME_RECORD = 5, 20, 21
 _SEGMENT_HEADER = struct.Struct("<QQIIII16s16x")
 _SEGMENT_MAGIC = 0x53425254
 _RING_BYTES = 16 << 30
-"""How large a ring may be: each of its segments is looked at, and a file with a hole in it may have any size."""
+"""The maximum size of a ring: each of its segments is read, and a sparse file may have any size."""
 
 _PAYLOAD_TYPES = 6
 _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP = 16, 17, 18, 255
 _EVENTS = (PUSH, POP, START, END, MARK, CUT)
 
 
-def _one_of(*kinds: int) -> NDArray[np.bool_]:
-    """Return for each number that a kind may be whether it is one of these."""
+def _make_kind_table(*kinds: int) -> NDArray[np.bool_]:
+    """Return a table that is True at the index of each of these kinds."""
     table = np.zeros(256, np.bool_)
     table[list(kinds)] = True
     return table
 
 
-_IS_KNOWN = _one_of(*_EVENTS, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
-_IS_EVENT = _one_of(*_EVENTS)
-_IS_NAMED = _one_of(PUSH, START, MARK)
-_IS_BEFORE = _one_of(_PAYLOAD, _RANGE_ID)
+_IS_KNOWN = _make_kind_table(*_EVENTS, _ATTRIBUTES, _PAYLOAD, _RANGE_ID, _SKIP)
+_IS_EVENT = _make_kind_table(*_EVENTS)
+_HAS_NAME = _make_kind_table(PUSH, START, MARK)
+_IS_BEFORE = _make_kind_table(_PAYLOAD, _RANGE_ID)
 _NO_ATTRIBUTES = np.zeros(1, RECORD)
 
 CHUNK_RECORDS = 1 << 16
@@ -111,14 +111,14 @@ class Name:
 
 @dataclass(frozen=True)
 class Window:
-    """Which time of a process a flight recorder shows, in ns since the process's start.
+    """The time of a process that a flight recorder covers, in ns since the process's start.
 
     Attributes:
-        start_ns: from when on it is complete.
-        end_ns: the last event, or when the copy was made.
-        limit_ns, limit_bytes: what was asked for; 0 for no limit.
-        dumped: whether it is a copy of a process that went on.
-        dumped_by: who asked for the copy.
+        start_ns: it is complete from here on.
+        end_ns: the last event, or the time of the copy.
+        limit_ns, limit_bytes: the requested limits; 0 for no limit.
+        dumped: whether it is a copy from a process that continued.
+        dumped_by: the source of the request for the copy.
     """
 
     start_ns: int
@@ -134,9 +134,9 @@ class Piece:
     """Records of one thread in one segment.
 
     Attributes:
-        segment: where the segment begins in the file, in bytes.
-        begin, end: where the records begin and end in the file, in bytes.
-        carried: how many of them repeat what was open before.
+        segment: the start of the segment in the file, in bytes.
+        begin, end: the start and end of the records in the file, in bytes.
+        carried: how many of them repeat ranges that were open before.
         last_ns: the time of the last event; -1 for none.
     """
 
@@ -149,7 +149,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ThreadRecording:
-    """One thread's files. `name` is what the OS called the thread, `pthread` its pthread_self; 0 for not known.
+    """One thread's files. `name` is its name in the OS, `pthread` its pthread_self; 0 if unknown.
 
     With a flight recorder both files are that of the whole process, of which `pieces` are this thread's, else None.
     """
@@ -167,10 +167,9 @@ class ThreadRecording:
 class ProcessRecording:
     """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`.
 
-    `names` has no strings: `read_strings` yields those. `window` is the part that a flight recorder shows; None where
-    everything was kept. `drop_reason` is the errno for which something was dropped or lost first (`loss_table.SIZE_CAP`
-    for the recorder's own cap), 0 for not known; `missing_bytes` is how much shorter the files are than the process
-    left them.
+    `names` has no strings: `read_strings` yields those. `window` is the part that a flight recorder covers, or
+    None. `drop_reason` is the errno of the first loss (`loss_table.SIZE_CAP` for the recorder's own cap), 0 if unknown;
+    `missing_bytes` is how much shorter the files are than the process left them.
     """
 
     directory: Path
@@ -191,7 +190,7 @@ class ProcessRecording:
 
 @dataclass(frozen=True)
 class Recording:
-    """All processes that recorded into one directory, by start, and a note for each thing that was left out."""
+    """All processes that recorded into one directory, by start, and a note for each part that was skipped."""
 
     processes: tuple[ProcessRecording, ...]
     notes: tuple[Message, ...]
@@ -248,20 +247,20 @@ def read_recording(directory: Path) -> Recording:
     notes: list[Message] = []
     if not untrusted.is_directory(directory):
         if untrusted.exists(directory):
-            raise CollectorError("not_a_directory", f"{directory} is not a directory but a link or file", "remove it")
+            raise CollectorError("not_a_directory", f"{directory} is a link or file, not a directory", "remove it")
         return Recording((), ())
     processes = []
     for entry in sorted(directory.iterdir()):
         if entry.name.startswith("."):
             continue  # A copy of a flight recorder that was not finished.
         if not (untrusted.is_directory(entry) and _PROCESS_DIRECTORY.fullmatch(entry.name)):
-            notes.append(Message("not_a_process_recording", f"{entry} is no recording of a process and was left out"))
+            notes.append(Message("not_a_process_recording", f"{entry} is not a recording of a process and was skipped"))
             continue
         process = _read_process(entry, notes)
         if process:
             processes.append(process)
     if notes and not processes:
-        raise CollectorError(notes[0].code, notes[0], "record again; the directory is left as it is")
+        raise CollectorError(notes[0].code, notes[0], "record again")
     processes.sort(key=lambda process: (process.monotonic_ns, process.pid))
     return Recording(tuple(processes), tuple(notes))
 
@@ -275,7 +274,7 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
         # The process died between making its directory and writing its header, so before its first event.
         return None
     if len(content) < _PROCESS_HEADER.size or content[:8] != PROCESS_MAGIC:
-        notes.append(Message("header_unknown", f"{path} is not a recording's header; the process was left out"))
+        notes.append(Message("header_unknown", f"{path} is not a header of a recording; the process was skipped"))
         return None
     (_, version, clock, pid, parent, monotonic, realtime, _max, size, dropped, lost, name, length, segment_bytes) = (
         _PROCESS_HEADER.unpack_from(content)
@@ -283,18 +282,18 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
     _check_version(path, version)
     if clock != _CLOCK_MONOTONIC:
         raise CollectorError("clock_unknown", f"{path} was recorded with an unknown clock ({clock})", _OTHER_VERSION)
-    if wrong := _wrong(pid, monotonic, realtime, segment_bytes):
-        notes.append(Message("header_damaged", f"{path} is damaged ({wrong}); the process was left out"))
+    if damage := _describe_damage(pid, monotonic, realtime, segment_bytes):
+        notes.append(Message("header_damaged", f"{path} is damaged ({damage}); the process was skipped"))
         return None
-    begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _BEFORE_RINGS else 0)
+    begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _LAST_WITHOUT_RINGS else 0)
     if len(content) < begin:
-        notes.append(Message("header_cut_off", f"{path} is cut off; the process was left out"))
+        notes.append(Message("header_cut_off", f"{path} is truncated; the process was skipped"))
         return None
     if segment_bytes and not all(
         0 <= value < untrusted.LATEST_NS for value in _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)[:4]
     ):
-        found = f"{path} is damaged (limits of its flight recorder); the process was left out"
-        notes.append(Message("header_damaged", found))
+        text = f"{path} is damaged (limits of its flight recorder); the process was skipped"
+        notes.append(Message("header_damaged", text))
         return None
     command = content[begin : begin + length].rstrip(b"\0")
     threads = tuple(_read_ring(directory, segment_bytes, notes) if segment_bytes else _read_threads(directory, notes))
@@ -316,8 +315,8 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
     )
 
 
-def _wrong(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) -> str:
-    """Return what in a header no recorder writes; empty where nothing is."""
+def _describe_damage(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) -> str:
+    """Return a description of an invalid value in a header; empty if all are valid."""
     if not 0 < pid < untrusted.PID_MAX:
         return f"process id {pid}"
     for name, value in (("monotonic clock", monotonic_ns), ("wall clock", realtime_ns)):
@@ -329,14 +328,14 @@ def _wrong(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) ->
 
 
 def _drop_reason(content: bytes, version: int) -> int:
-    if version <= _BEFORE_REASONS or len(content) < _HEADER_BYTES:
+    if version <= _LAST_WITHOUT_REASONS or len(content) < _HEADER_BYTES:
         return 0
     reason: int = _DROP_REASON.unpack_from(content, _HEADER_BYTES - _DROP_REASON.size)[0]
     return reason if reason < 1 << 32 else 0
 
 
 def _missing_bytes(directory: Path, size: int) -> int:
-    """Return how many of the bytes that the header counts are in no file: of a copy that was cut short."""
+    """Return how many of the bytes counted in the header are in no file, as in an incomplete copy."""
     try:
         files = [entry for entry in directory.iterdir() if entry.name != "process" and entry.is_file()]
         return max(0, size - sum(entry.stat().st_size for entry in files)) if size < 1 << 62 else 0
@@ -345,10 +344,10 @@ def _missing_bytes(directory: Path, size: int) -> int:
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version not in (_BEFORE_RINGS, _BEFORE_REASONS, VERSION):
-        known = f"{_BEFORE_RINGS} to {VERSION}"
-        found = f"{path} is in recording format {version}, this traceable reads {known}"
-        raise CollectorError("recording_version_unknown", found, _OTHER_VERSION)
+    if version not in (_LAST_WITHOUT_RINGS, _LAST_WITHOUT_REASONS, VERSION):
+        supported = f"{_LAST_WITHOUT_RINGS} to {VERSION}"
+        text = f"{path} has recording format {version}; this traceable reads {supported}"
+        raise CollectorError("recording_version_unknown", text, _OTHER_VERSION)
 
 
 def _read(path: Path, notes: list[Message], most: int) -> bytes | None:
@@ -362,15 +361,15 @@ def _read(path: Path, notes: list[Message], most: int) -> bytes | None:
 
 
 def _unreadable(path: Path, error: OSError) -> Message:
-    return Message("file_unreadable", f"{path} can't be read ({error.strerror}) and was left out")
+    return Message("file_unreadable", f"{path} can't be read ({error.strerror}) and was skipped")
 
 
 def _has_header(path: Path, content: bytes, magic: bytes, notes: list[Message]) -> bool:
-    """Whether a file of a recording holds anything: an empty one found no room, or its process died at once."""
+    """Whether a file of a recording has content: an empty one had no disk space, or its process died at once."""
     if not content.strip(b"\0"):
         return False
     if len(content) < _FILE_HEADER.size or content[:8] != magic:
-        notes.append(Message("not_a_recorder_file", f"{path} is not a file of the recorder and was left out"))
+        notes.append(Message("not_a_recorder_file", f"{path} is not a file of the recorder and was skipped"))
         return False
     _check_version(path, _FILE_HEADER.unpack_from(content)[1])
     return True
@@ -386,7 +385,7 @@ def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
 def _read_names(
     path: Path, notes: list[Message], kinds: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int, int, int, str]]:
-    """Yield what a `Name` has, of each that is of one of these kinds."""
+    """Yield the fields of a `Name` for each name of one of these kinds."""
     try:
         with untrusted.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -403,7 +402,7 @@ def _names_in(
     path: Path, file: IO[bytes], size: int, notes: list[Message], kinds: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int, int, int, str]]:
     place = _NAME_ENTRY.size
-    # A number is given to each domain and string by counting: one that is larger than the file allows is none.
+    # Domains and strings are numbered consecutively: a number too large for the size of the file is invalid.
     most = size // _NAME_ENTRY.size
     while place + _NAME_ENTRY.size <= size:
         kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack(file.read(_NAME_ENTRY.size))
@@ -411,10 +410,10 @@ def _names_in(
         if kind == 0:
             return
         if place + length > size:
-            notes.append(Message("names_cut_off", f"{path} is cut off at byte {place}; the names after it are lost"))
+            notes.append(Message("names_cut_off", f"{path} is truncated at byte {place}; the names after it are lost"))
             return
-        numbered = max(identity if kind in (DOMAIN, STRING) else 0, domain)
-        if kind in kinds and (numbered > most or abs(time_ns) >= untrusted.LATEST_NS):
+        largest_number = max(identity if kind in (DOMAIN, STRING) else 0, domain)
+        if kind in kinds and (largest_number > most or abs(time_ns) >= untrusted.LATEST_NS):
             notes.append(Message("names_damaged", f"{path} is damaged at byte {place}; the names after it are lost"))
             return
         room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
@@ -442,18 +441,18 @@ def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecor
 def _read_ring(directory: Path, segment_bytes: int, notes: list[Message]) -> Iterator[ThreadRecording]:
     path = directory / "ring"
     try:
-        found = read_ring_threads(path, segment_bytes, notes)
+        threads = read_ring_threads(path, segment_bytes, notes)
     except FileNotFoundError:
         return
     except OSError as error:
         notes.append(_unreadable(path, error))
         return
-    for thread in found:
+    for thread in threads:
         yield ThreadRecording(path, path, thread.sequence, thread.tid, _c_text(thread.name), pieces=thread.pieces)
 
 
 def _window(content: bytes, threads: Iterable[ThreadRecording]) -> Window:
-    """Return which time a flight recorder shows: what nothing is missing of, and no more than was asked for."""
+    """Return the time that a flight recorder covers without gaps, and no more than was requested."""
     limit_ns, limit_bytes, forgotten_ns, dump_ns, by = _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)
     last_ns = max((piece.last_ns for thread in threads for piece in thread.pieces or ()), default=0)
     end_ns = dump_ns or max(last_ns, 0)
@@ -473,7 +472,7 @@ def decode_text(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class RingThread:
-    """One thread: its number in the process, the OS's, its last name (bytes), and what it left, in order."""
+    """One thread: its number in the process, its id in the OS, its last name (bytes), and its pieces, in order."""
 
     sequence: int
     tid: int
@@ -482,19 +481,19 @@ class RingThread:
 
 
 def read_ring_threads(path: Path, segment_bytes: int, notes: list[Message]) -> list[RingThread]:
-    """Return the threads in the ring at `path`, by their number; `notes` gets what can't be read.
+    """Return the threads in the ring at `path`, by their number; unreadable parts are added to `notes`.
 
     Raises:
         OSError: the file can't be read.
     """
-    found: dict[int, tuple[int, bytes, list[Piece]]] = {}
+    threads: dict[int, tuple[int, bytes, list[Piece]]] = {}
     for place, ordinal in _segments(path, segment_bytes):
         content = _segment(path, place, segment_bytes)
         for sequence, tid, name, piece in _pieces(path, place, ordinal, content, notes):
-            _, _, pieces = found.get(sequence, (0, b"", []))
-            found[sequence] = tid, name, pieces
+            _, _, pieces = threads.get(sequence, (0, b"", []))
+            threads[sequence] = tid, name, pieces
             pieces.append(piece)
-    return [RingThread(sequence, *found[sequence][:2], tuple(found[sequence][2])) for sequence in sorted(found)]
+    return [RingThread(sequence, *threads[sequence][:2], tuple(threads[sequence][2])) for sequence in sorted(threads)]
 
 
 def read_records(path: Path, piece: Piece) -> NDArray[np.void]:
@@ -505,8 +504,8 @@ def read_records(path: Path, piece: Piece) -> NDArray[np.void]:
 
 
 def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
-    """Return place and ordinal of the segments that hold something, in the order in which they were begun."""
-    found = []
+    """Return place and ordinal of the segments with content, in the order in which they were started."""
+    segments = []
     with untrusted.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > untrusted.scale_limit(_RING_BYTES):
@@ -517,8 +516,8 @@ def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
             file.seek(place)
             ordinal = int.from_bytes(file.read(8), "little")
             if ordinal:
-                found.append((ordinal, place))
-    return [(place, ordinal) for ordinal, place in sorted(found)]
+                segments.append((ordinal, place))
+    return [(place, ordinal) for ordinal, place in sorted(segments)]
 
 
 def _segment(path: Path, place: int, segment_bytes: int) -> bytes:
@@ -530,10 +529,10 @@ def _segment(path: Path, place: int, segment_bytes: int) -> bytes:
 def _pieces(
     path: Path, place: int, ordinal: int, content: bytes, notes: list[Message]
 ) -> Iterator[tuple[int, int, bytes, Piece]]:
-    """Yield number, tid and name of each thread that wrote to a segment, with what it wrote."""
-    again, sequence, magic, tid, carried, text_begin, name = _SEGMENT_HEADER.unpack_from(content)
-    if again != ordinal:
-        return  # It was begun again since: the process is alive.
+    """Yield number, tid and name of each thread that wrote to a segment, with the piece it wrote."""
+    end_ordinal, sequence, magic, tid, carried, text_begin, name = _SEGMENT_HEADER.unpack_from(content)
+    if end_ordinal != ordinal:
+        return  # It was restarted since: the process is alive.
     if magic != _SEGMENT_MAGIC or not _SEGMENT_HEADER.size <= text_begin <= len(content):
         notes.append(Message("segment_damaged", f"{path} is damaged; its segment at byte {place} is lost"))
         return
@@ -564,7 +563,7 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
     """Yield the thread's events in chunks of at most `records` records (CHUNK_RECORDS), so that memory stays bounded.
 
     A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
-    Appends to `notes` where the file holds something that no recorder writes; what stands before it is used.
+    Appends to `notes` if the file has invalid records; those before them are used.
     """
     if thread.pieces is not None:
         yield from _ring_events(thread.events, thread.pieces, notes)
@@ -577,22 +576,22 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
         while True:
             content = file.read(records * RECORD.itemsize)
             chunk = np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)
-            used = _used(chunk)
+            used = _count_used(chunk)
             whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
             kinds = _kinds(whole)
-            known = _IS_KNOWN[kinds]
-            sound = bool(known.all())
-            if not sound:
-                found = f"{thread.events} is damaged; the events after record {int(known.argmin())} are lost"
-                notes.append(Message("events_damaged", found))
-                whole, kinds = whole[: known.argmin()], kinds[: known.argmin()]
+            is_known = _IS_KNOWN[kinds]
+            is_intact = bool(is_known.all())
+            if not is_intact:
+                text = f"{thread.events} is damaged; the events after record {int(is_known.argmin())} are lost"
+                notes.append(Message("events_damaged", text))
+                whole, kinds = whole[: is_known.argmin()], kinds[: is_known.argmin()]
             events = np.flatnonzero(_IS_EVENT[kinds])
             if len(events):
                 yield _decode_events(whole, kinds, events, held)
                 held = _last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
-            if used < records or not sound:
+            if used < records or not is_intact:
                 return
-            # What stands after the last event belongs to the first one of the next chunk.
+            # Records after the last event belong to the first event of the next chunk.
             before = whole[events[-1] + 1 :] if len(events) else whole
 
 
@@ -600,12 +599,12 @@ def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) ->
     for number, piece in enumerate(pieces):
         records = read_records(path, piece)
         kinds = _kinds(records)
-        known = _IS_KNOWN[kinds]
-        if not known.all():
-            found = f"{path} is damaged; events of the segment at byte {piece.segment} are lost"
-            notes.append(Message("events_damaged", found))
-            records, kinds = records[: known.argmin()], kinds[: known.argmin()]
-        # What is carried over from the segment before is known, unless there is none before.
+        is_known = _IS_KNOWN[kinds]
+        if not is_known.all():
+            text = f"{path} is damaged; events of the segment at byte {piece.segment} are lost"
+            notes.append(Message("events_damaged", text))
+            records, kinds = records[: is_known.argmin()], kinds[: is_known.argmin()]
+        # Ranges carried over from the previous segment are known, unless there is none.
         skipped = piece.carried if number else 0
         held = _last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
         records, kinds = records[skipped:], kinds[skipped:]
@@ -613,39 +612,39 @@ def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) ->
         if not len(places):
             continue
         events = _decode_events(records, kinds, places, held)
-        # Texts are counted from the segment's begin.
+        # Positions of texts are relative to the segment's start.
         events.message[events.message & np.uint64(TEXT_BIT) != 0] += np.uint64(piece.segment // 8)
         yield events
 
 
 def _kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
-    """Return the kind of each record: the highest byte of its word, which stands last."""
+    """Return the kind of each record: the highest byte of its word, which comes last."""
     return np.ascontiguousarray(records).view(np.uint8)[RECORD.itemsize - 1 :: RECORD.itemsize].copy()
 
 
-def _used(chunk: NDArray[np.void]) -> int:
+def _count_used(chunk: NDArray[np.void]) -> int:
     """Count the records before the first empty one, which is where the thread ended or the process died."""
     empty = chunk["word"] == 0
     return int(empty.argmax()) if empty.any() else len(chunk)
 
 
 def _last_attributes(records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]) -> NDArray[np.void]:
-    """Return the last record of attributes as an array of one, or `held` where there is none."""
+    """Return the last record of attributes as an array of one, or `held` if there is none."""
     places = np.flatnonzero(kinds == _ATTRIBUTES)
     return records[places[-1:]].copy() if len(places) else held
 
 
 def read_attributes_at(path: Path, place: int) -> bytes:
-    """Return the record whose attributes hold at byte `place` of a thread's file; nothing where none are set."""
+    """Return the record whose attributes are valid at byte `place` of a thread's file; empty if none are set."""
     begin = end = place
     with path.open("rb") as file:
         while end > EVENTS_HEADER_BYTES:
             begin = max(EVENTS_HEADER_BYTES, end - (RECORD.itemsize << 14))
             file.seek(begin)
             records = np.frombuffer(file.read(end - begin), RECORD)
-            found = _last_attributes(records, _kinds(records), _NO_ATTRIBUTES)
-            if found is not _NO_ATTRIBUTES:
-                return found.tobytes()
+            last = _last_attributes(records, _kinds(records), _NO_ATTRIBUTES)
+            if last is not _NO_ATTRIBUTES:
+                return last.tobytes()
             end = begin
     return b""
 
@@ -653,21 +652,21 @@ def read_attributes_at(path: Path, place: int) -> bytes:
 def _decode_events(
     records: NDArray[np.void], kinds: NDArray[np.uint8], places: NDArray[np.intp], held: NDArray[np.void]
 ) -> Events:
-    """Decode the events at `places`; `held` are the attributes that hold where `records` begin."""
+    """Decode the events at `places`; `held` are the attributes that are valid at the start of `records`."""
     kind, data, word = kinds[places], records["data"][places], records["word"][places]
     count = len(places)
-    named = _IS_NAMED[kind]
+    has_name = _HAS_NAME[kind]
     zero = np.uint64(0)
     color, category = _attributes(records, kinds, places, held)
     none = np.int64(-1)
     events = Events(
         kind=kind,
         time_ns=(word & np.uint64((1 << 56) - 1)).view(np.int64),
-        domain=np.where(named, data >> np.uint64(40), np.where(kind == POP, data, zero)).astype(np.uint32),
-        message=np.where(named, data & np.uint64((1 << 40) - 1), zero),
+        domain=np.where(has_name, data >> np.uint64(40), np.where(kind == POP, data, zero)).astype(np.uint32),
+        message=np.where(has_name, data & np.uint64((1 << 40) - 1), zero),
         range_id=np.where(kind == END, data, zero).view(np.int64),
-        category=np.where(named, category, none),
-        color=np.where(named, color, none),
+        category=np.where(has_name, category, none),
+        color=np.where(has_name, color, none),
         payload_type=np.zeros(count, np.uint8),
         payload=np.zeros(count, np.uint64),
     )
@@ -676,7 +675,7 @@ def _decode_events(
     for back in (1, 2):
         rows = rows[places[rows] >= back]
         rows = rows[_IS_BEFORE[kinds[places[rows] - back]]]
-        _apply(events, rows, records[places[rows] - back], kinds[places[rows] - back])
+        _apply_payloads(events, rows, records[places[rows] - back], kinds[places[rows] - back])
     return events
 
 
@@ -686,21 +685,25 @@ def _attributes(
     places: NDArray[np.intp],
     held: NDArray[np.void],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return color and category where each event stands: what the last record of attributes before it says."""
-    is_said = kinds == _ATTRIBUTES
-    said = np.concatenate((held, records[is_said]))
+    """Return color and category of each event, from the last record of attributes before it."""
+    is_attributes = kinds == _ATTRIBUTES
+    attributes = np.concatenate((held, records[is_attributes]))
     color, category = (
-        np.where(said["word"] & np.uint64(flag), said["data"] >> np.uint64(shift) & np.uint64(0xFFFFFFFF), none)
+        np.where(
+            attributes["word"] & np.uint64(flag), attributes["data"] >> np.uint64(shift) & np.uint64(0xFFFFFFFF), none
+        )
         for flag, shift, none in ((1, 0, _NONE), (2, 32, _NONE))
     )
-    if len(said) == 1:
+    if len(attributes) == 1:
         return color.view(np.int64), category.view(np.int64)
-    number = np.cumsum(is_said, dtype=np.int32)[places]
+    number = np.cumsum(is_attributes, dtype=np.int32)[places]
     return color.view(np.int64)[number], category.view(np.int64)[number]
 
 
-def _apply(events: Events, rows: NDArray[np.intp], records: NDArray[np.void], kinds: NDArray[np.uint8]) -> None:
-    """Write what `records` say about the events at `rows` into their columns."""
+def _apply_payloads(
+    events: Events, rows: NDArray[np.intp], records: NDArray[np.void], kinds: NDArray[np.uint8]
+) -> None:
+    """Write the payloads and range ids in `records` into the columns of the events at `rows`."""
     data, word = records["data"], records["word"]
     chosen = kinds == _PAYLOAD
     types = word[chosen] & np.uint64(0xFF)

@@ -1,11 +1,10 @@
-"""The events of a process become rows of NVTX_EVENTS: ranges with their ends, cut to what a flight recorder shows.
+"""Turns the events of a process into rows of NVTX_EVENTS: ranges with their ends, clipped to a flight recorder window.
 
 Pushes are paired with pops within a thread and domain, starts with ends by id, in arrays. Events are read chunk by
 chunk, and the end of a range may not be read yet: pushes of a thread wait for their pops, starts of a process for their
-ends, which any of its threads may hold, as threads are read one after the other. However many wait, only some are held
-in memory, the others in a file. Messages that a thread did not register come from its own file or a flight recorder's
-ring; what is too long for a row of its own goes to nsys's StringIds. Rows are written as columns, split by what they
-fill.
+ends, which may be in any of its threads, as threads are read one after the other. A limited number of waiting ranges is
+kept in memory, the others in a file. Unregistered messages come from the thread's own file or a flight recorder's ring;
+texts that are too long for a row go to nsys's StringIds. Rows are written as columns, grouped by the columns they fill.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PUSH_POP_RANGE, START_END_RANGE, MARK = 59, 60, 34
 """nsys's event types of ranges and marks."""
 
 NO_TIME = np.iinfo(np.int64).min
-"""The end of a mark, and of a range that stayed open."""
+"""The end of a mark, and of a range that was never closed."""
 
 _EVENT_TYPES = np.zeros(max(rec.PUSH, rec.START, rec.MARK) + 1, np.int8)
 _EVENT_TYPES[[rec.PUSH, rec.START, rec.MARK]] = PUSH_POP_RANGE, START_END_RANGE, MARK
@@ -53,22 +52,22 @@ _COLUMNS = (
     *("start", "end", "eventType", "rangeId", "category", "color", "text", "globalTid", "endGlobalTid", "textId"),
     *("domainId", *(column for column, _, _ in _PAYLOADS), "jsonTextId", "jsonText", "binaryData", CLIPPED),
 )
-"""The columns of NVTX_EVENTS, in the order of `nsys_tables`."""
+"""The columns of NVTX_EVENTS, in the order of `nsys.tables`."""
 
 _PLACES = {column: place for place, column in enumerate(_COLUMNS)}
 
 MAX_ROWS_IN_MEMORY = 1 << 17
-"""How many rows are held in memory before they go to the file."""
+"""The maximum number of rows in memory before they go to the file."""
 
 _PARTS = 256
-"""Into how many parts starts and ends are split, by their id, that did not fit into memory: each is joined alone."""
+"""The number of parts, by id, of starts and ends that did not fit into memory: each part is joined separately."""
 
 _Table = TypeVar("_Table", bound=rec.Columns)
 
 _ROUNDS = 10
 
 LOST_TEXT = "[text lost]"
-"""Stands for a message whose text found no room on disk or was cut off."""
+"""Replaces a message whose text had no room on disk or was truncated."""
 
 _MOST_CACHED = 100_000
 _LONGEST_CACHED = 8_000_000
@@ -77,7 +76,7 @@ _ROWS_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class PlacedProcess:
-    """A process: where its zero lies, in ns since the first process's, and what the ids of its domains begin after."""
+    """A process: its time zero, in ns since the first process's, and the number before its first domain id."""
 
     recording: rec.ProcessRecording
     offset_ns: int
@@ -85,13 +84,13 @@ class PlacedProcess:
 
 
 class ProcessRows:
-    """Turns the events of one process, thread after thread, into rows, and keeps what is still open.
+    """Turns the events of one process, thread after thread, into rows, and keeps open ranges.
 
     Args:
         placed: the process.
         registered: the StringIds id of each registered string, by the recorder's id.
-        strings: where texts go that are too long for a row.
-        spill: where open ranges go that are too many for memory.
+        strings: takes texts that are too long for a row.
+        spill: takes open ranges that do not fit into memory.
     """
 
     def __init__(self, placed: PlacedProcess, registered: NDArray[np.int32], strings: Strings, spill: Spill) -> None:
@@ -109,46 +108,49 @@ class ProcessRows:
         with UnregisteredStrings(thread, self._strings) as texts:
             for events in _between_cuts(rec.read_events(thread, notes)):
                 if events.kind[0] == rec.CUT:
-                    # What was open when the window closed: its end is not known, and no later pop is its own.
+                    # Ranges open when the window closed: their end is unknown, and no later pop is theirs.
                     yield from pushes.drain()
-                yield from self._rows_of(events, pushes, texts, global_tid(self._pid, thread.tid))
+                yield from self._make_rows(events, pushes, texts, global_tid(self._pid, thread.tid))
         yield from pushes.drain()
 
     def open_ranges(self) -> Iterator[Rows]:
-        """Yield the starts whose end was not in the same chunk, with the end if there was one in any thread."""
+        """Yield the starts whose end was not in the same chunk, with the end if any thread has it."""
         yield from self._starts.pairs()
 
-    def _rows_of(self, events: rec.Events, pushes: OpenPushes, texts: UnregisteredStrings, tid: int) -> Iterator[Rows]:
+    def _make_rows(
+        self, events: rec.Events, pushes: OpenPushes, texts: UnregisteredStrings, tid: int
+    ) -> Iterator[Rows]:
         kind, time_ns = events.kind, events.time_ns + self._offset_ns
         end = np.full(len(kind), NO_TIME)
-        finished = kind == rec.MARK
+        is_finished = kind == rec.MARK
 
         nested = np.flatnonzero((kind == rec.PUSH) | (kind == rec.POP))
         is_push = kind[nested] == rec.PUSH
         partner = pair_push_pop(events.domain[nested], is_push)
         closed = np.flatnonzero(is_push & (partner >= 0))
         end[nested[closed]] = time_ns[nested[partner[closed]]]
-        finished[nested[closed]] = True
-        alone = partner < 0
-        opened, strays = nested[is_push & alone], nested[~is_push & alone]
+        is_finished[nested[closed]] = True
+        is_unpaired = partner < 0
+        open_pushes, stray_pops = nested[is_push & is_unpaired], nested[~is_push & is_unpaired]
 
         starts, ends = np.flatnonzero(kind == rec.START), np.flatnonzero(kind == rec.END)
         partner = pair_ids(events.range_id[starts], events.range_id[ends])
-        met = partner >= 0
-        end[starts[met]] = time_ns[ends[partner[met]]]
-        finished[starts[met]] = True
-        missed = np.delete(ends, partner[met])
+        is_paired = partner >= 0
+        end[starts[is_paired]] = time_ns[ends[partner[is_paired]]]
+        is_finished[starts[is_paired]] = True
+        open_ends = np.delete(ends, partner[is_paired])
 
-        yield self._columns(events, np.flatnonzero(finished), end, texts, tid)
-        for domain in np.unique(events.domain[strays]).tolist():
-            popped = time_ns[strays[events.domain[strays] == domain]]
-            for rows in pushes.pop(self._domain(domain), len(popped)):
-                yield replace(rows, end=popped[: len(rows.kind)])
-                popped = popped[len(rows.kind) :]
-        pushes.add(self._columns(events, opened, end, texts, tid))
-        tids = np.full(len(missed), tid, np.int64)
+        yield self._columns(events, np.flatnonzero(is_finished), end, texts, tid)
+        for domain in np.unique(events.domain[stray_pops]).tolist():
+            pop_times = time_ns[stray_pops[events.domain[stray_pops] == domain]]
+            for rows in pushes.pop(self._domain(domain), len(pop_times)):
+                yield replace(rows, end=pop_times[: len(rows.kind)])
+                pop_times = pop_times[len(rows.kind) :]
+        pushes.add(self._columns(events, open_pushes, end, texts, tid))
+        tids = np.full(len(open_ends), tid, np.int64)
         self._starts.add(
-            self._columns(events, starts[~met], end, texts, tid), Ends(events.range_id[missed], time_ns[missed], tids)
+            self._columns(events, starts[~is_paired], end, texts, tid),
+            Ends(events.range_id[open_ends], time_ns[open_ends], tids),
         )
 
     def _domain(self, number: int) -> int:
@@ -162,8 +164,8 @@ class ProcessRows:
         message = events.message[places]
         text, text_length, text_id = texts.lookup(message)
         registered = np.flatnonzero((message != 0) & (message & np.uint64(rec.TEXT_BIT) == 0))
-        known = registered[message[registered] < len(self._registered)]
-        text_id[known] = self._registered[message[known].astype(np.intp)]
+        resolved = registered[message[registered] < len(self._registered)]
+        text_id[resolved] = self._registered[message[resolved].astype(np.intp)]
         lost = registered[text_id[registered] < 0]
         if len(lost):
             text[lost], text_length[lost] = LOST_TEXT.encode(), len(LOST_TEXT)
@@ -188,7 +190,7 @@ class ProcessRows:
 
 
 def _between_cuts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
-    """Yield the events, a new part beginning with each cut."""
+    """Yield the events, split before each cut."""
     for events in chunks:
         edges = [0, *np.flatnonzero(events.kind == rec.CUT).tolist(), len(events.kind)]
         for first, last in itertools.pairwise(edges):
@@ -198,10 +200,10 @@ def _between_cuts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
 
 @dataclass(frozen=True)
 class Rows(rec.Columns):
-    """Rows of NVTX_EVENTS to be. NO_TIME in `end`, None in `text` (of bytes) and else -1 stand for NULL.
+    """Rows for NVTX_EVENTS. NO_TIME in `end`, None in `text` (of bytes) and -1 elsewhere mean NULL.
 
     `text_length`: how many bytes `text` has; 0 for None.
-    `clipped`: the range began before what a flight recorder shows, or was open at its end.
+    `clipped`: the range began before a flight recorder's window, or was open at its end.
     """
 
     kind: NDArray[np.uint8]
@@ -221,7 +223,7 @@ class Rows(rec.Columns):
     clipped: NDArray[np.bool_]
 
     def clip_to(self, start: int, end: int) -> Rows:
-        """Return what lies between two times; ranges that reach over an edge are cut there and clipped."""
+        """Return the rows between two times; ranges across an edge end there and are marked as clipped."""
         is_range = self.kind != rec.MARK
         open_ = is_range & ((self.end == NO_TIME) | (self.end > end))
         ends = np.where(open_, end, np.where(is_range, self.end, self.start))
@@ -235,7 +237,7 @@ class Rows(rec.Columns):
         return cut.take((ends >= start) & (self.start <= end))
 
     def shift_origin(self, origin: int) -> Rows:
-        """Return the rows with times counted from `origin`, which none of them is before."""
+        """Return the rows with times relative to `origin`, which is not after any of them."""
         return replace(self, start=self.start - origin, end=np.where(self.end == NO_TIME, NO_TIME, self.end - origin))
 
 
@@ -254,22 +256,22 @@ def group_by_columns(rows: Rows) -> Iterator[list[Column]]:
     signature = rows.payload_type.astype(np.int16) << np.int16(len(optional))
     for bit, (_, _, present) in enumerate(optional):
         signature |= present.astype(np.int16) << np.int16(bit)
-    found = np.flatnonzero(np.bincount(signature)).tolist()
-    for value in found:
-        chosen = slice(None) if len(found) == 1 else np.flatnonzero(signature == value)
+    signatures = np.flatnonzero(np.bincount(signature)).tolist()
+    for value in signatures:
+        selected = slice(None) if len(signatures) == 1 else np.flatnonzero(signature == value)
         columns: list[Column] = [None] * len(_COLUMNS)
         always = (("start", rows.start), ("globalTid", rows.global_tid), ("domainId", rows.domain))
         for column, array in (*always, ("eventType", _EVENT_TYPES[rows.kind])):
-            columns[_PLACES[column]] = array[chosen]
+            columns[_PLACES[column]] = array[selected]
         for bit, (column, array, _) in enumerate(optional):
             if value >> bit & 1:
-                columns[_PLACES[column]] = array[chosen]
+                columns[_PLACES[column]] = array[selected]
         payload_type = value >> len(optional)
         if payload_type:
             column, kind, stored = _PAYLOADS[payload_type - 1]
             narrow = np.uint64 if np.dtype(kind).itemsize == 8 else np.uint32
-            columns[_PLACES[column]] = rows.payload[chosen].astype(narrow).view(kind).astype(stored)
-        yield from _by_length(columns, rows.text_length[chosen])
+            columns[_PLACES[column]] = rows.payload[selected].astype(narrow).view(kind).astype(stored)
+        yield from _by_length(columns, rows.text_length[selected])
 
 
 def _by_length(columns: list[Column], lengths: NDArray[np.int16]) -> Iterator[list[Column]]:
@@ -280,17 +282,17 @@ def _by_length(columns: list[Column], lengths: NDArray[np.int16]) -> Iterator[li
         yield columns
         return
     for length in np.flatnonzero(np.bincount(lengths)).tolist():
-        chosen = np.flatnonzero(lengths == length)
-        part = [None if column is None else column[chosen] for column in columns]
-        part[place] = texts[chosen].astype(f"S{length}")
+        selected = np.flatnonzero(lengths == length)
+        part = [None if column is None else column[selected] for column in columns]
+        part[place] = texts[selected].astype(f"S{length}")
         yield part
 
 
 class Spill:
-    """A file without a name for what does not fit into memory. A context manager.
+    """An unnamed file for rows that do not fit into memory. A context manager.
 
     Args:
-        folder: where it is made once it is needed.
+        folder: where it is created when it is needed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -318,7 +320,7 @@ class Spill:
         """Read the table at a place."""
         assert self._file is not None
         self._file.seek(place)
-        table = pickle.load(self._file)  # written by this process, into a file without a name
+        table = pickle.load(self._file)  # written by this process, into an unnamed file
         assert isinstance(table, kind)
         return table
 
@@ -329,17 +331,17 @@ class OpenPushes:
     def __init__(self, spill: Spill) -> None:
         self._spill = spill
         self._stacks: dict[int, list[Rows | int]] = {}
-        self._held = 0
+        self._row_count = 0
 
     def add(self, rows: Rows) -> None:
-        """Push rows, in the order in which they were opened."""
+        """Push rows, in the order of their start."""
         for domain in np.unique(rows.domain).tolist():
             self._stacks.setdefault(domain, []).append(rows.take(rows.domain == domain))
-        self._held += len(rows.kind)
-        if self._held > MAX_ROWS_IN_MEMORY:
+        self._row_count += len(rows.kind)
+        if self._row_count > MAX_ROWS_IN_MEMORY:
             for stack in self._stacks.values():
                 stack[:] = [block if isinstance(block, int) else self._spill.put(block) for block in stack]
-            self._held = 0
+            self._row_count = 0
 
     def pop(self, domain: int, count: int) -> Iterator[Rows]:
         """Take `count` rows of a domain, or all if there are fewer, the last one first."""
@@ -351,7 +353,7 @@ class OpenPushes:
             count -= len(rows.kind) - left
             if left:
                 stack.append(rows.take(np.arange(left)))
-                self._held += left
+                self._row_count += left
 
     def drain(self) -> Iterator[Rows]:
         """Take all rows."""
@@ -363,7 +365,7 @@ class OpenPushes:
     def _load(self, block: Rows | int) -> Rows:
         if isinstance(block, int):
             return self._spill.get(block, Rows)
-        self._held -= len(block.kind)
+        self._row_count -= len(block.kind)
         return block
 
 
@@ -377,39 +379,39 @@ class Ends(rec.Columns):
 
 
 class OpenStarts:
-    """The starts and ends of one process that have not met in one piece of one thread's events."""
+    """The starts and ends of one process that were not paired within one chunk of one thread's events."""
 
     def __init__(self, spill: Spill) -> None:
         self._spill = spill
         self._starts: list[Rows] = []
         self._ends: list[Ends] = []
-        self._held = 0
+        self._row_count = 0
         self._spilled: list[tuple[list[int], list[int]]] = []
 
     def add(self, starts: Rows, ends: Ends) -> None:
-        """Add what was left of a piece."""
+        """Add the unpaired rows of a chunk."""
         if len(starts.range_id):
             self._starts.append(starts)
         if len(ends.range_id):
             self._ends.append(ends)
-        self._held += len(starts.range_id) + len(ends.range_id)
-        if self._held > MAX_ROWS_IN_MEMORY:
-            self._put()
+        self._row_count += len(starts.range_id) + len(ends.range_id)
+        if self._row_count > MAX_ROWS_IN_MEMORY:
+            self._spill_all()
 
     def pairs(self) -> Iterator[Rows]:
-        """Yield all starts, with the ends that they have. Nothing is added afterwards."""
+        """Yield all starts, with their ends if known. Nothing may be added afterwards."""
         if not self._spilled:
-            yield from _joined(self._starts, self._ends)
+            yield from _join_starts_and_ends(self._starts, self._ends)
             return
-        self._put()
+        self._spill_all()
         for part in range(_PARTS):
             starts = [self._spill.get(places[part], Rows) for places, _ in self._spilled if places]
             ends = [self._spill.get(places[part], Ends) for _, places in self._spilled if places]
-            yield from _joined(starts, ends)
+            yield from _join_starts_and_ends(starts, ends)
 
-    def _put(self) -> None:
+    def _spill_all(self) -> None:
         self._spilled.append((self._put_parts(self._starts), self._put_parts(self._ends)))
-        self._held = 0
+        self._row_count = 0
 
     def _put_parts(self, tables: list[Rows] | list[Ends]) -> list[int]:
         if not tables:
@@ -422,7 +424,7 @@ class OpenStarts:
         return [self._spill.put(table.take(order[edges[n] : edges[n + 1]])) for n in range(_PARTS)]
 
 
-def _joined(starts: Sequence[Rows], ends: Sequence[Ends]) -> Iterator[Rows]:
+def _join_starts_and_ends(starts: Sequence[Rows], ends: Sequence[Ends]) -> Iterator[Rows]:
     if not starts:
         return
     opened = starts[0].join(*starts[1:])
@@ -446,17 +448,17 @@ def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) 
         is_push: shape (n,), True for a push, False for a pop.
 
     Returns:
-        Shape (n,): for a push the index of its pop, for a pop the index of its push, -1 for a push that stayed open and
-        for a pop that found nothing to pop (which NVTX ignores).
+        Shape (n,): for a push the index of its pop, for a pop the index of its push, -1 for a push without a pop and
+        for a pop without a push (which NVTX ignores).
 
-    A push that is followed by a pop is paired with it, and both are taken out: after a few rounds little is left of
-    what programs do. What is nested deeper is paired by depth.
+    A push that is followed by a pop is paired with it, and both are removed: after a few rounds little is left of the
+    events of usual programs. Deeper nesting is paired by depth.
     """
     partner = np.full(len(is_push), -1, np.intp)
     if not len(domain):
         return partner
     several = bool((domain != domain[0]).any())
-    order = _sorted(domain) if several else np.arange(len(domain))
+    order = _stable_argsort(domain) if several else np.arange(len(domain))
     push = is_push[order] if several else is_push
     for _ in range(_ROUNDS):
         inner = push[:-1] > push[1:]
@@ -478,9 +480,9 @@ def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) 
 def _pair_by_depth(
     order: NDArray[np.intp], domain: NDArray[np.integer[Any]], push: NDArray[np.bool_], partner: NDArray[np.intp]
 ) -> None:
-    """Pair events that are sorted by domain; `order` is where they stand in `partner`.
+    """Pair events that are sorted by domain; `order` holds their indices in `partner`.
 
-    The depth of the stack is a running sum; a pop that finds it empty is where the sum falls below its running minimum.
+    The depth of the stack is a running sum; at a pop from an empty stack the sum falls below its running minimum.
     At one depth pushes and pops then alternate, so each push pairs with the next event of its depth.
     """
     count = len(push)
@@ -499,8 +501,8 @@ def _pair_by_depth(
     low_before = np.where(first, ground, np.concatenate((ground[:1], low[:-1])))
     stray = ~push & (low < low_before)
     level = np.where(push, total - low, total - low + 1)
-    kept = np.flatnonzero(~stray)
-    by_level = kept[np.lexsort((level[kept], ground[kept]))]
+    matched = np.flatnonzero(~stray)
+    by_level = matched[np.lexsort((level[matched], ground[matched]))]
     same = (level[by_level][1:] == level[by_level][:-1]) & (ground[by_level][1:] == ground[by_level][:-1])
     paired = same & push[by_level][:-1] & ~push[by_level][1:]
     pushes, pops = order[by_level[:-1][paired]], order[by_level[1:][paired]]
@@ -508,8 +510,8 @@ def _pair_by_depth(
     partner[pops] = pushes
 
 
-def _sorted(keys: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
-    """Return the stable order of whole numbers from 0 on; of small ones numpy finds it several times faster."""
+def _stable_argsort(keys: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
+    """Return the stable order of integers from 0 on; numpy sorts small types several times faster."""
     small = not len(keys) or int(keys.max()) <= np.iinfo(np.uint16).max
     return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
 
@@ -519,17 +521,17 @@ def pair_ids(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.i
     if not len(ends):
         return np.full(len(starts), -1, np.intp)
     order = np.argsort(ends, kind="stable")
-    found = np.minimum(np.searchsorted(ends[order], starts), len(ends) - 1)
-    return np.where(ends[order][found] == starts, order[found], -1)
+    candidate = np.minimum(np.searchsorted(ends[order], starts), len(ends) - 1)
+    return np.where(ends[order][candidate] == starts, order[candidate], -1)
 
 
 class Strings:
     """The rows of StringIds, in a file of their own until the events are written. A context manager.
 
-    A text has one row unless there are very many: only the last ones are remembered.
+    A text has one row unless there are very many: only recent ones are cached.
 
     Args:
-        path: an SQLite file that is made for it.
+        path: of the SQLite file to create.
     """
 
     def __init__(self, path: Path) -> None:
@@ -552,9 +554,9 @@ class Strings:
 
     def id(self, text: str) -> int:
         """Return the id of a text."""
-        known = self._known.get(text)
-        if known is not None:
-            return known
+        cached = self._known.get(text)
+        if cached is not None:
+            return cached
         self._last += 1
         self._rows.append((self._last, text))
         self._length += len(text)
@@ -568,7 +570,7 @@ class Strings:
         return self._last
 
     def finish(self) -> None:
-        """Write what is not written yet; nothing is added afterwards."""
+        """Write the remaining rows; nothing may be added afterwards."""
         self._write()
         self._database.execute("COMMIT")
 
@@ -581,8 +583,8 @@ class UnregisteredStrings:
     """The messages of one thread that were not registered. A context manager: it holds the file mapped.
 
     Args:
-        thread: whose they are.
-        strings: where a text goes that is too long for a row of its own.
+        thread: their thread.
+        strings: takes texts that are too long for a row.
     """
 
     def __init__(self, thread: rec.ThreadRecording, strings: Strings) -> None:
@@ -608,26 +610,30 @@ class UnregisteredStrings:
         self._content = b""
 
     def lookup(self, messages: NDArray[np.uint64]) -> tuple[NDArray[np.object_], NDArray[np.int16], NDArray[np.int32]]:
-        """Return text (UTF-8) and length of each message that has TEXT_BIT set, or of a long one its id in StringIds.
+        """Return text (UTF-8) and length of each message that has TEXT_BIT set, or the id in StringIds of a long one.
 
-        Of the other messages and of empty texts they are None, 0 and -1.
+        For other messages and empty texts they are None, 0 and -1.
         """
         texts, ids = np.full(len(messages), None, object), np.full(len(messages), -1, np.int32)
         lengths = np.zeros(len(messages), np.int16)
-        chosen = np.flatnonzero(messages & np.uint64(rec.TEXT_BIT))
-        if len(chosen):
-            unique, inverse = np.unique(messages[chosen], return_inverse=True)
-            found, numbers = np.full(len(unique), None, object), np.full(len(unique), -1, np.int32)
+        selected = np.flatnonzero(messages & np.uint64(rec.TEXT_BIT))
+        if len(selected):
+            unique, inverse = np.unique(messages[selected], return_inverse=True)
+            unique_texts, unique_ids = np.full(len(unique), None, object), np.full(len(unique), -1, np.int32)
             sizes = np.zeros(len(unique), np.int16)
             for place, message in enumerate(unique.tolist()):
                 text = self._text((message ^ rec.TEXT_BIT) * 8)
                 if len(text) > LONGEST_TEXT:
-                    numbers[place] = self._strings.id(text.decode())
+                    unique_ids[place] = self._strings.id(text.decode())
                 elif text:
-                    found[place], sizes[place] = text, len(text)
-            texts[chosen], lengths[chosen], ids[chosen] = found[inverse], sizes[inverse], numbers[inverse]
+                    unique_texts[place], sizes[place] = text, len(text)
+            texts[selected], lengths[selected], ids[selected] = (
+                unique_texts[inverse],
+                sizes[inverse],
+                unique_ids[inverse],
+            )
             if isinstance(self._content, mmap.mmap):
-                # They stay in the system's cache; they need not count as this process's memory.
+                # The pages stay in the system's cache, but no longer count as this process's memory.
                 self._content.madvise(mmap.MADV_DONTNEED)
         return texts, lengths, ids
 

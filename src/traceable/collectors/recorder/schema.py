@@ -1,10 +1,10 @@
 """Writes a recording as an SQLite file in nsys's export schema, so that one reader, and nsys's own tools, read both.
 
-The tables that a recording of NVTX calls has something to say about are written, with nsys's names, types and value
-conventions as its exports of 2022.4 to 2026.2 show them (schema 3.x), and what the file says of its own origin: the
-machine, the program, who wrote it and when. Environment variables are not written. Events are read, paired and written
-chunk by chunk (`nsys_rows`), as pages of the file (`sqlite_pages`); everything else is inserted by SQLite afterwards.
-Memory does not depend on the number of ranges. Another source of events writes into the file by a `DatabaseWriter`.
+It has the tables for which a recording of NVTX calls has data, with the names, types and value conventions of nsys's
+exports of 2022.4 to 2026.2 (schema 3.x), and the origin of the file: the machine, the program, the writer and the time.
+Environment variables are not written. Events are read, paired and written chunk by chunk (`rows.py`), as pages of the
+file (`sqlite_pages`); everything else is inserted by SQLite afterwards. Memory does not depend on the number of ranges.
+Another source of events writes into the file through a `DatabaseWriter`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CATEGORY, THREAD, DOMAIN = 33, 39, 75
 _DATABASE, _STRINGS = "database", "strings"
 
 SCHEMA_VERSION = "3.16.1"
-"""The schema whose tables are written; that of nsys 2024.6."""
+"""The schema of the tables, that of nsys 2024.6."""
 
 COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
 """Row of META_DATA_EXPORT: `true` if every recorded process had ended when the file was written."""
@@ -60,7 +60,7 @@ COMPLETE = "TRACEABLE_RECORDING_COMPLETE"
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What a file holds: how many events, and what should be said about it."""
+    """The content of a file: the number of events, and notes for the user."""
 
     events: int
     notes: tuple[Message, ...]
@@ -76,16 +76,16 @@ class RowInserter(Protocol):
 
 @dataclass(frozen=True)
 class DatabaseWriter:
-    """A database in the making.
+    """A database that is being written.
 
     Attributes:
-        create: executes a statement that makes a table.
+        create: executes a statement that creates a table.
         insert: inserts rows.
         string: returns the id of a text in StringIds.
-        warn: says something to the user, of a process (a globalPid) or of all (None). It stands in the database too.
-        info: the same, in the database alone.
-        offsets_ns: what is to be added to CLOCK_MONOTONIC of a process to have a time of the database, by pid.
-        default_offset_ns: the same for a process that has none there.
+        warn: adds a note for the user, on a process (a globalPid) or on all (None), to the database and the result.
+        info: adds a note to the database alone.
+        offsets_ns: the offset from a process's CLOCK_MONOTONIC to times in the database, by pid.
+        default_offset_ns: the same for other processes.
     """
 
     create: Callable[[str], object]
@@ -99,7 +99,7 @@ class DatabaseWriter:
 
 @dataclass(frozen=True)
 class SourceResult:
-    """What was written: how many events, and when the last of them ended; times as in the database."""
+    """The number of events that were written, and the end of the last one, in the database's time."""
 
     events: int
     last_ns: int
@@ -112,40 +112,39 @@ EventSource = Callable[[DatabaseWriter], SourceResult]
 def write_database(
     recording: rec.Recording, path: Path, complete: bool, source: EventSource | None = None
 ) -> WriteResult:
-    """Write `recording` to `path`, replacing it only when the new file is whole.
+    """Write `recording` to `path`, replacing it only when the new file is complete.
 
     Args:
-        recording: what to write; its events are read here.
+        recording: to write; its events are read here.
         path: the SQLite file.
         complete: whether all of its processes have ended.
-        source: has more events for it.
+        source: of further events.
 
     Raises:
-        CollectorError: the file can't be written, something else is in its place, or a file of the recording can't be
-            read.
+        CollectorError: the file can't be written, another file is in its place, or the recording can't be read.
     """
     folder = None
     check_replaceable(path)
     try:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}."))
-        written = _Export(folder, recording).write(complete, source)
+        result = _Export(folder, recording).write(complete, source)
         (folder / _DATABASE).replace(path)
     except (OSError, sqlite3.Error) as error:
-        found = f"{path} can't be written ({error})"
+        text = f"{path} can't be written ({error})"
         raise CollectorError(
-            "file_not_written", found, "make room or choose another place; the recording is kept"
+            "file_not_written", text, "make room or choose another directory; the recording is kept"
         ) from error
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-    return written
+    return result
 
 
 @contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
     database = sqlite3.connect(path, isolation_level=None)
     try:
-        # A half-written file is thrown away, so SQLite need not be able to recover one.
+        # A half-written file is deleted, so SQLite need not be able to recover it.
         database.execute("PRAGMA journal_mode = OFF")
         database.execute("PRAGMA synchronous = OFF")
         database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -164,14 +163,14 @@ class _Export:
         self._recording = recording
         self._flight = any(process.window for process in recording.processes)
         self._notes = list(recording.notes)
-        self._diagnosed: list[int | None] = [None] * len(self._notes)
+        self._note_pids: list[int | None] = [None] * len(self._notes)
         self._strings = Strings(folder / _STRINGS)
         self._events = 0
         self._last_ns = 0
         self._origin_ns = self._first_ns()
         self._domains: dict[int, int] = {}
-        self._zeros: dict[int, int] = {}
-        self._remarks: list[tuple[Message, int | None]] = []
+        self._offsets_ns: dict[int, int] = {}
+        self._infos: list[tuple[Message, int | None]] = []
 
     def write(self, complete: bool, source: EventSource | None) -> WriteResult:
         path = self._folder / _DATABASE
@@ -179,8 +178,8 @@ class _Export:
             for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
                 self._database.execute(statement)
             self._database.execute(loss_table.CREATE)
-            found = self._database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'NVTX_EVENTS'")
-            ((root,),) = found.fetchall()
+            cursor = self._database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'NVTX_EVENTS'")
+            ((root,),) = cursor.fetchall()
         with self._strings:
             with TableWriter(path, root) as self._table, Spill(self._folder) as self._spill:
                 placed = self._write_events()
@@ -196,16 +195,16 @@ class _Export:
 
     def _write_events(self) -> list[PlacedProcess]:
         placed = []
-        silent = 0
+        without_events = 0
         for process in self._recording.processes:
             before = self._events
             placed.append(self._place(process))
             self._write_process(placed[-1])
-            silent += self._events == before and not process.dropped
-        if silent and self._events:
-            used = len(self._recording.processes)
-            found = f"{silent} of {used} processes used NVTX and recorded no range or mark"
-            self._note(Message("processes_without_ranges", found))
+            without_events += self._events == before and not process.dropped
+        if without_events and self._events:
+            process_count = len(self._recording.processes)
+            text = f"{without_events} of {process_count} processes used NVTX but recorded no range or mark"
+            self._note(Message("processes_without_ranges", text))
         return placed
 
     def _write_rest(self, placed: Iterable[PlacedProcess], complete: bool, source: EventSource | None) -> None:
@@ -224,8 +223,8 @@ class _Export:
             if process.recording.window:
                 self._write_window(process, process.recording.window)
         if source is not None:
-            self._add(source)
-        self._write_facts(complete)
+            self._add_source(source)
+        self._write_properties(complete)
 
     def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         names = ", ".join(f'"{column}"' for column in columns)
@@ -234,20 +233,22 @@ class _Export:
 
     def _note(self, note: Message, global_pid: int | None = None) -> None:
         self._notes.append(note)
-        self._diagnosed.append(global_pid)
+        self._note_pids.append(global_pid)
 
-    def _add(self, source: EventSource) -> None:
-        zero = -self._origin_ns - (self._recording.processes[0].monotonic_ns if self._recording.processes else 0)
-        remark = self._remarks.append
+    def _add_source(self, source: EventSource) -> None:
+        default_offset_ns = -self._origin_ns - (
+            self._recording.processes[0].monotonic_ns if self._recording.processes else 0
+        )
+        add_info = self._infos.append
         added = source(
             DatabaseWriter(
                 create=self._database.execute,
                 insert=self._insert,
                 string=self._strings.id,
                 warn=self._note,
-                info=lambda note, global_pid: remark((note, global_pid)),
-                offsets_ns=self._zeros,
-                default_offset_ns=zero,
+                info=lambda note, global_pid: add_info((note, global_pid)),
+                offsets_ns=self._offsets_ns,
+                default_offset_ns=default_offset_ns,
             )
         )
         self._events += added.events
@@ -256,7 +257,7 @@ class _Export:
     # ---- one process
 
     def _first_ns(self) -> int:
-        """Return when flight recorders show something first, in ns since the first process's zero; else 0."""
+        """Return the start of the earliest flight recorder window, in ns since the first process's zero; else 0."""
         first = self._recording.processes[:1]
         starts = [
             process.monotonic_ns - first[0].monotonic_ns + process.window.start_ns
@@ -275,16 +276,16 @@ class _Export:
         first = self._recording.processes[0]
         if self._clocks_agree(process):
             return process.monotonic_ns - first.monotonic_ns
-        found = (
-            f"process {process.pid} counts time differently from process {first.pid} (another machine, container or "
-            "boot, or a clock that was set); it is placed by its wall clock"
+        text = (
+            f"the clocks of process {process.pid} and process {first.pid} differ (another machine, container or boot, "
+            "or a clock that was set); it is aligned by its wall clock"
         )
-        self._note(Message("clocks_differ", found), global_tid(process.pid, 0))
+        self._note(Message("clocks_differ", text), global_tid(process.pid, 0))
         return process.realtime_ns - first.realtime_ns
 
     def _place(self, process: rec.ProcessRecording) -> PlacedProcess:
         offset = self._offset_ns(process)
-        self._zeros[process.pid] = offset - process.monotonic_ns
+        self._offsets_ns[process.pid] = offset - process.monotonic_ns
         # After an exec, one pid has two recordings, and each numbers its domains from 1.
         first_domain = self._domains.setdefault(process.pid, 0)
         domains = [name.id for name in process.names if name.kind == rec.DOMAIN]
@@ -293,7 +294,7 @@ class _Export:
 
     def _write_process(self, placed: PlacedProcess) -> None:
         process, pid = placed.recording, global_tid(placed.recording.pid, 0)
-        threads = ProcessRows(placed, self._registered(process), self._strings, self._spill)
+        threads = ProcessRows(placed, self._map_registered_strings(process), self._strings, self._spill)
         notes: list[Message] = []
         for thread in process.threads:
             for rows in threads.rows(thread, notes):
@@ -303,8 +304,8 @@ class _Export:
         for note in (*notes, *loss_table.list_loss_notes(process)):
             self._note(note, pid)
 
-    def _registered(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
-        """Return the StringIds id of each registered string, by the recorder's id; -1 where none is."""
+    def _map_registered_strings(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
+        """Return the StringIds id of each registered string, by the recorder's id; -1 for none."""
         ids = array("i")
         for identity, text in rec.read_strings(process):
             if identity >= len(ids):
@@ -328,13 +329,13 @@ class _Export:
                 rows.append((start, THREAD, None, name.text, global_tid(process.pid, name.id), domain))
                 threads[name.id] = name.text
         self._insert("NVTX_EVENTS", ("start", "eventType", "category", "text", "globalTid", "domainId"), rows)
-        named = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in threads.items())
-        self._insert("ThreadNames", ("nameId", "globalTid"), named)
+        thread_names = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in threads.items())
+        self._insert("ThreadNames", ("nameId", "globalTid"), thread_names)
 
     def _write_rows(self, rows: Rows, placed: PlacedProcess) -> None:
         if window := placed.recording.window:
-            shown = rows.clip_to(placed.offset_ns + window.start_ns, placed.offset_ns + window.end_ns)
-            rows = shown.shift_origin(self._origin_ns)
+            clipped = rows.clip_to(placed.offset_ns + window.start_ns, placed.offset_ns + window.end_ns)
+            rows = clipped.shift_origin(self._origin_ns)
         if not len(rows.kind):
             return
         self._events += len(rows.kind)
@@ -344,7 +345,7 @@ class _Export:
 
     def _write_window(self, placed: PlacedProcess, window: rec.Window) -> None:
         process, offset = placed.recording, placed.offset_ns
-        said = {
+        content = {
             "pid": process.pid,
             "start_ns": offset + window.start_ns - self._origin_ns,
             "end_ns": offset + window.end_ns - self._origin_ns,
@@ -353,11 +354,11 @@ class _Export:
             "limit_bytes": window.limit_bytes or None,
             "dumped_by": window.dumped_by if window.dumped else None,
         }
-        self._insert("META_DATA_CAPTURE", ("name", "value"), [(METADATA, json.dumps(said))])
+        self._insert("META_DATA_CAPTURE", ("name", "value"), [(METADATA, json.dumps(content))])
 
     # ---- the recording as a whole
 
-    def _write_facts(self, complete: bool) -> None:
+    def _write_properties(self, complete: bool) -> None:
         processes = self._recording.processes
         machine = VIRTUAL_MACHINE
         if processes:
@@ -370,11 +371,11 @@ class _Export:
         environment = ((machine, "Local (traceable)", *row) for row in list_machine_properties())
         self._insert("TARGET_INFO_SYSTEM_ENV", ("globalVid", "devStateName", "name", "nameEnum", "value"), environment)
         # Timestamp of the target, from the injection.
-        noted = zip(self._notes, self._diagnosed, strict=True)
-        diagnosed = [(0, 1, 1, WARNING, note.printed, pid) for note, pid in noted]
-        diagnosed += [(0, 1, 1, INFORMATION, remark.printed, pid) for remark, pid in self._remarks]
+        notes = zip(self._notes, self._note_pids, strict=True)
+        diagnostics = [(0, 1, 1, WARNING, note.printed, pid) for note, pid in notes]
+        diagnostics += [(0, 1, 1, INFORMATION, info.printed, pid) for info, pid in self._infos]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
-        self._insert("DIAGNOSTIC_EVENT", columns, diagnosed)
+        self._insert("DIAGNOSTIC_EVENT", columns, diagnostics)
         self._insert("META_DATA_CAPTURE", ("name", "value"), list_capture_properties(processes))
         self._insert("META_DATA_EXPORT", ("name", "value"), list_export_properties(complete))
 
@@ -390,7 +391,7 @@ def list_machine_properties() -> list[tuple[str, int, str]]:
 
 
 def list_capture_properties(processes: Sequence[rec.ProcessRecording]) -> Iterator[tuple[str, str]]:
-    """Yield what nsys says of a recording, of the first process with the command line as it was recorded."""
+    """Yield nsys's properties of a recording: those of the first process, with its recorded command line."""
     yield "DEVICE_ID", "Local (traceable)"
     yield "CAPTURE_EVENT_TYPE", "NvtxEvents"
     if processes:
@@ -402,7 +403,7 @@ def list_capture_properties(processes: Sequence[rec.ProcessRecording]) -> Iterat
 
 
 def list_export_properties(complete: bool) -> list[tuple[str, str]]:
-    """Return what nsys says of an export: by whom, when, in which schema; and whether all of the recording is there."""
+    """Return nsys's properties of an export: product, time, schema; and whether the recording is complete."""
     now = datetime.now(timezone.utc)
     major, minor, micro = SCHEMA_VERSION.split(".")
     try:

@@ -2,11 +2,11 @@
 
 SQLite's own INSERT takes more time for a row than reading and pairing it. Here the rows of one layout, which columns
 are NULL and how long a text is, fill pages side by side, in numpy; the b-tree above them grows with them, so that
-memory does not depend on their number. The format is https://www.sqlite.org/fileformat.html; what is written is plain:
+memory does not depend on their number. The format is https://www.sqlite.org/fileformat.html; the output is simple:
 no overflow pages, no freelist, and integers of as many bytes as their dtype has.
 
-Whoever uses this has made the file and its schema with SQLite and has no connection to it while this writes. Afterwards
-SQLite reads it, and adds rows to it, as to any other.
+The caller creates the file and its schema with SQLite and has no open connection while this writes. Afterwards SQLite
+reads it, and adds rows to it, as to any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 PAGE_BYTES = 4096
 
 LONGEST_TEXT = 3000
-"""How many bytes a text may have here: a record that fits no page has to go on in another."""
+"""How many bytes a text may have here: a longer record would need overflow pages."""
 
 LOCK_BYTE = 1 << 30
 """The page with this byte is SQLite's for its locks, and never part of a table."""
@@ -33,7 +33,7 @@ _LEAF_HEADER = 8
 _SERIAL_TYPES = {"i1": 1, "i2": 2, "i4": 4, "i8": 6, "f8": 7}
 _FEW_TEXTS = 13
 _CHILDREN = 300
-"""How many pages one above them names: less than fit, whatever their rowids."""
+"""Children of an interior page: fewer than fit, whatever their rowids."""
 
 Column = NDArray[Any] | None
 """One value a row; None where all are NULL. int8 to int64, float64, or bytes (`S`) that all have the dtype's length."""
@@ -174,7 +174,7 @@ class TableWriter:
         else:
             return
         _write_at(self._descriptor, memoryview(root), (self._root - 1) * PAGE_BYTES)
-        # The number of pages, which is believed because the counters beside it still say the same.
+        # The number of pages; SQLite trusts it because the change counters next to it still agree.
         _write_at(self._descriptor, memoryview((self._next_page - 1).to_bytes(4, "big")), 28)
 
     def _append(self, pages: NDArray[np.uint8]) -> list[int]:
@@ -192,8 +192,8 @@ class TableWriter:
 
 def _header(columns: Sequence[Column]) -> bytes:
     """Return the header of a record: its length and the serial type of each column."""
-    held = max((number for number, column in enumerate(columns, 1) if column is not None), default=0)
-    types = b"".join(_varint(_serial_type(column)) for column in columns[:held])
+    column_count = max((number for number, column in enumerate(columns, 1) if column is not None), default=0)
+    types = b"".join(_varint(_serial_type(column)) for column in columns[:column_count])
     assert len(types) < 0x7F
     return bytes((len(types) + 1,)) + types
 
@@ -230,10 +230,10 @@ def _interior(children: Sequence[tuple[int, int]]) -> bytes:
     parts = []
     # Those whose rowids take as many bytes, one after the other.
     for width, kinds in _VARINTS.items():
-        chosen = (rowids >= 1 << 7 * (width - 1)) & (rowids < 1 << 7 * width)
-        cells = np.empty(int(chosen.sum()), [("page", ">u4"), *((f"rowid{shift}", kind) for kind, shift in kinds)])
-        cells["page"] = pages[chosen]
-        _set_varints(cells, rowids[chosen])
+        has_width = (rowids >= 1 << 7 * (width - 1)) & (rowids < 1 << 7 * width)
+        cells = np.empty(int(has_width.sum()), [("page", ">u4"), *((f"rowid{shift}", kind) for kind, shift in kinds)])
+        cells["page"] = pages[has_width]
+        _set_varints(cells, rowids[has_width])
         parts.append(cells)
     body = b"".join(cells.tobytes() for cells in parts)
     begin = PAGE_BYTES - len(body)
@@ -252,7 +252,7 @@ _VARINTS: dict[int, tuple[tuple[str, int], ...]] = {
     5: ((">u1", 32), (">u4", 0)),
     6: ((">u2", 32), (">u4", 0)),
 }
-"""A varint of each length as whole numbers that numpy has, with the bits that stand after them."""
+"""A varint of each length as whole numbers that numpy has, with the bits that follow them."""
 
 
 def _set_varints(cells: NDArray[Any], numbers: NDArray[np.int64]) -> None:

@@ -224,7 +224,7 @@ def copied(
     room = facts.window - len(facts.part & instants(other))
     called = any(row["call"] >= 0 and facts.calls[row["call"]]["name"] == COPY_CALL for row in rows)
     return {
-        "won_ns": min(len(facts.part & instants_of(times)) - least, room),
+        "potential_saving_ns": min(len(facts.part & instants_of(times)) - least, room),
         **facts.placed(lasting(times), len([at for at in instants_of(times) if at < facts.start])),
         "range": name,
         "domain": domain,
@@ -273,7 +273,7 @@ def sync_in_hot_range(facts: Facts, v: dict[str, float]) -> list[Said] | None:
             before = sum(facts.before(wait["start_ns"], wait["end_ns"]) for wait in mine)
             said.append(
                 {
-                    "won_ns": winnable(facts, mine),
+                    "potential_saving_ns": winnable(facts, mine),
                     **facts.placed(total, before),
                     "range": place[0],
                     "domain": place[1],
@@ -358,7 +358,7 @@ def allocation_in_steady_state(facts: Facts, v: dict[str, float]) -> list[Said] 
             by_range[facts.range_of(around)] += row["end_ns"] - row["start_ns"]
         said.append(
             {
-                "won_ns": winnable(facts, rows),
+                "potential_saving_ns": winnable(facts, rows),
                 "pid": pid,
                 "count": len(rows),
                 "call": {strip_call_version(facts.trace.names[name]) for name in most(by_name)},
@@ -423,7 +423,7 @@ def launch_bound(facts: Facts, v: dict[str, float]) -> list[Said] | None:
                 inside = [gap for gap in late if path_of(facts, gap["after"])[: len(place)] == place]
                 where = {"range": place[-1], "device": gpu, "pid": facts.users(gpu)}
                 number = len([gap for gap in inside if gap["inside"]])
-                said.append({"won_ns": idle[place], **outside(facts, inside), **where, "count": number})
+                said.append({"potential_saving_ns": idle[place], **outside(facts, inside), **where, "count": number})
     return said
 
 
@@ -452,18 +452,18 @@ def deepest(facts: Facts, idle: Counter[Any], path: tuple[Any, ...]) -> tuple[An
     return deepest(facts, idle, best)
 
 
-def low_utilisation(facts: Facts, v: dict[str, float]) -> list[Said] | None:
+def low_utilization(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     said = []
     for gpu, found in gaps_of(facts).items():
         own = [gap for gap in found if gap["cause"] != "profiler_flush"]
         idle = sum(gap["inside"] for gap in own)
         busy = len(facts.part & instants(facts.by_gpu[gpu]))
-        if idle and busy < v["utilisation"] * (busy + idle):
+        if idle and busy < v["utilization"] * (busy + idle):
             longest = max(own, key=lambda gap: (gap["inside"], -gap["start"]))
             place = {"device": gpu, "pid": facts.users(gpu)}
             place |= {"start_ns": max(longest["start"], facts.start), "end_ns": min(longest["end"], facts.end)}
             number = len([gap for gap in own if gap["inside"]])
-            said.append({"won_ns": idle, **outside(facts, own), "count": number, **place})
+            said.append({"potential_saving_ns": idle, **outside(facts, own), "count": number, **place})
     return said
 
 
@@ -489,7 +489,7 @@ def device_imbalance(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     for start, end in pairwise(sorted(bounds)):
         here = [len(working[gpu] & set(range(start, end))) for gpu in part]
         won += max(here) - Fraction(sum(here), len(here))
-    return [{"won_ns": won, "device": busiest, "count": len(part)}]
+    return [{"potential_saving_ns": won, "device": busiest, "count": len(part)}]
 
 
 # -- loading, queues
@@ -508,7 +508,9 @@ def module_loading(facts: Facts, v: dict[str, float]) -> list[Said] | None:
             counted = [(start, end) for start, end in mine if facts.part & set(range(start, end))]
             won = min(len(instants_of(mine) & facts.part), facts.room(process))
             before = len([at for at in instants_of(mine) if facts.steady and at < facts.start])
-            said.append({"won_ns": won, "pid": process, "count": len(counted), **facts.placed(total, before)})
+            said.append(
+                {"potential_saving_ns": won, "pid": process, "count": len(counted), **facts.placed(total, before)}
+            )
     return said
 
 
@@ -532,7 +534,7 @@ def queued_gaps(facts: Facts, v: dict[str, float]) -> list[Said] | None:
                 sum(facts.before(gap["start"], gap["end"]) for gap in found),
             )
             count = sum(gap["inside"] > 0 for gap in found)
-            said.append({"won_ns": sum(gap["inside"] for gap in found), "count": count, **place})
+            said.append({"potential_saving_ns": sum(gap["inside"] for gap in found), "count": count, **place})
     return said
 
 
@@ -558,7 +560,9 @@ def shared_gpu(facts: Facts, v: dict[str, float]) -> list[Said] | None:
         close = {one: [m for m in lengths if abs(m - one) <= v["spread"] * one] for one in sorted(lengths)}
         alike = max(close.values(), key=len)
         if len(alike) >= v["alike"] * len(lengths):
-            said.append({"won_ns": sum(alike), "count": len(alike), "device": gpu, "pid": facts.users(gpu)})
+            said.append(
+                {"potential_saving_ns": sum(alike), "count": len(alike), "device": gpu, "pid": facts.users(gpu)}
+            )
     return said
 
 
@@ -575,7 +579,7 @@ def launch_queue_full(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     for process in {row["process"] for row in full} - {-1}:
         mine = [row for row in full if row["process"] == process]
         if worth_stating(facts, v, mine):
-            said.append({"won_ns": None, "pid": process, **counted(facts, mine)})
+            said.append({"potential_saving_ns": None, "pid": process, **counted(facts, mine)})
     return said
 
 
@@ -599,7 +603,7 @@ def unified_memory_migration(facts: Facts, v: dict[str, float]) -> list[Said] | 
     said = []
     for (process, gpu), rows in groups.items():
         if worth_stating(facts, v, rows):
-            said.append({"won_ns": None, "pid": process, "device": gpu, **counted(facts, rows)})
+            said.append({"potential_saving_ns": None, "pid": process, "device": gpu, **counted(facts, rows)})
     return said
 
 
@@ -623,7 +627,7 @@ def uneven_equal_steps(facts: Facts, v: dict[str, float]) -> list[Said] | None:
         fast, slow = summed[tenth], summed[-1 - tenth]
         if len(times) >= v["steps"] and slow and slow >= (1 + v["spread"]) * fast:
             won = sum(sum(column) - len(column) * min(column) for column in zip(*times, strict=True))
-            said.append({"won_ns": won, "pid": int(found.process[lane]), "count": len(times)})
+            said.append({"potential_saving_ns": won, "pid": int(found.process[lane]), "count": len(times)})
     return said
 
 
@@ -631,7 +635,7 @@ ORACLES = {
     rule.__name__: rule
     for rule in (
         *(small_h2d_copies, pageable_copies, sync_in_hot_range, allocation_in_steady_state),
-        *(launch_bound, low_utilisation, device_imbalance),
+        *(launch_bound, low_utilization, device_imbalance),
         *(module_loading, queued_gaps, shared_gpu),
         *(launch_queue_full, unified_memory_migration, uneven_equal_steps),
     )

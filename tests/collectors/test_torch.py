@@ -233,7 +233,7 @@ def test_finalise_gives_one_file_several_as_their_directory_and_says_what_is_not
 
     nothing = finalised()
     assert (nothing.database, nothing.files) == (None, ())
-    assert [note.code for note in nothing.notes] == ["torch_left_nothing"]
+    assert [note.code for note in nothing.notes] == ["no_torch_trace"]
     folder = tmp_path / "torch"
     folder.mkdir()
     files = [folder / f"{pid}-1{collector.SUFFIX}" for pid in (1, 2)]

@@ -94,7 +94,7 @@ def test_under_nsys_the_fork_is_the_reason(nsys, served: Served, tmp_path: Path,
     assert "worker-1 (pid" in said
     assert "worker-2 (pid" in said
     assert "[forked_not_recorded]" in said
-    for wrong in ("[nothing_annotated]", "[nsys_never_listened]", "[nothing_entered]"):
+    for wrong in ("[nothing_annotated]", "[nsys_never_attached]", "[nothing_entered]"):
         assert wrong not in said
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty, found.loss) == ("forked_child", "likely", "everything")

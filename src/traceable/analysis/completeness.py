@@ -1,8 +1,8 @@
 """Whether a recording holds what its processes emitted: the ranges that they counted against those that are there.
 
-Each process counts the ranges that it opens while its collector is certain to record (`annotation/range_counts.py`), so a
-difference is a loss, never the edge of a window. Compared is by name: ranges that other libraries emit are counted by
-nobody, and those of one name don't make up for lost ones of another.
+Each process counts the ranges that it opens while its collector is certain to record (`annotation/range_counts.py`), so
+a difference is a loss, never the edge of a window. The comparison is by name: ranges that other libraries emit are not
+counted, and those of one name don't make up for lost ones of another.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def check_completeness(
         trace: all of what was recorded, its names as recorded; None for nothing.
         emitted: what the processes counted; one that executed another program has several.
         lost: what the collector knows.
-        key: returns how a domain and a name stand in `Emitted.names`.
+        key: returns how a domain and a name stand in `EmittedCounts.names`.
         not_compared: why `emitted` is not to be compared; None where it is.
     """
     names = {one.pid: one.name for one in trace.processes} if trace is not None else {}

@@ -89,11 +89,11 @@ def suggest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
     named `Model.forward` where `forward` was thought of. A name that stands in several forms is given in its shortest.
 
     Examples:
-        >>> near("forwad", ["pack", "forward", "server:forward"])
+        >>> suggest_names("forwad", ["pack", "forward", "server:forward"])
         ('forward',)
-        >>> near("forward", ["Model.forward", "pack"])
+        >>> suggest_names("forward", ["Model.forward", "pack"])
         ('Model.forward',)
-        >>> near("H2D", ["h2d", "d2h"])
+        >>> suggest_names("H2D", ["h2d", "d2h"])
         ('h2d',)
     """
     folded: dict[str, str] = {}

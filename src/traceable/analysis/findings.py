@@ -195,7 +195,7 @@ def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[
         values = [getattr(one, field.name) for _, one in found]
         if field.name == "sentence":
             columns["sentence"] = objects(_sentence(one) for _, one in found)
-        elif field.name == "won_ns":
+        elif field.name == "potential_saving_ns":
             columns["won_ns"] = won
             share = won / max(1, evidence.scope_ns) if found else np.empty(0)
             columns["won_share"] = np.where(won == NULL, np.nan, share)

@@ -103,7 +103,7 @@ def diagnose_nvtx_silent(case: Case) -> RuleResult:
     version = imported or ((case.manifest or {}).get("versions") or {}).get("nvtx")
     nsys = case.recording.trace.source.version
     return Finding(
-        "nvtx_silent",
+        "nvtx_package_incompatible",
         # Others ask for that extension as well, NCCL among them.
         CERTAIN if imported and not case.range_count else LIKELY,
         f"the nvtx package {version or '(0.2.12 or newer)'} emits nothing under nsys {nsys}",
@@ -237,7 +237,7 @@ def diagnose_unrecorded_process(case: Case) -> RuleResult:
     if case.collector == NSYS and not case.range_count and case.messages and not case.find_messages(_NVTX_HEARD):
         # nsys 2022.4 now and then, on a machine with more to do than it has cores.
         return Finding(
-            "nsys_never_listened",
+            "nsys_never_attached",
             CERTAIN if any(process.ended_steps for process in case.step_statuses) else LIKELY,
             f"nsys did not begin to listen to process {one.pid}, which made ranges",
             (made, _NEVER_BEGAN),
@@ -245,7 +245,7 @@ def diagnose_unrecorded_process(case: Case) -> RuleResult:
             EVERYTHING,
         )
     if case.collector == RECORDER and not case.range_count:
-        return None  # it records every process: what none of them entered is `diagnose_nothing_entered`
+        return None  # it records every process: `nothing_entered` covers ranges that are never entered
     heard = [f"{count} ranges of process {pid}" for pid, count in recorded.items()]
     # Of a decorated function that is never called, nothing is missing.
     return Finding(
@@ -444,7 +444,7 @@ def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
 RULES = (
     Rule("annotations_disabled", diagnose_disabled),
     Rule("nvtx_not_traced", diagnose_nvtx_not_traced),
-    Rule("nvtx_silent", diagnose_nvtx_silent),
+    Rule("nvtx_package_incompatible", diagnose_nvtx_silent),
     Rule("forked_child", diagnose_fork),
     Rule("exec", diagnose_exec),
     Rule("environment_scrubbed", diagnose_scrubbed_environment),

@@ -273,7 +273,7 @@ def diagnose_missing_torch_trace(case: Case) -> RuleResult:
     if case.recording is not None:
         return RuledOut("torch.profiler left a trace")
     return Finding(
-        "torch_left_nothing",
+        "no_torch_trace",
         LIKELY,
         "torch.profiler left no trace",
         ("the run directory holds no file of it",),
@@ -474,7 +474,7 @@ RULES = (
     Rule("importer_missing", diagnose_importer),
     Rule("collector_killed", diagnose_killed_collector),
     Rule("report_truncated", diagnose_truncated_report),
-    Rule("torch_left_nothing", diagnose_missing_torch_trace),
+    Rule("no_torch_trace", diagnose_missing_torch_trace),
     Rule("tail_lost", diagnose_killed_program),
     Rule("events_dropped", diagnose_dropped_events),
     Rule("clock_outliers", diagnose_clocks),

@@ -89,9 +89,9 @@ class Finding:
     Attributes:
         sentence: what, where and how much, with units; its numbers are of the part that the bound is of.
         advice: the next thing to do, as an imperative clause.
-        potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.part`; 0 or less where the
-            rule saw the same outside of that part only. None for a statement, which promises nothing: its rule decides
-            what is worth stating.
+        potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.scope`; 0 or
+            less where the rule saw the same outside the scope only. None for a statement, which promises nothing: its
+            rule decides what is worth reporting.
         total_ns: how long what the finding is about lasted in the whole recording (waits, copies, gaps, ...).
         before_steady_ns: how much of `total_ns` lies before the steady part; None where no such part is known.
         range, domain: the innermost range that it is about.
@@ -141,7 +141,8 @@ class Scope:
     """The time that bounds are of.
 
     Attributes:
-        start_ns, end_ns: of the steady part (`steps.find_steady_interval`), or from the first event to the end of the last.
+        start_ns, end_ns: of the steady part (`steps.find_steady_interval`), or from the first event to the end of the
+            last.
         unsteady_reason: why no steady part is known; None for a steady part.
     """
 
@@ -163,9 +164,9 @@ class Evidence:
         get_view: answers another question, by its name, as it is answered without options.
     """
 
-    def __init__(self, context: Context, ask: Callable[[str], Table]) -> None:
+    def __init__(self, context: Context, get_view: Callable[[str], Table]) -> None:
         self.context = context
-        self.get_view = ask
+        self.get_view = get_view
         self.pids = tuple(process.pid for process in context.trace.processes)
         self._cause = np.empty(0, np.int8)
 
@@ -180,7 +181,7 @@ class Evidence:
 
     @cached_property
     def gpu_of_operation(self) -> Int64:
-        """The place of each operation's GPU in `used`."""
+        """The place of each operation's GPU in `active_gpus`."""
         return self.active_gpus.gpu_of_operation
 
     @cached_property
@@ -248,7 +249,7 @@ class Evidence:
         return union_ns(*self.clip_to_scope(start_ns, end_ns))
 
     def before_steady_or_none(self, ns: int) -> int | None:
-        """Return a sum of `before_ns` as the column of a finding: None where no steady part is known."""
+        """Return a sum of `before_steady_ns` as the column of a finding: None where no steady part is known."""
         return None if self.scope.unsteady_reason else ns
 
     @property
@@ -298,7 +299,7 @@ class Evidence:
         return self._union(self.gpu_of_operation, len(self.active_gpus))
 
     def busy_without_nccl_ns(self, gpu: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how much of each time a GPU, given its place in `used`, ran anything but kernels of NCCL."""
+        """Return how much of each time a GPU, given its place in `active_gpus`, ran anything but kernels of NCCL."""
         return measure_covered_ns(self.busy_without_nccl, gpu, start_ns, end_ns)
 
     def max_host_saving_ns(self, process: int | None = None) -> int:
@@ -335,12 +336,12 @@ class Evidence:
         return union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, lanes, gpu.by_start))
 
     def device_number(self, place: int) -> int | None:
-        """Return the number of a GPU, given its place in `used`; None where the trace does not tell."""
+        """Return the number of a GPU, given its place in `active_gpus`; None where the trace does not tell."""
         number = self.active_gpus.number[place]
         return number if number >= 0 else None
 
     def only_pid(self, place: int) -> int | None:
-        """Return the process that used a GPU, given its place in `used`, where it was one."""
+        """Return the process that used a GPU, given its place in `active_gpus`, where it was one."""
         users = self.active_gpus.processes[place]
         return self.pids[users[0]] if len(users) == 1 else None
 
@@ -421,7 +422,7 @@ class RangePaths:
         """Yield for each outermost path with at least `least` the deepest place that has most of its total.
 
         From each path it goes down to the one inside it that has the most (of equals the first), as long as that has
-        DEEPER of it.
+        MIN_CHILD_SHARE of it.
         """
         inside: dict[int, list[int]] = {}
         for path, parent in enumerate(self._parent.tolist()):
@@ -457,8 +458,8 @@ class OneOffCopies:
         """Return which of some operations are host-to-device copies if these, taken together, do not recur; else none.
 
         Only the part that bounds are of counts. The copies are taken by start; the first is that at which a twentieth
-        of their time (FEW) is reached, the last that at which all but a twentieth is. They do not recur if the kernels
-        and graphs that begin at the first or later and before the last have less than a tenth (ONE_PLACE) of the time
+        of their time (TRIM_DIVISOR) is reached, the last that at which all but a twentieth is. They do not recur if the kernels
+        and graphs that begin at the first or later and before the last have less than a tenth (RECURRENCE_DIVISOR) of the time
         of all of them. Where none ran, that can't be known, and the copies count as recurring.
 
         Args:
@@ -501,7 +502,7 @@ def fold_names(names: Iterable[str]) -> dict[str, str]:
     """Return what each name is called in findings: numbers are `*` where names differ by nothing else.
 
     Examples:
-        >>> sorted(set(folded(["layers.0.mlp", "layers.1.mlp", "step 7", "conv1d", "conv2d"]).values()))
+        >>> sorted(set(fold_names(["layers.0.mlp", "layers.1.mlp", "step 7", "conv1d", "conv2d"]).values()))
         ['conv1d', 'conv2d', 'layers.*.mlp', 'step 7']
     """
     patterns = {name: fold_numbers(name) for name in names}
@@ -522,7 +523,7 @@ def format_range_name(name: str | None) -> str:
     """Write the name of a range, cut where it is long.
 
     Examples:
-        >>> named("forward"), named(None)
+        >>> format_range_name("forward"), format_range_name(None)
         ('forward', 'outside every range')
     """
     if name is None:
@@ -534,7 +535,7 @@ def format_gpu(number: int | None) -> str:
     """Write which GPU; the trace may not tell its number.
 
     Examples:
-        >>> gpu_words(1), gpu_words(None)
+        >>> format_gpu(1), format_gpu(None)
         ('GPU 1', 'the GPU')
     """
     return "the GPU" if number is None else f"GPU {number}"
@@ -544,7 +545,7 @@ def join_words(words: Sequence[str]) -> str:
     """Join words.
 
     Examples:
-        >>> listed(["a"]), listed(["a", "b", "c"])
+        >>> join_words(["a"]), join_words(["a", "b", "c"])
         ('a', 'a, b and c')
     """
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
@@ -700,7 +701,7 @@ def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int
       end of the next wait of its thread (`sync.find_waiting_calls`), or the end of the recording where none follows.
       Idle time at which an operation of the process had been launched for that GPU and had not begun counts for the
       moment of that launch (of several operations the earliest): what was launched before a call does not wait for it,
-    - what the GPU leaves (`Evidence.room_ns`).
+    - what the GPU leaves (`Evidence.max_host_saving_ns`).
 
     Times are unions: overlapping calls, GPUs and processes count once. It is a bound as long as an operation that was
     launched later does not run in the place of one that was launched before.

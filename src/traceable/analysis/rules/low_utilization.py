@@ -37,10 +37,10 @@ _CAUSES = {
 
 
 def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
-    """Return which GPUs are busy for less than `utilisation` of the time from their first operation to their last.
+    """Return which GPUs are busy for less than `utilization` of the time from their first operation to their last.
 
     won_ns: the time in which the GPU was idle, less the gaps that the profiler made: its operations remain. Those gaps
-    do not count against its utilisation either. Both are of the part that bounds are of.
+    do not count against its utilization either. Both are of the part that bounds are of.
     """
     context = evidence.context
     unseen = check_graphs_recorded(context)
@@ -49,7 +49,7 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
     gaps = evidence.gaps
     idle, total = evidence.idle_ns, evidence.total_ns
     # What the profiler made idle can only raise it.
-    low = np.flatnonzero(total - idle < values["utilisation"] * total)
+    low = np.flatnonzero(total - idle < values["utilization"] * total)
     found_low = []
     for lane in low.tolist():
         mine = gaps.lane == lane
@@ -59,7 +59,7 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
         own = cause != _FLUSH
         won = int(length[own].sum())
         busy = int(total[lane] - idle[lane])
-        if not won or busy >= values["utilisation"] * (busy + won):
+        if not won or busy >= values["utilization"] * (busy + won):
             continue
         by_cause = sum_groups(cause[own].astype(np.int64), length[own], len(CAUSES))
         most = int(by_cause.argmax())
@@ -90,10 +90,10 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
 
 
 LOW_UTILIZATION = Rule(
-    "low_utilisation",
+    "low_utilization",
     "GPUs that are idle much of the time",
     (
-        Threshold("utilisation", 0.5, "share", "a GPU is busy enough from this share of its time on"),
+        Threshold("utilization", 0.5, "share", "a GPU is busy enough from this share of its time on"),
         make_share_threshold(0.005),
     ),
     find_low_utilization,

@@ -80,7 +80,7 @@ class TorchCollector:
                 "torch.profiler left nothing: the program did not import torch, recorded no window, or ended without "
                 "Python's own end (a signal without a handler, os._exit)"
             )
-            notes.append(Message("torch_left_nothing", said))
+            notes.append(Message("no_torch_trace", said))
             return CollectorResult(None, (), tuple(notes))
         return CollectorResult(traces[0] if len(traces) == 1 else directory, tuple(traces), tuple(notes))
 

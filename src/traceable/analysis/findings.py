@@ -68,7 +68,8 @@ def findings(
 
     Args:
         thresholds: numbers that decide whether a rule speaks, by `rule.name`; for the rest the defaults hold.
-        get_view: answers another question, by its name, as it is answered without options: for a caller that keeps answers.
+        get_view: answers another question, by its name, as it is answered without options: for a caller that keeps
+            answers.
 
     Returns:
         One row a finding. `won_ns` is an upper bound on the wall time that can be saved, and `won_share` its share of
@@ -183,7 +184,10 @@ def _sentence(finding: Finding) -> str:
     total, before = finding.total_ns or 0, finding.before_steady_ns or 0
     if not before or 2 * before < total:
         return finding.sentence
-    return f"{finding.sentence}; {format_duration(total)} in the whole recording, of it {format_duration(before)} before the steady part"
+    return (
+        f"{finding.sentence}; {format_duration(total)} in the whole recording, "
+        f"{format_duration(before)} of it before the steady part"
+    )
 
 
 def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[str, NDArray[Any]]:

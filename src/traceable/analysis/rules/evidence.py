@@ -208,7 +208,7 @@ class Evidence:
 
     @cached_property
     def scope_ns(self) -> int:
-        """Length of the part that bounds are of, the time between windows excluded."""
+        """Length of the scope, the time between windows excluded."""
         return self.recorded_ns(self.scope.start_ns, self.scope.end_ns)
 
     def recorded_ns(self, start_ns: int, end_ns: int) -> int:
@@ -217,7 +217,7 @@ class Evidence:
         return end_ns - start_ns - int(outside[0])
 
     def clip_to_scope(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-        """Return what of intervals lies in the part that bounds are of; one that lies outside is empty."""
+        """Return what of intervals lies in the scope; one that lies outside is empty."""
         start = np.clip(start_ns, self.scope.start_ns, self.scope.end_ns)
         return start, np.maximum(start, np.minimum(end_ns, self.scope.end_ns))
 
@@ -227,13 +227,13 @@ class Evidence:
         return np.minimum(start_ns, until), np.minimum(end_ns, until)
 
     def in_scope_ns(self, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how much of each interval lies in the part that bounds are of."""
+        """Return how much of each interval lies in the scope."""
         start, end = self.clip_to_scope(start_ns, end_ns)
         length: Int64 = end - start
         return length
 
     def in_scope_share(self, start_ns: Int64, end_ns: Int64) -> Float64:
-        """Return which share of each interval lies in the part that bounds are of; an empty one is in it or not."""
+        """Return which share of each interval lies in the scope; an empty one is in it or not."""
         length = end_ns - start_ns
         within = (start_ns >= self.scope.start_ns) & (start_ns < self.scope.end_ns)
         return np.where(length > 0, self.in_scope_ns(start_ns, end_ns) / np.maximum(1, length), within)
@@ -245,7 +245,7 @@ class Evidence:
         return length
 
     def union_in_scope_ns(self, start_ns: Int64, end_ns: Int64) -> int:
-        """Return in how much of the part that bounds are of any of the intervals lasts."""
+        """Return in how much of the scope any of the intervals lasts."""
         return union_ns(*self.clip_to_scope(start_ns, end_ns))
 
     def before_steady_or_none(self, ns: int) -> int | None:
@@ -256,7 +256,7 @@ class Evidence:
     def gaps(self) -> Gaps:
         """When each GPU was idle between its first and its last operation, but for gaps that span two windows.
 
-        They are whole, in or outside the part that bounds are of: `gap_ns` is what a bound may count.
+        They are whole, in or outside the scope: `gap_ns` is what a bound may count.
         """
         return self._recorded_and_not[0]
 
@@ -268,17 +268,17 @@ class Evidence:
 
     @cached_property
     def gap_ns(self) -> Int64:
-        """How much of each gap lies in the part that bounds are of."""
+        """How much of each gap lies in the scope."""
         return self.in_scope_ns(self.gaps.start_ns, self.gaps.end_ns)
 
     @cached_property
     def idle_ns(self) -> Int64:
-        """Summed length of the gaps of each GPU in the part that bounds are of."""
+        """Summed length of the gaps of each GPU in the scope."""
         return sum_groups(self.gaps.lane, self.gap_ns, len(self.active_gpus))
 
     @cached_property
     def total_ns(self) -> Int64:
-        """Of each GPU the time from its first operation to the end of its last, within the part that bounds are of."""
+        """Of each GPU the time from its first operation to the end of its last, within the scope."""
         when, apart = compute_timelines(self.context), self._recorded_and_not[1]
         whole = self.in_scope_ns(when.first_ns, when.last_ns)
         return whole - sum_groups(apart.lane, self.in_scope_ns(apart.start_ns, apart.end_ns), len(self.active_gpus))
@@ -303,7 +303,7 @@ class Evidence:
         return measure_covered_ns(self.busy_without_nccl, gpu, start_ns, end_ns)
 
     def max_host_saving_ns(self, process: int | None = None) -> int:
-        """Return how much shorter the part that bounds are of could be if the host took no time.
+        """Return how much shorter the scope could be if the host took no time.
 
         Its length less the time in which the busiest GPU of a process worked for it: that work remains. NCCL's kernels
         are no such work, because they may wait for a GPU that waits for the host. For no process in particular, that of
@@ -457,10 +457,11 @@ class OneOffCopies:
     def is_one_off(self, operation: Int64) -> Bool:
         """Return which of some operations are host-to-device copies if these, taken together, do not recur; else none.
 
-        Only the part that bounds are of counts. The copies are taken by start; the first is that at which a twentieth
-        of their time (TRIM_DIVISOR) is reached, the last that at which all but a twentieth is. They do not recur if the kernels
-        and graphs that begin at the first or later and before the last have less than a tenth (RECURRENCE_DIVISOR) of the time
-        of all of them. Where none ran, that can't be known, and the copies count as recurring.
+        Only the scope counts. The copies are taken by start; the first is that at which a twentieth
+        of their time (TRIM_DIVISOR) is reached, the last that at which all but a twentieth is. They do not recur if the
+        kernels and graphs that begin at the first or later and before the last have less than a tenth
+        (RECURRENCE_DIVISOR) of the time of all of them. Where none ran, that can't be known, and the copies count as
+        recurring.
 
         Args:
             operation: indices of GPU operations; -1 for none.
@@ -571,7 +572,7 @@ def has_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
 
 
 def compute_copy_shares(evidence: Evidence, copies: Copies, row: Int64) -> tuple[Float64, Bool]:
-    """Return which share of each copy lies in the part that bounds are of, and whether any of it does."""
+    """Return which share of each copy lies in the scope, and whether any of it does."""
     gpu, operation = evidence.context.gpu, copies.first_operation + row
     part = evidence.in_scope_share(gpu.start_ns[operation], gpu.end_ns[operation])
     return part, part > 0
@@ -584,7 +585,7 @@ def sum_bytes_and_min_ns(copies: Copies, row: Int64, part: Float64) -> tuple[flo
 
 
 def max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
-    """Return the length of the part that bounds are of, less the time in which their GPU worked on anything else.
+    """Return the length of the scope, less the time in which their GPU worked on anything else.
 
     NCCL's kernels are no such work: they may wait for a GPU that waits for these copies.
 
@@ -690,7 +691,7 @@ def group_copies_by_place(
 
 
 def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> tuple[int, int]:
-    """Return how much wall time can be saved at most if some calls took no time, in the part that bounds are of.
+    """Return how much wall time can be saved at most if some calls took no time, in the scope.
 
     Without a call its thread goes on that much earlier. That saves time only where the GPU then gets work that it is
     idle for, and only until the thread waits for the GPU again: from there on the two are in step as before. So the

@@ -1,7 +1,7 @@
-"""What a rule of the findings is, what it finds, and what rules look at and say in common.
+"""Rules and findings, and the evidence and formatting that the rules share.
 
-Where in the program something is: ranges by name, and the tree of range paths with sums of what lies inside. Names that
-differ by a number only are one place: `layers.0` to `layers.31` are `layers.*`, and so there is one finding about them.
+Places in the program are ranges by name, and the tree of range paths with sums of their content. Names that differ only
+by a number are one place: `layers.0` to `layers.31` are `layers.*`, with one finding about them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray
 from traceable.trace.rows import distinct
 
 LAUNCH_LATENCY_NS = 20_000
-"""Up to which length a gap is explained by the latency of a launch: what the question of gaps takes."""
+"""Maximum length of a gap explained by launch latency; the same as in the view `gaps`."""
 
 _QUEUED = CAUSES.index("queued")
 
@@ -51,10 +51,10 @@ Values = Mapping[str, float]
 """The thresholds of one rule, by name."""
 
 STEADY, RECORDING = "steady", "recording"
-"""What bounds are of: the steady part, or the whole recording where no steady part is known."""
+"""The scope of bounds: the steady part, or the whole recording if no steady part is known."""
 
 MIN_CHILD_SHARE = 0.8
-"""A range inside another is the better place if it has this share of the other's sum."""
+"""A range inside another is reported instead if it has this share of the other's sum."""
 
 TRIM_DIVISOR = 20
 """Of the time of the copies, the first and the last part of so many may lie anywhere."""
@@ -67,7 +67,7 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number that decides whether a rule speaks.
+    """A number that decides whether a rule reports a finding.
 
     Attributes:
         name: within its rule; `rule.name` on the command line.
@@ -87,7 +87,7 @@ class Finding:
     """One sentence about time that could be saved, as a row of the result; None where a column does not apply.
 
     Attributes:
-        sentence: what, where and how much, with units; its numbers are of the part that the bound is of.
+        sentence: what, where and how much, with units; its numbers are of the scope.
         advice: the next thing to do, as an imperative clause.
         potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.scope`; 0 or
             less where the rule saw the same outside the scope only. None for a statement, which promises nothing: its
@@ -121,12 +121,12 @@ class Rule:
     """One rule.
 
     Attributes:
-        name: stable; what `Finding`s are known by.
-        description: what it answers, as half a sentence.
-        thresholds: what decides whether it speaks. Each rule has `share` too: see `make_share_threshold`.
+        name: stable; identifies the rule of a finding.
+        description: what it detects, as half a sentence.
+        thresholds: decide whether it reports a finding. Each rule has `share` too: see `make_share_threshold`.
         find: returns its findings, in any order; those with a bound under `share` are dropped later. Raises
             UnanswerableError where the trace can't support it.
-        needs_gpu: whether it looks at GPU operations; without any it is not asked.
+        needs_gpu: whether it uses GPU operations; without any it is not run.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Scope:
-    """The time that bounds are of.
+    """The time to which bounds refer.
 
     Attributes:
         start_ns, end_ns: of the steady part (`steps.find_steady_interval`), or from the first event to the end of the
@@ -157,11 +157,11 @@ class Scope:
 
 
 class Evidence:
-    """What rules look at, each part computed once and only if a rule asks for it.
+    """The data that rules use, each part computed once and only if needed.
 
     Args:
         context: of the trace.
-        get_view: answers another question, by its name, as it is answered without options.
+        get_view: returns the table of another view, by its name, without options.
     """
 
     def __init__(self, context: Context, get_view: Callable[[str], Table]) -> None:
@@ -195,7 +195,7 @@ class Evidence:
 
     @cached_property
     def scope(self) -> Scope:
-        """The time that bounds are of."""
+        """The time to which bounds refer."""
         try:
             return Scope(*find_steady_interval(self.steps))
         except MissingDataError as error:
@@ -289,8 +289,8 @@ class Evidence:
             self._cause = np.full(len(self.gaps), -1, np.int8)
         missing = np.flatnonzero(which & (self._cause < 0))
         if len(missing):
-            found = classify_gaps(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
-            self._cause[missing] = found
+            causes = classify_gaps(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
+            self._cause[missing] = causes
         return self._cause[which]
 
     @cached_property
@@ -326,9 +326,9 @@ class Evidence:
             worked, owner = self._union(pair, len(first)), gpu.process[first].astype(np.int64)
         lanes = np.arange(len(worked))
         start, end = (np.full(len(lanes), time) for time in (self.scope.start_ns, self.scope.end_ns))
-        found = np.zeros(processes, np.int64)
-        np.maximum.at(found, owner, measure_covered_ns(worked, lanes, start, end))
-        return found
+        busiest = np.zeros(processes, np.int64)
+        np.maximum.at(busiest, owner, measure_covered_ns(worked, lanes, start, end))
+        return busiest
 
     def _union(self, lane: Int64, lanes: int) -> Union:
         gpu, lane = self.context.gpu, lane.copy()
@@ -336,7 +336,7 @@ class Evidence:
         return union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, lanes, gpu.by_start))
 
     def device_number(self, place: int) -> int | None:
-        """Return the number of a GPU, given its place in `active_gpus`; None where the trace does not tell."""
+        """Return the number of a GPU, given its place in `active_gpus`; None if the trace has none."""
         number = self.active_gpus.number[place]
         return number if number >= 0 else None
 
@@ -374,11 +374,11 @@ class Labels:
     """
 
     def __init__(self, context: Context) -> None:
-        trace, found = context.trace, context.instances
-        label, first = number_ranges(found)
+        trace, instances = context.trace, context.instances
+        label, first = number_ranges(instances)
         numbers: dict[tuple[str | None, str | None], int] = {}
         merged = []
-        for name, domain in zip(found.name[first].tolist(), found.domain[first].tolist(), strict=True):
+        for name, domain in zip(instances.name[first].tolist(), instances.domain[first].tolist(), strict=True):
             key = (fold_range_names(context)[name], trace.names[domain] if domain >= 0 else None)
             merged.append(numbers.setdefault(key, len(numbers)))
         self.of_instance: Int64 = np.append(np.array(merged, np.int64)[label], -1)
@@ -442,14 +442,14 @@ class RangePaths:
         """Return the name of the range of a place, and the domain where it is the same for all of them."""
         if place == self.outside:
             return None, None
-        names, found = self._context.trace.names, self._context.instances
-        domains = distinct(found.domain[self._of_instance[:-1] == place]).tolist()
+        names, instances = self._context.trace.names, self._context.instances
+        domains = distinct(instances.domain[self._of_instance[:-1] == place]).tolist()
         domain = names[domains[0]] if len(domains) == 1 and domains[0] >= 0 else None
         return self._paths[place][-1], domain
 
 
 class OneOffCopies:
-    """Tells host-to-device copies that do not recur from those that do."""
+    """Distinguishes host-to-device copies that do not recur from those that do."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -500,7 +500,7 @@ def make_share_threshold(default: float) -> Threshold:
 
 
 def fold_names(names: Iterable[str]) -> dict[str, str]:
-    """Return what each name is called in findings: numbers are `*` where names differ by nothing else.
+    """Return the name of each range as used in findings: numbers are `*` where names differ by nothing else.
 
     Examples:
         >>> sorted(set(fold_names(["layers.0.mlp", "layers.1.mlp", "step 7", "conv1d", "conv2d"]).values()))
@@ -513,7 +513,7 @@ def fold_names(names: Iterable[str]) -> dict[str, str]:
 
 @cache_per_context
 def fold_range_names(context: Context) -> dict[int, str]:
-    """Return what the ranges of a trace are called in findings, by the index of their name."""
+    """Return the names of the ranges as used in findings, by the index of their name."""
     names = context.trace.names
     used = {name for path in context.instances.paths for name in path}
     as_folded = fold_names(names[index] for index in used)
@@ -533,7 +533,7 @@ def format_range_name(name: str | None) -> str:
 
 
 def format_gpu(number: int | None) -> str:
-    """Write which GPU; the trace may not tell its number.
+    """Write which GPU; its number may be unknown.
 
     Examples:
         >>> format_gpu(1), format_gpu(None)
@@ -565,7 +565,7 @@ def has_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
         of = f" ({join_words(names)})" if names else ""
         raise MissingDataError(
             "link_peak_unknown",
-            f"the peak of the link to the GPU{of} is not known, and without it no bound",
+            f"the peak rate of the link to the GPU{of} is not known, so there is no bound",
             "`--view memory` shows the rate that the copies reached",
         )
     return known
@@ -602,7 +602,7 @@ def max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
 
 @dataclass(frozen=True)
 class CopyPlace:
-    """Where copies were made: the innermost range, the process and the GPU; and in words as much of it as is needed."""
+    """Where copies were made: the innermost range, the process and the GPU; with a description as long as needed."""
 
     range: str | None
     domain: str | None
@@ -677,7 +677,7 @@ def group_copies_by_place(
     group, first = number_groups(*keys)
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(first) + 1))
-    found = []
+    places = []
     for i, one in enumerate(first.tolist()):
         name, domain = labels.names[of_row[one]]
         device, pid = evidence.device_number(int(gpu[one])), evidence.pids[int(process[one])]
@@ -686,8 +686,8 @@ def group_copies_by_place(
             words += f" on {format_gpu(device)}"
         if len(evidence.active_gpus.processes[int(gpu[one])]) > 1:
             words += f" by process {pid}"
-        found.append((order[bounds[i] : bounds[i + 1]], CopyPlace(name, domain, device, pid, words)))
-    return found
+        places.append((order[bounds[i] : bounds[i + 1]], CopyPlace(name, domain, device, pid, words)))
+    return places
 
 
 def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> tuple[int, int]:
@@ -698,7 +698,7 @@ def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int
     saving is at most
 
     - the time in which any of the calls lasted,
-    - the time in which a GPU of the process was idle for want of work between the begin of any of the calls and the
+    - the time in which a GPU of the process was idle without work between the begin of any of the calls and the
       end of the next wait of its thread (`sync.find_waiting_calls`), or the end of the recording where none follows.
       Idle time at which an operation of the process had been launched for that GPU and had not begun counts for the
       moment of that launch (of several operations the earliest): what was launched before a call does not wait for it,
@@ -801,8 +801,8 @@ def contains(within: Union, at_ns: Int64) -> Bool:
     if not len(within.start_ns):
         return np.zeros(len(at_ns), np.bool_)
     last = np.searchsorted(within.start_ns, at_ns, "right") - 1
-    found: Bool = (last >= 0) & (at_ns < within.end_ns[np.maximum(last, 0)])
-    return found
+    is_inside: Bool = (last >= 0) & (at_ns < within.end_ns[np.maximum(last, 0)])
+    return is_inside
 
 
 def select_queued_gaps(evidence: Evidence) -> Gaps:
@@ -817,11 +817,11 @@ def select_queued_gaps(evidence: Evidence) -> Gaps:
             "no launch call is recorded for any GPU operation",
             "record the launches too, with --trace=cuda,nvtx",
         )
-    unseen = check_graphs_recorded(evidence.context)
-    if unseen is not None:
-        raise unseen
+    error = check_graphs_recorded(evidence.context)
+    if error is not None:
+        raise error
     gaps = evidence.gaps
-    # Why a gap is there takes longest to say: shorter ones are never queued.
+    # Causes are expensive to compute; shorter gaps are never queued.
     which = gaps.end_ns - gaps.start_ns > LAUNCH_LATENCY_NS
     which[which] = evidence.causes(which) == _QUEUED
     return gaps.take(which)

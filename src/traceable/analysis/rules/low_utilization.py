@@ -26,7 +26,7 @@ _CAUSES = {
     "synchronization": ("the host waited for the GPU before it launched more", "let the host run ahead: wait later"),
     "waiting_copy": ("the host was copying", "copy from pinned memory, asynchronously, ahead of time"),
     "launch_latency": ("the launch took that long", "launch less: CUDA graphs, fused kernels, a larger batch"),
-    "host_late": ("the host had not launched anything", "check `--view gaps` for what the host did, and do it ahead of time"),
+    "host_late": ("the host had not launched anything", "see in `--view gaps` what the host did, and do it ahead"),
     "waiting_nccl": ("the GPU was about to run NCCL", "check `--view gaps` for the GPU that came late"),
     "waiting_other_device": ("the GPU waited for another one", "check `--view gaps` for the operations that wait"),
     "waiting_stream": ("the GPU waited for another stream", "check `--view gaps` for streams that wait for each other"),

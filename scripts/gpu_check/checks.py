@@ -770,7 +770,7 @@ BY_NCU = ("gpu", "numpy", "torch", "ncu", "emission")
 
 FINDINGS = (
     *("pageable_copies", "sync_in_hot_range", "launch_bound"),
-    *("small_h2d_copies", "allocation_in_steady_state", "low_utilisation"),
+    *("small_h2d_copies", "allocation_in_steady_state", "low_utilization"),
 )
 
 

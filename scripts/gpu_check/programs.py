@@ -402,7 +402,7 @@ FINDINGS: dict[str, Callable[[str], Callable[[], None]]] = {
     "sync_in_hot_range": _waiting,
     "launch_bound": _tiny_kernels,
     "allocation_in_steady_state": _allocating,
-    "low_utilisation": _thinking,
+    "low_utilization": _thinking,
 }
 """What makes the step of a program of which the rule has something to find."""
 

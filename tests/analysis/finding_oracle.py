@@ -452,13 +452,13 @@ def deepest(facts: Facts, idle: Counter[Any], path: tuple[Any, ...]) -> tuple[An
     return deepest(facts, idle, best)
 
 
-def low_utilisation(facts: Facts, v: dict[str, float]) -> list[Said] | None:
+def low_utilization(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     said = []
     for gpu, found in gaps_of(facts).items():
         own = [gap for gap in found if gap["cause"] != "profiler_flush"]
         idle = sum(gap["inside"] for gap in own)
         busy = len(facts.part & instants(facts.by_gpu[gpu]))
-        if idle and busy < v["utilisation"] * (busy + idle):
+        if idle and busy < v["utilization"] * (busy + idle):
             longest = max(own, key=lambda gap: (gap["inside"], -gap["start"]))
             place = {"device": gpu, "pid": facts.users(gpu)}
             place |= {"start_ns": max(longest["start"], facts.start), "end_ns": min(longest["end"], facts.end)}
@@ -635,7 +635,7 @@ ORACLES = {
     rule.__name__: rule
     for rule in (
         *(small_h2d_copies, pageable_copies, sync_in_hot_range, allocation_in_steady_state),
-        *(launch_bound, low_utilisation, device_imbalance),
+        *(launch_bound, low_utilization, device_imbalance),
         *(module_loading, queued_gaps, shared_gpu),
         *(launch_queue_full, unified_memory_migration, uneven_equal_steps),
     )

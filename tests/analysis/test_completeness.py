@@ -46,8 +46,8 @@ def slow_count(trace: Trace) -> dict[int, Counter[tuple[str | None, str | None]]
 @given(trace=traces())
 def test_ranges_are_counted_as_one_after_the_other(most: int, trace: Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_MOST_COMBINATIONS", most)
-        patch.setattr(module, "_AT_ONCE", 3)
+        patch.setattr(module, "_MAX_COMBINATIONS", most)
+        patch.setattr(module, "_CHUNK_RANGES", 3)
         assert count_recorded_ranges(trace) == slow_count(trace)
 
 

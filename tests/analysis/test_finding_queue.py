@@ -113,13 +113,13 @@ def test_what_the_driver_loads_is_a_finding_and_does_not_silence_the_idle_gpu() 
         assert said is not None
         assert numbers(said["sentence"]) == numbers("0, 1, 239.0 us, 0, 254.0 us")
         assert (said["potential_saving_ns"], said["pid"], said["count"]) == (239_000, 0, 1)
-        idle = loading(name).says("low_utilisation")
+        idle = loading(name).says("low_utilization")
         assert idle is not None
         assert idle["potential_saving_ns"] == 254_000 + 10_000
         assert "254.0 us" in numbers(idle["sentence"])
         assert "CUDA_MODULE_LOADING" in idle["advice"]
     assert loading("CUPTI Buffer flush").says("module_loading") is None
-    flushed = loading("CUPTI Buffer flush").says("low_utilisation", utilisation=0.9)
+    flushed = loading("CUPTI Buffer flush").says("low_utilization", utilization=0.9)
     assert flushed is not None
     assert flushed["potential_saving_ns"] == 10_000
 
@@ -372,6 +372,6 @@ def test_loading_that_the_profiler_had_no_name_for_is_not_blamed_on_it(captures:
     assert 0.99 * before["module_loading"] < after["module_loading"] <= before["module_loading"]
     assert after["profiler_flush"] == before["profiler_flush"]
     answer = findings(Context(windows(captures, tmp_path, *AS_UNKNOWN)))
-    assert "low_utilisation" in answer.column("rule")
+    assert "low_utilization" in answer.column("rule")
     assert answer.notes[-1].code == "time_before_steady"
     assert "162.5 ms of module_loading" in answer.notes[-1]

@@ -616,13 +616,13 @@ def test_a_gpu_that_is_idle_is_said_with_its_longest_gap() -> None:
     for start in (0, 10, 40):
         launch = made.call(LAUNCH, start + 5, start + 9)
         made.kernel(start + 10, start + 15, launch)
-    said = made.says("low_utilisation")
+    said = made.says("low_utilization")
     assert said is not None
     assert (said["potential_saving_ns"], said["count"], said["start_ns"], said["end_ns"]) == (30_000, 2, 25_000, 50_000)
     assert numbers(said["sentence"]) == numbers("0, 33.3 %, 45.00 us, 30.00 us, 2, 25.00 us, 25.00 us, 0.000025 s")
     assert "ahead" in said["advice"]
-    assert made.says("low_utilisation", utilisation=1 / 3) is None
-    assert made.says("low_utilisation", utilisation=0.334) is not None
+    assert made.says("low_utilization", utilization=1 / 3) is None
+    assert made.says("low_utilization", utilization=0.334) is not None
 
 
 def test_the_time_between_windows_is_no_idle_time() -> None:
@@ -632,13 +632,10 @@ def test_the_time_between_windows_is_no_idle_time() -> None:
         made.kernel(start + 10, start + 15, launch)
     made.window(4, 28)
     made.window(1002, 1020)
-    said = made.says("low_utilisation", utilisation=1)
+    said = made.says("low_utilization", utilization=1)
     assert said is not None
-    assert (said["potential_saving_ns"], said["count"]) == (
-        5_000,
-        1,
-    )  # of 20 us in which it worked 15; the rest nobody recorded
-    assert made.says("low_utilisation", utilisation=0.75) is None
+    assert (said["potential_saving_ns"], said["count"]) == (5_000, 1)  # of 20 us in which it worked 15; the rest nobody recorded
+    assert made.says("low_utilization", utilization=0.75) is None
     assert said["potential_saving_share"] == pytest.approx(5 / (1015 - 5 - (1002 - 28)))
 
 
@@ -647,7 +644,7 @@ def test_idle_time_is_not_believed_where_graphs_left_no_operation() -> None:
     made.kernel(0, 1)
     made.kernel(99, 100)
     made.call("cudaGraphLaunch_v10000", 1, 2)
-    row = state(findings(Context(made.trace())), "low_utilisation")
+    row = state(findings(Context(made.trace())), "low_utilization")
     assert (row["state"], row["code"]) == ("unsupported", "graphs_not_recorded")
 
 
@@ -742,7 +739,7 @@ SAID = {
     "h100x2-torchrun-after": ["sync_in_hot_range", "launch_bound", "launch_bound"],
     "h100x2-torchrun-before": ["sync_in_hot_range", "launch_bound"],
     # The link of a laptop is not known.
-    "windows-three-adapters": ["low_utilisation", "launch_bound", "launch_bound", "launch_bound", "launch_bound"],
+    "windows-three-adapters": ["low_utilization", "launch_bound", "launch_bound", "launch_bound", "launch_bound"],
 }
 
 
@@ -801,7 +798,7 @@ GAPS = f"SELECT *, lag(end) OVER (ORDER BY start) AS until FROM ({OPERATIONS})"
 def test_the_idle_time_of_a_capture_is_what_sql_finds_between_the_operations(captures: Path) -> None:
     rows, database, context = said_of(captures, "a100-lm-training")
     (idle,) = database.execute(f"SELECT sum(start - until) FROM ({GAPS}) WHERE start > until").fetchone()
-    row = next(row for row in rows if row["rule"] == "low_utilisation")
+    row = next(row for row in rows if row["rule"] == "low_utilization")
     causes = {one["cause"]: one["total_ns"] for one in gaps(context).others["causes"].rows()}
     assert row["potential_saving_ns"] == idle - causes["profiler_flush"]
     longest = database.execute(f"SELECT until, start FROM ({GAPS}) ORDER BY start - until DESC LIMIT 1").fetchone()

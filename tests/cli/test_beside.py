@@ -146,7 +146,7 @@ BAD = {
     "rows of one": (("--by", "instance"), "no_such_grouping", "--by instance"),
     "an expectation": (("--expect", "forward"), "option_of_one_recording", "--expect"),
     "strict": (("--strict",), "option_of_one_recording", "--strict"),
-    "a threshold": (("--threshold", "low_utilisation.utilisation=0.5"), "option_of_one_recording", "--threshold"),
+    "a threshold": (("--threshold", "low_utilization.utilization=0.5"), "option_of_one_recording", "--threshold"),
     "no such column": (("--sort", "wall"), "no_such_column", "'wall'; it has path, name"),
     "no such table": (("--csv", "--table", "rules"), "no_such_table", "'rules'; they have steps"),
     "a table for nobody": (("--table", "steps"), "table_needs_csv", "--table"),

@@ -268,7 +268,10 @@ def test_a_range_of_a_real_capture_without_gpu_work_is_said_and_is_no_failure(ca
 
 
 def test_expect_without_a_launcher_does_nothing(tmp_path):
-    code = "import sys; from traceable.annotation.expectations import expect; expect('pack'); assert 'json' not in sys.modules"
+    code = (
+        "import sys; from traceable.annotation.expectations import expect; expect('pack'); "
+        "assert 'json' not in sys.modules"
+    )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
     ended = subprocess.run(
         [sys.executable, "-S", "-c", code],

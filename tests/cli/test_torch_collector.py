@@ -276,9 +276,9 @@ def test_whatever_python_ends_with_the_trace_is_whole(run: Runner, ending: str, 
 def test_what_ends_without_python_leaves_nothing_and_that_is_said(run: Runner) -> None:
     ran = run(STEPPING + "os._exit(4)")
     assert ran.done.returncode == 4
-    assert ran.said[0].endswith(" [torch_left_nothing]")
+    assert ran.said[0].endswith(" [no_torch_trace]")
     assert ran.said[1].startswith("process ") and ran.said[1].endswith(" [ranges_missing]")
-    assert ran.said[2].startswith("likely: ") and ran.said[2].endswith(" [torch_left_nothing]")
+    assert ran.said[2].startswith("likely: ") and ran.said[2].endswith(" [no_torch_trace]")
     assert len(ran.said) == 4  # with its fix
 
 
@@ -356,7 +356,7 @@ def test_under_nsys_it_is_refused_before_anything_is_made(run: Runner) -> None:
 @pytest.mark.parametrize("options", [(), ("--steps", "1:2")], ids=["whole", "window"])
 @pytest.mark.parametrize(
     ("code", "why"),
-    [("", "[torch_left_nothing]"), ("import torch", "[torch_without_profiler]")],
+    [("", "[no_torch_trace]"), ("import torch", "[torch_without_profiler]")],
     ids=["no torch", "torch without profiler"],
 )
 def test_without_torchs_profiler_the_program_runs_on_and_one_line_says_why(

@@ -233,7 +233,7 @@ def test_finalize_returns_one_file_or_the_directory_of_several_and_notes_incompl
 
     nothing = finalize()
     assert (nothing.database, nothing.files) == (None, ())
-    assert [note.code for note in nothing.notes] == ["torch_left_nothing"]
+    assert [note.code for note in nothing.notes] == ["no_torch_trace"]
     folder = tmp_path / "torch"
     folder.mkdir()
     files = [folder / f"{pid}-1{collector.SUFFIX}" for pid in (1, 2)]

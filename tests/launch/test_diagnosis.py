@@ -125,7 +125,7 @@ def test_a_healthy_run_says_nothing_and_keeps_what_was_ruled_out(healthy):
         "forked_child",
         "exec",
         "ranges_missing",
-        "nvtx_silent",
+        "nvtx_package_incompatible",
         "collector_killed",
     } <= ruled_out
     assert json.loads((out / "report.json").read_text())["diagnosis"] == kept
@@ -151,7 +151,7 @@ def test_workers_that_only_load_data_are_no_cause(nsys, run, tmp_path):
     run("nsys", FORKED.replace('with traceable.annotate("in the child"): pass', "pass") + WORK)
     by_cause = {one.cause: one for one in diagnosed(tmp_path / "out").findings}
     # On a busy machine nsys may hear nothing at all.
-    assert by_cause["forked_child"].certainty == ("likely" if "nsys_never_listened" in by_cause else "possible")
+    assert by_cause["forked_child"].certainty == ("likely" if "nsys_never_attached" in by_cause else "possible")
 
 
 def test_processes_that_were_left_out_are_not_missing(run, tmp_path):
@@ -197,9 +197,9 @@ def test_the_nvtx_package_is_silent_under_this_nsys(nsys, run, tmp_path):
     run("nsys", SILENT)
     if json.loads((tmp_path / "out" / "report.json").read_text())["ranges"]:
         pytest.skip("this nsys hears this nvtx package")
-    assert first(tmp_path / "out").cause == "nvtx_silent"
+    assert first(tmp_path / "out").cause == "nvtx_package_incompatible"
     # The same of the bare report, which has no manifest.
-    assert first(next((tmp_path / "out").glob("*.nsys-rep"))).cause == "nvtx_silent"
+    assert first(next((tmp_path / "out").glob("*.nsys-rep"))).cause == "nvtx_package_incompatible"
 
 
 def test_a_capture_range_whose_string_is_not_registered(nsys, run, tmp_path):
@@ -253,7 +253,7 @@ def test_the_level_is_too_low(run, tmp_path):
 def test_a_program_that_torch_profiler_never_sees(run, tmp_path):
     pytest.importorskip("torch")
     run("torch", WORK)
-    assert first(tmp_path / "out").cause == "torch_left_nothing"
+    assert first(tmp_path / "out").cause == "no_torch_trace"
 
 
 def test_the_program_is_killed(nsys, run, tmp_path):
@@ -329,7 +329,7 @@ def test_nsys_that_never_began_to_listen(healthy, tmp_path):
                 file.execute(f"DELETE FROM {table} WHERE {column} LIKE 'NVTX injection initialized%'")
         file.commit()
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty) == ("nsys_never_listened", "certain")
+    assert (found.cause, found.certainty) == ("nsys_never_attached", "certain")
 
 
 def test_ncu_around_the_run(healthy, tmp_path):

@@ -166,7 +166,7 @@ def test_cpu_samples_that_windows_refuses(captures):
 def test_nothing_is_ruled_out_by_the_silence_of_a_report_that_has_no_messages(captures):
     with diagnosis_case.open_case(captures / "nsys" / "h100x2-torchrun-after.sqlite") as case:
         found = diagnosis.diagnose(case)
-    assert {"driver", "events_dropped", "nvtx_silent", "permissions"} <= set(found.not_applicable)
+    assert {"driver", "events_dropped", "nvtx_package_incompatible", "permissions"} <= set(found.not_applicable)
     assert found.findings == ()
 
 

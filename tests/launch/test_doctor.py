@@ -1,4 +1,4 @@
-"""What `traceable doctor` finds and makes of it. The command as a whole is in tests/cli/test_doctor.py."""
+"""The facts and checks of `traceable doctor`. The command as a whole is in tests/cli/test_doctor.py."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_other_profilers_are_found_by_their_names(root):
     assert found == RunningProfilers(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
 
 
-def test_a_folder_is_judged_by_the_nearest_that_is_there(tmp_path):
+def test_a_folder_is_checked_by_its_nearest_existing_parent(tmp_path):
     (tmp_path / "file").touch()
     found = disk_space.probe_folder(tmp_path / "a" / "b", will_be_created=True)
     assert (found.nearest_existing, found.find_problem(0)) == (tmp_path, None)
@@ -88,19 +88,20 @@ def test_a_folder_is_judged_by_the_nearest_that_is_there(tmp_path):
 
 
 def test_how_a_folder_is_mounted_is_seen(tmp_path):
-    asked = (
+    program = (
         "from pathlib import Path; from traceable.checks.disk_space import probe_folder; "
-        f"found = place(Path({str(tmp_path)!r}), made=False); print(found.noexec, found.writable, found.free_bytes)"
+        f"folder = probe_folder(Path({str(tmp_path)!r}), will_be_created=False); "
+        "print(folder.noexec, folder.writable, folder.free_bytes)"
     )
-    said = []
+    outputs = []
     for options in ("noexec,size=64k", "ro,size=64k"):
         mount = f'mount -t tmpfs -o {options} none {tmp_path} && exec "$@"'
-        inside = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", asked]
+        inside = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", program]
         done = subprocess.run(inside, capture_output=True, text=True) if shutil.which("unshare") else None
         if done is None or done.returncode:
             pytest.skip("this user may not mount anything")
-        said.append(done.stdout.split())
-    assert said == [["True", "True", "65536"], ["False", "False", "65536"]]
+        outputs.append(done.stdout.split())
+    assert outputs == [["True", "True", "65536"], ["False", "False", "65536"]]
 
 
 def test_torch_is_read_and_not_imported(tmp_path, monkeypatch):
@@ -147,7 +148,7 @@ int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 
 """
 
 
-def test_the_gpus_are_asked_of_the_drivers_library(tmp_path, monkeypatch):
+def test_the_gpus_are_read_from_the_drivers_library(tmp_path, monkeypatch):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -163,8 +164,8 @@ def test_the_gpus_are_asked_of_the_drivers_library(tmp_path, monkeypatch):
 # ---- the whole
 
 
-def test_what_does_not_answer_is_a_line_and_is_ended(tmp_path, monkeypatch):
-    """ncu hangs, and there is no time for any canary."""
+def test_a_probe_that_times_out_is_reported_and_killed(tmp_path, monkeypatch):
+    """ncu hangs, and there is no time for any self-test."""
     script = tmp_path / "ncu"
     script.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 1000\n")
     script.chmod(0o755)

@@ -38,7 +38,7 @@ SPACE = Space(FOLDER, "TMPDIR", FOLDER, FOLDER, None)
 NO_GPU, GPU = Driver(None, False, None), Driver("580.65.06", True, False)
 H100, NO_CUDA = Device("NVIDIA H100 80GB HBM3", (9, 0)), Cuda(None, 100, (13, 0))
 CUDA = Cuda(None, 0, (13, 0), (H100, H100))
-SUNG = SelfTest("nsys", None, read=20, nvtx_emitted=20, nvtx_read=20, seconds=2.0)
+DONE = SelfTest("nsys", None, read=20, nvtx_emitted=20, nvtx_read=20, seconds=2.0)
 QUIET = RunningProfilers((), False)
 WHOLE = Packages({"numpy": "2.1.0"}, {})
 BROKEN = Packages({}, {"numpy": "No module named 'numpy'"})
@@ -90,7 +90,7 @@ def test_parts_that_were_not_built():
 def test_without_recorder_and_nsys_nothing_can_record():
     says(machine_checks.check_recorder(NO_NSYS, WHOLE, None), "problem", "no_collector")
     says(machine_checks.check_recorder(NSYS, WHOLE, None), "warning", "recorder_not_built")
-    says(machine_checks.check_recorder(NSYS, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
+    says(machine_checks.check_recorder(NSYS, WHOLE, DONE), "ok", "capture_complete", "20 of 20")
 
 
 def test_systems():
@@ -109,8 +109,8 @@ def test_systems():
         ({"free_bytes": 10**6}, "problem", "warning", "no_space", "976.6 KiB"),
         ({"free_files": 0}, "problem", "warning", "no_inodes", "/x (TMPDIR)"),
         ({"writable": False}, "problem", "warning", "folder_not_writable", "/x (TMPDIR)"),
-        ({"directory": False}, "problem", "warning", "not_a_directory", "/x (TMPDIR)"),
-        ({"there": False}, "problem", "warning", "folder_missing", "/x (TMPDIR)"),
+        ({"is_directory": False}, "problem", "warning", "not_a_directory", "/x (TMPDIR)"),
+        ({"exists": False}, "problem", "warning", "folder_missing", "/x (TMPDIR)"),
     ],
 )
 def test_the_folder_for_temporary_files_is_what_nsys_needs(change, with_nsys, without, code, words):
@@ -199,8 +199,8 @@ def test_torch_is_judged_by_what_it_was_built_for():
             "(NSYS_PROFILING_SESSION_ID)",
         ),
         ({"LD_PRELOAD": "/opt/libToolsInjectionProxy64.so"}, "inside_nsys", "(LD_PRELOAD)"),
-        ({environment.NVTX_INJECTION: "/no/such.so"}, "nvtx_listener_missing", "(/no/such.so)"),
-        ({environment.NVTX_INJECTION: os.devnull}, "nvtx_listener_set", f"({os.devnull})"),
+        ({environment.NVTX_INJECTION: "/no/such.so"}, "nvtx_injection_missing", "(/no/such.so)"),
+        ({environment.NVTX_INJECTION: os.devnull}, "nvtx_injection_set", f"({os.devnull})"),
         ({"CUDA_INJECTION64_PATH": "/x.so"}, "cuda_injection_set", "CUDA_INJECTION64_PATH=/x.so"),
         ({"KINETO_USE_DAEMON": "1"}, "kineto_daemon_set", "KINETO_USE_DAEMON"),
         ({"CUDA_LAUNCH_BLOCKING": "1"}, "cuda_launch_blocking", "CUDA_LAUNCH_BLOCKING=1"),
@@ -257,7 +257,7 @@ def test_the_importer_is_of_the_same_version_as_nsys():
     says(machine_checks.check_importer(replace(NSYS, importer_version="2024.6.1")), "ok", "importer_usable")
     other = replace(NSYS, importer_version="2022.4.2")
     says(machine_checks.check_importer(other), "warning", "importer_version_differs", "2022.4.2", "2024.6.1")
-    failed = replace(SUNG, error=Message("stream_unreadable", "the stream can't be read"))
+    failed = replace(DONE, error=Message("stream_unreadable", "the stream can't be read"))
     says(
         machine_checks.check_nsys_capture(other, SPACE, WHOLE, failed),
         "problem",
@@ -266,38 +266,43 @@ def test_the_importer_is_of_the_same_version_as_nsys():
     )
 
 
-def test_what_became_of_nsyss_canary():
-    says(machine_checks.check_nsys_capture(NSYS, SPACE, WHOLE, SUNG), "ok", "capture_complete", "20 of 20")
+def test_the_self_test_under_nsys():
+    says(machine_checks.check_nsys_capture(NSYS, SPACE, WHOLE, DONE), "ok", "capture_complete", "20 of 20")
     assert machine_checks.check_nsys_capture(NO_NSYS, SPACE, WHOLE, None) is None
-    fewer = machine_checks.check_nsys_capture(NSYS, SPACE, WHOLE, replace(SUNG, read=19))
+    fewer = machine_checks.check_nsys_capture(NSYS, SPACE, WHOLE, replace(DONE, read=19))
     says(fewer, "problem", "ranges_missing", "19 of 20", "nsys profile")
-    failed = replace(SUNG, error=Message("capture_timed_out", "it did not end within 11 s"))
+    failed = replace(DONE, error=Message("capture_timed_out", "it did not end within 11 s"))
     said = machine_checks.check_nsys_capture(NSYS, SPACE, WHOLE, failed)
     says(said, "problem", "capture_failed", "it did not end within 11 s")
     assert said.evidence["error"] == {"code": "capture_timed_out", "text": "it did not end within 11 s"}
     limited = replace(SPACE, file_limit_bytes=1 << 18)
     says(machine_checks.check_nsys_capture(NSYS, limited, WHOLE, failed), "problem", "capture_failed", "see `output`")
     says(machine_checks.check_nsys_capture(NSYS, SPACE, BROKEN, failed), "problem", "capture_failed", "see `packages`")
-    pure = replace(SUNG, read=0, native_core=False, nvtx_read=0)
+    pure = replace(DONE, read=0, native_core=False, nvtx_read=0)
     says(
         machine_checks.check_nsys_capture(NSYS, SPACE, WHOLE, pure),
         "problem",
-        "nvtx_silent",
+        "nvtx_package_incompatible",
         "see `traceable` and `nvtx`",
     )
 
 
 def test_the_nvtx_package_is_judged_by_who_hears_it():
-    deaf = replace(SUNG, nvtx_read=0)
-    said = machine_checks.check_nvtx("0.2.17", SUNG, deaf, CUDA)
-    says(said, "warning", "nvtx_silent", "0.2.17", "0 of 20", "20 of 20", "import traceable as nvtx")
+    unrecorded = replace(DONE, nvtx_read=0)
+    said = machine_checks.check_nvtx("0.2.17", DONE, unrecorded, CUDA)
+    says(said, "warning", "nvtx_package_incompatible", "0.2.17", "0 of 20", "20 of 20", "import traceable as nvtx")
     assert said.evidence["recorded"] == {"nsys": 0, "the recorder": 20}
-    says(machine_checks.check_nvtx("0.2.17", SUNG, deaf, NO_CUDA), "note", "nvtx_silent", "0 of 20 ranges by nsys")
-    says(machine_checks.check_nvtx("0.2.11", SUNG, SUNG, CUDA), "ok", "nvtx_usable", "20 of 20 ranges by nsys")
-    alone = machine_checks.check_nvtx("0.2.17", SUNG, None, CUDA)
+    says(
+        machine_checks.check_nvtx("0.2.17", DONE, unrecorded, NO_CUDA),
+        "note",
+        "nvtx_package_incompatible",
+        "0 of 20 ranges by nsys",
+    )
+    says(machine_checks.check_nvtx("0.2.11", DONE, DONE, CUDA), "ok", "nvtx_usable", "20 of 20 ranges by nsys")
+    alone = machine_checks.check_nvtx("0.2.17", DONE, None, CUDA)
     says(alone, "ok", "nvtx_usable")
     assert alone.evidence["recorded"] == {"the recorder": 20}
-    says(machine_checks.check_nvtx(None, SUNG, None, CUDA), "warning", "nvtx_not_installed", "pip install nvtx")
+    says(machine_checks.check_nvtx(None, DONE, None, CUDA), "warning", "nvtx_not_installed", "pip install nvtx")
 
 
 def test_an_ncu():

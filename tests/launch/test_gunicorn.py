@@ -90,12 +90,12 @@ def test_by_default_and_without_a_gpu_the_recorder_has_every_request(served: Ser
 
 @pytest.mark.parametrize("application", [SYNC, UVICORN], ids=["sync", "uvicorn"])
 def test_under_nsys_the_fork_is_the_reason(nsys, served: Served, tmp_path: Path, application) -> None:
-    stderr = served(application, "--collector", "nsys")
-    assert "worker-1 (pid" in stderr
-    assert "worker-2 (pid" in stderr
-    assert "[forked_not_recorded]" in stderr
-    for wrong in ("[nothing_annotated]", "[nsys_never_listened]", "[nothing_entered]"):
-        assert wrong not in stderr
+    said = served(application, "--collector", "nsys")
+    assert "worker-1 (pid" in said
+    assert "worker-2 (pid" in said
+    assert "[forked_not_recorded]" in said
+    for wrong in ("[nothing_annotated]", "[nsys_never_attached]", "[nothing_entered]"):
+        assert wrong not in said
     found = first(tmp_path / "out")
     assert (found.cause, found.certainty, found.loss) == ("forked_child", "likely", "everything")
     # A worker of uvicorn's ends by the signal that it got, and can't tell what ranges it made.

@@ -1,8 +1,8 @@
-"""Whether a recording holds what its processes emitted: the ranges that they counted against those that are there.
+"""Whether a recording is complete: the ranges that its processes counted, compared with those recorded.
 
-Each process counts the ranges that it opens while its collector is certain to record (`annotation/range_counts.py`), so a
-difference is a loss, never the edge of a window. Compared is by name: ranges that other libraries emit are counted by
-nobody, and those of one name don't make up for lost ones of another.
+Each process counts the ranges that it opens while its collector is certain to record (`annotation/range_counts.py`), so
+a difference is a loss, never the edge of a window. The comparison is by name: ranges that other libraries emit are not
+counted, and those of one name don't make up for lost ones of another.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ RANGES_MISSING = "ranges_missing"
 EVENTS_DROPPED = "events_dropped"
 NAMES_LOST = "names_lost"
 FILES_CUT = "files_cut"
-"""What a process lost: ranges that it emitted are not in the recording; the recorder had no room for events (a range is
-two); or for names; its files are shorter than it left them."""
+"""What a process lost: emitted ranges are not in the recording; the recorder had no space for events (a range is two);
+or for names; its files were truncated."""
 
 COMPLETE, INCOMPLETE, UNKNOWN = "complete", "incomplete", "unknown"
 
-_AT_ONCE = 1 << 20
-_MOST_COMBINATIONS = 1 << 24
-_SENTENCES = 8
+_CHUNK_RANGES = 1 << 20
+_MAX_COMBINATIONS = 1 << 24
+_MAX_NOTES = 8
 
 KeyFunction = Callable[[str | None, str | None], bytes | None]
 DomainAndName = tuple[str | None, str | None]
@@ -35,13 +35,13 @@ DomainAndName = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class EmittedCounts:
-    """What one program of a process counted.
+    """The counts of one program of a process.
 
     Attributes:
         pid: of the process.
         names: how many ranges it opened by domain and name, while the collector was certain to record.
         rest: the same of all names that are not in `names`.
-        other: how many it opened besides, of all names, which need not be in the recording.
+        other: how many more it opened, of all names, which need not be in the recording.
     """
 
     pid: int
@@ -52,13 +52,13 @@ class EmittedCounts:
 
 @dataclass(frozen=True)
 class CollectorLoss:
-    """What the collector itself knows that it lost of a process.
+    """The losses of a process that the collector itself reports.
 
     Attributes:
         pid: of the process.
         text: the same as a message.
         codes: EVENTS_DROPPED, NAMES_LOST or FILES_CUT, each with how much: events, names, bytes.
-        reason: why, as a code (docs/diagnosis.md); None for not known.
+        reason: as a code (docs/diagnosis.md); None if not known.
     """
 
     pid: int
@@ -75,7 +75,7 @@ class ProcessCount:
         pid, name: of the process; the name may be empty.
         emitted: ranges that it counted; None for one that does not count.
         recorded: ranges of it in the recording.
-        missing: how many of those that it emitted are not there, at least.
+        missing: how many of those that it emitted are missing, at least.
         losses: by code, how much.
         reason: as of `CollectorLoss`.
     """
@@ -91,13 +91,13 @@ class ProcessCount:
 
 @dataclass(frozen=True)
 class Completeness:
-    """What became of what the processes emitted.
+    """Whether the emitted ranges were recorded.
 
     Attributes:
         processes: those that emitted, recorded or lost anything, by what is missing of them.
         idle_pids: pids of those that count and emitted nothing.
-        not_compared: why counts say nothing of this recording, as a code; None where they do.
-        notes: a sentence for each process of which something is missing, the first ones.
+        not_compared: why counts can't be compared with this recording, as a code; None if they can.
+        notes: a sentence for each process with missing ranges, for the first ones.
     """
 
     processes: tuple[ProcessCount, ...] = ()
@@ -133,14 +133,14 @@ def check_completeness(
     key: KeyFunction,
     not_compared: str | None = None,
 ) -> Completeness:
-    """Return what became of what was emitted.
+    """Compare the emitted ranges with the recorded ones.
 
     Args:
-        trace: all of what was recorded, its names as recorded; None for nothing.
-        emitted: what the processes counted; one that executed another program has several.
-        lost: what the collector knows.
-        key: returns how a domain and a name stand in `Emitted.names`.
-        not_compared: why `emitted` is not to be compared; None where it is.
+        trace: the whole recording, with names as recorded; None for nothing.
+        emitted: the counts of the processes; one that executed another program has several.
+        lost: the losses that the collector reports.
+        key: returns the key of a domain and a name in `EmittedCounts.names`.
+        not_compared: why `emitted` can't be compared; None if it can.
     """
     names = {one.pid: one.name for one in trace.processes} if trace is not None else {}
     by_process = {} if trace is None or not (emitted or lost) else count_recorded_ranges(trace)
@@ -211,29 +211,29 @@ def _missing(
         key: as of `check_completeness`.
         by_name: False where the collector lost names, so that only the sums can be compared.
     """
-    wanted: dict[bytes, int] = {}
+    expected: dict[bytes, int] = {}
     for one in emitted:
         for text, number in one.names.items():
-            wanted[text] = wanted.get(text, 0) + number
+            expected[text] = expected.get(text, 0) + number
     rest = sum(one.rest for one in emitted)
     if not by_name:
-        return max(0, sum(wanted.values()) + rest - sum(recorded.values()))
-    found = dict.fromkeys(wanted, 0)
+        return max(0, sum(expected.values()) + rest - sum(recorded.values()))
+    matched = dict.fromkeys(expected, 0)
     others = 0
     for (domain, name), number in recorded.items():
         known = key(domain, name)
-        if known is not None and known in found:
-            found[known] += number
+        if known is not None and known in matched:
+            matched[known] += number
         else:
             others += number
-    return sum(max(0, number - found[text]) for text, number in wanted.items()) + max(0, rest - others)
+    return sum(max(0, number - matched[text]) for text, number in expected.items()) + max(0, rest - others)
 
 
 def count_recorded_ranges(trace: Trace) -> dict[int, dict[DomainAndName, int]]:
     """Return how many ranges were recorded of each process, by domain and name; those of windows are not among them."""
-    ranges, found = trace.ranges, dict[int, dict[DomainAndName, int]]()
+    ranges, counts_by_pid = trace.ranges, dict[int, dict[DomainAndName, int]]()
     if not len(ranges):
-        return found
+        return counts_by_pid
     process_of = np.array([one.process for one in trace.threads], np.int64)
     domains = np.flatnonzero(np.bincount(ranges.domain.astype(np.int64) + 1, minlength=1))
     place = np.zeros(int(domains[-1]) + 1, np.int64)
@@ -241,10 +241,10 @@ def count_recorded_ranges(trace: Trace) -> dict[int, dict[DomainAndName, int]]:
     names = len(trace.names) + 1
     counts: Int64 | dict[int, int] = {}
     combinations = len(trace.processes) * len(domains) * names
-    if combinations <= _MOST_COMBINATIONS:
+    if combinations <= _MAX_COMBINATIONS:
         counts = np.zeros(combinations, np.int64)
-    for first in range(0, len(ranges), _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
+    for first in range(0, len(ranges), _CHUNK_RANGES):
+        part = slice(first, first + _CHUNK_RANGES)
         code = process_of[ranges.thread[part]] * len(domains) + place[ranges.domain[part].astype(np.int64) + 1]
         code = code * names + ranges.name[part] + 1
         if isinstance(counts, dict):
@@ -258,31 +258,31 @@ def count_recorded_ranges(trace: Trace) -> dict[int, dict[DomainAndName, int]]:
     for code_of, number in counts.items():
         rest, name = divmod(code_of, names)
         process, domain = divmod(rest, len(domains))
-        of_process = found.setdefault(trace.processes[process].pid, {})
-        named = _text(trace, int(domains[domain]) - 1), _text(trace, name - 1)
-        if named[0] != WINDOW_DOMAIN:
-            of_process[named] = of_process.get(named, 0) + number
-    return found
+        of_process = counts_by_pid.setdefault(trace.processes[process].pid, {})
+        domain_and_name = _text(trace, int(domains[domain]) - 1), _text(trace, name - 1)
+        if domain_and_name[0] != WINDOW_DOMAIN:
+            of_process[domain_and_name] = of_process.get(domain_and_name, 0) + number
+    return counts_by_pid
 
 
 def _text(trace: Trace, index: int) -> str | None:
     return None if index < 0 else trace.names[index]
 
 
-def _notes(rows: Iterable[ProcessCount], said: Iterable[Message]) -> tuple[Message, ...]:
+def _notes(rows: Iterable[ProcessCount], reports: Iterable[Message]) -> tuple[Message, ...]:
     notes = []
     missing = [one for one in rows if one.missing]
-    for one in missing[:_SENTENCES]:
-        named = f" ({one.name})" if one.name else ""
+    for one in missing[:_MAX_NOTES]:
+        name = f" ({one.name})" if one.name else ""
         assert one.emitted is not None
         notes.append(
             Message(
                 "ranges_missing",
-                f"process {one.pid}{named} emitted {one.emitted} ranges, and {one.missing} of them are not in the "
+                f"process {one.pid}{name} emitted {one.emitted} ranges, and {one.missing} of them are not in the "
                 "recording",
             )
         )
-    more = missing[_SENTENCES:]
+    more = missing[_MAX_NOTES:]
     if more:
         notes.append(
             Message(
@@ -291,4 +291,4 @@ def _notes(rows: Iterable[ProcessCount], said: Iterable[Message]) -> tuple[Messa
                 f"{sum(one.missing for one in more)} of them are not in the recording",
             )
         )
-    return (*notes, *dict.fromkeys(said))
+    return (*notes, *dict.fromkeys(reports))

@@ -1,6 +1,6 @@
-"""What a recording says that can't be so: clocks that disagree, and pushed ranges that were never popped.
+"""Contradictions in a recording: clocks that disagree, and pushed ranges that were never popped.
 
-Every number is computed as if it were so; these notes say how far that may be off.
+Numbers are computed from the recorded times regardless; these notes report by how much they may be off.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def find_contradictions(context: Context) -> tuple[Message, ...]:
 
 
 def _early_operations(context: Context) -> tuple[Message, ...]:
-    """Report the operations that begin before their launch call does, as none can: host and GPU clocks disagree."""
+    """Report the operations that begin before their launch call: host and GPU clocks disagree."""
     launched = np.flatnonzero(context.launches.call_of >= 0)
     lead = context.launches.calls.start_ns[context.launches.call_of[launched]] - context.gpu.start_ns[launched]
     early = lead[lead > 0]

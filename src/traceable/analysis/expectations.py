@@ -1,4 +1,4 @@
-"""Whether a trace has the ranges it was expected to have, and what was meant where it has not."""
+"""Whether a trace has the expected ranges, and similar names for those that it does not have."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ SEEN = "seen"
 NEVER_ENTERED = "never_entered"
 WITHOUT_GPU_WORK = "without_gpu_work"
 
-_NEAR = 3
+_MAX_SUGGESTIONS = 3
 _CUTOFF = 0.6
 
 
 @dataclass(frozen=True)
 class ExpectationResult:
-    """What a trace says of one expected name.
+    """The result for one expected name.
 
     Attributes:
         name: as expected.
         verdict: SEEN, NEVER_ENTERED or WITHOUT_GPU_WORK.
         count: instances, clipped ones included.
-        gpu_count: instances that put something on the GPU; None where the trace can't tell.
-        suggestions: names of the trace that may have been meant, best first; only where it was never entered.
+        gpu_count: instances that put something on the GPU; None if the trace has no such information.
+        suggestions: similar names in the trace, best first; only if it was never entered.
     """
 
     name: str
@@ -42,22 +42,22 @@ class ExpectationResult:
 
 
 def evaluate_expectations(expected: Sequence[str], profile: RangeProfile | None) -> tuple[ExpectationResult, ...]:
-    """Return what a profile says of each expected name, in their order.
+    """Evaluate each expected name against a profile, in order.
 
     Args:
         expected: names of ranges, which stand for every range of that name in whatever domain, or `domain:name`.
         profile: what the ranges cost; None where nothing was recorded, so that nothing was entered.
 
-    Of GPU work something is said only where the trace holds operations with their launch calls: without those, no
-    range can be known to have had any.
+    GPU work is evaluated only if the trace has operations with their launch calls: without them it is not known
+    which ranges had any.
     """
     rows = list(profile.names.rows()) if profile else []
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         for name in _names_of(row):
             by_name.setdefault(name, []).append(row)
-    tells_gpu = profile is not None and _tells_gpu(profile)
-    return tuple(_verdict(name, by_name, tells_gpu) for name in expected)
+    has_gpu_work = profile is not None and _has_launch_calls(profile)
+    return tuple(_verdict(name, by_name, has_gpu_work) for name in expected)
 
 
 def _names_of(row: dict[str, Any]) -> set[str]:
@@ -67,47 +67,47 @@ def _names_of(row: dict[str, Any]) -> set[str]:
     return {row["name"], f"{row['domain']}:{row['name']}"} if row["domain"] else {row["name"]}
 
 
-def _tells_gpu(profile: RangeProfile) -> bool:
+def _has_launch_calls(profile: RangeProfile) -> bool:
     coverage = profile.coverage
     without_call = sum(coverage.unattributed[reason].operations for reason in ("before_recording", "no_launch_call"))
     return coverage.total.operations > without_call
 
 
-def _verdict(name: str, by_name: dict[str, list[dict[str, Any]]], tells_gpu: bool) -> ExpectationResult:
+def _verdict(name: str, by_name: dict[str, list[dict[str, Any]]], has_gpu_work: bool) -> ExpectationResult:
     rows = by_name.get(name, [])
     count = sum(row["count"] for row in rows)
-    gpu_count = sum(row["gpu_count"] or 0 for row in rows) if tells_gpu else None
+    gpu_count = sum(row["gpu_count"] or 0 for row in rows) if has_gpu_work else None
     if not count:
         return ExpectationResult(name, NEVER_ENTERED, 0, gpu_count, suggest_names(name, by_name))
     return ExpectationResult(name, WITHOUT_GPU_WORK if gpu_count == 0 else SEEN, count, gpu_count)
 
 
 def suggest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return up to three of the known names that `name` may have meant, best first.
+    """Return up to three of the known names that are similar to `name`, best first.
 
-    Near is what reads alike, upper and lower case together, and what has the same last part: a decorated method is
-    named `Model.forward` where `forward` was thought of. A name that stands in several forms is given in its shortest.
+    Similar are names that differ by a few letters, ignoring case, and those with the same last part: a decorated method
+    is named `Model.forward` where `forward` was expected. Of several forms of a name the shortest is returned.
 
     Examples:
-        >>> near("forwad", ["pack", "forward", "server:forward"])
+        >>> suggest_names("forwad", ["pack", "forward", "server:forward"])
         ('forward',)
-        >>> near("forward", ["Model.forward", "pack"])
+        >>> suggest_names("forward", ["Model.forward", "pack"])
         ('Model.forward',)
-        >>> near("H2D", ["h2d", "d2h"])
+        >>> suggest_names("H2D", ["h2d", "d2h"])
         ('h2d',)
     """
     folded: dict[str, str] = {}
     for one in sorted(known, key=len):
         folded.setdefault(one.casefold(), one)
-    wanted = name.casefold()
+    target = name.casefold()
     # Seldom needed, and takes a millisecond to import.
     import difflib
 
-    alike = [folded[one] for one in difflib.get_close_matches(wanted, folded, _NEAR, _CUTOFF)]
-    same_end = [one for key, one in folded.items() if _last_part(key) == _last_part(wanted)]
-    found = dict.fromkeys(one for one in (*alike, *same_end) if one)
-    shorter = [one for one in found if not any(other != one and one.endswith(f":{other}") for other in found)]
-    return tuple(shorter[:_NEAR])
+    alike = [folded[one] for one in difflib.get_close_matches(target, folded, _MAX_SUGGESTIONS, _CUTOFF)]
+    same_end = [one for key, one in folded.items() if _last_part(key) == _last_part(target)]
+    matches = dict.fromkeys(one for one in (*alike, *same_end) if one)
+    shorter = [one for one in matches if not any(other != one and one.endswith(f":{other}") for other in matches)]
+    return tuple(shorter[:_MAX_SUGGESTIONS])
 
 
 def _last_part(name: str) -> str:

@@ -1,7 +1,7 @@
-"""The tenth question: where can time be saved, in sentences with numbers and the place.
+"""The view `findings`: where time can be saved, as sentences with numbers and the place.
 
-Each rule is one object; what it says, when it is silent and how the time is estimated stands in docs/findings.md. The
-rules themselves stand in `analysis/rules/`. Nothing here measures anything.
+Each rule is one object in `analysis/rules/`; docs/findings.md explains what it reports, when, and how the time is
+estimated. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -49,13 +49,9 @@ RULES: tuple[Rule, ...] = (
 """The rules, in the order of the documentation."""
 
 FOUND, NOTHING, UNSUPPORTED = "found", "nothing", "unsupported"
-"""What became of a rule."""
+"""The state of a rule."""
 
-NOT_ADDITIVE = Message(
-    "bounds_overlap", "several findings may be about the same time: their bounds must not be added up"
-)
-
-_UNKNOWN_REMEDY = "`--view findings` lists the rules and their thresholds"
+NOT_ADDITIVE = Message("bounds_overlap", "findings may overlap: do not add up their bounds")
 
 
 def findings(
@@ -64,16 +60,16 @@ def findings(
     thresholds: Mapping[str, float] | None = None,
     get_view: Callable[[str], Table] | None = None,
 ) -> Table:
-    """Return what the rules find, the largest bound first; statements, which have none, come last.
+    """Return the findings of all rules, the largest bound first; statements, which have none, come last.
 
     Args:
-        thresholds: numbers that decide whether a rule speaks, by `rule.name`; for the rest the defaults hold.
-        get_view: answers another question, by its name, as it is answered without options: for a caller that keeps answers.
+        thresholds: values by `rule.name` that decide what a rule reports; the defaults apply to the others.
+        get_view: returns the table of another view, by its name, without options: for a caller that caches tables.
 
     Returns:
         One row a finding. `potential_saving_ns` is an upper bound on the wall time that can be saved, and `potential_saving_share` its share of
         the time that bounds are of, which no bound exceeds: `scope` is `steady` (the steady part of the steps) or,
-        where no steady part is known, `recording` (from the first event to the last). Both are absent from a statement,
+        if no steady part is known, `recording` (from the first event to the last). Both are absent from a statement,
         which promises nothing. `total_ns` is how long what the finding is about lasted in the whole recording,
         `before_steady_ns` how much of that lies before the steady part. Findings overlap: their bounds must not be
         added up.
@@ -81,45 +77,49 @@ def findings(
         not support it.
 
     Raises:
-        UsageError: a threshold that there is not, or a value that is no number from 0 on.
+        UsageError: an unknown threshold, or a value that is not a number from 0 on.
         UnanswerableError: the trace supports none of the rules.
     """
     values = resolve_thresholds(thresholds or {})
-    evidence = Evidence(context, get_view or (lambda question: _asked(context, question)))
-    found: list[tuple[Rule, Finding]] = []
+    evidence = Evidence(context, get_view or (lambda view: _query(context, view)))
+    findings_by_rule: list[tuple[Rule, Finding]] = []
     early: dict[str, int] = {}
-    refused: dict[str, MissingDataError] = {}
+    unsupported: dict[str, MissingDataError] = {}
     for rule in RULES:
         try:
             if rule.needs_gpu:
                 _ = evidence.active_gpus
             candidates = rule.find(evidence, values[rule.name])
         except MissingDataError as error:
-            refused[rule.name] = error
+            unsupported[rule.name] = error
             continue
         for one in candidates:
             if _is_significant(evidence, values[rule.name], one):
-                found.append((rule, one))
+                findings_by_rule.append((rule, one))
             elif (one.before_steady_ns or 0) > values[rule.name]["share"] * evidence.recorded_ns(*evidence.extent_ns):
                 early[rule.name] = early.get(rule.name, 0) + (one.before_steady_ns or 0)
-    if len(refused) == len(RULES):
-        raise next(iter(refused.values()))
-    found.sort(key=lambda pair: -(_won_ns(evidence, pair[1]) or 0))
-    notes = [NOT_ADDITIVE, _bound_of(evidence)] if found else [_nothing(len(RULES) - len(refused), len(refused))]
+    if len(unsupported) == len(RULES):
+        raise next(iter(unsupported.values()))
+    findings_by_rule.sort(key=lambda pair: -(_bound_ns(evidence, pair[1]) or 0))
+    notes = (
+        [NOT_ADDITIVE, _describe_scope(evidence)]
+        if findings_by_rule
+        else [_no_findings(len(RULES) - len(unsupported), len(unsupported))]
+    )
     if early:
         listing = ", ".join(f"{format_duration(ns)} of {name}" for name, ns in early.items())
         notes.append(
-            Message("time_before_steady", f"before the steady part (load, warm-up), and in no bound: {listing}")
+            Message("time_before_steady", f"before the steady part (load, warm-up), not in any bound: {listing}")
         )
-    rules = _rules(values, refused, [rule.name for rule, _ in found])
-    return Table(_columns(evidence, found), {"rules": rules}, tuple(notes))
+    rules = _build_rule_table(values, unsupported, [rule.name for rule, _ in findings_by_rule])
+    return Table(_build_columns(evidence, findings_by_rule), {"rules": rules}, tuple(notes))
 
 
 def resolve_thresholds(thresholds: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the thresholds of each rule, the defaults where nothing else is said.
+    """Return the thresholds of each rule, with defaults for those not given.
 
     Raises:
-        UsageError: there is no such rule or threshold, or the value is no number from 0 on.
+        UsageError: an unknown rule or threshold, or a value that is not a number from 0 on.
     """
     values = {rule.name: {one.name: float(one.default) for one in rule.thresholds} for rule in RULES}
     known = [f"{rule}.{name}" for rule, names in values.items() for name in names]
@@ -127,24 +127,26 @@ def resolve_thresholds(thresholds: Mapping[str, float]) -> dict[str, dict[str, f
         if full not in known:
             import difflib
 
-            near = difflib.get_close_matches(full, known, n=1)
-            mean = f"did you mean {near[0]}? " if near else ""
+            matches = difflib.get_close_matches(full, known, n=1)
+            hint = f"did you mean {matches[0]}? " if matches else ""
             raise UsageError(
-                "threshold_not_found", f"no rule has a threshold {full!r}", f"{mean}there are {', '.join(known)}"
+                "threshold_not_found", f"unknown threshold {full!r}", f"{hint}valid thresholds: {', '.join(known)}"
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             raise UsageError(
-                "threshold_invalid", f"{value!r} is no value for {full}", f"give a number from 0 on, {_unit(full)}"
+                "threshold_invalid",
+                f"{value!r} is not a valid value for {full}",
+                f"give a number from 0 on, {_unit(full)}",
             )
         rule, _, name = full.partition(".")
         values[rule][name] = float(value)
     return values
 
 
-def _asked(context: Context, question: str) -> Table:
-    ask = getattr(importlib.import_module(f"traceable.analysis.{question}"), question)
-    answer: Table = ask(context)
-    return answer
+def _query(context: Context, view: str) -> Table:
+    function = getattr(importlib.import_module(f"traceable.analysis.{view}"), view)
+    table: Table = function(context)
+    return table
 
 
 def _unit(full: str) -> str:
@@ -153,72 +155,74 @@ def _unit(full: str) -> str:
     return next(units[one.unit] for r in RULES if r.name == rule for one in r.thresholds if one.name == name)
 
 
-def _won_ns(evidence: Evidence, finding: Finding) -> int | None:
+def _bound_ns(evidence: Evidence, finding: Finding) -> int | None:
     """Return the bound, None for a statement: nothing saves more than there is."""
     return None if finding.potential_saving_ns is None else min(finding.potential_saving_ns, evidence.scope_ns)
 
 
 def _is_significant(evidence: Evidence, values: Mapping[str, float], finding: Finding) -> bool:
-    won = _won_ns(evidence, finding)
-    return won is None or (won > 0 and won >= values["share"] * evidence.scope_ns)
+    bound = _bound_ns(evidence, finding)
+    return bound is None or (bound > 0 and bound >= values["share"] * evidence.scope_ns)
 
 
-def _bound_of(evidence: Evidence) -> Message:
-    part = evidence.scope
-    if part.unsteady_reason:
+def _describe_scope(evidence: Evidence) -> Message:
+    scope = evidence.scope
+    if scope.unsteady_reason:
         return Message(
             "bounds_of_recording",
-            "bounds are of the whole recording, load and warm-up included, for no steady part is known: "
-            f"{part.unsteady_reason.problem}",
+            f"bounds are of the whole recording, including load and warm-up: {scope.unsteady_reason.problem}",
         )
     return Message(
         "bounds_of_steady_part",
-        f"bounds are of the steady part: {format_duration(evidence.scope_ns)}, from {part.start_ns / 1e9:.6f} s to "
-        f"{part.end_ns / 1e9:.6f} s of the recording",
+        f"bounds are of the steady part: {format_duration(evidence.scope_ns)}, from {scope.start_ns / 1e9:.6f} s to "
+        f"{scope.end_ns / 1e9:.6f} s of the recording",
     )
 
 
-def _sentence(finding: Finding) -> str:
-    """Return the sentence, and how much lies before the steady part where that is most of it."""
+def _write_sentence(finding: Finding) -> str:
+    """Return the sentence, with the time before the steady part if that is most of it."""
     total, before = finding.total_ns or 0, finding.before_steady_ns or 0
     if not before or 2 * before < total:
         return finding.sentence
-    return f"{finding.sentence}; {format_duration(total)} in the whole recording, of it {format_duration(before)} before the steady part"
+    return (
+        f"{finding.sentence}; {format_duration(total)} in the whole recording, "
+        f"{format_duration(before)} of it before the steady part"
+    )
 
 
-def _columns(evidence: Evidence, found: Sequence[tuple[Rule, Finding]]) -> dict[str, NDArray[Any]]:
-    each = [_won_ns(evidence, one) for _, one in found]
-    won = np.array([NULL if one is None else one for one in each], np.int64)
-    words = {"advice", "range", "domain", "call"}
-    columns: dict[str, NDArray[Any]] = {"rule": objects(rule.name for rule, _ in found)}
+def _build_columns(evidence: Evidence, results: Sequence[tuple[Rule, Finding]]) -> dict[str, NDArray[Any]]:
+    bounds = [_bound_ns(evidence, one) for _, one in results]
+    bound_ns = np.array([NULL if one is None else one for one in bounds], np.int64)
+    text_columns = {"advice", "range", "domain", "call"}
+    columns: dict[str, NDArray[Any]] = {"rule": objects(rule.name for rule, _ in results)}
     for field in fields(Finding):
-        values = [getattr(one, field.name) for _, one in found]
+        values = [getattr(one, field.name) for _, one in results]
         if field.name == "sentence":
-            columns["sentence"] = objects(_sentence(one) for _, one in found)
+            columns["sentence"] = objects(_write_sentence(one) for _, one in results)
         elif field.name == "potential_saving_ns":
-            columns["potential_saving_ns"] = won
-            share = won / max(1, evidence.scope_ns) if found else np.empty(0)
-            columns["potential_saving_share"] = np.where(won == NULL, np.nan, share)
-            columns["scope"] = objects(evidence.scope.kind for _ in found)
-        elif field.name in words:
+            columns["potential_saving_ns"] = bound_ns
+            share = bound_ns / max(1, evidence.scope_ns) if results else np.empty(0)
+            columns["potential_saving_share"] = np.where(bound_ns == NULL, np.nan, share)
+            columns["scope"] = objects(evidence.scope.kind for _ in results)
+        elif field.name in text_columns:
             columns[field.name] = objects(values)
         else:
             columns[field.name] = np.array([NULL if value is None else value for value in values], np.int64)
     return columns
 
 
-def _rules(
-    values: Mapping[str, Mapping[str, float]], refused: Mapping[str, MissingDataError], found: Sequence[str]
+def _build_rule_table(
+    values: Mapping[str, Mapping[str, float]], unsupported: Mapping[str, MissingDataError], found: Sequence[str]
 ) -> Table:
-    states = [UNSUPPORTED if rule.name in refused else FOUND if rule.name in found else NOTHING for rule in RULES]
-    errors = [refused.get(rule.name) for rule in RULES]
+    states = [UNSUPPORTED if rule.name in unsupported else FOUND if rule.name in found else NOTHING for rule in RULES]
+    errors = [unsupported.get(rule.name) for rule in RULES]
     return Table(
         {
             "rule": objects(rule.name for rule in RULES),
             "description": objects(rule.description for rule in RULES),
             "state": objects(states),
             "findings": np.array(
-                [NULL if rule.name in refused else found.count(rule.name) for rule in RULES], np.int64
+                [NULL if rule.name in unsupported else found.count(rule.name) for rule in RULES], np.int64
             ),
             "code": objects(error.code if error else None for error in errors),
             "reason": objects(error.cause if error else None for error in errors),
@@ -228,6 +232,6 @@ def _rules(
     )
 
 
-def _nothing(looked: int, refused: int) -> Message:
-    rest = f"; the recording does not support {refused} more" if refused else ""
-    return Message("no_findings", f"{looked} {'rule' if looked == 1 else 'rules'} looked, and found nothing{rest}")
+def _no_findings(checked: int, unsupported: int) -> Message:
+    rest = f"; the recording does not support {unsupported} more" if unsupported else ""
+    return Message("no_findings", f"{checked} {'rule' if checked == 1 else 'rules'} checked, no findings{rest}")

@@ -1,7 +1,7 @@
-"""After a run, and for any report: why there is nothing to see, or less than there should be.
+"""After a run, and for any report: why data is missing.
 
-Each rule looks at the facts of one `Case` and finds its cause, rules it out, or does not apply. Nothing is printed
-here: `cli/diagnosis.py` does. What each cause is known by stands in docs/diagnosis.md.
+Each rule evaluates the facts of one `Case` and finds its cause, rules it out, or does not apply. Nothing is printed
+here; `cli/diagnosis.py` does that. docs/diagnosis.md describes the causes and how each is detected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from traceable.launch import run_dir
 
 SCHEMA = "traceable.diagnosis/1"
 MANIFEST_KEY = "diagnosis"
-"""Where `run.json` keeps it; `report.json` has it under the same name."""
+"""The key of the diagnosis in `run.json` and `report.json`."""
 
 RULES: tuple[Rule, ...] = (*recording_rules.RULES, *range_rules.RULES, *gpu_rules.RULES)
 
@@ -31,8 +31,8 @@ _CONSEQUENCES = {
     "exec": ("nothing_annotated", "nothing_entered"),
     "forked_child": ("nothing_annotated", "nothing_entered"),
     "nvtx_not_traced": ("nothing_annotated", "nothing_entered", "process_not_recorded"),
-    "nsys_never_listened": ("nothing_annotated", "nothing_entered"),
-    "nvtx_silent": ("nothing_annotated", "nothing_entered"),
+    "nsys_never_attached": ("nothing_annotated", "nothing_entered"),
+    "nvtx_package_incompatible": ("nothing_annotated", "nothing_entered"),
     "process_not_recorded": ("nothing_annotated", "nothing_entered"),
     "program_failed": ("nothing_annotated", "nothing_entered", "process_not_recorded", "no_cuda_context"),
     "level_too_low": ("nothing_annotated", "nothing_entered", "process_not_recorded"),
@@ -42,18 +42,18 @@ _CONSEQUENCES = {
     "driver_too_old": ("no_cuda_context",),
     "driver_too_new": ("no_cuda_context",),
 }
-"""What each cause brings about, which is no cause of its own then."""
+"""The symptoms of each cause, which are not causes of their own then."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What came of it.
+    """The result of all rules.
 
     Attributes:
-        findings: the most certain first, of these the one that cost most; what cost nothing comes last.
-        ruled_out: causes that it is not, with what that is known by.
-        not_applicable: causes that nothing is known of.
-        failed_rules: rules that failed, with the error: faults of ours.
+        findings: the most certain first, then the largest loss; those without a loss come last.
+        ruled_out: causes that are ruled out, each with the reason.
+        not_applicable: causes about which nothing is known.
+        failed_rules: rules that raised, each with the error: bugs of traceable.
     """
 
     findings: tuple[Finding, ...]
@@ -67,39 +67,39 @@ class Diagnosis:
         return tuple(one for one in self.findings if one.loss != NOTHING)
 
 
-def diagnose(case: Case, say: Callable[[str], None] | None = None, rules: tuple[Rule, ...] = RULES) -> Diagnosis:
-    """Judge a case by every rule.
+def diagnose(case: Case, log: Callable[[str], None] | None = None, rules: tuple[Rule, ...] = RULES) -> Diagnosis:
+    """Evaluate every rule on a case.
 
     Args:
-        case: what is known.
-        say: hears of each rule that failed, in one line.
-        rules: which.
+        case: the facts.
+        log: is called with one line for each rule that failed.
+        rules: the rules to evaluate.
     """
-    found: list[Finding] = []
-    out: list[tuple[str, str]] = []
-    unknown: list[str] = []
+    findings: list[Finding] = []
+    ruled_out: list[tuple[str, str]] = []
+    not_applicable: list[str] = []
     failed: list[tuple[str, str]] = []
     for rule in rules:
         try:
-            judged = rule.evaluate(case)
-        except Exception as error:  # noqa: BLE001 - a fault of one rule must not hide what the others find
+            result = rule.evaluate(case)
+        except Exception as error:  # noqa: BLE001 - a bug in one rule must not hide the findings of others
             failed.append((rule.cause, f"{type(error).__name__}: {error}"))
-            if say is not None:
-                words = f"the diagnosis of {rule.cause} failed ({failed[-1][1]}); the others stand"
-                say(Message("diagnosis_rule_failed", words))
+            if log is not None:
+                text = f"the diagnosis of {rule.cause} failed ({failed[-1][1]}); the others are not affected"
+                log(Message("diagnosis_rule_failed", text))
             continue
-        if isinstance(judged, Finding):
-            found.append(judged)
-        elif isinstance(judged, RuledOut):
-            out.append((rule.cause, judged.reason))
+        if isinstance(result, Finding):
+            findings.append(result)
+        elif isinstance(result, RuledOut):
+            ruled_out.append((rule.cause, result.reason))
         else:
-            unknown.append(rule.cause)
-    if not found and (last := recording_rules.FALLBACK.evaluate(case)) and isinstance(last, Finding):
-        found.append(last)
-    found = _without_consequences(found)
-    # What costs nothing is no answer to why something is missing, however certain it is.
-    # Nor is how much is missing, where another finding knows why.
-    found.sort(
+            not_applicable.append(rule.cause)
+    if not findings and (fallback := recording_rules.FALLBACK.evaluate(case)) and isinstance(fallback, Finding):
+        findings.append(fallback)
+    findings = _remove_consequences(findings)
+    # A finding without a loss does not explain why data is missing, however certain it is.
+    # Nor does the number of missing ranges, if another finding has the reason.
+    findings.sort(
         key=lambda one: (
             one.loss == NOTHING,
             one.cause == RANGES_MISSING,
@@ -107,26 +107,26 @@ def diagnose(case: Case, say: Callable[[str], None] | None = None, rules: tuple[
             LOSSES.index(one.loss),
         )
     )
-    return Diagnosis(tuple(found), tuple(out), tuple(unknown), tuple(failed))
+    return Diagnosis(tuple(findings), tuple(ruled_out), tuple(not_applicable), tuple(failed))
 
 
-def _without_consequences(found: list[Finding]) -> list[Finding]:
-    told = {consequence for one in found for consequence in _CONSEQUENCES.get(one.cause, ())}
-    return [one for one in found if one.cause not in told]
+def _remove_consequences(findings: list[Finding]) -> list[Finding]:
+    consequences = {consequence for one in findings for consequence in _CONSEQUENCES.get(one.cause, ())}
+    return [one for one in findings if one.cause not in consequences]
 
 
 def diagnosis_to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return it as JSON has it."""
+    """Return it as in the JSON output."""
     return {
         "schema": SCHEMA,
         "findings": [{**asdict(one), "evidence": list(one.evidence)} for one in diagnosis.findings],
-        "ruled_out": [{"cause": cause, "reason": why} for cause, why in diagnosis.ruled_out],
+        "ruled_out": [{"cause": cause, "reason": reason} for cause, reason in diagnosis.ruled_out],
         "not_applicable": list(diagnosis.not_applicable),
         "failed_rules": [{"cause": cause, "error": error} for cause, error in diagnosis.failed_rules],
     }
 
 
 def write_diagnosis(content: dict[str, Any], directory: Path) -> None:
-    """Write what `diagnosis_to_dict` returns into `run.json`. Where that can't be, the run still has said it."""
+    """Write the result of `diagnosis_to_dict` to `run.json`. If that fails, the run has printed it anyway."""
     with contextlib.suppress(OSError, TraceError):
         run_dir.write_json(directory / run_dir.MANIFEST, {**run_dir.load_manifest(directory), MANIFEST_KEY: content})

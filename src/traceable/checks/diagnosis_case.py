@@ -1,7 +1,7 @@
-"""What `checks/diagnosis.py` judges by: everything that is known of one run or report, gathered once.
+"""The facts for `checks/diagnosis.py`: everything that is known about one run or report, gathered once.
 
-Nothing is judged here. A fact that can't be had is None or empty: somebody else's report has no manifest, and a run
-whose collector was killed has no trace.
+Nothing is decided here. A fact that is not available is None or empty: a report made without traceable has no manifest,
+and a run whose collector was killed has no trace.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ if TYPE_CHECKING:
 NSYS, RECORDER, TORCH, NONE = "nsys", "recorder", "torch", "none"
 
 _PRODUCTS = (("NVIDIA Nsight", NSYS), ("traceable", RECORDER), ("torch", TORCH))
-_OF_NSYS = re.compile(
+_NSYS_MESSAGE = re.compile(
     r"CUPTI|CUDA (driver|profiling|events|injection|trace)|NVTX (binary|injection|events|function)"
     r"|No .* events collected|Not all .* events|perf event|CPU (IP|kernel)|privilege|ERR_NVGPUCTRPERM|dropped"
 )
-"""What of the strings of an old report (2022, 2023) is a message of nsys's: those have no table of their own there."""
+"""Which strings of an old report (2022, 2023) are messages of nsys: these versions have no table for them."""
 
-_OF_WSL = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
-"""Processes that only Linux on Windows has."""
+_WSL_PROCESS = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
+"""Processes that only WSL has."""
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """One program image of a process that imported traceable, as `capture/process_record.py` tells of it.
+    """One program image of a process that imported traceable, as recorded by `capture/process_record.py`.
 
     Attributes:
-        number: place among those of its process, from 0; more than one is an exec.
-        disabled: its annotations were off.
-        level: annotations of a higher level were off.
-        has_listener: it was told of an NVTX listener or of torch's profiler.
-        end: how Python ended; None where it had no say (a signal, os._exit, exec).
-        names: of the ranges that it made, at most 100; distinct: how many there were.
-        nvtx: version of the nvtx package that it imported; None for not.
-        torch_profiler: it had a torch.profiler of its own.
-        forked: it was forked, and had executed no program since, when it imported traceable.
+        number: index among those of its process, from 0; more than one means an exec.
+        disabled: its annotations were disabled.
+        level: annotations of a higher level were disabled.
+        has_listener: an NVTX injection library or torch's profiler was configured for it.
+        end: how Python exited; None if it did not (a signal, os._exit, exec).
+        names: of the ranges that it created, at most 100.
+        distinct_names: how many distinct names there were.
+        nvtx: version of the nvtx package that it imported; None if it did not.
+        torch_profiler: it used torch.profiler itself.
+        forked: it was forked without an exec before it imported traceable.
     """
 
     pid: int
@@ -77,30 +78,31 @@ class ProcessRecord:
 
 @dataclass(frozen=True)
 class Case:
-    """What is known.
+    """What is known about a run or report.
 
     Attributes:
-        path: what is diagnosed, as the user named it.
+        path: what is diagnosed, as given by the user.
         directory: the run directory; None for a file.
         manifest: of the run; None for a report without one.
-        collector: `nsys`, `recorder`, `torch`, `none`, or empty for not known.
-        recording: what could be read; None where nothing could.
-        error: why not.
-        windows: what became of the steps that were asked for; None where none were.
-        files: what lies in the run directory, or the one file, by name.
-        log: what nsys printed, line by line.
-        messages: what the collector wrote of itself into the report: nsys its texts, the recorder messages with codes.
-        options: how it was recorded, as the report says (META_DATA_CAPTURE, from 2023 on).
-        system: what the report says of where it was recorded: `kernel`, and `wsl`, a process that only WSL has.
-        process_records: of the processes that imported traceable within the run and were to be recorded.
-        without_environment: pid and name of each process that the launcher saw load traceable without the run's environment.
-        process_files: what processes said of being recorded or not (`process.<pid>.json`).
-        step_statuses: what processes said of their steps.
-        profilers: names of the processes that held GPU counters, or could, when the run began.
-        machine: this system, where the run was of it; else None.
-        missing_bytes: how many bytes an SQLite file lacks of what its header says.
-        has_importer: an importer of nsys's is there.
-        completeness: what became of the ranges that processes counted.
+        collector: `nsys`, `recorder`, `torch`, `none`, or empty if not known.
+        recording: as far as it is readable; None if it is not.
+        error: why it is not readable.
+        windows: the result of the requested windows; None if none were requested.
+        files: names of the files in the run directory, or of the one file.
+        log: the output of nsys, by line.
+        messages: what the collector logged in the report: texts of nsys, messages with codes of the recorder.
+        options: how it was recorded, according to the report (META_DATA_CAPTURE, since 2023).
+        system: where it was recorded, according to the report: `kernel`, and `wsl`, a process that only WSL has.
+        process_records: of the selected processes that imported traceable within the run.
+        without_environment: pid and name of each process that the launcher saw load traceable without the environment
+            of the run.
+        process_files: what processes reported about being recorded or not (`process.<pid>.json`).
+        step_statuses: what processes reported about their steps.
+        profilers: names of the processes that used GPU counters, or could, when the run began.
+        machine: this system, if the run was recorded on it; else None.
+        missing_bytes: how many bytes of an SQLite file are missing, according to its header.
+        has_importer: an importer of nsys is installed.
+        completeness: whether the ranges that processes counted were recorded.
     """
 
     path: Path
@@ -127,18 +129,18 @@ class Case:
 
     @property
     def notes(self) -> tuple[Message, ...]:
-        """What the run noted of itself."""
-        noted = (self.manifest or {}).get("notes") or ()
-        return tuple(Message.parse(one) if isinstance(one, str) else Message(one["code"], one["text"]) for one in noted)
+        """The notes in the manifest of the run."""
+        notes = (self.manifest or {}).get("notes") or ()
+        return tuple(Message.parse(one) if isinstance(one, str) else Message(one["code"], one["text"]) for one in notes)
 
     @property
     def range_count(self) -> int | None:
-        """How many ranges were recorded; None where nothing could be read."""
+        """How many ranges were recorded; None if nothing is readable."""
         return None if self.recording is None else len(self.recording.trace.ranges)
 
     @property
     def operation_count(self) -> int | None:
-        """How many GPU operations were recorded; None where nothing could be read."""
+        """How many GPU operations were recorded; None if nothing is readable."""
         if self.recording is None:
             return None
         trace = self.recording.trace
@@ -156,7 +158,7 @@ class Case:
 
     @property
     def is_full_recording(self) -> bool:
-        """Whether everything was to be recorded, and not windows or the last seconds."""
+        """Whether everything was recorded, and not only windows or the last seconds."""
         manifest = self.manifest or {}
         keys = (windows.WINDOW_KEY, windows.TIMED_WINDOW_KEY, "flight_recorder")
         return all(manifest.get(key) is None for key in keys)
@@ -166,22 +168,22 @@ class Case:
         """How many ranges were recorded of each process."""
         if self.recording is None:
             return {}
-        trace, found = self.recording.trace, dict[int, int]()
+        trace, ranges = self.recording.trace, dict[int, int]()
         threads, counts = np.unique(trace.ranges.thread, return_counts=True)
         for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
             pid = trace.processes[trace.threads[thread].process].pid
-            found[pid] = found.get(pid, 0) + count
-        return found
+            ranges[pid] = ranges.get(pid, 0) + count
+        return ranges
 
     def find_notes(self, *codes: str) -> list[Message]:
-        """Return what of the recorder's messages and the run's notes has one of these codes, each once."""
-        ours = [one for one in (*self.messages, *self.notes) if isinstance(one, Message) and one.code in codes]
-        return list(dict.fromkeys(ours))
+        """Return the recorder's messages and the run's notes that have one of these codes, each once."""
+        matches = [one for one in (*self.messages, *self.notes) if isinstance(one, Message) and one.code in codes]
+        return list(dict.fromkeys(matches))
 
     def find_messages(self, pattern: str) -> list[str]:
-        """Return what of nsys's messages and output matches a pattern, each once."""
-        wanted = re.compile(pattern)
-        return [line for line in dict.fromkeys((*self.messages, *self.log)) if wanted.search(line)]
+        """Return the messages and output lines of nsys that match a pattern, each once."""
+        regex = re.compile(pattern)
+        return [line for line in dict.fromkeys((*self.messages, *self.log)) if regex.search(line)]
 
 
 def build_run_case(directory: Path, recording: Recording | None, error: TraceableError | None = None) -> Case:
@@ -189,20 +191,20 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
 
     Args:
         directory: its run directory.
-        recording: what was read of it already; None for nothing.
-        error: why nothing could be read.
+        recording: if it was read already; None if not.
+        error: why it is not readable.
     """
     directory = directory.absolute()
     manifest = run_dir.load_manifest(directory)
     collector = str((manifest.get("collector") or {}).get("name") or "")
-    database = _database_of(directory, manifest)
-    about = _of_database(database)
-    told = tuple(processes.load_process_records(directory))
-    # What `run --ranks` or `--processes` left out is not missing.
-    left_out = {one["pid"] for one in told if one.get("chosen") is False}
-    lives = tuple(one for one in _lives(directory) if one.pid not in left_out)
-    # One that set the variables itself, before it imported traceable, tells of itself.
-    known = {*left_out, *(one.pid for one in lives), *(one["pid"] for one in told)}
+    database = _find_database(directory, manifest)
+    content = _read_database(database)
+    process_files = tuple(processes.load_process_records(directory))
+    # Processes that `run --ranks` or `--processes` excluded are not missing.
+    excluded = {one["pid"] for one in process_files if one.get("chosen") is False}
+    process_records = tuple(one for one in _load_process_records(directory) if one.pid not in excluded)
+    # A process that set the variables itself before it imported traceable has a record.
+    known = {*excluded, *(one.pid for one in process_records), *(one["pid"] for one in process_files)}
     return Case(
         path=directory,
         directory=directory,
@@ -210,21 +212,21 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         collector=collector,
         recording=recording,
         error=error,
-        windows=recording.windows if recording is not None else _unrecorded(directory, manifest),
+        windows=recording.windows if recording is not None else _evaluate_unrecorded_windows(directory, manifest),
         files=tuple(sorted(entry.name for entry in directory.iterdir())),
-        log=_lines(directory / NSYS_LOG),
-        messages=_coded(about.messages, collector),
-        options=about.options,
-        system=about.system,
-        process_records=lives,
+        log=_read_lines(directory / NSYS_LOG),
+        messages=_parse_messages(content.messages, collector),
+        options=content.options,
+        system=content.system,
+        process_records=process_records,
         without_environment=tuple(
             one for one in process_watcher.read_processes_without_environment(directory) if one[0] not in known
         ),
-        process_files=told,
-        step_statuses=tuple(one for one in windows.load_statuses(directory) if one.pid not in left_out),
+        process_files=process_files,
+        step_statuses=tuple(one for one in windows.load_statuses(directory) if one.pid not in excluded),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
-        machine=_machine(manifest),
-        has_importer=_importer(),
+        machine=_inspect_same_machine(manifest),
+        has_importer=_has_importer(),
         completeness=range_counts.evaluate_completeness(directory, manifest, None)
         if recording is None
         else recording.completeness,
@@ -233,15 +235,15 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
 
 @contextlib.contextmanager
 def open_case(path: Path) -> Iterator[Case]:
-    """Yield the case of whatever the user names: a run directory, or anything that `traceable report` reads.
+    """Yield the case of a path: a run directory, or anything that `traceable report` reads.
 
     Raises:
-        TraceError: there is nothing of that name, or a directory of no run.
+        TraceError: the path does not exist, or is a directory without a run.
     """
     from traceable.recording import load
 
     if not path.exists():
-        with reports.open_report(path):  # says so
+        with reports.open_report(path):  # raises
             raise AssertionError
     if path.is_dir() and (path / run_dir.MANIFEST).exists():
         try:
@@ -250,9 +252,9 @@ def open_case(path: Path) -> Iterator[Case]:
             yield build_run_case(path, None, error)
         return
     try:
-        with _readable(path) as found:
-            recording = load(found)
-            about = _of_database(found)
+        with _export_report(path) as database:
+            recording = load(database)
+            content = _read_database(database)
             product = recording.trace.source.product
             collector = next((name for start, name in _PRODUCTS if product.startswith(start)), "")
             yield Case(
@@ -260,23 +262,29 @@ def open_case(path: Path) -> Iterator[Case]:
                 collector=collector,
                 recording=recording,
                 files=(path.name,),
-                messages=_coded(about.messages, collector),
-                options=about.options,
-                system=about.system,
+                messages=_parse_messages(content.messages, collector),
+                options=content.options,
+                system=content.system,
                 completeness=recording.completeness,
             )
     except TraceableError as error:
-        if path.is_dir():  # of no run: there is nothing to find out
+        if path.is_dir():  # without a run: nothing to diagnose
             raise
-        yield Case(path, error=error, files=(path.name,), missing_bytes=_cut(path), has_importer=_importer())
+        yield Case(
+            path,
+            error=error,
+            files=(path.name,),
+            missing_bytes=_count_missing_bytes(path),
+            has_importer=_has_importer(),
+        )
 
 
 def find_traced_apis(case: Case) -> set[str] | None:
-    """Return what nsys was asked to trace; None where that is not known."""
+    """Return the APIs that nsys traced; None if not known."""
     for word, after in pairwise((*case.argv, "")):
         name, equals, value = word.partition("=")
         if name.endswith("exec_shim.py"):
-            break  # what follows is the program's
+            break  # the rest belongs to the program
         if name in ("--trace", "-t"):
             return set((value if equals else after).split(","))
         if word.startswith("-t") and case.collector == NSYS:
@@ -288,8 +296,8 @@ def find_traced_apis(case: Case) -> set[str] | None:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[Path]:
-    """Yield what can be read in place of a report: its export, which is looked into twice."""
+def _export_report(path: Path) -> Iterator[Path]:
+    """Yield a file that can be read instead of a report: its export, which is opened twice."""
     if path.is_file() and path.suffix in reports.REPORT_SUFFIXES and path.stat().st_size:
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
             database = Path(folder) / f"{path.stem}.sqlite"
@@ -299,95 +307,95 @@ def _readable(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _unrecorded(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
+def _evaluate_unrecorded_windows(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
     from traceable.analysis.windows import evaluate_capture
 
-    wanted = windows.load_capture_request(directory, manifest)
-    return None if wanted is None else evaluate_capture(wanted, ())
+    request = windows.load_capture_request(directory, manifest)
+    return None if request is None else evaluate_capture(request, ())
 
 
-def _database_of(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
+def _find_database(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
     stem = manifest.get("stem")
-    found = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
-    return next((path for path in found if untrusted.is_regular(path)), None)
+    candidates = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
+    return next((path for path in candidates if untrusted.is_regular(path)), None)
 
 
 @dataclass(frozen=True)
-class _About:
-    """What a database says of itself and of its collector, as `Case` has it."""
+class _DatabaseContent:
+    """What a database contains about itself and its collector; the same as in `Case`."""
 
     messages: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     system: Mapping[str, str] = field(default_factory=dict)
 
 
-def _of_database(path: Path | None) -> _About:
-    """Return the messages of the collector, how it was asked to record and where, as far as a file holds them."""
+def _read_database(path: Path | None) -> _DatabaseContent:
+    """Return the messages of the collector, its options and the system, as far as a file contains them."""
     if path is None:
-        return _About()
+        return _DatabaseContent()
     try:
         with contextlib.closing(untrusted.open_database(path)) as file:
             file.text_factory = lambda text: text.decode("utf-8", "replace")
-            there = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            messages = tuple(" ".join(message.split()) for message in _messages(file, there))
-            return _About(messages, _options(file, there), _system(file, there))
+            tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            messages = tuple(" ".join(message.split()) for message in _read_messages(file, tables))
+            return _DatabaseContent(messages, _read_options(file, tables), _read_system(file, tables))
     except (OSError, *untrusted.SQLITE_ERRORS):
-        return _About()
+        return _DatabaseContent()
 
 
-def _messages(file: sqlite3.Connection, there: set[str]) -> list[str]:
-    if "DIAGNOSTIC_EVENT" in there:
-        return _texts(file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT"))
-    if "StringIds" not in there:
+def _read_messages(file: sqlite3.Connection, tables: set[str]) -> list[str]:
+    if "DIAGNOSTIC_EVENT" in tables:
+        return _select_texts(file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT"))
+    if "StringIds" not in tables:
         return []
-    found = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
-    # Whole environments of processes stand among them, with a null between two variables.
-    return [text for text in _texts(found) if "\0" not in text and _OF_NSYS.search(text)]
+    strings = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
+    # They include whole environments of processes, with a null between two variables.
+    return [text for text in _select_texts(strings) if "\0" not in text and _NSYS_MESSAGE.search(text)]
 
 
-def _coded(messages: tuple[str, ...], collector: str) -> tuple[str, ...]:
-    """Return messages as they were before they were stored: those of nsys's have no code, whatever they end with."""
+def _parse_messages(messages: tuple[str, ...], collector: str) -> tuple[str, ...]:
+    """Return messages as they were before they were stored: those of nsys have no code, whatever they end with."""
     return tuple(map(Message.parse, messages)) if collector == RECORDER else messages
 
 
-def _texts(rows: Iterable[tuple[object]]) -> list[str]:
-    """Return what is text, and not empty: a column may hold anything."""
+def _select_texts(rows: Iterable[tuple[object]]) -> list[str]:
+    """Return the values that are non-empty text: a column may hold anything."""
     return [text for (text,) in rows if isinstance(text, str) and text]
 
 
-def _options(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
-    if "META_DATA_CAPTURE" not in there:
+def _read_options(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
+    if "META_DATA_CAPTURE" not in tables:
         return {}
-    # Not the program's environment, which old versions keep there.
+    # Not the program's environment, which old versions store there.
     rows = file.execute(
         "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
     )
     return {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
 
 
-def _system(file: sqlite3.Connection, there: set[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if "TARGET_INFO_SYSTEM_ENV" in there:
+def _read_system(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
+    system: dict[str, str] = {}
+    if "TARGET_INFO_SYSTEM_ENV" in tables:
         rows = file.execute("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'")
-        found["kernel"] = next(iter(_texts(rows)), "")
-    if "PROCESSES" in there:
-        names = _texts(file.execute("SELECT DISTINCT name FROM PROCESSES"))
-        found["wsl"] = next((name for name in names if _OF_WSL.match(name)), "")
-    return found
+        system["kernel"] = next(iter(_select_texts(rows)), "")
+    if "PROCESSES" in tables:
+        names = _select_texts(file.execute("SELECT DISTINCT name FROM PROCESSES"))
+        system["wsl"] = next((name for name in names if _WSL_PROCESS.match(name)), "")
+    return system
 
 
-def _lives(directory: Path) -> Iterator[ProcessRecord]:
+def _load_process_records(directory: Path) -> Iterator[ProcessRecord]:
     for path in sorted(directory.glob("status.*.lives")):
-        lives: list[ProcessRecord] = []
+        records: list[ProcessRecord] = []
         for content in untrusted.read_json_lines(path, {}):
             if untrusted.has_shape(content, untrusted.PROCESS_START):
-                lives.append(_begun(content, len(lives)))
-            elif lives and untrusted.has_shape(content, untrusted.PROCESS_END):
-                lives[-1] = _ended(lives[-1], content)
-        yield from lives
+                records.append(_start_record(content, len(records)))
+            elif records and untrusted.has_shape(content, untrusted.PROCESS_END):
+                records[-1] = _end_record(records[-1], content)
+        yield from records
 
 
-def _begun(content: Mapping[str, Any], number: int) -> ProcessRecord:
+def _start_record(content: Mapping[str, Any], number: int) -> ProcessRecord:
     return ProcessRecord(
         pid=content["pid"],
         number=number,
@@ -398,9 +406,9 @@ def _begun(content: Mapping[str, Any], number: int) -> ProcessRecord:
     )
 
 
-def _ended(life: ProcessRecord, content: Mapping[str, Any]) -> ProcessRecord:
+def _end_record(record: ProcessRecord, content: Mapping[str, Any]) -> ProcessRecord:
     return replace(
-        life,
+        record,
         end=content["end"],
         names=tuple(content["names"]),
         distinct_names=content["distinct"],
@@ -409,7 +417,7 @@ def _ended(life: ProcessRecord, content: Mapping[str, Any]) -> ProcessRecord:
     )
 
 
-def _lines(path: Path) -> tuple[str, ...]:
+def _read_lines(path: Path) -> tuple[str, ...]:
     try:
         text = untrusted.read_file(path).decode("utf-8", "replace")
     except OSError:
@@ -417,19 +425,19 @@ def _lines(path: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def _machine(manifest: Mapping[str, Any]) -> machine_facts.Machine | None:
-    here = (manifest.get("host") or {}).get("name") == os.uname().nodename
-    return machine_facts.inspect_machine() if here else None
+def _inspect_same_machine(manifest: Mapping[str, Any]) -> machine_facts.Machine | None:
+    is_same = (manifest.get("host") or {}).get("name") == os.uname().nodename
+    return machine_facts.inspect_machine() if is_same else None
 
 
-def _importer() -> bool:
+def _has_importer() -> bool:
     with contextlib.suppress(TraceableError):
         return nsys_install.find_importer(nsys_install.find_nsys()) is not None
     return nsys_install.find_importer() is not None
 
 
-def _cut(path: Path) -> int:
-    """Return how many bytes an SQLite file lacks of the pages that its header counts."""
+def _count_missing_bytes(path: Path) -> int:
+    """Return how many bytes of the pages that its header counts are missing in an SQLite file."""
     try:
         with path.open("rb") as file:
             header = file.read(100)

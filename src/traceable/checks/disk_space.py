@@ -1,6 +1,6 @@
-"""The folders that `traceable doctor` judges by what can be written there: temporary files, runs, /dev/shm.
+"""The folders that `traceable doctor` checks: for temporary files, for runs, and /dev/shm.
 
-Nothing is written to find out. What it means is said in `doctor_checks.py`.
+Nothing is written to probe them. `machine_checks.py` decides what the facts mean.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from traceable.collectors.nsys import privacy
 from traceable.errors import Message
 
 SPACE_BYTES = 10**9
-"""Below this a warning: nsys's reports take hundreds of MB a minute in a busy program."""
+"""Less than this is a warning: nsys writes hundreds of MB a minute for a busy program."""
 
 TEMPORARY_BYTES = 4 << 20
 SHARED_BYTES = 2 << 20
-"""Below these nsys does not start the program: 2022.4.2 needs 3 MB for temporary files, and 2 MB of /dev/shm."""
+"""With less, nsys does not start the program: 2022.4.2 needs 3 MB for temporary files, and 2 MB of /dev/shm."""
 
 OUTPUT_BYTES = 1 << 20
-"""Below this not even an empty run fits."""
+"""With less, not even an empty run fits."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder to be written to, which may not be there yet.
+    """A folder to write to, which may not exist yet.
 
     Attributes:
         path: the folder.
-        nearest_existing: the nearest one above it that is there; the same where it is there itself.
-        exists: whether `standing` is there; it is not where the folder itself must be.
-        is_directory: whether `standing` is a folder.
+        nearest_existing: the folder itself, or its nearest parent that exists.
+        exists: whether `nearest_existing` exists; False if the folder itself must exist and does not.
+        is_directory: whether `nearest_existing` is a folder.
         writable: whether this process may write there.
-        noexec: whether it is mounted so that nothing in it can be executed.
+        noexec: whether it is mounted noexec.
         free_bytes, free_files: what this user may still write there.
     """
 
@@ -51,30 +51,30 @@ class Folder:
 
     @property
     def free_text(self) -> str:
-        """How much is free, to be read."""
+        """How much is free, as text."""
         return f"{format_bytes(self.free_bytes)} free"
 
     def find_problem(self, least_bytes: int) -> Message | None:
-        """Return why nothing can be recorded into it, as the end of a sentence; None where it can."""
+        """Return why it can't be used for recordings, as the end of a sentence; None if it can."""
         if not self.exists:
-            return Message("folder_missing", "is not there")
+            return Message("folder_missing", "does not exist")
         if not self.is_directory:
             return Message("not_a_directory", "is not a folder")
         if not self.writable:
-            return Message("folder_not_writable", "can't be written")
+            return Message("folder_not_writable", "is not writable")
         if self.free_bytes < least_bytes:
             return Message("no_space", f"has {self.free_text}")
-        return Message("no_inodes", "has no room for another file") if not self.free_files else None
+        return Message("no_inodes", "has no free inodes") if not self.free_files else None
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where recordings and what they need on the way are written.
+    """Where recordings and temporary files are written.
 
     Attributes:
-        temporary: where nsys keeps what it records until the program ends.
-        temporary_variable: the variable that names it; None for the system's own.
-        fallback: the folder that `traceable run` has nsys use in its place; None where it will do or no other would.
+        temporary: where nsys stores its data until the program ends.
+        temporary_variable: the variable that names it; None for the system default.
+        fallback: the folder that `traceable run` makes nsys use instead; None if none is needed or available.
         output: where run directories go.
         shared: /dev/shm.
         file_limit_bytes: RLIMIT_FSIZE; None for no limit.
@@ -89,7 +89,7 @@ class Space:
 
     @property
     def shortages(self) -> dict[str, bool]:
-        """Whether nsys can't record for want of space, by the name of the check that says so."""
+        """Whether nsys can't record for lack of space, by the name of the check."""
         return {
             "temporary": self.temporary.find_problem(TEMPORARY_BYTES) is not None,
             "shared memory": self.shared.find_problem(SHARED_BYTES) is not None,
@@ -101,14 +101,14 @@ def probe_space(output: Path) -> Space:
     """Return the facts of the folders that are written to.
 
     Args:
-        output: where run directories are to go.
+        output: the output directory of runs.
     """
-    named = next((name for name in ("TMPDIR", "TMP", "TEMP") if os.environ.get(name)), None)
+    variable = next((name for name in ("TMPDIR", "TMP", "TEMP") if os.environ.get(name)), None)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    usual = Path(os.environ[named] if named else "/tmp")
+    usual = Path(os.environ[variable] if variable else "/tmp")
     return Space(
         probe_folder(usual, will_be_created=False),
-        named,
+        variable,
         probe_folder(output, will_be_created=True),
         probe_folder(Path("/dev/shm"), will_be_created=False),
         None if limit == resource.RLIM_INFINITY else limit,
@@ -121,22 +121,22 @@ def probe_folder(path: Path, *, will_be_created: bool) -> Folder:
 
     Args:
         path: the folder.
-        will_be_created: it will be made where it is not there; else it must be there.
+        will_be_created: it is created if it does not exist; otherwise it must exist.
     """
     path = path.absolute()
-    standing = next(one for one in (path, *path.parents) if os.path.lexists(one)) if will_be_created else path
+    existing = next(one for one in (path, *path.parents) if os.path.lexists(one)) if will_be_created else path
     try:
-        found = os.statvfs(standing)
+        stats = os.statvfs(existing)
     except OSError:
-        return Folder(path, standing, os.path.lexists(standing), False, False, False, 0, 0)
+        return Folder(path, existing, os.path.lexists(existing), False, False, False, 0, 0)
     return Folder(
         path,
-        standing,
+        existing,
         True,
-        standing.is_dir(),
-        os.access(standing, os.W_OK | os.X_OK) and not found.f_flag & os.ST_RDONLY,
-        bool(found.f_flag & os.ST_NOEXEC),
-        found.f_bavail * found.f_frsize,
-        # Some file systems (btrfs, overlay on it) don't count files and say 0 of 0.
-        found.f_favail if found.f_files else sys.maxsize,
+        existing.is_dir(),
+        os.access(existing, os.W_OK | os.X_OK) and not stats.f_flag & os.ST_RDONLY,
+        bool(stats.f_flag & os.ST_NOEXEC),
+        stats.f_bavail * stats.f_frsize,
+        # Some file systems (btrfs, overlay on it) don't count files and report 0 of 0.
+        stats.f_favail if stats.f_files else sys.maxsize,
     )

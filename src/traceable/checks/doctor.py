@@ -1,8 +1,8 @@
-"""Before the first run: what `traceable run` needs is looked at, tried, and judged.
+"""Before the first run: probe and check everything that `traceable run` needs.
 
-`run_checks` gathers the facts, what takes time beside each other, and has each check judge its own. Whatever fails or does
-not answer in time becomes a line of the answer. It prints nothing; `cli/doctor.py` does. What a check is for, and when
-it is a warning or a problem, stands in docs/doctor.md.
+`run_checks` gathers the facts, slow ones in parallel, and passes each check the facts it needs. A probe that fails or
+times out becomes a line of the result. Nothing is printed here; `cli/doctor.py` does that. docs/doctor.md explains what
+each check is for, and when it is a warning or a problem.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NoAnswerError
+from concurrent.futures import TimeoutError as ProbeTimeoutError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ from traceable.errors import TraceableError
 from traceable.launch import provenance, run_dir
 
 SECONDS = 13.0
-"""How long answers are waited for, so that the whole is over in 15 s."""
+"""How long to wait for the probes, so that everything is over in 15 s."""
 
 NSYS_SECONDS = 5.0
-"""How long nsys may take to say its version and options. It takes 0.2 s."""
+"""How long nsys may take to print its version and options. It takes 0.2 s."""
 
 GRACE_SECONDS = 1.5
-"""How long what is given up may take to clear up."""
+"""How long abandoned probes may take to clean up."""
 
 POLL_SECONDS = 0.05
 
@@ -39,13 +39,13 @@ CheckFunction = Callable[..., CheckResult | Sequence[CheckResult] | None]
 
 CHECKS: tuple[tuple[str, CheckFunction, tuple[str, ...]], ...] = (
     ("python", machine_checks.check_python, ("python",)),
-    ("traceable", machine_checks.check_extensions, ("parts",)),
+    ("traceable", machine_checks.check_extensions, ("extensions",)),
     ("packages", machine_checks.check_packages, ("packages",)),
-    ("nvtx", machine_checks.check_nvtx, ("nvtx", "recorder canary", "nsys canary", "cuda")),
-    ("recorder", machine_checks.check_recorder, ("nsys", "packages", "recorder canary")),
+    ("nvtx", machine_checks.check_nvtx, ("nvtx", "recorder self-test", "nsys self-test", "cuda")),
+    ("recorder", machine_checks.check_recorder, ("nsys", "packages", "recorder self-test")),
     ("nsys", machine_checks.check_nsys, ("nsys", "driver")),
     ("nsys importer", machine_checks.check_importer, ("nsys",)),
-    ("nsys capture", machine_checks.check_nsys_capture, ("nsys", "space", "packages", "nsys canary")),
+    ("nsys capture", machine_checks.check_nsys_capture, ("nsys", "space", "packages", "nsys self-test")),
     ("ncu", machine_checks.check_ncu, ("ncu", "driver")),
     ("cuda driver", machine_checks.check_cuda_driver, ("driver", "machine", "cuda")),
     ("gpus", machine_checks.check_gpus, ("cuda", "nsys", "running")),
@@ -59,38 +59,38 @@ CHECKS: tuple[tuple[str, CheckFunction, tuple[str, ...]], ...] = (
     ("environment", machine_checks.check_environment, ("variables",)),
     ("other profilers", machine_checks.check_other_profilers, ("running", "driver")),
 )
-"""Each check: its name, what judges, and the facts that it is given, in that order."""
+"""Each check: its name, its function, and the facts that the function takes, in that order."""
 
 
 def run_checks(output: Path | None = None) -> list[Finding]:
-    """Look at everything and return a line for each check, in the order of `CHECKS`.
+    """Run all checks and return a line for each, in the order of `CHECKS`.
 
-    A check that does not apply here has no line, and one that finds several things has several. Takes 15 s at most.
+    A check that does not apply here has no line; one with several results has several. Takes 15 s at most.
 
     Args:
-        output: where runs are to go, or None for `traceable-runs`.
+        output: the output directory of runs, or None for `traceable-runs`.
     """
-    known = _Facts()
+    facts = _Facts()
     try:
-        _gather(known, output or run_dir.PARENT)
-        return [Finding(name, said) for name, judge, needs in CHECKS for said in _judged(judge, needs, known)]
+        _gather(facts, output or run_dir.PARENT)
+        return [Finding(name, result) for name, check, needs in CHECKS for result in _run_check(check, needs, facts)]
     finally:
-        known.give_up()
+        facts.abandon_probes()
 
 
 @dataclass
 class _Facts:
-    """The facts by their names, as far as they are known; each is asked for once, in a thread of its own."""
+    """The facts by name; each is probed once, in its own thread."""
 
     deadline: float = field(default_factory=lambda: time.monotonic() + SECONDS)
     futures: dict[str, Future[Any]] = field(default_factory=dict)
     threads: list[threading.Thread] = field(default_factory=list)
 
-    def ask(self, name: str, question: Callable[[], Any]) -> None:
-        """Have a question answered beside the others."""
+    def probe(self, name: str, function: Callable[[], Any]) -> None:
+        """Start a probe in parallel to the others."""
         self.futures[name] = Future()
-        # Not an executor's: Python would wait for its threads before it ends.
-        thread = threading.Thread(target=self._answer, args=(name, question), name=f"traceable-{name}", daemon=True)
+        # Not an executor's: Python would wait for its threads before it exits.
+        thread = threading.Thread(target=self._run_probe, args=(name, function), name=f"traceable-{name}", daemon=True)
         self.threads.append(thread)
         thread.start()
 
@@ -98,13 +98,13 @@ class _Facts:
         """Return a fact.
 
         Raises:
-            NoAnswerError: there is no answer.
-            Exception: what the question raised.
+            ProbeTimeoutError: the probe is not finished in time.
+            Exception: raised by the probe.
         """
         return self.futures[name].result(timeout=max(0.0, self.deadline - time.monotonic()))
 
-    def give_up(self) -> None:
-        """End the processes that questions without an answer wait for, and have those clear up after themselves."""
+    def abandon_probes(self) -> None:
+        """Kill the processes that unfinished probes wait for, and let these probes clean up."""
         until = time.monotonic() + GRACE_SECONDS
         for thread in self.threads:
             # More than once: it may be about to start another one.
@@ -114,63 +114,66 @@ class _Facts:
                         os.kill(pid, signal.SIGKILL)
                 thread.join(POLL_SECONDS)
 
-    def _answer(self, name: str, question: Callable[[], Any]) -> None:
+    def _run_probe(self, name: str, function: Callable[[], Any]) -> None:
         try:
-            self.futures[name].set_result(question())
-        except Exception as error:  # noqa: BLE001 - whatever it is, it becomes a line of the answer
+            self.futures[name].set_result(function())
+        except Exception as error:  # noqa: BLE001 - whatever it is, it becomes a line of the result
             self.futures[name].set_exception(error)
 
 
-def _gather(known: _Facts, output: Path) -> None:
-    known.ask("running", machine_facts.find_running_profilers)
-    known.ask("space", lambda: disk_space.probe_space(output))
-    known.ask("parts", machine_facts.inspect_extensions)
-    known.ask("nsys itself", probes.probe_nsys)
-    known.ask("nsys", lambda: _nsys(known))
-    known.ask("cuda", probes.probe_cuda)
-    known.ask("ncu", probes.probe_ncu)
-    known.ask("python", machine_facts.inspect_python)
-    known.ask("packages", machine_facts.inspect_packages)
-    known.ask("machine", machine_facts.inspect_machine)
-    known.ask("torch", machine_facts.inspect_torch)
-    known.ask("driver", machine_facts.inspect_driver)
-    known.ask("variables", machine_facts.inspect_environment)
-    known.ask("nvtx", lambda: provenance.get_package_version("nvtx"))
-    known.ask("nsys canary", lambda: _canary("nsys", known) if known.get("nsys").found else None)
-    known.ask("recorder canary", lambda: _canary("recorder", known) if known.get("parts").recorder else None)
+def _gather(facts: _Facts, output: Path) -> None:
+    facts.probe("running", machine_facts.find_running_profilers)
+    facts.probe("space", lambda: disk_space.probe_space(output))
+    facts.probe("extensions", machine_facts.inspect_extensions)
+    facts.probe("nsys itself", probes.probe_nsys)
+    facts.probe("nsys", lambda: _probe_nsys(facts))
+    facts.probe("cuda", probes.probe_cuda)
+    facts.probe("ncu", probes.probe_ncu)
+    facts.probe("python", machine_facts.inspect_python)
+    facts.probe("packages", machine_facts.inspect_packages)
+    facts.probe("machine", machine_facts.inspect_machine)
+    facts.probe("torch", machine_facts.inspect_torch)
+    facts.probe("driver", machine_facts.inspect_driver)
+    facts.probe("variables", machine_facts.inspect_environment)
+    facts.probe("nvtx", lambda: provenance.get_package_version("nvtx"))
+    facts.probe("nsys self-test", lambda: _run_self_test("nsys", facts) if facts.get("nsys").usable else None)
+    facts.probe(
+        "recorder self-test",
+        lambda: _run_self_test("recorder", facts) if facts.get("extensions").has_recorder else None,
+    )
 
 
-def _nsys(known: _Facts) -> probes.Nsys:
-    """Return what nsys answers; of one that hangs, that: most checks want to know whether there is one that answers."""
+def _probe_nsys(facts: _Facts) -> probes.Nsys:
+    """Return the facts of nsys, also of one that hangs: most checks need to know whether there is a usable one."""
     try:
-        answer: probes.Nsys = known.futures["nsys itself"].result(NSYS_SECONDS)
-    except NoAnswerError:
+        nsys: probes.Nsys = facts.futures["nsys itself"].result(NSYS_SECONDS)
+    except ProbeTimeoutError:
         return probes.describe_unresponsive_nsys(NSYS_SECONDS)
-    return answer
+    return nsys
 
 
-def _canary(collector: str, known: _Facts) -> self_test.SelfTest:
-    known.get("running")  # what runs is looked at before we run something ourselves
-    return self_test.run_self_test(collector, known.get("space").temporary.path)
+def _run_self_test(collector: str, facts: _Facts) -> self_test.SelfTest:
+    facts.get("running")  # other profilers are listed before we start one ourselves
+    return self_test.run_self_test(collector, facts.get("space").temporary.path)
 
 
-def _judged(judge: CheckFunction, needs: Sequence[str], known: _Facts) -> Sequence[CheckResult]:
+def _run_check(check: CheckFunction, needs: Sequence[str], facts: _Facts) -> Sequence[CheckResult]:
     try:
-        said = judge(*[known.get(need) for need in needs])
+        results = check(*[facts.get(need) for need in needs])
     except TraceableError as error:
-        said = warning(error.code, f"could not be checked: {error.problem}", error.remedy)
-    except NoAnswerError:
-        found = f"could not be checked: no answer within {SECONDS:g} s"
-        said = warning("check_timed_out", found, "try again when the machine is idle")
-    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide what the other checks found
-        found = f"could not be checked: {type(error).__name__}: {error}"
-        said = warning("check_failed", found, "report this to traceable's authors")
-    return [said] if isinstance(said, CheckResult) else said or []
+        results = warning(error.code, f"check failed: {error.problem}", error.remedy)
+    except ProbeTimeoutError:
+        message = f"check timed out after {SECONDS:g} s"
+        results = warning("check_timed_out", message, "try again when the machine is idle")
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide the results of other checks
+        message = f"check failed: {type(error).__name__}: {error}"
+        results = warning("check_failed", message, "report this to traceable's authors")
+    return [results] if isinstance(results, CheckResult) else results or []
 
 
 def _children(thread: threading.Thread) -> list[int]:
     try:
-        listed = Path(f"/proc/self/task/{thread.native_id}/children").read_text(encoding="ascii")
+        pids = Path(f"/proc/self/task/{thread.native_id}/children").read_text(encoding="ascii")
     except OSError:
         return []
-    return [int(pid) for pid in listed.split()]
+    return [int(pid) for pid in pids.split()]

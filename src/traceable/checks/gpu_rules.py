@@ -1,4 +1,4 @@
-"""Rules about GPU work: why it is not in the recording, or belongs to no range."""
+"""Rules about GPU work: why it is not in the recording, or not attributed to a range."""
 
 from __future__ import annotations
 
@@ -32,79 +32,79 @@ _NEW_DRIVER = r"is not supported by this build of Nsight Systems|Could not (load
 _NO_CUDA = r"No CUDA events collected|CUDA profiling might have not been started"
 _CUDA_BEGUN = r"CUDA injection initialized successfully"
 _COUNTERS_TAKEN = r"Already under profiling|sampling hardware unit is already in use"
-_OTHERS = {
+_OTHER_SUBSCRIBERS = {
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "the run was under ncu",
     "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "the run was under compute-sanitizer",
     "NSYS_PROFILING_SESSION_ID": "the run was under another nsys",
     "KINETO_USE_DAEMON": "Kineto's daemon may record in the program",
     "KINETO_CONFIG": "Kineto may record in the program",
 }
-"""Variables by which other subscribers of CUPTI are known. CUDA_INJECTION64_PATH is none: nsys puts its own there."""
-_COUNTERS_HELD = re.compile(r"nv-hostengine|dcgm|ncu|nv-nsight-cu|nsys")
+"""Variables by which other subscribers of CUPTI are known. Not CUDA_INJECTION64_PATH: nsys sets it itself."""
+_COUNTER_USERS = re.compile(r"nv-hostengine|dcgm|ncu|nv-nsight-cu|nsys")
 _GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 _AUTOGRAD = "pt_autograd"
 _BACKWARD = re.compile("backward", re.IGNORECASE)
 
 
-def _gpus(case: Case) -> list[str] | None:
-    """Return the GPUs of the machine that the run was on; None where that is not known, empty for none."""
+def _list_gpus(case: Case) -> list[str] | None:
+    """Return the GPUs of the machine that the run was on; None if not known, empty for none."""
     if case.recording is not None and case.recording.trace.devices:
         return [device.name for device in case.recording.trace.devices]
-    said = (case.manifest or {}).get("gpus")
-    return None if said is None else [str(gpu.get("name")) for gpu in said]
+    gpus = (case.manifest or {}).get("gpus")
+    return None if gpus is None else [str(gpu.get("name")) for gpu in gpus]
 
 
 def diagnose_cupti_taken(case: Case) -> RuleResult:
-    """CUPTI serves one subscriber in a process."""
+    """CUPTI supports one subscriber per process."""
     if case.collector != NSYS:
         return None
-    said = case.find_messages(_SUBSCRIBED)
-    fix = "leave the other one out while nsys records: torch.profiler, ncu, compute-sanitizer, an outer nsys"
-    found = "another profiler holds CUPTI in the program, so that nsys gets nothing from the GPU"
-    if said:
+    errors = case.find_messages(_SUBSCRIBED)
+    fix = "disable the other one while nsys records: torch.profiler, ncu, compute-sanitizer, an outer nsys"
+    found = "another profiler uses CUPTI in the program, so nsys can't record the GPU"
+    if errors:
         return Finding(
-            "cupti_taken", CERTAIN, found, tuple(said[:2]), fix, PART if case.operation_count else EVERYTHING
+            "cupti_taken", CERTAIN, found, tuple(errors[:2]), fix, PART if case.operation_count else EVERYTHING
         )
     if case.operation_count:
         return RuledOut(f"{case.operation_count} GPU operations were recorded")
-    if not _gpus(case) or "cuda" not in (find_traced_apis(case) or ()):
+    if not _list_gpus(case) or "cuda" not in (find_traced_apis(case) or ()):
         return None
-    evidence = [
-        f"process {one.pid} had a torch.profiler of its own" for one in case.process_records if one.torch_profiler
+    evidence = [f"process {one.pid} used torch.profiler itself" for one in case.process_records if one.torch_profiler]
+    evidence += [
+        f"{name} is set: {effect}" for name, effect in _OTHER_SUBSCRIBERS.items() if name in case.environment_names
     ]
-    evidence += [f"{name} is set: {what}" for name, what in _OTHERS.items() if name in case.environment_names]
     if not evidence:
-        return RuledOut("nothing says that another profiler was there")
+        return RuledOut("no sign of another profiler")
     evidence.append("no GPU operation was recorded, on a machine with a GPU")
     return Finding("cupti_taken", LIKELY, found, tuple(evidence), fix, EVERYTHING)
 
 
 def diagnose_counters_taken(case: Case) -> RuleResult:
-    """The GPU's counters serve one tool on the whole machine. That is not CUPTI: DCGM takes no kernel from nsys."""
+    """One tool per machine can use the GPU counters. That is not CUPTI: DCGM does not block kernel tracing."""
     if case.collector != NSYS:
         return None
-    said = case.find_messages(_COUNTERS_TAKEN)
-    if not said:
-        return RuledOut("nsys did not say that another tool holds the GPU's counters") if case.messages else None
-    held = [name for name in case.profilers if _COUNTERS_HELD.match(name)]
-    running = (f"running when the run began: {join_first(held)}",) if held else ()
+    errors = case.find_messages(_COUNTERS_TAKEN)
+    if not errors:
+        return RuledOut("nsys did not report that another tool uses the GPU counters") if case.messages else None
+    users = [name for name in case.profilers if _COUNTER_USERS.match(name)]
+    running = (f"running when the run began: {join_first(users)}",) if users else ()
     return Finding(
         "counters_taken",
         CERTAIN,
-        "another tool holds the GPU's counters, so that nsys can't sample GPU metrics",
-        (*said[:1], *running),
-        "type `dcgmi profile --pause` while you profile and `--resume` after, or end the other nsys or ncu",
+        "another tool uses the GPU counters, so nsys can't sample GPU metrics",
+        (*errors[:1], *running),
+        "run `dcgmi profile --pause` while you profile and `--resume` after, or end the other nsys or ncu",
         PART,
     )
 
 
 def diagnose_driver(case: Case) -> RuleResult:
-    """A driver of a CUDA that nsys brings no CUPTI for is served by the nearest one, or not at all."""
+    """For a CUDA driver without a matching CUPTI nsys uses the nearest one, or none."""
     if case.collector != NSYS or case.recording is None:
         return None
     old, new = case.find_messages(_OLD_DRIVER), case.find_messages(_NEW_DRIVER)
     if not old and not new:
-        return RuledOut("nsys did not complain of the CUDA driver") if case.messages else None
+        return RuledOut("nsys did not reject the CUDA driver") if case.messages else None
     loss = NOTHING if case.operation_count else EVERYTHING
     version = case.recording.trace.source.version
     if old:
@@ -113,14 +113,14 @@ def diagnose_driver(case: Case) -> RuleResult:
             CERTAIN,
             f"the CUDA driver is too old for nsys {version}",
             tuple(old[:2]),
-            "update the driver, or name an older nsys in TRACEABLE_NSYS",
+            "update the driver, or set TRACEABLE_NSYS to an older nsys",
             loss,
         )
     return Finding(
         "driver_too_new",
         CERTAIN,
-        f"the CUDA driver is newer than what nsys {version} knows"
-        + ("; GPU work was recorded all the same" if case.operation_count else ""),
+        f"the CUDA driver is too new for nsys {version}"
+        + ("; GPU work was recorded anyway" if case.operation_count else ""),
         tuple(new[:2]),
         "install a newer nsys",
         loss,
@@ -128,36 +128,36 @@ def diagnose_driver(case: Case) -> RuleResult:
 
 
 def diagnose_no_context(case: Case) -> RuleResult:
-    """CUDA was traced, and nothing made a context."""
-    asked = find_traced_apis(case)
-    if case.recording is None or asked is None or "cuda" not in asked:
+    """CUDA was traced, and no context was created."""
+    traced = find_traced_apis(case)
+    if case.recording is None or traced is None or "cuda" not in traced:
         return None
     if case.operation_count or len(case.recording.trace.calls):
         return RuledOut(
             f"{len(case.recording.trace.calls)} CUDA calls and {case.operation_count} GPU operations were recorded"
         )
-    gpus = _gpus(case)
+    gpus = _list_gpus(case)
     if not gpus:
-        return RuledOut("no GPU is known on the machine that was recorded")
+        return RuledOut("the recorded machine has no known GPU")
     evidence = ["CUDA was traced, and no CUDA call was recorded", *case.find_messages(_NO_CUDA)[:1]]
     evidence.append(f"the machine has {join_first(gpus)}")
     begun = case.find_messages(_CUDA_BEGUN)
-    found = "the program never used CUDA: no context was created in a process that nsys hears"
+    found = "the program never used CUDA: no context was created in a process that nsys traces"
     if begun:
-        found = "the program has loaded CUDA, and made no call of it while it was recorded"
-    # Of a program whose ranges are there, and that is not meant to use the GPU, nothing is missing.
+        found = "the program loaded CUDA, but made no CUDA call while it was recorded"
+    # If the ranges were recorded and the program is not meant to use the GPU, nothing is missing.
     return Finding(
         "no_cuda_context",
         POSSIBLE if begun or case.range_count else LIKELY,
         found,
         (*evidence, *begun[:1]),
-        "see whether the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
+        "check that the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
         PART if case.range_count else EVERYTHING,
     )
 
 
 def diagnose_graphs(case: Case) -> RuleResult:
-    """CUDA graphs that were traced as one: their kernels are in no table."""
+    """CUDA graphs that were traced as one: their kernels were not recorded."""
     if case.recording is None:
         return None
     trace = case.recording.trace
@@ -192,7 +192,7 @@ def diagnose_graphs(case: Case) -> RuleResult:
 
 
 def diagnose_autograd(case: Case) -> RuleResult:
-    """Kernels of backward(), or of another helper, which another thread launches than the one whose range is open."""
+    """Kernels, e.g. of backward(), launched by another thread than the one whose range is open."""
     if case.recording is None or not case.operation_count or not case.range_count:
         return None
     coverage = case.recording.coverage
@@ -203,8 +203,8 @@ def diagnose_autograd(case: Case) -> RuleResult:
             CERTAIN,
             f"{lost.operations} GPU operations ({_share(lost, coverage)} of the GPU's time) were launched by threads "
             "without a range while several others had one open",
-            ("no rule says to which of these ranges they belong",),
-            "annotate within the thread that launches, or run one annotated thread at a time",
+            ("no attribution rule decides between these ranges",),
+            "annotate in the launching thread, or run one annotated thread at a time",
             PART,
         )
     if not inherited.operations:
@@ -212,18 +212,18 @@ def diagnose_autograd(case: Case) -> RuleResult:
     threads, backward = _inherited_from(case.recording)
     outside = "; nsys's own tables show them outside of every range" if case.collector == NSYS else ""
     found = f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by "
-    found += "another thread than the one with the range"
+    found += "a thread other than the one with the range"
     evidence = (
         f"attribution `inherited`: {inherited.operations} operations",
         f"launched by {join_first(threads)}",
         *((f"while {join_first(backward, 2)} was open",) if backward else ()),
     )
-    fix = "read them in `traceable report`, which gives them to the range that was open"
-    fix += "; leave nsys's projection aside" if outside else ""
+    fix = "use `traceable report`, which attributes them to the range that was open"
+    fix += "; do not use nsys's projection" if outside else ""
     if backward or any(name.startswith(_AUTOGRAD) for name in threads):
-        found += f", as autograd's does{outside}"
+        found += f", as by autograd{outside}"
         return Finding("autograd_thread", CERTAIN, found, evidence, fix, NOTHING)
-    found += f", a helper of the program's{outside}"
+    found += f", a helper thread of the program{outside}"
     return Finding("launched_by_another_thread", CERTAIN, found, evidence, fix, NOTHING)
 
 
@@ -238,8 +238,8 @@ def _inherited_from(recording: Recording) -> tuple[list[str], list[str]]:
     launching = np.unique(trace.calls.thread[context.launches.call_of[operations]]).tolist()
     threads = [trace.threads[index] for index in launching]
     instances = np.unique(context.attribution.innermost[operations])
-    named = np.unique(context.attribution.instances.name[instances[instances >= 0]]).tolist()
-    backward = sorted({trace.names[index] for index in named if _BACKWARD.search(trace.names[index])})
+    names = np.unique(context.attribution.instances.name[instances[instances >= 0]]).tolist()
+    backward = sorted({trace.names[index] for index in names if _BACKWARD.search(trace.names[index])})
     return [f"{one.name} (thread {one.tid})" if one.name else f"thread {one.tid}" for one in threads], backward
 
 

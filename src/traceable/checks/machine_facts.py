@@ -1,8 +1,7 @@
-"""The facts that `traceable doctor` judges by which cost nothing: what the interpreter, /proc and the files here say.
+"""The facts for `traceable doctor` that are cheap to read: from the interpreter, /proc and files of this machine.
 
-Nothing is started and nothing written. What takes a process of its own is in `doctor_probes.py` and `doctor_canary.py`;
-what a fact means is said in `doctor_checks.py`. Where a function takes `root`, that is the folder which
-stands for `/`.
+No process is started and nothing is written. `probes.py` and `self_test.py` start processes; `machine_checks.py`
+decides what a fact means. Where a function takes `root`, that folder replaces `/`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ EXTENSIONS = ("_core", _RECORDER, "_pages", "_hide_proc_environ")
 """The C extensions."""
 
 PACKAGES = ("numpy", "rich", "wrapt") if sys.version_info >= (3, 11) else ("numpy", "rich", "wrapt", "tomli")
-"""What traceable needs besides the nvtx package, which is judged by itself."""
+"""The packages that traceable needs, except nvtx, which has a check of its own."""
 
 CAP_SYS_ADMIN, CAP_PERFMON = 21, 38
 """Bits of CapEff (linux/capability.h)."""
@@ -44,7 +43,7 @@ PROFILERS = re.compile(
     r"nsys(-launcher|-ui)?|ncu(-ui)?|nv-nsight-cu(-cli)?|nv-hostengine|dcgm-exporter|dcgmproftester\d*|dynolog"
     r"|nvprof|cuda-gdb|compute-sanitiz"
 )
-"""Names of processes that profile GPUs, or hold what profiling needs, in the 15 characters that Linux keeps of one."""
+"""Names of processes that profile GPUs, or use what profilers need, in the 15 characters that Linux stores."""
 
 MPS = "nvidia-cuda-mps"
 
@@ -60,7 +59,7 @@ class Python:
         implementation: `CPython`.
         executable: its path.
         free_threaded: built without the global lock.
-        flags: those of `FLAGS` it was started with; `traceable run` hands them on to the program.
+        flags: those of `FLAGS` it was started with; `traceable run` passes them to the program.
     """
 
     version: tuple[int, int, int]
@@ -78,8 +77,8 @@ class Extensions:
         version: traceable's.
         missing: names of `EXTENSIONS` that were not built for this interpreter.
         foreign: those of them that were built for another one.
-        pure: TRACEABLE_PURE asks for the form without the core.
-        broken: names of those that lie there and can't be loaded, and why.
+        pure: TRACEABLE_PURE disables the native core.
+        broken: names of those that exist and can't be loaded, each with the reason.
     """
 
     version: str
@@ -99,7 +98,7 @@ class Packages:
     """The packages that traceable needs.
 
     Attributes:
-        versions: of each that can be imported; None for one that does not say.
+        versions: of each that can be imported; None if not known.
         errors: why the others can't.
     """
 
@@ -134,7 +133,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch that is installed, as its own files say.
+    """The installed torch, according to its own files.
 
     Attributes:
         version: e.g. `2.13.0+cpu`; None where there is none.
@@ -149,12 +148,12 @@ class Torch:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the system says of NVIDIA's driver.
+    """What the system reports about NVIDIA's driver.
 
     Attributes:
         version: of the kernel's module; None where it is not loaded.
         devices: whether there are device files of GPUs.
-        admin_only: whether GPU counters are for administrators (RmProfilingAdminOnly); None where that is not said.
+        admin_only: whether GPU counters are for administrators (RmProfilingAdminOnly); None if not known.
     """
 
     version: str | None
@@ -173,8 +172,8 @@ class Variables:
 
     Attributes:
         environ: all of it.
-        disabled: TRACEABLE_DISABLE says yes.
-        injection_exists: the file that NVTX_INJECTION64_PATH names is there.
+        disabled: TRACEABLE_DISABLE is set.
+        injection_exists: the file named by NVTX_INJECTION64_PATH exists.
     """
 
     environ: Mapping[str, str]
@@ -184,7 +183,7 @@ class Variables:
 
 @dataclass(frozen=True)
 class RunningProfilers:
-    """Processes that may be in the way, those of other users included where /proc shows them.
+    """Processes that may interfere, including those of other users where /proc shows them.
 
     Attributes:
         profilers: pid and name of each whose name is one of `PROFILERS`.
@@ -207,17 +206,17 @@ def inspect_python() -> Python:
 
 
 def inspect_extensions(folder: Path | None = None) -> Extensions:
-    """Return which C extensions lie in `folder`, by default that of the traceable in use."""
+    """Return which C extensions are in `folder`, by default that of the traceable in use."""
     folder = Path(_native.__file__).parent if folder is None else folder
-    ours = [
+    candidates = [
         (name, folder / f"{name}{suffix}") for name in EXTENSIONS for suffix in importlib.machinery.EXTENSION_SUFFIXES
     ]
-    there = {name: path for name, path in reversed(ours) if path.is_file()}
-    missing = tuple(name for name in EXTENSIONS if name not in there)
+    built = {name: path for name, path in reversed(candidates) if path.is_file()}
+    missing = tuple(name for name in EXTENSIONS if name not in built)
     foreign = tuple(name for name in missing if any(folder.glob(f"{name}.*.so")))
-    broken = tuple((name, why) for name in EXTENSIONS if name in there and (why := _not_loaded(there[name])))
+    broken = tuple((name, why) for name in EXTENSIONS if name in built and (why := _find_load_error(built[name])))
     return Extensions(
-        get_package_version("traceable") or _of_source(),
+        get_package_version("traceable") or _describe_source(),
         missing,
         foreign,
         environment.read_flag(environment.PURE),
@@ -225,8 +224,8 @@ def inspect_extensions(folder: Path | None = None) -> Extensions:
     )
 
 
-def _not_loaded(library: Path) -> str | None:
-    """Return what the loader has against a library; None where it loads it. Built for a newer libc, it does not."""
+def _find_load_error(library: Path) -> str | None:
+    """Return why the loader rejects a library, e.g. one built for a newer libc; None if it loads."""
     try:
         ctypes.CDLL(str(library))
     except OSError as error:
@@ -235,16 +234,16 @@ def _not_loaded(library: Path) -> str | None:
 
 
 def inspect_packages() -> Packages:
-    """Import the packages that traceable needs, and say which of them can't be."""
+    """Import the packages that traceable needs, and return which of them fail."""
     versions: dict[str, str | None] = {}
     errors: dict[str, str] = {}
     for name in PACKAGES:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001, PERF203 - a broken package may raise anything
-            # numpy explains itself at length, and says what is wrong in the cause.
-            said = str(error.__cause__ or error).splitlines()
-            errors[name] = next((line for line in said if line.strip()), type(error).__name__)
+            # numpy raises a long text, with the actual error as its cause.
+            lines = str(error.__cause__ or error).splitlines()
+            errors[name] = next((line for line in lines if line.strip()), type(error).__name__)
         else:
             versions[name] = get_package_version(name)
     return Packages(versions, errors)
@@ -252,14 +251,14 @@ def inspect_packages() -> Packages:
 
 def inspect_machine(root: Path = ROOT) -> Machine:
     """Return the facts of the system below `root`."""
-    kernel_says = _read(root / "proc/version") or ""
-    words = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status") or "", re.MULTILINE)
+    kernel_version = _read(root / "proc/version") or ""
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status") or "", re.MULTILINE)
     return Machine(
         platform.system(),
         platform.release(),
-        "microsoft" in kernel_says.lower() or (root / "dev/dxg").exists(),
+        "microsoft" in kernel_version.lower() or (root / "dev/dxg").exists(),
         _container(root, os.environ),
-        int(words[1], 16) if words else None,
+        int(capabilities[1], 16) if capabilities else None,
         _number(_read(root / "proc/sys/kernel/perf_event_paranoid")),
     )
 
@@ -272,13 +271,13 @@ def inspect_torch() -> Torch:
         spec = None
     if spec is None or spec.origin is None:
         return Torch(get_package_version("torch"))
-    said = _read(Path(spec.origin).parent / "version.py") or ""
-    given = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", said, re.MULTILINE))
-    return Torch(given.get("__version__") or get_package_version("torch"), given.get("cuda"), given.get("hip"))
+    content = _read(Path(spec.origin).parent / "version.py") or ""
+    values = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", content, re.MULTILINE))
+    return Torch(values.get("__version__") or get_package_version("torch"), values.get("cuda"), values.get("hip"))
 
 
 def inspect_driver(root: Path = ROOT) -> Driver:
-    """Return what the system below `root` says of NVIDIA's driver."""
+    """Return what the system below `root` reports about NVIDIA's driver."""
     module = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", _read(root / "proc/driver/nvidia/version") or "")
     admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d+)", _read(root / "proc/driver/nvidia/params") or "")
     devices = bool(gpu_device.list_device_files(root))
@@ -286,7 +285,7 @@ def inspect_driver(root: Path = ROOT) -> Driver:
 
 
 def find_running_profilers(root: Path = ROOT) -> RunningProfilers:
-    """Return which processes below `root` profile, but for this one and those it descends from."""
+    """Return which processes below `root` profile, except this one and its parent."""
     names = {}
     for entry in root.glob("proc/[0-9]*"):
         name = (_read(entry / "comm") or "").strip()
@@ -298,8 +297,8 @@ def find_running_profilers(root: Path = ROOT) -> RunningProfilers:
 
 def inspect_environment() -> Variables:
     """Return the environment of this process."""
-    listening = os.access(os.environ.get(environment.NVTX_INJECTION, ""), os.F_OK)
-    return Variables(dict(os.environ), environment.read_flag(environment.DISABLE), listening)
+    injection_exists = os.access(os.environ.get(environment.NVTX_INJECTION, ""), os.F_OK)
+    return Variables(dict(os.environ), environment.read_flag(environment.DISABLE), injection_exists)
 
 
 def _container(root: Path, variables: Mapping[str, str]) -> str | None:
@@ -316,7 +315,7 @@ def _container(root: Path, variables: Mapping[str, str]) -> str | None:
     return variables.get("container") or None
 
 
-def _of_source() -> str:
+def _describe_source() -> str:
     return f"of {Path(traceable.__file__).parent}"
 
 

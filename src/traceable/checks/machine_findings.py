@@ -1,9 +1,9 @@
-"""What a check of `traceable doctor` says: its state, what was found, and what to do. Judges nothing itself.
+"""The result of a check of `traceable doctor`: its state, a message, and the fix. Nothing is checked here.
 
-- `ok`: nothing is lost, or only what this machine has not got anyway;
-- `note`: something named is missing that only an option of its own or another package asks for; a default run is whole;
-- `warning`: runs are recorded, and something named is missing from them, slower, or may fail later;
-- `problem`: what is installed or asked for does not work, and a run would fail or lose its recording.
+- `ok`: nothing is missing, or only what this machine does not have anyway;
+- `note`: something is missing that only a certain option or another package needs; a default run is complete;
+- `warning`: runs are recorded, but something is missing from them, is slower, or may fail later;
+- `problem`: something installed or requested does not work, and a run would fail or lose its recording.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ STATES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check says.
+    """The result of one check.
 
     Attributes:
         state: one of `STATES`.
-        message: what is there, as one line, with its code.
-        fix: what to do, as an imperative clause; None where nothing is to be done.
-        evidence: what it was judged by, fit for JSON.
+        message: one line, with its code.
+        fix: what to do, as an imperative clause; None if nothing.
+        evidence: the facts behind it, fit for JSON.
     """
 
     state: str
@@ -38,37 +38,37 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the answer.
+    """One line of the output.
 
     Attributes:
-        name: of the check. One that finds several things has several lines.
-        result: what it says.
+        name: of the check. One with several results has several lines.
+        result: its result.
     """
 
     name: str
     result: CheckResult
 
 
-def ok(code: str, found: str, **evidence: Any) -> CheckResult:
-    """Say that nothing is to be done."""
-    return CheckResult(OK, Message(code, found), None, evidence)
+def ok(code: str, message: str, **evidence: Any) -> CheckResult:
+    """Return a result for which nothing has to be done."""
+    return CheckResult(OK, Message(code, message), None, evidence)
 
 
-def note(code: str, found: str, fix: str, **evidence: Any) -> CheckResult:
-    """Say what is missing that a run with default options never needs, and what to do for it."""
-    return CheckResult(NOTE, Message(code, found), fix, evidence)
+def note(code: str, message: str, fix: str, **evidence: Any) -> CheckResult:
+    """Return a result about something missing that a run with default options never needs."""
+    return CheckResult(NOTE, Message(code, message), fix, evidence)
 
 
-def warning(code: str, found: str, fix: str, **evidence: Any) -> CheckResult:
-    """Say what runs will lack, and what to do."""
-    return CheckResult(WARNING, Message(code, found), fix, evidence)
+def warning(code: str, message: str, fix: str, **evidence: Any) -> CheckResult:
+    """Return a result about something that runs will lack."""
+    return CheckResult(WARNING, Message(code, message), fix, evidence)
 
 
-def problem(code: str, found: str, fix: str, **evidence: Any) -> CheckResult:
-    """Say what doesn't work, and what to do."""
-    return CheckResult(PROBLEM, Message(code, found), fix, evidence)
+def problem(code: str, message: str, fix: str, **evidence: Any) -> CheckResult:
+    """Return a result about something that doesn't work."""
+    return CheckResult(PROBLEM, Message(code, message), fix, evidence)
 
 
 def worst_state(findings: Iterable[Finding]) -> str:
-    """Return the state of the whole."""
+    """Return the worst state of all findings."""
     return max((finding.result.state for finding in findings), key=list(STATES).index, default=OK)

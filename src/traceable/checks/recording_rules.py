@@ -1,4 +1,4 @@
-"""Rules about the report as a whole: it was not begun, not written, not whole; what nsys may not do on this system."""
+"""Rules about the whole report: not started, not written, truncated; and what the system does not permit nsys."""
 
 from __future__ import annotations
 
@@ -43,53 +43,51 @@ _DROP_FIXES = {
     "size_cap": "record less (--steps), or raise TRACEABLE_RECORDING_MAX_BYTES",
     "disk_full": "make room or record to another disk (-o), or record less (--steps)",
     "file_size_limit": "raise `ulimit -f`, or record less (--steps)",
-    "permission": "record into a directory (-o) that the user whom the program becomes may write to",
+    "permission": "record into a directory (-o) that is writable for the user that the program switches to",
     "descriptors": "raise `ulimit -n`",
     "directory_gone": "record into a directory (-o) that the program neither deletes nor leaves by chroot",
 }
-"""What to do by the reason for which the recorder dropped events (`collectors/recorder/loss_table.py`)."""
+"""The fix for each reason why the recorder dropped events (`collectors/recorder/loss_table.py`)."""
 
 
 def diagnose_not_recorded(case: Case) -> RuleResult:
-    """Nobody was asked to record."""
+    """No collector was requested."""
     if case.manifest is None:
         return None
     if case.collector == NONE:
-        said = f"collector {(case.manifest.get('collector') or {}).get('reason') or NONE}"
+        collector = f"collector {(case.manifest.get('collector') or {}).get('reason') or NONE}"
         return Finding(
-            "not_recorded", CERTAIN, "nothing was to be recorded", (said,), "use another --collector", EVERYTHING
+            "not_recorded", CERTAIN, "no collector was requested", (collector,), "use another --collector", EVERYTHING
         )
     return RuledOut(f"the collector was {case.collector}")
 
 
 def diagnose_windows(case: Case) -> RuleResult:
-    """A window that was asked for was not opened, opened late or closed early: the verdict of analysis/windows."""
+    """A requested window was not opened, opened late or closed early, according to analysis/windows."""
     if case.windows is None:
         return None
     lost = [one for one in case.windows.outcomes if one.outcome != CAPTURED]
     if not lost and not case.windows.problems:
-        return RuledOut(f"every window of {case.windows.requested} was captured whole")
+        return RuledOut(f"every window of {case.windows.requested} was captured completely")
     if not lost:
         found, cause = str(case.windows.problems[0]), "window_never_reached"
     else:
         first = lost[0]
         cause = f"window_{first.outcome}"
         found = f"steps {first.start_step}-{first.stop_step}: {first.reason}"
-    held = [one.captured_steps for one in case.windows.outcomes]
-    evidence = (f"asked {case.windows.requested}", f"{sum(held)} steps captured in {len(held)} windows")
+    captured = [one.captured_steps for one in case.windows.outcomes]
+    evidence = (f"requested {case.windows.requested}", f"{sum(captured)} steps captured in {len(captured)} windows")
     fixes = {
-        "window_never_reached": "ask for steps that the program reaches, or count them with traceable.steps()",
-        "window_stopped_early": "ask for fewer steps, or let the program run on until the window is over",
-        "window_opened_late": "begin the loop's first step with traceable.steps() or `with traceable.step()`",
+        "window_never_reached": "request steps that the program reaches, or count them with traceable.steps()",
+        "window_stopped_early": "request fewer steps, or let the program run until the window ends",
+        "window_opened_late": "start the loop's first step with traceable.steps() or `with traceable.step()`",
     }
-    fix = fixes.get(
-        cause, "see `traceable help windows`, and run again with --collector recorder to tell nsys's part in it"
-    )
-    return Finding(cause, CERTAIN, found, evidence, fix, PART if any(held) else EVERYTHING)
+    fix = fixes.get(cause, "see `traceable help windows`, and run again with --collector recorder to rule out nsys")
+    return Finding(cause, CERTAIN, found, evidence, fix, PART if any(captured) else EVERYTHING)
 
 
 def diagnose_closed_before_first_range(case: Case) -> RuleResult:
-    """A window of time was over before the program made anything that could be recorded."""
+    """A time window ended before the program created its first range."""
     if case.windows is None or case.range_count:
         return None
     for one in case.step_statuses:
@@ -109,7 +107,7 @@ def diagnose_closed_before_first_range(case: Case) -> RuleResult:
 
 
 def diagnose_capture_range(case: Case) -> RuleResult:
-    """By the user's own options nsys waited for a range or for cudaProfilerStart, and that never came."""
+    """The user's own options made nsys wait for a range or for cudaProfilerStart that never came."""
     waits = _waited_for(case.argv)
     if case.collector != NSYS or case.windows is not None or waits is None:
         return None
@@ -120,20 +118,20 @@ def diagnose_capture_range(case: Case) -> RuleResult:
             "profiler_never_started",
             CERTAIN,
             "nsys waited for cudaProfilerStart, which was never called with a CUDA context",
-            ("-c cudaProfilerApi", "nsys ended in order and generated nothing"),
+            ("-c cudaProfilerApi", "nsys ended normally and generated nothing"),
             "call torch.cuda.profiler.start(), or record windows with `traceable run --steps`",
             EVERYTHING,
         )
     name = waits.partition("@")[0]
     made = [one.pid for one in case.process_records if name in one.names]
-    evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended in order and generated nothing")
+    evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended normally and generated nothing")
     if _REGISTER_ONLY in " ".join(case.argv) and not made:
         return Finding(
             "unregistered_string",
             LIKELY,
-            f"nsys waited for the range {waits!r} and was told to hear registered strings only",
-            (*evidence, _REGISTER_ONLY, "no process made that range through traceable, which registers its names"),
-            f"leave {_REGISTER_ONLY} out (traceable sets it to 0), or open the range with traceable.annotate({name!r})",
+            f"nsys waited for the range {waits!r} and accepted registered strings only",
+            (*evidence, _REGISTER_ONLY, "no process created that range with traceable, which registers its names"),
+            f"remove {_REGISTER_ONLY} (traceable sets it to 0), or open the range with traceable.annotate({name!r})",
             EVERYTHING,
         )
     if made and "@" not in waits:
@@ -167,98 +165,98 @@ def _waited_for(argv: tuple[str, ...]) -> str | None:
 
 
 def diagnose_importer(case: Case) -> RuleResult:
-    """What nsys left is a stream that nothing turns into a report."""
-    said = case.find_messages(_NO_IMPORTER)
+    """The stream that nsys left could not be converted to a report."""
+    errors = case.find_messages(_NO_IMPORTER)
     streams = [name for name in case.files if name.endswith(".qdstrm")]
     if not streams:
         return RuledOut("there is no .qdstrm file") if case.collector == NSYS else None
     if case.recording is not None:
         return RuledOut(f"{streams[0]} was imported")
     error = str(case.error.problem) if case.error else ""
-    evidence = (f"{streams[0]} and no .nsys-rep of it", *said[:1], *([error] if error else []))
+    evidence = (f"{streams[0]} and no .nsys-rep of it", *errors[:1], *([error] if error else []))
     if re.search(_CANNOT_START, error):
         return Finding(
             "importer_fails",
             CERTAIN,
-            "the importer, which turns nsys's stream into a report, does not start",
+            "the importer, which converts nsys's stream to a report, does not start",
             evidence,
-            f"install what it lacks, then type `traceable report {case.path.name}`",
+            f"install its missing libraries, then run `traceable report {case.path.name}`",
             EVERYTHING,
         )
     if case.has_importer or re.search("incomplete|invalid", error):
         return Finding(
             "stream_incomplete",
             CERTAIN,
-            f"nsys was interrupted before {streams[0]} was whole, and what is in it is lost",
+            f"nsys was interrupted before {streams[0]} was complete, and its content is lost",
             evidence,
-            "run again and let nsys end by itself; the recorder (--collector recorder) loses nothing when it is killed",
+            "run again and let nsys finish; the recorder (--collector recorder) loses nothing when it is killed",
             EVERYTHING,
         )
     return Finding(
         "importer_missing",
         CERTAIN,
-        "this nsys has no importer, which turns its stream into a report",
+        "this nsys has no importer to convert its stream to a report",
         evidence,
-        "install the whole nsight-systems package, or put QdstrmImporter of the same version on PATH; then type "
+        "install the whole nsight-systems package, or put QdstrmImporter of the same version on PATH; then run "
         f"`traceable report {case.path.name}`",
         EVERYTHING,
     )
 
 
 def diagnose_killed_collector(case: Case) -> RuleResult:
-    """Of nsys, killed or left alone, there is no report."""
+    """The collector nsys was killed or abandoned, and left no report."""
     if case.collector != NSYS or case.directory is None:
         return None
     if ((case.manifest or {}).get(SELECTION_KEY) or {}).get("parts"):
-        return RuledOut("nsys was not started around the program: each process that was chosen is a run of its own")
+        return RuledOut("nsys was not started around the program: each selected process is a run of its own")
     if case.recording is not None:
         return RuledOut("nsys wrote its report")
     if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == ("Generated:",):
-        return RuledOut("nsys ended in order")
+        return RuledOut("nsys ended normally")
     lost = case.find_messages(_AGENT_LOST)
-    last = f"its last words: {case.log[-1][-200:]!r}" if case.log else "it said nothing"
+    last = f"its last output: {case.log[-1][-200:]!r}" if case.log else "it printed nothing"
     return Finding(
         "collector_killed",
         CERTAIN if lost else LIKELY,
-        "nsys was killed before it had written its report",
+        "nsys was killed before it wrote its report",
         ("there is no .nsys-rep", *(lost[:1] or [last])),
-        "stop the program and not nsys, and give it time to write (an orchestrator's grace period, memory, disk); the "
+        "stop the program, not nsys, and give nsys time to write (an orchestrator's grace period, memory, disk); the "
         "recorder (--collector recorder) loses nothing when it is killed",
         EVERYTHING,
     )
 
 
 def diagnose_truncated_report(case: Case) -> RuleResult:
-    """The file is there, and not whole."""
+    """The file exists, but is truncated."""
     if case.recording is not None:
         return RuledOut("the report was read")
     if case.error is None or case.directory is not None or case.path.suffix == ".qdstrm":
         return None
     if case.missing_bytes or (case.path.is_file() and not case.path.stat().st_size):
-        lacks = (
-            f"{case.missing_bytes} bytes of what its header says are missing" if case.missing_bytes else "it is empty"
+        reason = (
+            f"{case.missing_bytes} bytes are missing, according to its header" if case.missing_bytes else "it is empty"
         )
-        return _cut(case, CERTAIN, lacks)
+        return _report_truncated(case, CERTAIN, reason)
     if case.path.suffix in (".nsys-rep", ".qdrep"):
-        return _cut(case, LIKELY, f"nsys can't read it: {case.error.problem}")
+        return _report_truncated(case, LIKELY, f"nsys can't read it: {case.error.problem}")
     return Finding(
         "unreadable", CERTAIN, case.error.problem, (f"{case.path} was opened",), case.error.remedy, EVERYTHING
     )
 
 
-def _cut(case: Case, certainty: str, why: str) -> Finding:
+def _report_truncated(case: Case, certainty: str, reason: str) -> Finding:
     return Finding(
         "report_truncated",
         certainty,
-        f"{case.path.name} is not whole",
-        (why,),
-        "copy it again from where it was written, or record again (a full disk, a killed nsys or a copy cut short)",
+        f"{case.path.name} is truncated",
+        (reason,),
+        "copy it again from the original, or record again (a full disk, a killed nsys or a copy cut short)",
         EVERYTHING,
     )
 
 
 def diagnose_unreadable(case: Case) -> RuleResult:
-    """A run left something else than a report, and no other rule knows why."""
+    """A run left no report, and no other rule finds the reason."""
     if case.directory is None or case.error is None:
         return None
     return Finding(
@@ -267,55 +265,55 @@ def diagnose_unreadable(case: Case) -> RuleResult:
 
 
 def diagnose_missing_torch_trace(case: Case) -> RuleResult:
-    """The torch collector needs a program that imports torch and ends as Python does."""
+    """The torch collector needs a program that imports torch and exits normally."""
     if case.collector != TORCH or case.directory is None:
         return None
     if case.recording is not None:
         return RuledOut("torch.profiler left a trace")
     return Finding(
-        "torch_left_nothing",
+        "no_torch_trace",
         LIKELY,
         "torch.profiler left no trace",
-        ("the run directory holds no file of it",),
-        "have the program import torch and end without a signal or os._exit; or use --collector recorder",
+        ("the run directory has no file of torch.profiler",),
+        "let the program import torch and exit without a signal or os._exit, or use --collector recorder",
         EVERYTHING,
     )
 
 
 def diagnose_dropped_events(case: Case) -> RuleResult:
-    """Buffers were full, and records were thrown away."""
+    """Buffers were full, and records were dropped."""
     if case.recording is None:
         return None
-    said = [*case.find_messages(_DROPPED), *case.find_notes(*_DROPPED_CODES)]
-    if not said:
-        heard = bool(case.messages) if case.collector == NSYS else case.collector == RECORDER
-        return RuledOut(f"{case.collector} did not say that it dropped anything") if heard else None
+    reports = [*case.find_messages(_DROPPED), *case.find_notes(*_DROPPED_CODES)]
+    if not reports:
+        would_report = bool(case.messages) if case.collector == NSYS else case.collector == RECORDER
+        return RuledOut(f"{case.collector} reported no dropped events") if would_report else None
     fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
     if case.collector == RECORDER:
         reasons = [one.reason for one in case.completeness.processes if one.reason]
         fix = next((_DROP_FIXES[one] for one in reasons if one in _DROP_FIXES), _DROP_FIXES["size_cap"])
     return Finding(
-        "events_dropped", CERTAIN, "the collector dropped records", tuple(dict.fromkeys(said))[:3], fix, PART
+        "events_dropped", CERTAIN, "the collector dropped records", tuple(dict.fromkeys(reports))[:3], fix, PART
     )
 
 
 def diagnose_clocks(case: Case) -> RuleResult:
-    """Times that can't be: work before its launch, rows outside time, a process with another clock."""
+    """Impossible times: work before its launch, rows outside the recording, a process with another clock."""
     if case.recording is None:
         return None
-    read = (one for one in case.recording.notes if one.code in _CLOCK_CODES)
-    noted: list[str] = [*read, *case.find_notes(*_CLOCK_CODES)]
+    from_reader = (one for one in case.recording.notes if one.code in _CLOCK_CODES)
+    problems: list[str] = [*from_reader, *case.find_notes(*_CLOCK_CODES)]
     early, joined = _before_launch(case)
     if joined and early > max(1, joined // 1000):
-        noted.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
-    if not noted:
-        return RuledOut("no event lies outside time or before its cause")
+        problems.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
+    if not problems:
+        return RuledOut("no event is outside the recording or before its cause")
     return Finding(
         "clock_outliers",
         CERTAIN,
         "clocks disagree, so that times across processes, or of GPU and CPU, are off",
-        tuple(dict.fromkeys(noted))[:3],
-        "compare times within one process only; let the clock be while recording (NTP steps, suspended machines)",
+        tuple(dict.fromkeys(problems))[:3],
+        "compare times within one process only; avoid clock changes while recording (NTP steps, suspended machines)",
         PART,
     )
 
@@ -332,13 +330,13 @@ def _before_launch(case: Case) -> tuple[int, int]:
 
 
 def diagnose_permissions(case: Case) -> RuleResult:
-    """CPU samples and GPU counters that the kernel, the container or the driver refuses."""
+    """CPU samples and GPU counters that the kernel, the container or the driver denies."""
     refused, samples = case.find_messages(_COUNTERS_REFUSED), case.find_messages(_NOT_PERMITTED)
     if refused:
         return Finding(
             "counters_not_permitted",
             CERTAIN,
-            "GPU counters are for administrators here",
+            "GPU counters are restricted to administrators",
             tuple(refused[:2]),
             "start the container with --cap-add SYS_ADMIN, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0",
@@ -346,7 +344,7 @@ def diagnose_permissions(case: Case) -> RuleResult:
         )
     if not samples:
         known = case.collector == NSYS and bool(case.messages)
-        return RuledOut("nsys did not say that the system refused it anything") if known else None
+        return RuledOut("nsys reported no missing permission") if known else None
     evidence = list(samples[:2])
     machine = case.machine
     if machine is not None and machine.perf_event_paranoid is not None:
@@ -357,15 +355,15 @@ def diagnose_permissions(case: Case) -> RuleResult:
         and not (machine.has_capability(CAP_SYS_ADMIN) or machine.has_capability(CAP_PERFMON))
     ):
         evidence.append(f"a container ({machine.container}) without CAP_SYS_ADMIN and CAP_PERFMON")
-    fix = "type `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or "
+    fix = "run `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or "
     if _on_windows(case):
         fix = "start nsys as administrator, or "
     return Finding(
         "samples_not_permitted",
         CERTAIN,
-        "the system refused CPU samples; ranges and GPU work don't depend on them",
+        "the system denied CPU samples; ranges and GPU work are not affected",
         tuple(evidence),
-        f"{fix}leave sampling out (--sample=none)",
+        f"{fix}disable sampling (--sample=none)",
         NOTHING,
     )
 
@@ -375,7 +373,7 @@ def _on_windows(case: Case) -> bool:
 
 
 def diagnose_system(case: Case) -> RuleResult:
-    """Windows, or Linux on it."""
+    """Recorded on Windows or WSL."""
     kernels = (str(((case.manifest or {}).get("host") or {}).get("system", "")), case.system.get("kernel", ""))
     wsl = [f"the kernel is {name}" for name in kernels if "microsoft" in name.lower()][:1]
     wsl += [f"the process {name} in the report" for name in (case.system.get("wsl"),) if name]
@@ -386,19 +384,19 @@ def diagnose_system(case: Case) -> RuleResult:
         found, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
     else:
         known = case.manifest is not None or bool(case.options)
-        return RuledOut("nothing in the report is of Windows") if known else None
+        return RuledOut("nothing in the report indicates Windows") if known else None
     return Finding(
         "windows",
         CERTAIN,
-        f"{found}, whose driver may keep launches back and hand them to the GPU together",
+        f"{found}, whose driver may delay launches and submit them in batches",
         tuple(evidence),
-        "compare its times, above all of queues and gaps, with recordings of the same system only",
+        "compare its times, especially of queues and gaps, only with recordings of the same system",
         NOTHING,
     )
 
 
 def diagnose_killed_program(case: Case) -> RuleResult:
-    """The program died of a signal, and with it what nsys had not yet taken over."""
+    """The program died of a signal, and events that nsys had not received are lost."""
     number = ((case.manifest or {}).get("end") or {}).get("signal")
     if case.collector != NSYS or case.manifest is None or case.manifest.get("end") is None:
         return None
@@ -410,33 +408,33 @@ def diagnose_killed_program(case: Case) -> RuleResult:
     return Finding(
         "tail_lost",
         CERTAIN if made else LIKELY,
-        f"the program died of signal {number}, and nsys loses what a process has not handed over by then: its last "
+        f"the program died of signal {number}, and nsys loses what a process has not sent by then: its last "
         "ranges, and the ends of open ones",
         (
             f"the run ended by signal {number}",
             f"{case.range_count} ranges in the report",
             *((f"process {made.pid} made {join_first(made.names)}",) if made else ()),
         ),
-        "end the program by a signal that it handles, or use --collector recorder, which loses nothing",
+        "end the program with a signal that it handles, or use --collector recorder, which loses nothing",
         PART if case.range_count else EVERYTHING,
     )
 
 
 def _killed_worker(case: Case) -> RuleResult:
-    """A process below the program was ended by a signal or os._exit; what ranges it made it can't say then."""
+    """A child process was ended by a signal or os._exit, and its last ranges may be lost."""
     if case.recording is None:
         return None
     main, cut = (case.manifest or {}).get("pid"), _cut_ranges(case) if case.is_full_recording else {}
     last = {one.pid: one for one in case.process_records if one.pid != main}
-    could = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
-    lost = [one for one in could if one.end is None or one.pid in cut]
+    traced = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
+    lost = [one for one in traced if one.end is None or one.pid in cut]
     if not lost:
         return RuledOut("the program ended without a signal, and so did every process that imported traceable")
     lost = [one for one in lost if one.pid in cut or case.completeness.count_missing(one.pid) != 0]
     if not lost:
-        return RuledOut("every range of the processes that did not end as Python does is in the recording")
+        return RuledOut("every range of the processes that did not exit normally is in the recording")
     unended = [one.pid for one in lost if one.end is None]
-    evidence = [f"Python's own end is missing in status.{pid}.lives" for pid in unended[:2]]
+    evidence = [f"no normal exit of Python in status.{pid}.lives" for pid in unended[:2]]
     for one in lost:
         if number := case.ranges_by_pid.get(one.pid):
             open_ = f", {cut[one.pid]} of them without their end" if one.pid in cut else ""
@@ -445,25 +443,25 @@ def _killed_worker(case: Case) -> RuleResult:
         "tail_lost",
         LIKELY if any(one.pid in case.ranges_by_pid for one in lost) else POSSIBLE,
         f"nsys may lack the last ranges of process{'es' if len(lost) > 1 else ''} "
-        f"{join_first([str(one.pid) for one in lost])}: it loses what a process has not handed over when a signal, as "
-        "Pool.terminate() sends, or os._exit ends it",
+        f"{join_first([str(one.pid) for one in lost])}: it loses what a process has not sent when a signal, as of "
+        "Pool.terminate(), or os._exit ends it",
         tuple(evidence),
-        "end workers by close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
+        "end workers with close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
         "nothing",
         PART if case.range_count else EVERYTHING,
     )
 
 
 def _cut_ranges(case: Case) -> dict[int, int]:
-    """Return how many ranges of each process have no end of their own, of processes with any."""
+    """Return how many ranges without an end each process has, for processes with any."""
     assert case.recording is not None
     trace = case.recording.trace
     threads, counts = np.unique(trace.ranges.thread[trace.ranges.clipped], return_counts=True)
-    found: dict[int, int] = {}
+    counts_by_pid: dict[int, int] = {}
     for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
         pid = trace.processes[trace.threads[thread].process].pid
-        found[pid] = found.get(pid, 0) + count
-    return found
+        counts_by_pid[pid] = counts_by_pid.get(pid, 0) + count
+    return counts_by_pid
 
 
 RULES = (
@@ -474,7 +472,7 @@ RULES = (
     Rule("importer_missing", diagnose_importer),
     Rule("collector_killed", diagnose_killed_collector),
     Rule("report_truncated", diagnose_truncated_report),
-    Rule("torch_left_nothing", diagnose_missing_torch_trace),
+    Rule("no_torch_trace", diagnose_missing_torch_trace),
     Rule("tail_lost", diagnose_killed_program),
     Rule("events_dropped", diagnose_dropped_events),
     Rule("clock_outliers", diagnose_clocks),
@@ -483,4 +481,4 @@ RULES = (
 )
 
 FALLBACK = Rule("no_report", diagnose_unreadable)
-"""Speaks where no other does."""
+"""Is reported if no other rule is."""

@@ -1,4 +1,4 @@
-"""What a rule of `checks/diagnosis.py` is, and what it returns."""
+"""The rules of `checks/diagnosis.py` and their results."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from traceable.checks.diagnosis_case import Case
 
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 CERTAINTIES = (CERTAIN, LIKELY, POSSIBLE)
-"""`certain`: said by what was at fault, or nothing else leaves such traces. `likely`: the usual cause of what is seen.
-`possible`: seen, and it may be of no consequence."""
+"""`certain`: reported by the component at fault, or nothing else leaves such traces. `likely`: the usual cause of the
+symptoms. `possible`: present, but perhaps without consequences."""
 
 EVERYTHING, PART, NOTHING = "everything", "part", "nothing"
 LOSSES = (EVERYTHING, PART, NOTHING)
-"""How much of what was to be seen is missing because of it."""
+"""How much of the requested data is missing because of it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause of what is missing or wrong.
+    """One cause of missing or wrong data.
 
     Attributes:
         cause: its name, as docs/diagnosis.md lists them.
         certainty: one of `CERTAINTIES`.
         message: a sentence without a full stop.
-        evidence: what it is judged by, a clause each.
+        evidence: the facts behind it, a clause each.
         fix: what to do, as an imperative clause.
         loss: one of `LOSSES`.
     """
@@ -41,18 +41,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class RuledOut:
-    """A cause that it is not, and by what that is known."""
+    """A cause that is ruled out, and the fact that rules it out."""
 
     reason: str
 
 
 RuleResult: TypeAlias = Finding | RuledOut | None
-"""None: it does not apply, or nothing is known that it could be judged by."""
+"""None: the rule does not apply, or the facts it needs are not known."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One cause, or several that are judged by the same.
+    """One cause, or several that share the same facts.
 
     Attributes:
         cause: its name; a finding may have a more exact one.

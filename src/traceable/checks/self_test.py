@@ -1,7 +1,7 @@
-"""The canary of `traceable doctor`: a real `traceable run` of a tiny program, whose ranges are counted when read back.
+"""The self-test of `traceable doctor`: a real `traceable run` of a tiny program, whose recorded ranges are counted.
 
-It goes the way of every run: a process of its own, the collector, the export, the reader. All that it and nsys write
-lies in one folder below the user's own folder for temporary files, and is gone when it returns.
+It takes the same path as every run: a process of its own, the collector, the export, the reader. All its files are in
+one folder below the user's own folder for temporary files, which is deleted at the end.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SECONDS = 11.0
 """How long it may take. Under nsys it takes 2 to 4 s."""
 
 START_SECONDS = "8"
-"""How long nsys may take to start the program; the launcher then says so, in time for us to hear it."""
+"""How long nsys may take to start the program; short enough for the launcher to report it before SECONDS are over."""
 
-_KEPT = frozenset({environment.NSYS, environment.PURE})
-"""What is ours in the user's environment and says which nsys and which core to use. The rest would change what the
-canary records, and is judged by itself."""
+_PASSED_VARIABLES = frozenset({environment.NSYS, environment.PURE})
+"""The variables of traceable that select nsys and the core. The others would change what is recorded; a check of
+its own covers them."""
 
-_DOMAIN, _NAME, _OF_NVTX = "traceable.doctor", "canary", "canary of nvtx"
+_DOMAIN, _NAME, _NVTX_NAME = "traceable.doctor", "self-test", "self-test of nvtx"
 
 _PROGRAM = f"""
 import json
@@ -54,7 +54,7 @@ except ImportError:
 else:
     emitted = {RANGES}
     for number in range(emitted):
-        with nvtx.annotate({_OF_NVTX!r}, domain={_DOMAIN!r}, payload=number):
+        with nvtx.annotate({_NVTX_NAME!r}, domain={_DOMAIN!r}, payload=number):
             pass
 print(json.dumps({{"core": engine.core is not None, "nvtx": emitted}}))
 """
@@ -62,15 +62,15 @@ print(json.dumps({{"core": engine.core is not None, "nvtx": emitted}}))
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What became of it.
+    """The result of a self-test.
 
     Attributes:
         collector: `nsys` or `recorder`.
-        error: why there was nothing to read, with the code of the launcher where it said why; None where there was.
+        error: why nothing could be read, with the code of the launcher if it reported one; None if it could.
         native_core: whether the program emitted through the native core.
-        emitted, read: ranges of traceable's, and those of them that came back with their payload.
-        nvtx_emitted, nvtx_read: the same of the `nvtx` package, 0 where it can't be imported.
-        imported: nsys left a stream, which traceable had to import.
+        emitted, read: traceable's ranges, and how many of them were read back with their payload.
+        nvtx_emitted, nvtx_read: the same for the `nvtx` package, 0 if it can't be imported.
+        imported: nsys left a stream that traceable had to import.
         seconds: how long it took.
     """
 
@@ -86,93 +86,99 @@ class SelfTest:
 
 
 def run_self_test(collector: str, temporary: Path) -> SelfTest:
-    """Record the canary with a collector, read it back, and leave nothing behind.
+    """Record the test program with a collector, read it back, and delete all files.
 
     Args:
         collector: `nsys` or `recorder`.
         temporary: the user's folder for temporary files.
 
     Raises:
-        CollectorError: nothing can be written there.
+        CollectorError: that folder is not writable.
     """
     began = time.monotonic()
     folder = None
     try:
         folder = Path(tempfile.mkdtemp(prefix="traceable-doctor-", dir=temporary))
         (folder / "tmp").mkdir()
-        found = _recorded(collector, folder)
+        result = _record(collector, folder)
     except OSError as error:
-        what = f"nothing can be written to {temporary}: {error.strerror}"
-        raise CollectorError("temporary_not_writable", what, "see `temporary`") from None
+        message = f"can't write to {temporary}: {error.strerror}"
+        raise CollectorError("temporary_not_writable", message, "see `temporary`") from None
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-    return replace(found, seconds=time.monotonic() - began)
+    return replace(result, seconds=time.monotonic() - began)
 
 
-def _recorded(collector: str, folder: Path) -> SelfTest:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_") or name in _KEPT}
+def _record(collector: str, folder: Path) -> SelfTest:
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TRACEABLE_") or name in _PASSED_VARIABLES
+    }
     words = ["-m", "traceable", "run", "--collector", collector, "-o", str(folder / "run"), "-c", _PROGRAM]
-    # Into files, and no pipes: nsys keeps what it is given open, and would be waited for after the launcher's end.
-    with (folder / "output").open("w+") as output, (folder / "said").open("w+") as said:
+    # Files, not pipes: nsys keeps inherited pipes open, and reading them would outlast the launcher.
+    with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
         process = subprocess.Popen(
             [sys.executable, *target.get_interpreter_flags(), *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=said,
-            env={**kept, "TMPDIR": str(folder / "tmp"), environment.START_SECONDS: START_SECONDS},
-            start_new_session=True,  # a Ctrl+C ends us, who then end it
+            stderr=errors,
+            env={**passed, "TMPDIR": str(folder / "tmp"), environment.START_SECONDS: START_SECONDS},
+            start_new_session=True,  # Ctrl+C ends this process, which then ends the launcher
         )
         try:
             process.wait(SECONDS)
         except subprocess.TimeoutExpired:
-            return SelfTest(collector, Message("capture_timed_out", f"it did not end within {SECONDS:g} s"))
+            return SelfTest(collector, Message("capture_timed_out", f"timed out after {SECONDS:g} s"))
         finally:
             _end(process, folder)
     printed = (folder / "output").read_text(errors="replace")
-    said_last = _last_words((folder / "said").read_text(errors="replace"), folder)
+    last_error = _find_last_error((folder / "errors").read_text(errors="replace"), folder)
     try:
-        told = json.loads(printed.strip().rpartition("\n")[2])
-        begun = SelfTest(collector, None, native_core=bool(told["core"]), nvtx_emitted=int(told["nvtx"]))
+        report = json.loads(printed.strip().rpartition("\n")[2])
+        started = SelfTest(collector, None, native_core=bool(report["core"]), nvtx_emitted=int(report["nvtx"]))
     except (ValueError, KeyError, TypeError):
-        return SelfTest(collector, said_last or Message("program_did_not_run", "the program did not run"))
-    found = _read_back(begun, folder / "run")
-    return replace(found, error=said_last or found.error) if found.error else found
+        return SelfTest(collector, last_error or Message("program_did_not_run", "the program did not run"))
+    result = _read_back(started, folder / "run")
+    return replace(result, error=last_error or result.error) if result.error else result
 
 
-def _read_back(begun: SelfTest, directory: Path) -> SelfTest:
+def _read_back(started: SelfTest, directory: Path) -> SelfTest:
     databases = sorted(directory.rglob("*.sqlite"))
     if not databases:
-        return replace(begun, error=Message("no_report", "it left no report"))
+        return replace(started, error=Message("no_report", "no report was written"))
     try:
         from traceable.trace import load
 
         trace = load(databases[0])
     except ImportError as error:
-        found = f"it can't be read: {error.name or type(error).__name__} can't be imported"
-        return replace(begun, error=Message("package_not_importable", found))
+        message = f"the report can't be read: {error.name or type(error).__name__} can't be imported"
+        return replace(started, error=Message("package_not_importable", message))
     except TraceableError as error:
-        return replace(begun, error=error.cause)
-    read, of_nvtx = _came_back(trace, _NAME), _came_back(trace, _OF_NVTX)
-    return replace(begun, read=read, nvtx_read=of_nvtx, imported=any(directory.rglob("*.qdstrm")))
+        return replace(started, error=error.cause)
+    read, nvtx_read = _count_read(trace, _NAME), _count_read(trace, _NVTX_NAME)
+    return replace(started, read=read, nvtx_read=nvtx_read, imported=any(directory.rglob("*.qdstrm")))
 
 
-def _came_back(trace: Trace, name: str) -> int:
-    """Return how many of the ranges of one name are there, each known by its payload."""
+def _count_read(trace: Trace, name: str) -> int:
+    """Return how many of the ranges of one name were recorded, each identified by its payload."""
     if name not in trace.names or _DOMAIN not in trace.names:
         return 0
     ranges = trace.ranges
-    ours = (ranges.name == trace.names.index(name)) & (ranges.domain == trace.names.index(_DOMAIN)) & ranges.has_payload
-    return len(set(ranges.payload[ours].tolist()) & set(range(RANGES)))
+    is_ours = (
+        (ranges.name == trace.names.index(name)) & (ranges.domain == trace.names.index(_DOMAIN)) & ranges.has_payload
+    )
+    return len(set(ranges.payload[is_ours].tolist()) & set(range(RANGES)))
 
 
 _HINTS = ("next: ", "collector ", "certain: ", "likely: ", "possible: ", "fix: ")
-"""How lines begin that are no error; the last four are the diagnosis of the run, which a doctor has for itself."""
+"""Prefixes of lines that are not errors; the last four belong to the diagnosis of the run."""
 
 
-def _last_words(said: str, folder: Path) -> Message | None:
-    """Return the last thing that the launcher said, without hints of what to type next and places that are gone."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _find_last_error(output: str, folder: Path) -> Message | None:
+    """Return the last error of the launcher, without hints of the next command and without deleted paths."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     ours = [line.removeprefix("traceable: ") for line in lines if line.startswith("traceable: ")]
     ours = [line for line in ours if not line.lstrip().startswith(_HINTS)]
     if not lines:
@@ -183,7 +189,7 @@ def _last_words(said: str, folder: Path) -> Message | None:
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Kill the launcher if it runs, and what it left: all that has our folder in its environment."""
+    """Kill the launcher, and every process that has our folder in its environment."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     process.wait()

@@ -348,7 +348,7 @@ def parse_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
             raise UsageError(
                 "threshold_malformed",
                 f"--threshold {word[:80]!r} is not RULE.NAME=VALUE",
-                "write it as in low_utilisation.utilisation=0.8",
+                "say for instance low_utilization.utilization=0.8",
             ) from None
     if thresholds:
         # The rules need numpy, which takes a tenth of a second to import.

@@ -1,4 +1,4 @@
-"""What a run's expectations came to: as lines for people and as the `expectations` of report.json."""
+"""The results of a run's expectations: as lines of text and as the `expectations` of report.json."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def build_expectation_rows(verdicts: Sequence[ExpectationResult]) -> list[dict[s
 
 def format_expectations(verdicts: Sequence[ExpectationResult], *, unmet_only: bool = False) -> list[str]:
     """Return one line an expectation, or an unmet one, and a last one where any is unmet."""
-    said = [_outcome(one) for one in verdicts if not (one.ok and unmet_only)]
+    lines = [_format_result(one) for one in verdicts if not (one.ok and unmet_only)]
     unmet = sum(not one.ok for one in verdicts)
     if not unmet:
-        return said
+        return lines
     return [
-        *said,
+        *lines,
         Message(
             "expectations_not_met", f"{format_count(unmet)} of {format_count(len(verdicts), 'expectation')} not met"
         ),
     ]
 
 
-def _outcome(verdict: ExpectationResult) -> str:
+def _format_result(verdict: ExpectationResult) -> str:
     expected = f"expected {escape_name(verdict.name)}"
     if verdict.verdict == NEVER_ENTERED:
-        near = " or ".join(map(escape_name, verdict.suggestions))
-        hint = f"; did you mean {near}?" if near else ""
+        suggestions = " or ".join(map(escape_name, verdict.suggestions))
+        hint = f"; did you mean {suggestions}?" if suggestions else ""
         return Message("never_entered", f"{expected}: never entered{hint}")
     if verdict.verdict == WITHOUT_GPU_WORK:
         return Message(

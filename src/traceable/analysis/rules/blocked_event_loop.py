@@ -1,6 +1,6 @@
-"""A finding about code that holds an event loop while other coroutines could go on.
+"""A finding about code that blocks an event loop while other coroutines could continue.
 
-docs/findings.md explains the bound, and how it is known what waited.
+docs/findings.md explains the bound, and how waiting coroutines are detected.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from traceable.analysis.units import format_count, format_duration, format_occur
 from traceable.errors import MissingDataError
 from traceable.trace.model import Int64
 
-_NAMED = 2
-"""How many of what waited, or was held up in, a sentence names."""
+_MAX_LISTED = 2
+"""How many waiting coroutines, or blocked ranges, a sentence lists."""
 
-_LOOKED_AT = 500
-"""Of how many blocks, the longest, it is looked what waited for them."""
+_MAX_BLOCKS = 500
+"""For how many blocks, the longest ones, waiting coroutines are looked up."""
 
 
 def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding]:
-    """Return which ranges hold an event loop for long without giving it back.
+    """Return which ranges block an event loop for long.
 
-    potential_saving_ns: the time in which any of the blocks lasted: the loop goes on that much earlier, and not more.
+    potential_saving_ns: the time in which any of the blocks lasted: the loop continues that much earlier at most.
     """
     evidence.require_ranges()
     context = evidence.context
-    every = find_blocks(context)
-    if not len(every):
+    blocks = find_blocks(context)
+    if not len(blocks):
         raise MissingDataError(
             "no_event_loop_recorded",
             "no active segment of a coroutine, and no callback of an event loop in the trace",
             "decorate coroutines (`async with` blocks have no active segments), or record with --record-loop-pauses",
         )
-    long = np.flatnonzero(every.end_ns - every.start_ns >= values["block"] * 1e3)
-    some = Blocks(every.thread[long], every.start_ns[long], every.end_ns[long], every.callback[long])
+    long = np.flatnonzero(blocks.end_ns - blocks.start_ns >= values["block"] * 1e3)
+    some = Blocks(blocks.thread[long], blocks.start_ns[long], blocks.end_ns[long], blocks.callback[long])
     inside = evidence.in_scope_ns(some.start_ns, some.end_ns) > 0
     culprit = find_longest_instances(context, some)
     labels = evidence.labels
@@ -55,7 +55,7 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
     process = np.array([thread.process for thread in context.trace.threads], np.int64)[some.thread]
     # Outside all ranges the callback is all that is known.
     callback = np.where(culprit < 0, some.callback, -1)
-    found = []
+    findings = []
     for one in sorted({*zip(label.tolist(), callback.tolist(), process.tolist(), strict=True)}):
         here = np.flatnonzero((label == one[0]) & (callback == one[1]) & (process == one[2]))
         lasting = here[inside[here]]
@@ -79,17 +79,17 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
         most = (
             ""
             if len(lasting) == 1
-            else f" each (p50; {format_duration(int(length.max()))} at most), {format_duration(took)} in all"
+            else f" each (p50; {format_duration(int(length.max()))} at most), {format_duration(took)} in total"
         )
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
                     f"{what} blocks the event loop {each}{most}"
-                    f"{_where(evidence, culprit[lasting], one[2])}{_what_waits(evidence, some, lasting)}"
+                    f"{_where(evidence, culprit[lasting], one[2])}{_list_waiting(evidence, some, lasting)}"
                 ),
                 advice=(
                     "move the work off the loop (`await asyncio.to_thread(...)`, a process pool), "
-                    "or give the loop back in between"
+                    "or yield to the loop in between"
                 ),
                 potential_saving_ns=took,
                 total_ns=union_ns(some.start_ns[here], some.end_ns[here]),
@@ -104,29 +104,29 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
                 end_ns=int(end[inside[here]].max()),
             )
         )
-    return found
+    return findings
 
 
 def _where(evidence: Evidence, culprit: Int64, process: int) -> str:
     """Write in how many of which outermost ranges of the process blocks lie that are not the culprits themselves."""
-    found, parent = evidence.context.instances, evidence.context.instances.parent
+    instances, parent = evidence.context.instances, evidence.context.instances.parent
     roots = culprit[culprit >= 0]
     while len(deeper := np.flatnonzero(parent[roots] >= 0)):
         roots[deeper] = parent[roots[deeper]]
     labels, own = evidence.labels, set(culprit.tolist())
-    of_process = np.array([thread.process == process for thread in evidence.context.trace.threads])[found.thread]
-    every = Counter(labels.of_instance[np.flatnonzero((parent < 0) & of_process)].tolist())
+    of_process = np.array([thread.process == process for thread in evidence.context.trace.threads])[instances.thread]
+    totals = Counter(labels.of_instance[np.flatnonzero((parent < 0) & of_process)].tolist())
     counts = Counter(int(labels.of_instance[root]) for root in set(roots.tolist()) - own)
     words = [
-        f"{format_count(number)} of {format_count(every[label])} {format_range_name(labels.names[label][0])}"
-        for label, number in counts.most_common(_NAMED)
+        f"{format_count(number)} of {format_count(totals[label])} {format_range_name(labels.names[label][0])}"
+        for label, number in counts.most_common(_MAX_LISTED)
     ]
     return f", in {join_words(words)}" if words else ""
 
 
-def _what_waits(evidence: Evidence, some: Blocks, lasting: Int64) -> str:
-    """Write what waited for the longest of the blocks."""
-    longest = lasting[np.argsort(some.start_ns[lasting] - some.end_ns[lasting], kind="stable")[:_LOOKED_AT]]
+def _list_waiting(evidence: Evidence, some: Blocks, lasting: Int64) -> str:
+    """List what waited for the longest of the blocks."""
+    longest = lasting[np.argsort(some.start_ns[lasting] - some.end_ns[lasting], kind="stable")[:_MAX_BLOCKS]]
     wait = find_blocked_coroutines(
         evidence.context,
         Blocks(some.thread[longest], some.start_ns[longest], some.end_ns[longest], some.callback[longest]),
@@ -134,7 +134,7 @@ def _what_waits(evidence: Evidence, some: Blocks, lasting: Int64) -> str:
     labels = evidence.labels
     label = labels.of_instance[wait.instance].tolist()
     words = []
-    for one, number in Counter(label).most_common(_NAMED):
+    for one, number in Counter(label).most_common(_MAX_LISTED):
         most = int(wait.blocked_ns[np.array(label) == one].max())
         words.append(
             f"{format_range_name(labels.names[one][0])} ({format_occurrences(number)}, up to {format_duration(most)})"
@@ -144,9 +144,9 @@ def _what_waits(evidence: Evidence, some: Blocks, lasting: Int64) -> str:
 
 BLOCKED_EVENT_LOOP = Rule(
     "blocked_event_loop",
-    "code that holds an event loop while others could go on",
+    "code that blocks an event loop while other coroutines could continue",
     (
-        Threshold("block", 10_000, "us", "a block is a time that the loop runs one thing for so long"),
+        Threshold("block", 10_000, "us", "minimum time for which the loop runs one task or callback"),
         make_share_threshold(0.005),
     ),
     find_blocked_event_loops,

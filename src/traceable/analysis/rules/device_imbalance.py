@@ -1,4 +1,4 @@
-"""A finding about GPUs that do less than others. docs/findings.md explains the bound."""
+"""A finding about GPUs that are less busy than others. docs/findings.md explains the bound."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from traceable.trace.rows import distinct
 def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     """Return whether one GPU works longer than the others.
 
-    Work is the union of a GPU's operations but for kernels of NCCL, which run while they wait for other GPUs. GPUs
-    that work less than `member` of what the busiest does take no part. It speaks if the least busy of those that do
-    works `spread` less than the busiest, or more.
+    Work is the union of a GPU's operations except kernels of NCCL, which run while they wait for other GPUs. GPUs
+    that work less than `member` of the busiest one's work are ignored. There is a finding if the least busy of the
+    others works `spread` less than the busiest, or more.
 
-    potential_saving_ns: what the busiest works more than the mean of those that take part, step by step where steps are known: from
-    the begin of each steady step of the process that has most of them to that of the next. With the same work shared
-    out evenly within each step, each GPU takes the mean of the step.
+    potential_saving_ns: how much more the busiest works than the mean of these GPUs, step by step if steps are known:
+    from the start of each steady step of the process with most of them to that of the next. With the same work
+    distributed evenly within each step, each GPU takes the mean of the step.
     """
     if len(evidence.active_gpus) < 2:
         raise MissingDataError(
-            "single_gpu", "the recording has one GPU only", "record the processes of all GPUs together"
+            "single_gpu", "the recording has only one GPU", "record the processes of all GPUs together"
         )
     part = evidence.scope
     work = _work_between(evidence, np.array([part.start_ns, part.end_ns]))[0]
@@ -42,9 +42,10 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     if len(member) < 2 or work[member].min() > (1 - values["spread"]) * work.max():
         return []
     busiest, idlest = int(member[work[member].argmax()]), int(member[work[member].argmin()])
+    less, most_busy = 1 - work[idlest] / work[busiest], format_gpu(evidence.device_number(busiest))
     mean = float(work[member].mean())
     by_step = _work_between(evidence, _step_bounds(evidence))[:, member]
-    won = by_step.max(axis=1) - by_step.mean(axis=1)
+    saving_ns = by_step.max(axis=1) - by_step.mean(axis=1)
     others = [
         f"{format_gpu(evidence.device_number(i))} {format_duration(int(work[i]))}"
         for i in member.tolist()
@@ -54,12 +55,12 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     return [
         Finding(
             sentence=(
-                f"{format_gpu(evidence.device_number(idlest))} is busy {format_percent(1 - work[idlest] / work[busiest])} less than "
-                f"{format_gpu(evidence.device_number(busiest))} (excluding NCCL): {format_gpu(evidence.device_number(busiest))} works "
-                f"{format_duration(int(work[busiest]))}, {listing}; the mean is {format_duration(mean)}"
+                f"{format_gpu(evidence.device_number(idlest))} is busy {format_percent(less)} less than {most_busy} "
+                f"(excluding NCCL): {most_busy} works {format_duration(int(work[busiest]))}, {listing}; the mean is "
+                f"{format_duration(mean)}"
             ),
             advice="distribute the work more evenly: the batch, the layers or the requests of each GPU",
-            potential_saving_ns=int(won.sum()),
+            potential_saving_ns=int(saving_ns.sum()),
             device=evidence.device_number(busiest),
             pid=evidence.only_pid(busiest),
             count=len(member),
@@ -68,7 +69,7 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
 
 
 def _step_bounds(evidence: Evidence) -> Int64:
-    """Return the ends of the part that bounds are of and, between them, where the steady steps of one process begin."""
+    """Return the ends of the scope and, between them, where the steady steps of one process begin."""
     part = evidence.scope
     if part.unsteady_reason:
         return np.array([part.start_ns, part.end_ns])
@@ -93,7 +94,7 @@ DEVICE_IMBALANCE = Rule(
     "GPUs that work longer than others",
     (
         Threshold("spread", 0.1, "share", "how much less than the busiest the least busy GPU works, at least"),
-        Threshold("member", 0.05, "share", "a GPU takes part from this share of the busiest one's work on"),
+        Threshold("member", 0.05, "share", "GPUs with less than this share of the busiest one's work are ignored"),
         make_share_threshold(0.005),
     ),
     find_device_imbalance,

@@ -1,7 +1,7 @@
-"""What a rule of the findings is, what it finds, and what rules look at and say in common.
+"""Rules and findings, and the evidence and formatting that the rules share.
 
-Where in the program something is: ranges by name, and the tree of range paths with sums of what lies inside. Names that
-differ by a number only are one place: `layers.0` to `layers.31` are `layers.*`, and so there is one finding about them.
+Places in the program are ranges by name, and the tree of range paths with sums of their content. Names that differ only
+by a number are one place: `layers.0` to `layers.31` are `layers.*`, with one finding about them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray
 from traceable.trace.rows import distinct
 
 LAUNCH_LATENCY_NS = 20_000
-"""Up to which length a gap is explained by the latency of a launch: what the question of gaps takes."""
+"""Maximum length of a gap explained by launch latency; the same as in the view `gaps`."""
 
 _QUEUED = CAUSES.index("queued")
 
@@ -51,10 +51,10 @@ Values = Mapping[str, float]
 """The thresholds of one rule, by name."""
 
 STEADY, RECORDING = "steady", "recording"
-"""What bounds are of: the steady part, or the whole recording where no steady part is known."""
+"""The scope of bounds: the steady part, or the whole recording if no steady part is known."""
 
 MIN_CHILD_SHARE = 0.8
-"""A range inside another is the better place if it has this share of the other's sum."""
+"""A range inside another is reported instead if it has this share of the other's sum."""
 
 TRIM_DIVISOR = 20
 """Of the time of the copies, the first and the last part of so many may lie anywhere."""
@@ -67,7 +67,7 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number that decides whether a rule speaks.
+    """A number that decides whether a rule reports a finding.
 
     Attributes:
         name: within its rule; `rule.name` on the command line.
@@ -87,11 +87,11 @@ class Finding:
     """One sentence about time that could be saved, as a row of the result; None where a column does not apply.
 
     Attributes:
-        sentence: what, where and how much, with units; its numbers are of the part that the bound is of.
+        sentence: what, where and how much, with units; its numbers are of the scope.
         advice: the next thing to do, as an imperative clause.
-        potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.part`; 0 or less where the
-            rule saw the same outside of that part only. None for a statement, which promises nothing: its rule decides
-            what is worth stating.
+        potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.scope`; 0 or
+            less where the rule saw the same outside the scope only. None for a statement, which promises nothing: its
+            rule decides what is worth reporting.
         total_ns: how long what the finding is about lasted in the whole recording (waits, copies, gaps, ...).
         before_steady_ns: how much of `total_ns` lies before the steady part; None where no such part is known.
         range, domain: the innermost range that it is about.
@@ -121,12 +121,12 @@ class Rule:
     """One rule.
 
     Attributes:
-        name: stable; what `Finding`s are known by.
-        description: what it answers, as half a sentence.
-        thresholds: what decides whether it speaks. Each rule has `share` too: see `make_share_threshold`.
+        name: stable; identifies the rule of a finding.
+        description: what it detects, as half a sentence.
+        thresholds: decide whether it reports a finding. Each rule has `share` too: see `make_share_threshold`.
         find: returns its findings, in any order; those with a bound under `share` are dropped later. Raises
             UnanswerableError where the trace can't support it.
-        needs_gpu: whether it looks at GPU operations; without any it is not asked.
+        needs_gpu: whether it uses GPU operations; without any it is not run.
     """
 
     name: str
@@ -138,10 +138,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Scope:
-    """The time that bounds are of.
+    """The time to which bounds refer.
 
     Attributes:
-        start_ns, end_ns: of the steady part (`steps.find_steady_interval`), or from the first event to the end of the last.
+        start_ns, end_ns: of the steady part (`steps.find_steady_interval`), or from the first event to the end of the
+            last.
         unsteady_reason: why no steady part is known; None for a steady part.
     """
 
@@ -156,16 +157,16 @@ class Scope:
 
 
 class Evidence:
-    """What rules look at, each part computed once and only if a rule asks for it.
+    """The data that rules use, each part computed once and only if needed.
 
     Args:
         context: of the trace.
-        get_view: answers another question, by its name, as it is answered without options.
+        get_view: returns the table of another view, by its name, without options.
     """
 
-    def __init__(self, context: Context, ask: Callable[[str], Table]) -> None:
+    def __init__(self, context: Context, get_view: Callable[[str], Table]) -> None:
         self.context = context
-        self.get_view = ask
+        self.get_view = get_view
         self.pids = tuple(process.pid for process in context.trace.processes)
         self._cause = np.empty(0, np.int8)
 
@@ -180,7 +181,7 @@ class Evidence:
 
     @cached_property
     def gpu_of_operation(self) -> Int64:
-        """The place of each operation's GPU in `used`."""
+        """The place of each operation's GPU in `active_gpus`."""
         return self.active_gpus.gpu_of_operation
 
     @cached_property
@@ -194,7 +195,7 @@ class Evidence:
 
     @cached_property
     def scope(self) -> Scope:
-        """The time that bounds are of."""
+        """The time to which bounds refer."""
         try:
             return Scope(*find_steady_interval(self.steps))
         except MissingDataError as error:
@@ -207,7 +208,7 @@ class Evidence:
 
     @cached_property
     def scope_ns(self) -> int:
-        """Length of the part that bounds are of, the time between windows excluded."""
+        """Length of the scope, the time between windows excluded."""
         return self.recorded_ns(self.scope.start_ns, self.scope.end_ns)
 
     def recorded_ns(self, start_ns: int, end_ns: int) -> int:
@@ -216,7 +217,7 @@ class Evidence:
         return end_ns - start_ns - int(outside[0])
 
     def clip_to_scope(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-        """Return what of intervals lies in the part that bounds are of; one that lies outside is empty."""
+        """Return what of intervals lies in the scope; one that lies outside is empty."""
         start = np.clip(start_ns, self.scope.start_ns, self.scope.end_ns)
         return start, np.maximum(start, np.minimum(end_ns, self.scope.end_ns))
 
@@ -226,13 +227,13 @@ class Evidence:
         return np.minimum(start_ns, until), np.minimum(end_ns, until)
 
     def in_scope_ns(self, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how much of each interval lies in the part that bounds are of."""
+        """Return how much of each interval lies in the scope."""
         start, end = self.clip_to_scope(start_ns, end_ns)
         length: Int64 = end - start
         return length
 
     def in_scope_share(self, start_ns: Int64, end_ns: Int64) -> Float64:
-        """Return which share of each interval lies in the part that bounds are of; an empty one is in it or not."""
+        """Return which share of each interval lies in the scope; an empty one is in it or not."""
         length = end_ns - start_ns
         within = (start_ns >= self.scope.start_ns) & (start_ns < self.scope.end_ns)
         return np.where(length > 0, self.in_scope_ns(start_ns, end_ns) / np.maximum(1, length), within)
@@ -244,18 +245,18 @@ class Evidence:
         return length
 
     def union_in_scope_ns(self, start_ns: Int64, end_ns: Int64) -> int:
-        """Return in how much of the part that bounds are of any of the intervals lasts."""
+        """Return in how much of the scope any of the intervals lasts."""
         return union_ns(*self.clip_to_scope(start_ns, end_ns))
 
     def before_steady_or_none(self, ns: int) -> int | None:
-        """Return a sum of `before_ns` as the column of a finding: None where no steady part is known."""
+        """Return a sum of `before_steady_ns` as the column of a finding: None where no steady part is known."""
         return None if self.scope.unsteady_reason else ns
 
     @property
     def gaps(self) -> Gaps:
         """When each GPU was idle between its first and its last operation, but for gaps that span two windows.
 
-        They are whole, in or outside the part that bounds are of: `gap_ns` is what a bound may count.
+        They are whole, in or outside the scope: `gap_ns` is what a bound may count.
         """
         return self._recorded_and_not[0]
 
@@ -267,17 +268,17 @@ class Evidence:
 
     @cached_property
     def gap_ns(self) -> Int64:
-        """How much of each gap lies in the part that bounds are of."""
+        """How much of each gap lies in the scope."""
         return self.in_scope_ns(self.gaps.start_ns, self.gaps.end_ns)
 
     @cached_property
     def idle_ns(self) -> Int64:
-        """Summed length of the gaps of each GPU in the part that bounds are of."""
+        """Summed length of the gaps of each GPU in the scope."""
         return sum_groups(self.gaps.lane, self.gap_ns, len(self.active_gpus))
 
     @cached_property
     def total_ns(self) -> Int64:
-        """Of each GPU the time from its first operation to the end of its last, within the part that bounds are of."""
+        """Of each GPU the time from its first operation to the end of its last, within the scope."""
         when, apart = compute_timelines(self.context), self._recorded_and_not[1]
         whole = self.in_scope_ns(when.first_ns, when.last_ns)
         return whole - sum_groups(apart.lane, self.in_scope_ns(apart.start_ns, apart.end_ns), len(self.active_gpus))
@@ -288,8 +289,8 @@ class Evidence:
             self._cause = np.full(len(self.gaps), -1, np.int8)
         missing = np.flatnonzero(which & (self._cause < 0))
         if len(missing):
-            found = classify_gaps(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
-            self._cause[missing] = found
+            causes = classify_gaps(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
+            self._cause[missing] = causes
         return self._cause[which]
 
     @cached_property
@@ -298,11 +299,11 @@ class Evidence:
         return self._union(self.gpu_of_operation, len(self.active_gpus))
 
     def busy_without_nccl_ns(self, gpu: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how much of each time a GPU, given its place in `used`, ran anything but kernels of NCCL."""
+        """Return how much of each time a GPU, given its place in `active_gpus`, ran anything but kernels of NCCL."""
         return measure_covered_ns(self.busy_without_nccl, gpu, start_ns, end_ns)
 
     def max_host_saving_ns(self, process: int | None = None) -> int:
-        """Return how much shorter the part that bounds are of could be if the host took no time.
+        """Return how much shorter the scope could be if the host took no time.
 
         Its length less the time in which the busiest GPU of a process worked for it: that work remains. NCCL's kernels
         are no such work, because they may wait for a GPU that waits for the host. For no process in particular, that of
@@ -325,9 +326,9 @@ class Evidence:
             worked, owner = self._union(pair, len(first)), gpu.process[first].astype(np.int64)
         lanes = np.arange(len(worked))
         start, end = (np.full(len(lanes), time) for time in (self.scope.start_ns, self.scope.end_ns))
-        found = np.zeros(processes, np.int64)
-        np.maximum.at(found, owner, measure_covered_ns(worked, lanes, start, end))
-        return found
+        busiest = np.zeros(processes, np.int64)
+        np.maximum.at(busiest, owner, measure_covered_ns(worked, lanes, start, end))
+        return busiest
 
     def _union(self, lane: Int64, lanes: int) -> Union:
         gpu, lane = self.context.gpu, lane.copy()
@@ -335,12 +336,12 @@ class Evidence:
         return union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, lanes, gpu.by_start))
 
     def device_number(self, place: int) -> int | None:
-        """Return the number of a GPU, given its place in `used`; None where the trace does not tell."""
+        """Return the number of a GPU, given its place in `active_gpus`; None if the trace has none."""
         number = self.active_gpus.number[place]
         return number if number >= 0 else None
 
     def only_pid(self, place: int) -> int | None:
-        """Return the process that used a GPU, given its place in `used`, where it was one."""
+        """Return the process that used a GPU, given its place in `active_gpus`, where it was one."""
         users = self.active_gpus.processes[place]
         return self.pids[users[0]] if len(users) == 1 else None
 
@@ -373,11 +374,11 @@ class Labels:
     """
 
     def __init__(self, context: Context) -> None:
-        trace, found = context.trace, context.instances
-        label, first = number_ranges(found)
+        trace, instances = context.trace, context.instances
+        label, first = number_ranges(instances)
         numbers: dict[tuple[str | None, str | None], int] = {}
         merged = []
-        for name, domain in zip(found.name[first].tolist(), found.domain[first].tolist(), strict=True):
+        for name, domain in zip(instances.name[first].tolist(), instances.domain[first].tolist(), strict=True):
             key = (fold_range_names(context)[name], trace.names[domain] if domain >= 0 else None)
             merged.append(numbers.setdefault(key, len(numbers)))
         self.of_instance: Int64 = np.append(np.array(merged, np.int64)[label], -1)
@@ -421,7 +422,7 @@ class RangePaths:
         """Yield for each outermost path with at least `least` the deepest place that has most of its total.
 
         From each path it goes down to the one inside it that has the most (of equals the first), as long as that has
-        DEEPER of it.
+        MIN_CHILD_SHARE of it.
         """
         inside: dict[int, list[int]] = {}
         for path, parent in enumerate(self._parent.tolist()):
@@ -441,14 +442,14 @@ class RangePaths:
         """Return the name of the range of a place, and the domain where it is the same for all of them."""
         if place == self.outside:
             return None, None
-        names, found = self._context.trace.names, self._context.instances
-        domains = distinct(found.domain[self._of_instance[:-1] == place]).tolist()
+        names, instances = self._context.trace.names, self._context.instances
+        domains = distinct(instances.domain[self._of_instance[:-1] == place]).tolist()
         domain = names[domains[0]] if len(domains) == 1 and domains[0] >= 0 else None
         return self._paths[place][-1], domain
 
 
 class OneOffCopies:
-    """Tells host-to-device copies that do not recur from those that do."""
+    """Distinguishes host-to-device copies that do not recur from those that do."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -456,10 +457,11 @@ class OneOffCopies:
     def is_one_off(self, operation: Int64) -> Bool:
         """Return which of some operations are host-to-device copies if these, taken together, do not recur; else none.
 
-        Only the part that bounds are of counts. The copies are taken by start; the first is that at which a twentieth
-        of their time (FEW) is reached, the last that at which all but a twentieth is. They do not recur if the kernels
-        and graphs that begin at the first or later and before the last have less than a tenth (ONE_PLACE) of the time
-        of all of them. Where none ran, that can't be known, and the copies count as recurring.
+        Only the scope counts. The copies are taken by start; the first is that at which a twentieth
+        of their time (TRIM_DIVISOR) is reached, the last that at which all but a twentieth is. They do not recur if the
+        kernels and graphs that begin at the first or later and before the last have less than a tenth
+        (RECURRENCE_DIVISOR) of the time of all of them. Where none ran, that can't be known, and the copies count as
+        recurring.
 
         Args:
             operation: indices of GPU operations; -1 for none.
@@ -498,10 +500,10 @@ def make_share_threshold(default: float) -> Threshold:
 
 
 def fold_names(names: Iterable[str]) -> dict[str, str]:
-    """Return what each name is called in findings: numbers are `*` where names differ by nothing else.
+    """Return the name of each range as used in findings: numbers are `*` where names differ by nothing else.
 
     Examples:
-        >>> sorted(set(folded(["layers.0.mlp", "layers.1.mlp", "step 7", "conv1d", "conv2d"]).values()))
+        >>> sorted(set(fold_names(["layers.0.mlp", "layers.1.mlp", "step 7", "conv1d", "conv2d"]).values()))
         ['conv1d', 'conv2d', 'layers.*.mlp', 'step 7']
     """
     patterns = {name: fold_numbers(name) for name in names}
@@ -511,7 +513,7 @@ def fold_names(names: Iterable[str]) -> dict[str, str]:
 
 @cache_per_context
 def fold_range_names(context: Context) -> dict[int, str]:
-    """Return what the ranges of a trace are called in findings, by the index of their name."""
+    """Return the names of the ranges as used in findings, by the index of their name."""
     names = context.trace.names
     used = {name for path in context.instances.paths for name in path}
     as_folded = fold_names(names[index] for index in used)
@@ -522,7 +524,7 @@ def format_range_name(name: str | None) -> str:
     """Write the name of a range, cut where it is long.
 
     Examples:
-        >>> named("forward"), named(None)
+        >>> format_range_name("forward"), format_range_name(None)
         ('forward', 'outside every range')
     """
     if name is None:
@@ -531,10 +533,10 @@ def format_range_name(name: str | None) -> str:
 
 
 def format_gpu(number: int | None) -> str:
-    """Write which GPU; the trace may not tell its number.
+    """Write which GPU; its number may be unknown.
 
     Examples:
-        >>> gpu_words(1), gpu_words(None)
+        >>> format_gpu(1), format_gpu(None)
         ('GPU 1', 'the GPU')
     """
     return "the GPU" if number is None else f"GPU {number}"
@@ -544,7 +546,7 @@ def join_words(words: Sequence[str]) -> str:
     """Join words.
 
     Examples:
-        >>> listed(["a"]), listed(["a", "b", "c"])
+        >>> join_words(["a"]), join_words(["a", "b", "c"])
         ('a', 'a, b and c')
     """
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
@@ -563,14 +565,14 @@ def has_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
         of = f" ({join_words(names)})" if names else ""
         raise MissingDataError(
             "link_peak_unknown",
-            f"the peak of the link to the GPU{of} is not known, and without it no bound",
+            f"the peak rate of the link to the GPU{of} is not known, so there is no bound",
             "`--view memory` shows the rate that the copies reached",
         )
     return known
 
 
 def compute_copy_shares(evidence: Evidence, copies: Copies, row: Int64) -> tuple[Float64, Bool]:
-    """Return which share of each copy lies in the part that bounds are of, and whether any of it does."""
+    """Return which share of each copy lies in the scope, and whether any of it does."""
     gpu, operation = evidence.context.gpu, copies.first_operation + row
     part = evidence.in_scope_share(gpu.start_ns[operation], gpu.end_ns[operation])
     return part, part > 0
@@ -583,7 +585,7 @@ def sum_bytes_and_min_ns(copies: Copies, row: Int64, part: Float64) -> tuple[flo
 
 
 def max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
-    """Return the length of the part that bounds are of, less the time in which their GPU worked on anything else.
+    """Return the length of the scope, less the time in which their GPU worked on anything else.
 
     NCCL's kernels are no such work: they may wait for a GPU that waits for these copies.
 
@@ -600,7 +602,7 @@ def max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
 
 @dataclass(frozen=True)
 class CopyPlace:
-    """Where copies were made: the innermost range, the process and the GPU; and in words as much of it as is needed."""
+    """Where copies were made: the innermost range, the process and the GPU; with a description as long as needed."""
 
     range: str | None
     domain: str | None
@@ -675,7 +677,7 @@ def group_copies_by_place(
     group, first = number_groups(*keys)
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(first) + 1))
-    found = []
+    places = []
     for i, one in enumerate(first.tolist()):
         name, domain = labels.names[of_row[one]]
         device, pid = evidence.device_number(int(gpu[one])), evidence.pids[int(process[one])]
@@ -684,23 +686,23 @@ def group_copies_by_place(
             words += f" on {format_gpu(device)}"
         if len(evidence.active_gpus.processes[int(gpu[one])]) > 1:
             words += f" by process {pid}"
-        found.append((order[bounds[i] : bounds[i + 1]], CopyPlace(name, domain, device, pid, words)))
-    return found
+        places.append((order[bounds[i] : bounds[i + 1]], CopyPlace(name, domain, device, pid, words)))
+    return places
 
 
 def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> tuple[int, int]:
-    """Return how much wall time can be saved at most if some calls took no time, in the part that bounds are of.
+    """Return how much wall time can be saved at most if some calls took no time, in the scope.
 
     Without a call its thread goes on that much earlier. That saves time only where the GPU then gets work that it is
     idle for, and only until the thread waits for the GPU again: from there on the two are in step as before. So the
     saving is at most
 
     - the time in which any of the calls lasted,
-    - the time in which a GPU of the process was idle for want of work between the begin of any of the calls and the
+    - the time in which a GPU of the process was idle without work between the begin of any of the calls and the
       end of the next wait of its thread (`sync.find_waiting_calls`), or the end of the recording where none follows.
       Idle time at which an operation of the process had been launched for that GPU and had not begun counts for the
       moment of that launch (of several operations the earliest): what was launched before a call does not wait for it,
-    - what the GPU leaves (`Evidence.room_ns`).
+    - what the GPU leaves (`Evidence.max_host_saving_ns`).
 
     Times are unions: overlapping calls, GPUs and processes count once. It is a bound as long as an operation that was
     launched later does not run in the place of one that was launched before.
@@ -799,8 +801,8 @@ def contains(within: Union, at_ns: Int64) -> Bool:
     if not len(within.start_ns):
         return np.zeros(len(at_ns), np.bool_)
     last = np.searchsorted(within.start_ns, at_ns, "right") - 1
-    found: Bool = (last >= 0) & (at_ns < within.end_ns[np.maximum(last, 0)])
-    return found
+    is_inside: Bool = (last >= 0) & (at_ns < within.end_ns[np.maximum(last, 0)])
+    return is_inside
 
 
 def select_queued_gaps(evidence: Evidence) -> Gaps:
@@ -815,11 +817,11 @@ def select_queued_gaps(evidence: Evidence) -> Gaps:
             "no launch call is recorded for any GPU operation",
             "record the launches too, with --trace=cuda,nvtx",
         )
-    unseen = check_graphs_recorded(evidence.context)
-    if unseen is not None:
-        raise unseen
+    error = check_graphs_recorded(evidence.context)
+    if error is not None:
+        raise error
     gaps = evidence.gaps
-    # Why a gap is there takes longest to say: shorter ones are never queued.
+    # Causes are expensive to compute; shorter gaps are never queued.
     which = gaps.end_ns - gaps.start_ns > LAUNCH_LATENCY_NS
     which[which] = evidence.causes(which) == _QUEUED
     return gaps.take(which)

@@ -18,7 +18,7 @@ from traceable.analysis.units import format_count, format_duration, format_perce
 from traceable.errors import MissingDataError
 
 GC_DOMAIN = "traceable.gc"
-"""The domain of garbage collections: what `annotation.pauses` writes."""
+"""The domain of garbage collections, as `annotation.pauses` writes it."""
 
 
 def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
@@ -37,7 +37,7 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     generation = trace.ranges.payload[context.range_of_instance[rows]]
     parent = instances.parent[rows]
     label = labels.of_instance[parent]
-    found = []
+    findings = []
     for one, of in sorted({*zip(label[parent >= 0].tolist(), process[rows[parent >= 0]].tolist(), strict=True)}):
         here = np.flatnonzero((label == one) & (parent >= 0) & (process[rows] == of))
         start, end = instances.start_ns[rows[here]], instances.end_ns[rows[here]]
@@ -50,13 +50,17 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
             continue
         length, full = (end - start)[inside], int((generation[here][inside] == 2).sum())
         name, domain = labels.names[one]
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
-                    f"{format_range_name(name)}: {format_count(len(length), 'garbage collection')} ({format_count(full)} of generation 2) take "
-                    f"{format_duration(took)}, {format_percent(took / max(1, hot))} of the range's time; {format_duration(int(length.max()))} at most"
+                    f"{format_range_name(name)}: {format_count(len(length), 'garbage collection')} "
+                    f"({format_count(full)} of generation 2) take {format_duration(took)}, "
+                    f"{format_percent(took / max(1, hot))} of the range's time; {format_duration(int(length.max()))} "
+                    "at most"
                 ),
-                advice="call gc.freeze() after the setup, collect where nobody waits (gc.disable(), gc.collect())",
+                advice=(
+                    "call gc.freeze() after the setup, collect between requests or steps (gc.disable(), gc.collect())"
+                ),
                 potential_saving_ns=took,
                 total_ns=union_ns(start, end),
                 before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
@@ -68,14 +72,14 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
                 end_ns=int(until[inside].max()),
             )
         )
-    return found
+    return findings
 
 
 GC_IN_HOT_RANGE = Rule(
     "gc_in_hot_range",
     "garbage collections inside ranges that take much of the time",
     (
-        Threshold("hot", 0.1, "share", "a range is hot from this share of the time on"),
+        Threshold("hot", 0.1, "share", "a range is hot if it takes at least this share of the time"),
         make_share_threshold(0.005),
     ),
     find_gc_in_hot_ranges,

@@ -1,4 +1,4 @@
-"""A finding about GPUs that do nothing for want of launches. docs/findings.md explains the bound."""
+"""A finding about GPUs that are idle because launches come too late. docs/findings.md explains the bound."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _LAUNCHING = (CAUSES.index("host_late"), CAUSES.index("launch_latency"))
 def find_launch_bound_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     """Return in which ranges a GPU waits for the launch of its next kernel again and again.
 
-    A gap counts if it is at most `gap` long, its cause is that the host was late or launch latency, and the launch of
-    the operation that ends it had not returned when the gap began: what had been launched waits for the GPU, not for
-    the host. A range speaks for a GPU if such gaps are `idle` or more of their sum and the time of all its operations
-    there, and its kernels last `kernel` or less on average. Ranges are paths: of a path and those inside it the
-    deepest is named that still has four fifths of the gaps of the one around it.
+    A gap counts if it is at most `gap` long, its cause is `host_late` or `launch_latency`, and the launch of the
+    operation that ends it had not returned when the gap began: an operation that was already launched waits for the
+    GPU, not for the host. A range is reported for a GPU if such gaps are `idle` or more of their sum and the time of
+    all its operations there, and its kernels last `kernel` or less on average. Ranges are paths: of a path and those
+    inside it the deepest is reported that still has four fifths of the gaps of its parent.
 
-    potential_saving_ns: the summed length of these gaps, as far as they lie in the part that bounds are of. The operations
+    potential_saving_ns: the summed length of these gaps, within the scope. The operations
     themselves become no shorter by being launched earlier.
     """
     context = evidence.context
@@ -89,10 +89,10 @@ def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, lea
         device = evidence.device_number(lane)
         yield Finding(
             sentence=(
-                f"{format_range_name(name)}: {format_gpu(device)} waits {format_duration(int(idle[place]))} for launches in "
-                f"{format_count(int(number[place]), 'gap')} of up to {format_duration(1_000 * values['gap'])}, compared with "
-                f"{format_duration(int(work[place]))} of work in {format_count(int(kernel_number[place]), 'kernel')} of {format_duration(mean)} on "
-                "average"
+                f"{format_range_name(name)}: {format_gpu(device)} waits {format_duration(int(idle[place]))} for "
+                f"launches in {format_count(int(number[place]), 'gap')} of up to "
+                f"{format_duration(1_000 * values['gap'])}, compared with {format_duration(int(work[place]))} of work "
+                f"in {format_count(int(kernel_number[place]), 'kernel')} of {format_duration(mean)} on average"
             ),
             advice="launch more at once: a CUDA graph (torch.compile with mode='reduce-overhead'), or a larger batch",
             potential_saving_ns=int(idle[place]),
@@ -110,9 +110,9 @@ LAUNCH_BOUND = Rule(
     "launch_bound",
     "small kernels that are over before the next is launched",
     (
-        Threshold("gap", 100, "us", "longest gap that a launch explains; longer ones are other work of the host"),
+        Threshold("gap", 100, "us", "longest gap that counts; longer ones are other work of the host"),
         Threshold("kernel", 20, "us", "longest mean time of a kernel"),
-        Threshold("idle", 0.2, "share", "least share of such gaps in them and the GPU's work together"),
+        Threshold("idle", 0.2, "share", "minimum share of such gaps in their sum with the GPU's work"),
         make_share_threshold(0.005),
     ),
     find_launch_bound_ranges,

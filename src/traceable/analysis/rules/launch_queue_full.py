@@ -1,4 +1,4 @@
-"""A finding about a host that is so far ahead of the GPU that launches wait for room. docs/findings.md explains it."""
+"""A finding about a host so far ahead of the GPU that the launch queue is full. docs/findings.md explains it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from traceable.trace.rows import distinct
 
 
 def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]:
-    """Return which processes launch so far ahead of the GPU that their calls wait for room in the launch queue.
+    """Return which processes launch so far ahead of the GPU that their calls wait for space in the launch queue.
 
-    A statement: what the host does while the GPU works costs nothing, and without the wait nothing would be earlier.
+    A statement: time of the host while the GPU works costs nothing, and without the wait nothing would be earlier.
     """
     context = evidence.context
     trace, overheads = context.trace, context.trace.overheads
-    which = select_overheads(context, QUEUE_FULL_OVERHEAD)
-    if not len(which) and _KINDS_OF_OVERHEAD not in trace.source.tables:
+    queue_full = select_overheads(context, QUEUE_FULL_OVERHEAD)
+    if not len(queue_full) and _KINDS_OF_OVERHEAD not in trace.source.tables:
         raise MissingDataError(
             "launch_queue_not_recorded",
-            "the recording does not tell whether the launch queue was full",
+            "the recording has no information about full launch queues",
             "record with a current version of nsys",
         )
-    found = []
-    for process in distinct(overheads.process[which]).tolist():
-        mine = which[overheads.process[which] == process]
+    findings = []
+    for process in distinct(overheads.process[queue_full]).tolist():
+        mine = queue_full[overheads.process[queue_full] == process]
         start, end = evidence.clip_to_scope(overheads.start_ns[mine], overheads.end_ns[mine])
         start, end = start[end > start], end[end > start]
         waits = merge_intervals(start, end)
@@ -49,18 +49,20 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
         which_work = join_words(
             [f"{format_gpu(device)} works during {format_percent(part)}" for device, part in working]
         )
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
-                    f"process {evidence.pids[process]}: {format_count(len(start), 'call')} wait {format_duration(took)} for room in "
-                    f"the full launch queue, {format_percent(took / max(1, evidence.scope_ns))} of the time"
+                    f"process {evidence.pids[process]}: {format_count(len(start), 'call')} wait "
+                    f"{format_duration(took)} "
+                    f"for space in the full launch queue, {format_percent(took / max(1, evidence.scope_ns))} of the "
+                    "time"
                     + (f"; {which_work} of that" if working else "")
                     + (": the host is ahead, and its time is free" if free else "")
                 ),
                 advice=(
-                    "make the GPU's work shorter: faster host code wins nothing here"
+                    "reduce the GPU's work: faster host code saves nothing here"
                     if free
-                    else "see in `--view streams` what runs meanwhile: the blocked thread launches nothing else"
+                    else "check `--view streams` for what runs meanwhile: the blocked thread launches nothing else"
                 ),
                 potential_saving_ns=None,
                 pid=evidence.pids[process],
@@ -69,7 +71,7 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
                 end_ns=int(end.max()),
             )
         )
-    return found
+    return findings
 
 
 def _working_shares(evidence: Evidence, process: int, waits: Union) -> list[tuple[int | None, float]]:
@@ -80,22 +82,22 @@ def _working_shares(evidence: Evidence, process: int, waits: Union) -> list[tupl
         operations.end_ns,
         build_lanes(evidence.gpu_of_operation, len(evidence.active_gpus), operations.by_start),
     )
-    found = []
+    shares = []
     for lane in [lane for lane, users in enumerate(evidence.active_gpus.processes) if process in users]:
         ran = measure_covered_ns(busy, np.full(len(waits.start_ns), lane), waits.start_ns, waits.end_ns).sum()
-        found.append((evidence.device_number(lane), float(ran / waits.total_ns()[0])))
-    return found
+        shares.append((evidence.device_number(lane), float(ran / waits.total_ns()[0])))
+    return shares
 
 
 _ALL_THE_TIME = 0.99
-"""From which share on a GPU works all the time that calls wait for room."""
+"""From this share on a GPU counts as working all the time that calls wait."""
 
 _KINDS_OF_OVERHEAD = "ENUM_CUPTI_OVERHEAD_TYPE"
-"""The table of an export whose profiler knows a full launch queue when it sees one."""
+"""The table of an export whose profiler reports full launch queues."""
 
 LAUNCH_QUEUE_FULL = Rule(
     "launch_queue_full",
-    "hosts that are so far ahead of the GPU that launches wait for room",
-    (Threshold("share", 0.01, "share", "least time that calls wait for room, as a share of the recording"),),
+    "hosts so far ahead of the GPU that the launch queue is full",
+    (Threshold("share", 0.01, "share", "minimum time that calls wait, as a share of the recording"),),
     find_full_launch_queues,
 )

@@ -17,8 +17,8 @@ from traceable.trace.rows import distinct
 def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes wait much of the time for the next item of their loop.
 
-    potential_saving_ns: the time in which any of the waits lasted; of a process that uses a GPU no more than the host can win at all
-    (`Evidence.room_ns`).
+    potential_saving_ns: the time in which any of the waits lasted; for a process that uses a GPU at most the
+    saving that the host allows (`Evidence.max_host_saving_ns`).
     """
     evidence.require_ranges()
     context = evidence.context
@@ -30,7 +30,7 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
             "iterate over traceable.steps(loader)",
         )
     process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread[waits]]
-    found = []
+    findings = []
     for one in distinct(process).tolist():
         start, end = instances.start_ns[waits[process == one]], instances.end_ns[waits[process == one]]
         begin, until = evidence.clip_to_scope(start, end)
@@ -41,12 +41,13 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
         length = (end - start)[inside]
         name = context.trace.names[instances.name[waits[process == one][0]]]
         uses_gpu = len(context.gpu) > 0 and bool((context.gpu.process == one).any())
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
-                    f"process {evidence.pids[one]}: the loop waits for its next item {format_occurrences(len(length))}, "
-                    f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at most), "
-                    f"{format_percent(took / max(1, evidence.scope_ns))} of the time"
+                    f"process {evidence.pids[one]}: the loop waits for its next item "
+                    f"{format_occurrences(len(length))}, "
+                    f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at "
+                    f"most), {format_percent(took / max(1, evidence.scope_ns))} of the time"
                 ),
                 advice=(
                     "load ahead of the loop: DataLoader(num_workers=..., prefetch_factor=...), "
@@ -62,13 +63,13 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
                 end_ns=int(until[inside].max()),
             )
         )
-    return found
+    return findings
 
 
 LOADER_WAIT = Rule(
     "loader_wait",
     "loops that wait for their next item",
-    (Threshold("wait", 0.1, "share", "least share of the time that is waited"), make_share_threshold(0.005)),
+    (Threshold("wait", 0.1, "share", "minimum share of the time spent waiting"), make_share_threshold(0.005)),
     find_loader_waits,
     needs_gpu=False,
 )

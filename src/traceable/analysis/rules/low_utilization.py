@@ -1,4 +1,4 @@
-"""A finding about GPUs that do nothing, for whatever reason. docs/findings.md explains the bound."""
+"""A finding about GPUs that are idle, for any reason. docs/findings.md explains the bound."""
 
 from __future__ import annotations
 
@@ -26,74 +26,76 @@ _CAUSES = {
     "synchronization": ("the host waited for the GPU before it launched more", "let the host run ahead: wait later"),
     "waiting_copy": ("the host was copying", "copy from pinned memory, asynchronously, ahead of time"),
     "launch_latency": ("the launch took that long", "launch less: CUDA graphs, fused kernels, a larger batch"),
-    "host_late": ("the host had not launched anything", "see in `--view gaps` what the host did, do it ahead"),
-    "waiting_nccl": ("the GPU was about to run NCCL", "see in `--view gaps` which GPU came late"),
-    "waiting_other_device": ("the GPU waited for another one", "see in `--view gaps` which operations wait"),
-    "waiting_stream": ("the GPU waited for another stream", "see in `--view gaps` which streams wait for each other"),
+    "host_late": ("the host had not launched anything", "see in `--view gaps` what the host did, and do it ahead"),
+    "waiting_nccl": ("the GPU was about to run NCCL", "check `--view gaps` for the GPU that came late"),
+    "waiting_other_device": ("the GPU waited for another one", "check `--view gaps` for the operations that wait"),
+    "waiting_stream": ("the GPU waited for another stream", "check `--view gaps` for streams that wait for each other"),
     "queued": ("the GPU had work and did not run it", "see `queued_gaps`: another process, or waits in the stream"),
-    "unknown": ("the trace does not tell why", "see `--view gaps`"),
+    "unknown": ("the cause is unknown", "see `--view gaps`"),
 }
-"""What is said of the cause of most idle time, and what to do."""
+"""For the cause of most idle time: the clause of the sentence, and the advice."""
 
 
 def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
-    """Return which GPUs are busy for less than `utilisation` of the time from their first operation to their last.
+    """Return which GPUs are busy for less than `utilization` of the time from their first operation to their last.
 
-    potential_saving_ns: the time in which the GPU was idle, less the gaps that the profiler made: its operations remain. Those gaps
-    do not count against its utilisation either. Both are of the part that bounds are of.
+    potential_saving_ns: the time in which the GPU was idle, excluding gaps made by the profiler; its operations remain.
+    Those gaps do not count against its utilization either. Both are of the scope.
     """
     context = evidence.context
-    unseen = check_graphs_recorded(context)
-    if unseen is not None:
-        raise unseen
+    error = check_graphs_recorded(context)
+    if error is not None:
+        raise error
     gaps = evidence.gaps
     idle, total = evidence.idle_ns, evidence.total_ns
-    # What the profiler made idle can only raise it.
-    low = np.flatnonzero(total - idle < values["utilisation"] * total)
-    found_low = []
+    # Excluding the gaps of the profiler can only raise the utilization.
+    low = np.flatnonzero(total - idle < values["utilization"] * total)
+    findings = []
     for lane in low.tolist():
         mine = gaps.lane == lane
         cause = evidence.causes(mine)
         length, whole = evidence.gap_ns[mine], (gaps.end_ns - gaps.start_ns)[mine]
         before = evidence.before_steady_ns(gaps.start_ns[mine], gaps.end_ns[mine])
         own = cause != _FLUSH
-        won = int(length[own].sum())
+        idle_ns = int(length[own].sum())
         busy = int(total[lane] - idle[lane])
-        if not won or busy >= values["utilisation"] * (busy + won):
+        if not idle_ns or busy >= values["utilization"] * (busy + idle_ns):
             continue
         by_cause = sum_groups(cause[own].astype(np.int64), length[own], len(CAUSES))
         most = int(by_cause.argmax())
         longest = int(np.where(own, length, -1).argmax())
         start, end = (times[mine][[longest]] for times in (gaps.start_ns, gaps.end_ns))
         (start,), (end,) = evidence.clip_to_scope(start, end)
-        why, advice = _CAUSES[CAUSES[most]]
+        count = int((own & (length > 0)).sum())
+        cause_text, advice = _CAUSES[CAUSES[most]]
         device = evidence.device_number(lane)
-        found_low.append(
+        findings.append(
             Finding(
                 sentence=(
-                    f"{format_gpu(device)} is busy {format_percent(busy / (busy + won))} of {format_duration(busy + won)} and idle "
-                    f"{format_duration(won)} in {format_count(int((own & (length > 0)).sum()), 'gap')}; for {format_duration(int(by_cause[most]))} "
-                    f"of that {why}; the longest gap is {format_duration(int(length[longest]))} at {int(start) / 1e9:.6f} s"
+                    f"{format_gpu(device)} is busy {format_percent(busy / (busy + idle_ns))} of "
+                    f"{format_duration(busy + idle_ns)} and idle {format_duration(idle_ns)} in "
+                    f"{format_count(count, 'gap')}; for {format_duration(int(by_cause[most]))} of that {cause_text}; "
+                    f"the longest gap is {format_duration(int(length[longest]))} at {int(start) / 1e9:.6f} s"
                 ),
                 advice=advice,
-                potential_saving_ns=won,
+                potential_saving_ns=idle_ns,
                 total_ns=int(whole[own].sum()),
                 before_steady_ns=evidence.before_steady_or_none(int(before[own].sum())),
                 device=device,
                 pid=evidence.only_pid(lane),
-                count=int((own & (length > 0)).sum()),
+                count=count,
                 start_ns=int(start),
                 end_ns=int(end),
             )
         )
-    return found_low
+    return findings
 
 
 LOW_UTILIZATION = Rule(
-    "low_utilisation",
+    "low_utilization",
     "GPUs that are idle much of the time",
     (
-        Threshold("utilisation", 0.5, "share", "a GPU is busy enough from this share of its time on"),
+        Threshold("utilization", 0.5, "share", "a GPU that is busy for at least this share is not reported"),
         make_share_threshold(0.005),
     ),
     find_low_utilization,

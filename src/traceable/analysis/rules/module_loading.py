@@ -31,11 +31,11 @@ _CAUSE = CAUSES.index("module_loading")
 def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     """Return which processes wait for the driver to load the code of kernels.
 
-    Loading is what the recording calls so, unknown overhead inside the first launch of a kernel, and calls that load a
-    module.
+    Loading is overhead that the recording labels so, unknown overhead inside the first launch of a kernel, and calls
+    that load a module.
 
-    potential_saving_ns: the time in which any of that lasted, but no more than the host can win at all (`Evidence.room_ns`): the
-    host goes on that much earlier, and the GPU still has all its work to do.
+    potential_saving_ns: the time in which any of that lasted, at most the saving that the host allows
+    (`Evidence.max_host_saving_ns`): the host continues that much earlier, and the GPU still has all its work to do.
     """
     evidence.require_calls()
     context = evidence.context
@@ -47,7 +47,7 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     process = np.append(trace.overheads.process[overhead], of_thread[trace.calls.thread[call]])
     users = distinct(context.gpu.process).tolist()
     waiting = _waiting_ns(evidence, start, end)
-    found = []
+    findings = []
     for one in users:
         mine = process == one
         whole = int(merge_intervals(start[mine], end[mine]).total_ns()[0])
@@ -60,13 +60,13 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
         lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.active_gpus.processes[lane]]
         idle = [f"{format_gpu(evidence.device_number(lane))} {format_duration(int(waiting[lane]))}" for lane in lanes]
         waits = f"; in gaps that it explains, {join_words(idle)} idle" if idle else ""
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
                     f"process {evidence.pids[one]}: the driver loads the code of kernels "
                     f"{format_count(int(inside.sum()), 'time')}, which takes {format_duration(took)}{waits}"
                 ),
-                advice="launch each kernel once before what counts (a warm-up), or set CUDA_MODULE_LOADING=EAGER",
+                advice="launch each kernel once in a warm-up, or set CUDA_MODULE_LOADING=EAGER",
                 potential_saving_ns=min(took, evidence.max_host_saving_ns(one)),
                 total_ns=whole,
                 before_steady_ns=evidence.before_steady_or_none(before),
@@ -76,11 +76,11 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
                 end_ns=int(until.max(where=inside, initial=evidence.scope.start_ns)),
             )
         )
-    return found
+    return findings
 
 
 def _waiting_ns(evidence: Evidence, start_ns: Int64, end_ns: Int64) -> Int64:
-    """Return how long each GPU was idle, in the part that bounds are of, in gaps that module loading explains."""
+    """Return how long each GPU was idle, in the scope, in gaps that module loading explains."""
     near = overlaps_any(evidence.gaps, start_ns, end_ns)
     near[near] = evidence.causes(near) == _CAUSE
     return sum_groups(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.active_gpus))

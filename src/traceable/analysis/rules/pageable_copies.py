@@ -31,38 +31,38 @@ _WORDS = {H2D: "host-to-device", D2H: "device-to-host"}
 
 
 def find_pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
-    """Return what copies from or to pageable memory take longer than pinned memory would let them.
+    """Return how much longer copies from or to pageable memory take than they would with pinned memory.
 
     Copies of `bytes` or more between host and GPU whose host memory is pageable, by range, direction, process and GPU;
-    host-to-device copies that do not recur (`OneOffCopies`) are left out.
+    host-to-device copies that do not recur (`OneOffCopies`) are excluded.
 
-    potential_saving_ns: the time in which such a copy or, from its begin on, the call that made it lasted, less the time that the
-    bytes take at the peak of the link; at most what the GPU leaves of the time (`max_copy_saving_ns`). A copy does
-    not exceed the peak of its link. That the calling thread waits for such copies is not in it: see
+    potential_saving_ns: the time in which such a copy or, from its begin on, the call that made it lasted, less the
+    time that the bytes take at the peak of the link; at most the time that the GPU leaves (`max_copy_saving_ns`). A
+    copy does not exceed the peak of its link. Waits of the calling thread for such copies are not included: see
     `sync_in_hot_range`.
     """
     copies = Copies(evidence.context)
     with_host = (copies.direction == H2D) | (copies.direction == D2H)
     if not with_host.any():
         return []
-    moves = copies.memory_operations
-    told = moves.host_memory_known[: len(copies)]
-    if not told[with_host].any():
+    operations = copies.memory_operations
+    is_known = operations.host_memory_known[: len(copies)]
+    if not is_known[with_host].any():
         raise MissingDataError(
             "host_memory_kind_not_recorded",
             "the kind of host memory of the copies was not recorded",
             "export the recording with a newer nsys",
         )
-    large = moves.size_bytes[: len(copies)] >= values["bytes"]
-    row = np.flatnonzero(moves.pageable[: len(copies)] & with_host & large)
+    large = operations.size_bytes[: len(copies)] >= values["bytes"]
+    row = np.flatnonzero(operations.pageable[: len(copies)] & with_host & large)
     row = row[has_known_peak(evidence, copies, row)]
     loads = OneOffCopies(evidence)
-    found = []
+    findings = []
     for here, group in group_copies_by_place(evidence, copies, row, copies.direction[row].astype(np.int64)):
         mine = row[here]
         if not loads.is_one_off(copies.first_operation + mine).any():
-            found.append(_pageable(evidence, group, copies, mine))
-    return found
+            findings.append(_pageable(evidence, group, copies, mine))
+    return findings
 
 
 def _pageable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) -> Finding:
@@ -75,9 +75,9 @@ def _pageable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) 
     copied = format_count(number, f"{direction} copy", f"{direction} copies")
     return Finding(
         sentence=(
-            f"{group.description}: {copied} with pageable memory, {format_bytes(whole)} in all, take {format_duration(took)} "
-            f"({format_rate(whole / max(1, took))}); at the link's peak, {format_rate(copies.peak_gb_per_s[row].max())}, their bytes take "
-            f"{format_duration(least)}"
+            f"{group.description}: {copied} with pageable memory, {format_bytes(whole)} in total, take "
+            f"{format_duration(took)} ({format_rate(whole / max(1, took))}); at the link's peak, "
+            f"{format_rate(copies.peak_gb_per_s[row].max())}, their bytes take {format_duration(least)}"
         ),
         advice="keep this memory pinned (pin_memory(), cudaHostAlloc) and copy it asynchronously (non_blocking=True)",
         potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
@@ -96,9 +96,7 @@ PAGEABLE_COPIES = Rule(
     "pageable_copies",
     "copies slowed down by pageable memory",
     (
-        Threshold(
-            "bytes", 65_536, "bytes", "copies below this size do not count: the link's rate says nothing of them"
-        ),
+        Threshold("bytes", 65_536, "bytes", "smaller copies do not count: their rate is not limited by the link"),
         make_share_threshold(0.005),
     ),
     find_pageable_copies,

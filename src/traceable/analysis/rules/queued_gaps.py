@@ -1,4 +1,4 @@
-"""A finding about operations that had been launched and did not run. docs/findings.md explains the bound."""
+"""A finding about operations that were launched and did not run. docs/findings.md explains the bound."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from traceable.trace.rows import distinct
 
 
 def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
-    """Return which GPUs ran nothing although the next operation had been launched, and nothing recorded says why.
+    """Return which GPUs ran nothing although the next operation had been launched, and the recording shows no reason.
 
-    potential_saving_ns: the summed length of the gaps whose cause is `queued`. The operations become no shorter by beginning at
-    once.
+    potential_saving_ns: the summed length of the gaps whose cause is `queued`. The operations do not become shorter by
+    starting at once.
     """
     gaps = select_queued_gaps(evidence)
-    found = []
+    findings = []
     for lane in distinct(gaps.lane).tolist():
         mine = gaps.take(gaps.lane == lane)
         length = evidence.in_scope_ns(mine.start_ns, mine.end_ns)
         before = int(evidence.before_steady_ns(mine.start_ns, mine.end_ns).sum())
         longest, number = int(length.argmax()), int((length > 0).sum())
         device = evidence.device_number(lane)
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
-                    f"{format_gpu(device)} runs nothing for {format_duration(int(length.sum()))} in {format_count(number, 'gap')} "
-                    f"although the operation after each had been launched; the longest gap is "
-                    f"{format_duration(int(length[longest]))} at {int(mine.start_ns[longest]) / 1e9:.6f} s"
+                    f"{format_gpu(device)} runs nothing for {format_duration(int(length.sum()))} in "
+                    f"{format_count(number, 'gap')} although the operation after each had been launched; the longest "
+                    f"gap is {format_duration(int(length[longest]))} at {int(mine.start_ns[longest]) / 1e9:.6f} s"
                 ),
                 advice=(
-                    "look for what holds the GPU: another process on it (nvidia-smi), a host function or a wait in the "
-                    "stream; on Windows, launches that the driver collects before it submits them"
+                    "look for what blocks the GPU: another process on it (nvidia-smi), a host function or a wait in "
+                    "the stream; on Windows, launches that the driver batches before it submits them"
                 ),
                 potential_saving_ns=int(length.sum()),
                 total_ns=int((mine.end_ns - mine.start_ns).sum()),
@@ -50,7 +50,7 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
                 end_ns=int(mine.end_ns[longest]),
             )
         )
-    return found
+    return findings
 
 
 QUEUED_GAPS = Rule(

@@ -25,15 +25,15 @@ from traceable.trace.rows import distinct
 def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which GPUs seem to run another process in turns with the recorded ones.
 
-    Of the gaps whose cause is `queued` and which lie in the part that bounds are of, those count that do not belong to
+    Of the gaps whose cause is `queued` and which lie in the scope, those count that do not belong to
     the program: less than `recurs` of the times that the operation before the gap was followed by the one after it (by
-    name, on that GPU) there was such a gap. A GPU speaks if there are `gaps` of them or more, and `alike` or more of
-    these last as long as the commonest of them, give or take `spread` of its length. The commonest is the one that most
-    last as long as; of several the shortest.
+    name, on that GPU) there was such a gap. A GPU is reported if there are `gaps` of them or more, and `alike` or more
+    of these last as long as the commonest of them, give or take `spread` of its length. The commonest is the one that
+    most last as long as; of several the shortest.
 
     potential_saving_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
     """
-    found = []
+    findings = []
     queued = select_queued_gaps(evidence)
     queued = queued.take(evidence.in_scope_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
     for lane in distinct(queued.lane).tolist():
@@ -49,21 +49,22 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
         if len(alike) < values["alike"] * len(mine):
             continue
         device = evidence.device_number(lane)
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
                     f"{format_gpu(device)} is likely shared with another process: {len(alike)} of "
-                    f"{format_count(len(mine), 'gap')} before operations that had been launched last {format_duration(int(alike[0]))} to "
-                    f"{format_duration(int(alike[-1]))}, {format_duration(int(alike.sum()))} in all, at places where there mostly is none"
+                    f"{format_count(len(mine), 'gap')} before operations that had been launched last "
+                    f"{format_duration(int(alike[0]))} to {format_duration(int(alike[-1]))}, "
+                    f"{format_duration(int(alike.sum()))} in total, at places that mostly have no gap"
                 ),
-                advice="see with nvidia-smi what else runs on this GPU, and record without it, or use MPS or MIG",
+                advice="check nvidia-smi for other processes on this GPU; record without them, or use MPS or MIG",
                 potential_saving_ns=int(alike.sum()),
                 device=device,
                 pid=evidence.only_pid(lane),
                 count=len(alike),
             )
         )
-    return found
+    return findings
 
 
 def _by_chance(evidence: Evidence, lane: int, gaps: Gaps, recurs: float) -> Bool:
@@ -76,8 +77,8 @@ def _by_chance(evidence: Evidence, lane: int, gaps: Gaps, recurs: float) -> Bool
     place = np.empty(len(gpu), np.int64)
     place[rows] = np.arange(len(rows))
     of_gap = pair[place[gaps.after] - 1]
-    often, with_gap = np.bincount(pair, minlength=len(first)), np.bincount(of_gap, minlength=len(first))
-    chance: Bool = with_gap[of_gap] < recurs * often[of_gap]
+    total, with_gap = np.bincount(pair, minlength=len(first)), np.bincount(of_gap, minlength=len(first))
+    chance: Bool = with_gap[of_gap] < recurs * total[of_gap]
     return chance
 
 
@@ -85,10 +86,10 @@ SHARED_GPU = Rule(
     "shared_gpu",
     "GPUs that seem to work for another process in between",
     (
-        Threshold("gaps", 10, "count", "fewest gaps before operations that had been launched"),
+        Threshold("gaps", 10, "count", "minimum number of gaps before operations that had been launched"),
         Threshold("spread", 0.1, "share", "how much such gaps may differ from the commonest one to be alike"),
-        Threshold("alike", 0.5, "share", "least share of them that are alike"),
-        Threshold("recurs", 0.5, "share", "a gap is the program's own from this share of its occasions on"),
+        Threshold("alike", 0.5, "share", "minimum share of them that are alike"),
+        Threshold("recurs", 0.5, "share", "a gap that recurs in at least this share of cases belongs to the program"),
         make_share_threshold(0.005),
     ),
     find_shared_gpus,

@@ -31,15 +31,16 @@ from traceable.trace.rows import distinct
 
 
 def find_small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
-    """Return what small copies to the GPU, one directly after another, take longer than one copy of all would.
+    """Return how much longer consecutive small copies to the GPU take than a single copy would.
 
     A run is `run` or more host-to-device copies of at most `bytes` each, which follow one another on their stream with
     nothing between, belong to the same range instance and come from the same kind of memory. Runs are summed up by
     range, process and GPU.
 
-    potential_saving_ns: the time in which such a copy or the call that made it lasted (of the first of a run, its call counts from
+    potential_saving_ns: the time in which such a copy or the call that made it lasted (of the first of a run, its call
+    counts from
     the begin of the copy: before that it may have waited for the work before), less the time that their bytes take at
-    the peak of the link; at most what the GPU leaves of the time (`max_copy_saving_ns`). One copy of
+    the peak of the link; at most the time that the GPU leaves (`max_copy_saving_ns`). One copy of
     all is no faster than the link, and nothing but these copies becomes shorter.
     """
     copies = Copies(evidence.context)
@@ -77,11 +78,12 @@ def _batchable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64,
     copied = format_count(number, "host-to-device copy", "host-to-device copies")
     return Finding(
         sentence=(
-            f"{group.description}: {copied} of {format_bytes(size_bytes / max(1, number))} on average, {format_count(runs, 'run')} of "
-            f"{number / max(1, runs):.3g} in a row, take {format_duration(took)} with their calls; at the link's peak, "
+            f"{group.description}: {copied} of {format_bytes(size_bytes / max(1, number))} on average, "
+            f"{format_count(runs, 'run')} of {number / max(1, runs):.3g} in a row, take {format_duration(took)} with "
+            "their calls; at the link's peak, "
             f"{format_rate(copies.peak_gb_per_s[row].max())}, their bytes take {format_duration(least)}"
         ),
-        advice="gather what is copied into one buffer and copy that once",
+        advice="gather the data in one buffer and copy that once",
         potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
         total_ns=union_ns(start, end),
         before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
@@ -112,9 +114,9 @@ def _runs(context: Context, copies: Copies, small: Bool) -> tuple[Int64, Int64]:
     )
     stream, first = number_groups(gpu.process, gpu.device, of_context, gpu.stream)
     order = build_lanes(stream, len(first), gpu.by_start).order
-    wanted = np.zeros(len(gpu), np.bool_)
-    wanted[copies.first_operation + np.flatnonzero(small)] = True
-    place = np.flatnonzero(wanted[order])
+    is_small = np.zeros(len(gpu), np.bool_)
+    is_small[copies.first_operation + np.flatnonzero(small)] = True
+    place = np.flatnonzero(is_small[order])
     operation = order[place]
     row = operation - copies.first_operation
     begins = np.diff(place, prepend=-2) != 1
@@ -128,7 +130,7 @@ SMALL_H2D_COPIES = Rule(
     "small host-to-device copies that could be one",
     (
         Threshold("bytes", 65_536, "bytes", "a copy is small up to this size"),
-        Threshold("run", 8, "count", "fewest small copies in a row"),
+        Threshold("run", 8, "count", "minimum number of small copies in a row"),
         make_share_threshold(0.005),
     ),
     find_small_h2d_copies,

@@ -30,7 +30,7 @@ def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]
 
     A range is hot if its instances last `hot` of the time or longer in all. It is reported if the waits in which it is
     the innermost range take `wait` of that time or more. What waits is the same as for `sync`; copies from or to
-    pageable memory that do not recur (`OneOffCopies`) are left out.
+    pageable memory that do not recur (`OneOffCopies`) are excluded.
 
     potential_saving_ns: the bound of `max_saving_ns` for these waits.
     """
@@ -43,18 +43,18 @@ def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]
     cpu_ns = _lasting_ns(evidence)
     label = evidence.labels.of_instance[context.find_innermost_around_calls(waits.call)]
     loads = OneOffCopies(evidence)
-    found = []
+    findings = []
     for one in distinct(label[label >= 0]).tolist():
         mine = np.flatnonzero(label == one)
         mine = mine[~loads.is_one_off(waits.own_operation[mine])]
         waited = int(evidence.in_scope_ns(waits.start_ns[mine], waits.end_ns[mine]).sum())
         cpu = int(cpu_ns[one])
         if waited and waited >= values["wait"] * cpu and cpu >= values["hot"] * evidence.scope_ns:
-            found.append(_waiting(evidence, one, waits.take(mine), waited, cpu))
-    return found
+            findings.append(_build_finding(evidence, one, waits.take(mine), waited, cpu))
+    return findings
 
 
-def _waiting(evidence: Evidence, label: int, waits: Waits, waited: int, cpu: int) -> Finding:
+def _build_finding(evidence: Evidence, label: int, waits: Waits, waited: int, cpu: int) -> Finding:
     names, calls = evidence.context.trace.names, evidence.context.trace.calls
     name, domain = evidence.labels.names[label]
     inside = evidence.in_scope_ns(waits.start_ns, waits.end_ns)
@@ -63,22 +63,22 @@ def _waiting(evidence: Evidence, label: int, waits: Waits, waited: int, cpu: int
     for index, ns in zip(calls.name[waits.call[some]].tolist(), inside[some].tolist(), strict=True):
         by_call[strip_call_version(names[index])] = by_call.get(strip_call_version(names[index]), 0) + ns
     most = sorted(by_call, key=lambda call: (-by_call[call], call))
-    won, idle = max_saving_ns(evidence, calls.thread[waits.call], waits.start_ns, waits.end_ns)
+    saving_ns, idle = max_saving_ns(evidence, calls.thread[waits.call], waits.start_ns, waits.end_ns)
     operation, of_range = _longest_operation(evidence, waits.take(some))
     if operation is None:
-        whom = "none of the operations that they wait for ran meanwhile"
+        purpose = "none of the operations that they wait for ran meanwhile"
     else:
-        whom = f"mostly for {format_range_name(operation)}" + (
+        purpose = f"mostly for {format_range_name(operation)}" + (
             f" of {format_range_name(of_range)}" if of_range is not None else ""
         )
     return Finding(
         sentence=(
-            f"{format_range_name(name)}: {format_count(int(some.sum()), 'wait')} in {join_words(most[:3])} {_take(some)} {format_duration(waited)}, "
-            f"{format_percent(waited / max(1, cpu))} of the range's time, {whom}; from these waits to the next ones the GPU is "
-            f"idle {format_duration(idle)} with no work queued"
+            f"{format_range_name(name)}: {format_count(int(some.sum()), 'wait')} in {join_words(most[:3])} "
+            f"{_take(some)} {format_duration(waited)}, {format_percent(waited / max(1, cpu))} of the range's time, "
+            f"{purpose}; from these waits to the next ones the GPU is idle {format_duration(idle)} with no work queued"
         ),
-        advice=_instead(most[0], operation),
-        potential_saving_ns=won,
+        advice=_advise(most[0], operation),
+        potential_saving_ns=saving_ns,
         total_ns=int((waits.end_ns - waits.start_ns).sum()),
         before_steady_ns=evidence.before_steady_or_none(
             int(evidence.before_steady_ns(waits.start_ns, waits.end_ns).sum())
@@ -96,9 +96,9 @@ def _take(some: Bool) -> str:
 
 def _lasting_ns(evidence: Evidence) -> Int64:
     """Return how long the instances of each range last in all, by its number in `Labels`."""
-    found, labels = evidence.context.instances, evidence.labels
-    real = np.flatnonzero(found.entered)
-    lasting = evidence.in_scope_ns(found.start_ns[real], found.end_ns[real])
+    instances, labels = evidence.context.instances, evidence.labels
+    real = np.flatnonzero(instances.entered)
+    lasting = evidence.in_scope_ns(instances.start_ns[real], instances.end_ns[real])
     return sum_groups(labels.of_instance[real], lasting, len(labels.names))
 
 
@@ -115,11 +115,11 @@ def _longest_operation(evidence: Evidence, waits: Waits) -> tuple[str | None, st
     return get_operation_name(context.trace, int(name[most])), labels.names[label[most]][0]
 
 
-def _instead(call: str, operation: str | None) -> str:
+def _advise(call: str, operation: str | None) -> str:
     if COPY_CALLS.match(call):
         return "copy from and to pinned memory, asynchronously, and wait only where the data is used"
     if operation is None:
-        return "remove the wait: what it waits for is over by then"
+        return "remove the wait: the operations it waits for have ended by then"
     return "remove the wait, or wait later: an event, or the result one step later, lets the host run ahead"
 
 
@@ -127,8 +127,8 @@ SYNC_IN_HOT_RANGE = Rule(
     "sync_in_hot_range",
     "waits for the GPU inside ranges that take much of the time",
     (
-        Threshold("hot", 0.1, "share", "a range is hot from this share of the time on"),
-        Threshold("wait", 0.1, "share", "least share of the range's time that is waited"),
+        Threshold("hot", 0.1, "share", "a range is hot if it takes at least this share of the time"),
+        Threshold("wait", 0.1, "share", "minimum share of the range's time spent waiting"),
         make_share_threshold(0.005),
     ),
     find_sync_in_hot_ranges,

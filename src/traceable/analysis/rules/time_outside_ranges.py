@@ -1,4 +1,4 @@
-"""A statement about time in which a thread had no range open. docs/findings.md says when it speaks."""
+"""A statement about time in which a thread had no range open. docs/findings.md explains when it is reported."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from traceable.trace.rows import distinct
 
 
 def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
-    """Return the busiest thread of each process without GPU work, if much of its time lies in no range.
+    """Return the busiest thread of each process without GPU work, if much of its time is outside all ranges.
 
-    No bound: what happens there is not recorded.
+    No bound: nothing is recorded of that time.
     """
     evidence.require_ranges()
     context = evidence.context
@@ -64,11 +64,16 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
             covered,
             Finding(
                 sentence=(
-                    f"{' '.join(map(format_range_name, filter(None, words)))} is in no range for {format_percent(outside / wall)} of "
-                    f"{format_duration(wall)}: {format_duration(outside)} in {format_count(len(gaps), 'gap')}; most of it after {format_range_name(before)}, "
-                    f"before {format_range_name(after)}: {format_count(len(length), 'gap')} of {format_duration(float(np.median(length)))} (p50)"
+                    f"{' '.join(map(format_range_name, filter(None, words)))} is outside all ranges for "
+                    f"{format_percent(outside / wall)} of {format_duration(wall)}: {format_duration(outside)} in "
+                    f"{format_count(len(gaps), 'gap')}; most of it after {format_range_name(before)}, before "
+                    f"{format_range_name(after)}: {format_count(len(length), 'gap')} of "
+                    f"{format_duration(float(np.median(length)))} (p50)"
                 ),
-                advice="annotate what runs there; a loop over traceable.steps(loader) records what the loader takes",
+                advice=(
+                    "annotate the code that runs there; a loop over traceable.steps(loader) records the time of the "
+                    "loader"
+                ),
                 potential_saving_ns=None,
                 total_ns=outside,
                 range=before,
@@ -83,9 +88,9 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
 
 TIME_OUTSIDE_RANGES = Rule(
     "time_outside_ranges",
-    "threads that are in no range for much of the time",
+    "threads that are outside all ranges for much of the time",
     (
-        Threshold("outside", 0.3, "share", "least share of the thread's time that is in no range"),
+        Threshold("outside", 0.3, "share", "minimum share of the thread's time outside all ranges"),
         make_share_threshold(0.005),
     ),
     find_time_outside_ranges,

@@ -37,16 +37,16 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
 
     Steady steps are equal if their kernels, in the order of their start, have the same names, grids, blocks, devices
     and streams. A step's kernels take the sum of their times; NCCL's count for nothing, because they wait while they
-    run. `steps` or more equal steps speak if the slow one takes `spread` longer than the fast one, or more: those are
-    the ones a tenth of the way from the slowest and from the fastest.
+    run. `steps` or more equal steps are reported if the slow one takes `spread` longer than the fast one, or more:
+    those are the ones a tenth of the way from the slowest and from the fastest.
 
-    potential_saving_ns: what the kernels take longer than if each took as long as in that of the equal steps where it is fastest.
+    potential_saving_ns: the excess of the kernels over each one's fastest time in the equal steps.
     """
     context = evidence.context
     steady = evidence.steps.values["steady"]
     if not steady.any():
         raise MissingDataError("no_steady_step", "no step is in the steady state", "record more steps")
-    found = []
+    findings = []
     for process, operation in _equal_steps(context, steady):
         times = context.gpu.end_ns[operation] - context.gpu.start_ns[operation]
         times[np.isin(operation, find_nccl_kernels(context))] = 0
@@ -61,12 +61,13 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
         timed, longer = int((times > 0).any(axis=0).sum()), int((times[slow] > _SLOWER * times[fast]).sum())
         most = int(operation[slow, int((times[slow] - times[fast]).argmax())])
         name = get_operation_name(context.trace, int(label_operations(context, np.array([most]))[0]))
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
                     f"process {evidence.pids[process]}: {format_count(number, 'step')} of the same "
-                    f"{format_count(times.shape[1], 'kernel')} take {format_duration(int(summed[fast]))} to {format_duration(int(summed[slow]))} of "
-                    f"kernel time, {format_percent(summed[slow] / max(1, summed[fast]) - 1)} more; in a slow one {longer} of "
+                    f"{format_count(times.shape[1], 'kernel')} take {format_duration(int(summed[fast]))} to "
+                    f"{format_duration(int(summed[slow]))} of kernel time, "
+                    f"{format_percent(summed[slow] / max(1, summed[fast]) - 1)} more; in a slow one {longer} of "
                     f"{format_count(timed, 'kernel')} take longer, most of it {format_range_name(name)}"
                 ),
                 advice=_ALL_SLOWER if 2 * longer >= timed else _SOME_SLOWER,
@@ -75,7 +76,7 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
                 count=number,
             )
         )
-    return found
+    return findings
 
 
 def _equal_steps(context: Context, steady: Bool) -> Iterator[tuple[int, Int64]]:
@@ -96,7 +97,7 @@ def _equal_steps(context: Context, steady: Bool) -> Iterator[tuple[int, Int64]]:
         yield int(steps.process[lane]), np.stack(rows)
 
 
-_ALL_SLOWER = "watch the GPU's clocks, power and temperature (nvidia-smi dmon), and what else runs on it"
+_ALL_SLOWER = "watch the GPU's clocks, power and temperature (nvidia-smi dmon), and other processes on it"
 
 _SOME_SLOWER = "compare the data of these steps: few of the kernels differ, so it is not the GPU's clock"
 
@@ -104,7 +105,7 @@ UNEVEN_EQUAL_STEPS = Rule(
     "uneven_equal_steps",
     "steps of the same kernels whose kernels do not take the same time",
     (
-        Threshold("steps", 8, "count", "fewest equal steps"),
+        Threshold("steps", 8, "count", "minimum number of equal steps"),
         Threshold("spread", 0.1, "share", "how much longer than the fast step the slow one takes, at least"),
         make_share_threshold(0.005),
     ),

@@ -28,8 +28,8 @@ _MANAGED = re.compile(r"cudaMallocManaged|cuMemAllocManaged")
 def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes' unified memory the driver moves for how long, by GPU.
 
-    A statement: kernels and threads that touch memory which is elsewhere stop until it has come, and how long they do
-    is in no recording. It may be more than the migrations take, or less where these are hidden.
+    A statement: kernels and threads that touch memory which is elsewhere stop until it has come, and how long
+    they do is not recorded. It may be more than the migrations take, or less where these are hidden.
     """
     context = evidence.context
     copies = context.trace.copies
@@ -44,7 +44,7 @@ def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[F
         return []
     place = evidence.gpu_of_operation[len(context.trace.kernels) + migration]
     group, first = number_groups(copies.process[migration], place)
-    found = []
+    findings = []
     for number, at in enumerate(first.tolist()):
         rows, lane, process = migration[group == number], int(place[at]), int(copies.process[migration[at]])
         start, end = evidence.clip_to_scope(copies.start_ns[rows], copies.end_ns[rows])
@@ -60,7 +60,7 @@ def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[F
             if len(bytes_ := np.maximum(copies.size_bytes[rows[copies.kind[rows] == kind]], 0))
         ]
         device = evidence.device_number(lane)
-        found.append(
+        findings.append(
             Finding(
                 sentence=(
                     f"process {evidence.pids[process]}: {format_count(len(rows), 'migration')} of unified memory of "
@@ -69,8 +69,8 @@ def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[F
                     f"{format_duration(meanwhile)} of it"
                 ),
                 advice=(
-                    "move it before it is used (cudaMemPrefetchAsync), say where it belongs (cudaMemAdvise), or "
-                    "allocate it on the device"
+                    "move it before it is used (cudaMemPrefetchAsync), set its preferred location (cudaMemAdvise), "
+                    "or allocate it on the device"
                 ),
                 potential_saving_ns=None,
                 device=device,
@@ -80,7 +80,7 @@ def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[F
                 end_ns=int(end.max()),
             )
         )
-    return found
+    return findings
 
 
 def _with_kernels(context: Context, here: Bool, start_ns: Int64, end_ns: Int64) -> int:
@@ -94,6 +94,6 @@ def _with_kernels(context: Context, here: Bool, start_ns: Int64, end_ns: Int64) 
 UNIFIED_MEMORY_MIGRATION = Rule(
     "unified_memory_migration",
     "unified memory that the driver moves while the program runs",
-    (Threshold("share", 0.005, "share", "least time of migrations, as a share of the recording"),),
+    (Threshold("share", 0.005, "share", "minimum time of migrations, as a share of the recording"),),
     find_unified_memory_migrations,
 )

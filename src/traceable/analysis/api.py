@@ -1,10 +1,10 @@
-"""The question of API calls: what launching, allocating, synchronising and copying cost the CPU, in all and by range.
+"""CUDA API calls: the CPU time of launching, allocating, synchronizing and copying, in total and by range.
 
 By call its numbers are those of nsys's `cuda_api_sum`. A call made inside another one on its thread (a driver call that
-the runtime made) counts in full in both, as nsys has it; how much of each sum is so nested is a column beside it. Every
-column is explained in docs/report.md.
+the runtime made) counts in full in both, as in nsys; a column holds the nested part of each sum. Every column is
+explained in docs/report.md.
 
-What the names and return codes of calls mean stands at the end.
+The meaning of the calls' names and return codes is at the end.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int32, Int64, NDArray, Trace
 
 _FEW_THREADS = 12
-"""Of how many threads the calls are found faster by looking for each thread than by sorting."""
+"""Up to so many threads, a scan for each thread is faster than sorting the calls."""
 
 KINDS = (
     *("launch", "copy", "memset", "allocation", "synchronization"),
     *("graph", "event", "stream", "module", "other"),
 )
-"""What calls are for, in the order in which tables of equal totals show them."""
+"""The purposes of calls, in the order in which tables show equal totals."""
 
 _KINDS = (
     ("launch", re.compile(r"cu(da)?(Launch|GraphLaunch)")),
@@ -57,7 +57,7 @@ _KINDS = (
 )
 
 NOT_READY = 600
-"""What cudaEventQuery and cudaStreamQuery return while the GPU still works: an answer, not a failure."""
+"""What cudaEventQuery and cudaStreamQuery return while the GPU is still busy: a result, not a failure."""
 
 _ERRORS = {
     1: ("cudaErrorInvalidValue", "CUDA_ERROR_INVALID_VALUE"),
@@ -131,18 +131,18 @@ def api(context: Context, *, by: str = "call", range_name: str | None = None) ->
     _require_calls(context.trace)
     if by == "range":
         return _by_range(context, range_name)
-    return _VIEWS[by](_asked(context, range_name))
+    return _VIEWS[by](_select_calls(context, range_name))
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The calls that are asked about, as equally long columns.
+class _SelectedCalls:
+    """The requested calls, as equally long columns.
 
     Attributes:
         function: number of the function of each call: of its name.
-        first: of each function its first call.
-        texts, kinds: of each function its name without version, and an index into KINDS.
-        nested: which of them lie inside another call of their thread, of all the calls there are.
+        first: the first call of each function.
+        texts, kinds: the name of each function without version, and an index into KINDS.
+        nested: which of them are inside another call of their thread, of all calls.
     """
 
     trace: Trace
@@ -155,22 +155,22 @@ class _Asked:
     nested: Int64
 
 
-def _asked(context: Context, range_name: str | None) -> _Asked:
+def _select_calls(context: Context, range_name: str | None) -> _SelectedCalls:
     calls, inside = context.trace.calls, find_nested_calls(context.recorded_calls)
     if range_name is not None:
         which = context.mask_calls(range_name)
         if not which.any():
             raise MissingDataError(
                 "no_calls_in_range",
-                f"no CUDA API call lies inside a range {range_name!r}",
-                "`--view ranges` lists what each range did",
+                f"no CUDA API call is inside a range {range_name!r}",
+                "list the calls of each range with `--view ranges`",
             )
         calls, inside = model.Calls(**calls.take(which)), inside[which]
     function, first = number_groups(calls.name)
     texts = [strip_call_version(context.trace.names[name]) if name >= 0 else "" for name in calls.name[first].tolist()]
     kinds = np.array([KINDS.index(classify_call(text)) for text in texts], np.int64)
     duration = calls.end_ns - calls.start_ns
-    return _Asked(context.trace, calls, duration, function, first, texts, kinds, np.flatnonzero(inside))
+    return _SelectedCalls(context.trace, calls, duration, function, first, texts, kinds, np.flatnonzero(inside))
 
 
 def find_nested_calls(calls: model.Calls) -> Bool:
@@ -202,73 +202,80 @@ def _by_thread(thread: Int32) -> Iterator[Int64]:
         yield order[last[one] - number[one] : last[one]]
 
 
-def _by_call(asked: _Asked) -> Table:
-    calls, first = asked.calls, asked.first
+def _by_call(selected: _SelectedCalls) -> Table:
+    calls, first = selected.calls, selected.first
     groups = len(first)
     driver = calls.driver[first] == 1
-    returned = _returned(calls.return_value)
+    results = _classify_results(calls.return_value)
     code = np.full(groups, NULL, np.int64)
-    if len(returned.failed):
-        code = find_most_common(asked.function[returned.failed], calls.return_value[returned.failed], groups)[1]
+    if len(results.failed):
+        code = find_most_common(selected.function[results.failed], calls.return_value[results.failed], groups)[1]
     values = {
-        "name": objects(text or None for text in asked.texts),
-        "kind": objects(KINDS[kind] for kind in asked.kinds.tolist()),
+        "name": objects(text or None for text in selected.texts),
+        "kind": objects(KINDS[kind] for kind in selected.kinds.tolist()),
         "api": objects("driver" if one else "runtime" for one in driver.tolist()),
-        **_times(asked, asked.function, groups),
-        "errors": _errors(returned, asked.function, groups),
+        **_times(selected, selected.function, groups),
+        "errors": _errors(results, selected.function, groups),
         "error": objects(
             None if one == NULL else get_error_name(one, of_driver)
             for one, of_driver in zip(code.tolist(), driver.tolist(), strict=True)
         ),
-        "not_ready": _errors(returned, asked.function, groups, returned.waiting),
+        "not_ready": _errors(results, selected.function, groups, results.waiting),
     }
-    return Table(values, notes=_notes(asked)).take(_largest_first(values))
+    return Table(values, notes=_notes(selected)).take(_largest_first(values))
 
 
-def _by_kind(asked: _Asked) -> Table:
-    kind, first = number_groups(asked.kinds)
+def _by_kind(selected: _SelectedCalls) -> Table:
+    kind, first = number_groups(selected.kinds)
     groups = len(first)
-    group = kind[asked.function]
+    group = kind[selected.function]
     values = {
-        "kind": objects(KINDS[one] for one in asked.kinds[first].tolist()),
+        "kind": objects(KINDS[one] for one in selected.kinds[first].tolist()),
         "functions": np.bincount(kind, minlength=groups),
-        **_times(asked, group, groups),
-        "errors": _errors(_returned(asked.calls.return_value), group, groups),
+        **_times(selected, group, groups),
+        "errors": _errors(_classify_results(selected.calls.return_value), group, groups),
     }
-    return Table(values, notes=_notes(asked)).take(_largest_first(values))
+    return Table(values, notes=_notes(selected)).take(_largest_first(values))
 
 
-_VIEWS: dict[str, Callable[[_Asked], Table]] = {"call": _by_call, "kind": _by_kind}
+_VIEWS: dict[str, Callable[[_SelectedCalls], Table]] = {"call": _by_call, "kind": _by_kind}
 
 BY = (*_VIEWS, "range")
 """The words for `by` of `api`."""
 
 
 def _by_range(context: Context, range_name: str | None) -> Table:
-    found = context.instances
-    if not len(found):
+    instances = context.instances
+    if not len(instances):
         raise MissingDataError(
             "no_ranges_recorded", "the trace holds no ranges", "annotate the program, and have nvtx in --trace"
         )
-    asked = _asked(context, None)
-    path, first_of_path = number_groups(found.path, found.domain, found.style)
-    name, first_of_name = number_groups(found.domain, found.name, found.style)
-    wanted = None if range_name is None else context.mask_instances(range_name)[first_of_path]
-    pieces = filter_pairs_by_range(context.iter_call_pairs(), path, wanted)
-    by_path = join_range_items(pieces, path, len(asked.calls), wanted is None).deduplicate()
+    selected = _select_calls(context, None)
+    path, first_of_path = number_groups(instances.path, instances.domain, instances.style)
+    name, first_of_name = number_groups(instances.domain, instances.name, instances.style)
+    selected_rows = None if range_name is None else context.mask_instances(range_name)[first_of_path]
+    pieces = filter_pairs_by_range(context.iter_call_pairs(), path, selected_rows)
+    by_path = join_range_items(pieces, path, len(selected.calls), selected_rows is None).deduplicate()
     if not len(by_path):
         raise MissingDataError(
             "no_calls_in_range",
-            f"no CUDA API call lies inside a range {range_name!r}",
-            "`--view ranges` lists what each range did",
+            f"no CUDA API call is inside a range {range_name!r}",
+            "list the calls of each range with `--view ranges`",
         )
     by_name = by_path.remap_ranges(name[first_of_path] + 1).deduplicate()
-    paths = _range_table(context, asked, by_path, path, first_of_path, paths=True)
-    return Table(_range_table(context, asked, by_name, name, first_of_name).values, {"paths": paths}, _notes(asked))
+    paths = _range_table(context, selected, by_path, path, first_of_path, paths=True)
+    return Table(
+        _range_table(context, selected, by_name, name, first_of_name).values, {"paths": paths}, _notes(selected)
+    )
 
 
 def _range_table(
-    context: Context, asked: _Asked, credited: RangeItems, of_instance: Int64, first: Int64, paths: bool = False
+    context: Context,
+    selected: _SelectedCalls,
+    credited: RangeItems,
+    of_instance: Int64,
+    first: Int64,
+    paths: bool = False,
 ) -> Table:
     """Return one row a range and kind.
 
@@ -276,17 +283,17 @@ def _range_table(
         credited: the calls; a call counts once in a range, in however many of its instances it lies.
         of_instance, first: the range of each instance, and of each range its first instance.
     """
-    kind_of_call = asked.kinds[asked.function]
-    inner = np.zeros(len(asked.calls), np.bool_)
-    inner[asked.nested] = True
+    kind_of_call = selected.kinds[selected.function]
+    inner = np.zeros(len(selected.calls), np.bool_)
+    inner[selected.nested] = True
     parts = []
     for number, call in credited.iter_chunks():
         group, row = number_groups(number, kind_of_call[call])
-        columns = _measured(group, asked.duration_ns[call], np.flatnonzero(inner[call]), len(row))
+        columns = _measured(group, selected.duration_ns[call], np.flatnonzero(inner[call]), len(row))
         parts.append({"range": number[row] - 1, "kind": kind_of_call[call[row]], **columns})
     measured = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     number, kind = measured.pop("range"), measured.pop("kind")
-    # What a CUDA graph does again is no range that was entered, and makes no calls.
+    # A replay in a CUDA graph is not a range that was entered, and makes no calls.
     entered = np.bincount(of_instance[context.instances.entered], minlength=len(first))
     instances = np.where(number == OUTSIDE, 0, entered[number])
     count, total = measured.pop("count"), measured.pop("total_ns")
@@ -305,63 +312,63 @@ def _range_table(
 
 
 def _path_column(context: Context, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:
-    found, names = context.instances, context.trace.names
-    paths = [found.paths[found.path[first[one]]] if one != OUTSIDE else None for one in number.tolist()]
+    instances, names = context.instances, context.trace.names
+    paths = [instances.paths[instances.path[first[one]]] if one != OUTSIDE else None for one in number.tolist()]
     return {"path": objects(None if path is None else [names[name] for name in path] for path in paths)}
 
 
-def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    measured = _measured(group, asked.duration_ns, asked.nested, groups)
+def _times(selected: _SelectedCalls, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    measured = _measured(group, selected.duration_ns, selected.nested, groups)
     total = measured["total_ns"]
     share = {"api_share": ratios(total, np.full(groups, total.sum()))}
     return {"count": measured["count"], "total_ns": total, **share, **measured}
 
 
 def _measured(group: Int64, duration_ns: Int64, inner: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return the columns that count and measure calls; `inner` says which lie inside another one."""
-    found = sort_groups(group, duration_ns, groups)
+    """Return the columns that count and measure calls; `inner` marks those inside another one."""
+    groups_by_duration = sort_groups(group, duration_ns, groups)
     return {
-        "count": found.counts,
-        "total_ns": found.totals(),
+        "count": groups_by_duration.counts,
+        "total_ns": groups_by_duration.totals(),
         "nested_count": np.bincount(group[inner], minlength=groups),
         "nested_total_ns": sum_groups(group[inner], duration_ns[inner], groups),
-        **found.summary("call"),
+        **groups_by_duration.summary("call"),
     }
 
 
 @dataclass(frozen=True)
-class _Returned:
-    """What calls returned: which failed, said that the GPU still works, or have no return code."""
+class _CallResults:
+    """The results of calls: which failed, returned that the GPU is still busy, or have no return code."""
 
     failed: Int64
     waiting: Int64
     unknown: Int64
 
 
-def _returned(code: Int64) -> _Returned:
+def _classify_results(code: Int64) -> _CallResults:
     # Success is 0, and nearly all there is.
     others = np.flatnonzero(code)
     code = code[others]
     failed = (code != NULL) & (code != NOT_READY)
-    return _Returned(others[failed], others[code == NOT_READY], others[code == NULL])
+    return _CallResults(others[failed], others[code == NOT_READY], others[code == NULL])
 
 
-def _errors(returned: _Returned, group: Int64, groups: int, which: Int64 | None = None) -> Int64:
+def _errors(results: _CallResults, group: Int64, groups: int, which: Int64 | None = None) -> Int64:
     """Return how many calls of each group failed, or are `which`; absent where no return code was recorded."""
-    of = returned.failed if which is None else which
-    known = np.bincount(group, minlength=groups) > np.bincount(group[returned.unknown], minlength=groups)
+    of = results.failed if which is None else which
+    known = np.bincount(group, minlength=groups) > np.bincount(group[results.unknown], minlength=groups)
     return integers(np.bincount(group[of], minlength=groups), known)
 
 
-def _notes(asked: _Asked) -> tuple[Message, ...]:
-    inner = asked.duration_ns[asked.nested]
+def _notes(selected: _SelectedCalls) -> tuple[Message, ...]:
+    inner = selected.duration_ns[selected.nested]
     if not len(inner):
         return ()
     return (
         Message(
             "calls_nested",
             f"{len(inner)} calls were made inside another call of their thread: their {inner.sum() / 1e6:.3f} ms count "
-            "in both, as in nsys's sums",
+            "in both, as in nsys",
         ),
     )
 
@@ -377,14 +384,14 @@ def _require_calls(trace: Trace) -> None:
     if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables:
         raise MissingDataError(
             "no_calls_selected",
-            "no CUDA API call in the part of the trace that was asked about",
-            "ask about more of it",
+            "no CUDA API call in the selected part of the trace",
+            "select more of it",
         )
     if len(trace.kernels) or any(table.startswith("CUPTI_ACTIVITY_KIND_") for table in tables):
         raise MissingDataError(
             "gpu_work_without_calls",
             "no CUDA API call in the trace, though GPU work was recorded",
-            "record with nsys and --trace=cuda, which records calls and GPU work together",
+            "record calls and GPU work together: nsys with --trace=cuda",
         )
     raise MissingDataError(
         "cuda_not_recorded",
@@ -397,9 +404,9 @@ def classify_call(name: str) -> str:
     """Return what the API call of this name is for, one of KINDS.
 
     Examples:
-        >>> kind_of("cudaLaunchKernel"), kind_of("cuMemAllocAsync"), kind_of("cudaStreamWaitEvent")
+        >>> classify_call("cudaLaunchKernel"), classify_call("cuMemAllocAsync"), classify_call("cudaStreamWaitEvent")
         ('launch', 'allocation', 'event')
-        >>> kind_of("cudaStreamIsCapturing"), kind_of("cudaGetDevice")
+        >>> classify_call("cudaStreamIsCapturing"), classify_call("cudaGetDevice")
         ('graph', 'other')
     """
     return next((kind for kind, pattern in _KINDS if pattern.match(name)), "other")
@@ -409,7 +416,7 @@ def get_error_name(code: int, driver: bool) -> str:
     """Return the name of a return code other than success, as the runtime or the driver API calls it.
 
     Examples:
-        >>> error_name(700, driver=False), error_name(700, driver=True), error_name(12345, driver=False)
+        >>> get_error_name(700, driver=False), get_error_name(700, driver=True), get_error_name(12345, driver=False)
         ('cudaErrorIllegalAddress', 'CUDA_ERROR_ILLEGAL_ADDRESS', 'error 12345')
     """
     return _ERRORS.get(code, ("", ""))[driver] or f"error {code}"

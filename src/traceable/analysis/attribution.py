@@ -2,7 +2,7 @@
 
 By which rule an operation belongs to ranges, and through which place on a thread, is known by the launch call:
 
-- thread: the launch call lies inside a range on the calling thread. task: only inside the stretches of a coroutine.
+- thread: the launch call lies inside a range on the calling thread. task: only inside the segments of a coroutine.
 - graph-node: it is a node of a CUDA graph, and a range was open when the node was captured.
 
 Or it is inferred:
@@ -137,12 +137,12 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Links:
-    """Places on threads that stand for operations: whatever ran all around a place has the operation.
+    """Places on threads that represent operations: a range around a place has the operation.
 
     Attributes:
         events: the places, each with its operation as `item`.
         rule: by which rule the place is the operation's: THREAD, INHERITED or ORDER.
-        slices: the slice of the places that each stretch of an instance holds.
+        slices: the slice of the places that each segment of an instance holds.
     """
 
     events: ThreadEvents
@@ -170,17 +170,17 @@ def _sum(shares: Iterable[Share]) -> Share:
     return Share(operations, gpu_ns)
 
 
-def attribute_operations(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> Attribution:
+def attribute_operations(trace: Trace, instances: Instances, gpu: GpuOperations, launched: Launches) -> Attribution:
     """Return what belongs to which range, and by which rule."""
-    rule, links, innermost = assign_rules(trace, found, gpu, launched)
-    joined, replayed = add_replays(trace, found, gpu, launched, links, innermost)
-    if len(replayed.instance):
-        rule[replayed.operation[rule[replayed.operation] > TASK]] = GRAPH_NODE
-        innermost[replayed.operation] = -1
+    rule, links, innermost = assign_rules(trace, instances, gpu, launched)
+    joined, replays = add_replays(trace, instances, gpu, launched, links, innermost)
+    if len(replays.instance):
+        rule[replays.operation[rule[replays.operation] > TASK]] = GRAPH_NODE
+        innermost[replays.operation] = -1
         # Outermost first: what is written last stays.
-        order = np.argsort(replayed.depth, kind="stable")
-        innermost[replayed.operation[order]] = replayed.instance[order]
-    return Attribution(joined, rule, links, replayed, innermost)
+        order = np.argsort(replays.depth, kind="stable")
+        innermost[replays.operation[order]] = replays.instance[order]
+    return Attribution(joined, rule, links, replays, innermost)
 
 
 def compute_coverage(gpu: GpuOperations, rule: Int8) -> Coverage:
@@ -201,28 +201,30 @@ def compute_coverage(gpu: GpuOperations, rule: Int8) -> Coverage:
     )
 
 
-def assign_rules(trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches) -> tuple[Int8, Links, Int64]:
-    """Return of each operation the rule, or the reason, the places by which ranges are found, and the innermost range.
+def assign_rules(
+    trace: Trace, instances: Instances, gpu: GpuOperations, launched: Launches
+) -> tuple[Int8, Links, Int64]:
+    """Return for each operation the rule, or the reason; the places that link it to ranges; and the innermost range.
 
     GRAPH_NODE is not assigned here: it takes the place of INHERITED and all that follows (`add_replays`).
     """
-    stretches, places = found.segments, build_launch_events(gpu, launched)
-    innermost = find_innermost(found, places)
+    segments, places = instances.segments, build_launch_events(gpu, launched)
+    innermost = find_innermost(instances, places)
     rule = np.full(len(gpu), NO_LAUNCH_CALL, np.int8)
     rule[launched.call_of >= 0] = OUTSIDE_RANGES
     rule[innermost >= 0] = THREAD
-    if found.task.any():
+    if instances.task.any():
         rule[innermost >= 0] = TASK
-        rule[find_covered(select_segments(stretches, ~found.task), places)] = THREAD
+        rule[find_covered(select_segments(segments, ~instances.task), places)] = THREAD
 
     outside, missing = np.flatnonzero(rule == OUTSIDE_RANGES), np.flatnonzero(rule == NO_LAUNCH_CALL)
     if not len(outside) + len(missing):
         return (
             rule,
-            Links(places, np.full(len(places.item), THREAD, np.int8), find_slices(stretches, places)),
+            Links(places, np.full(len(places.item), THREAD, np.int8), find_slices(segments, places)),
             innermost,
         )
-    cover = _Cover(stretches)
+    cover = _Cover(segments)
     inherited = _inherited(trace, cover, launched, outside, rule) if len(outside) else _NO_PLACE
     ordered = _ordered(trace, cover, gpu, missing, rule) if len(missing) else _NO_PLACE
     inferred = np.concatenate([inherited.operation, ordered.operation])
@@ -233,11 +235,11 @@ def assign_rules(trace: Trace, found: Instances, gpu: GpuOperations, launched: L
         inferred,
         places.order,
     )
-    innermost[inferred] = find_innermost(found, more)[inferred]
+    innermost[inferred] = find_innermost(instances, more)[inferred]
     events = _merged(places, more) if len(inferred) else places
     by_rule = np.full(len(rule), THREAD, np.int8)
     by_rule[inferred] = rule[inferred]
-    return rule, Links(events, by_rule[events.item], find_slices(stretches, events)), innermost
+    return rule, Links(events, by_rule[events.item], find_slices(segments, events)), innermost
 
 
 def build_launch_events(gpu: GpuOperations, launched: Launches) -> ThreadEvents:
@@ -386,7 +388,7 @@ def _process_of_thread(trace: Trace) -> Int32:
 
 def _merged(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
     """Return the launch calls as places, less those of operations that have further places, and these."""
-    # An operation that was taken in has no range on the thread of its call: that place stands for nothing any more.
+    # An operation that was attributed by inference has no range on the thread of its call: that place is dropped.
     homely = np.ones(places.items, np.bool_)
     homely[more.item] = False
     kept = np.flatnonzero(homely[places.item])
@@ -422,18 +424,18 @@ def _between(places: ThreadEvents, kept: Int64, more: ThreadEvents) -> Int64:
 
 
 class _Cover:
-    """Where, on each thread, some stretch runs: starts in order, and the latest end so far."""
+    """Where, on each thread, some segment runs: starts in order, and the latest end so far."""
 
-    def __init__(self, stretches: Segments) -> None:
-        order = np.lexsort((stretches.start_ns, stretches.thread))
-        thread = stretches.thread[order]
+    def __init__(self, segments: Segments) -> None:
+        order = np.lexsort((segments.start_ns, segments.thread))
+        thread = segments.thread[order]
         self._on: dict[int, tuple[Int64, Int64]] = {}
         bounds = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))
         for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             rows = order[first:last]
             self._on[int(thread[first])] = (
-                stretches.start_ns[rows],
-                np.maximum.accumulate(stretches.end_ns[rows]),
+                segments.start_ns[rows],
+                np.maximum.accumulate(segments.end_ns[rows]),
             )
 
     @property
@@ -442,13 +444,13 @@ class _Cover:
         return list(self._on)
 
     def on_thread(self, thread: int, start: Int64, end: Int64) -> Bool:
-        """Return which of these times lie wholly inside one stretch of the thread."""
+        """Return which of these times lie wholly inside one segment of the thread."""
         if thread not in self._on:
             return np.zeros(len(start), np.bool_)
         starts, latest = self._on[thread]
         at = np.searchsorted(starts, start, "right") - 1
-        found: Bool = (at >= 0) & (latest[at] >= end)
-        return found
+        inside: Bool = (at >= 0) & (latest[at] >= end)
+        return inside
 
 
 class _Silence:
@@ -461,13 +463,13 @@ class _Silence:
         self._known: dict[int, tuple[Int64, Int64]] = {}
 
     def around(self, thread: Int32, start: Int64) -> Int64:
-        """Return two stretches of time for each call, given its thread and start, as (from, to, from, to).
+        """Return two periods for each call, given its thread and start, as (from, to, from, to).
 
         The first is from the start of the call before it on the thread to its end, the second from its start to the
-        end of the call after it. Without such a call the stretch is all of time, in which no thread is silent that
+        end of the call after it. Without such a call the period is all of time, in which no thread is silent that
         ever made a call.
         """
-        stretches = np.empty((4, len(thread)), np.int64)
+        periods = np.empty((4, len(thread)), np.int64)
         for one in distinct(thread).tolist():
             here = np.flatnonzero(thread == one)
             starts, latest = self._times(one)
@@ -477,14 +479,14 @@ class _Silence:
             at = np.searchsorted(starts, start[here], "right") - 1
             first, last = at == 0, at == len(starts) - 1
             before, after = np.maximum(at - 1, 0), np.minimum(at + 1, len(starts) - 1)
-            stretches[0, here] = np.where(first, _LIMITS.min, starts[before])
-            stretches[1, here] = np.where(first, _LIMITS.max, ends[at])
-            stretches[2, here] = np.where(last, _LIMITS.min, starts[at])
-            stretches[3, here] = np.where(last, _LIMITS.max, ends[after])
-        return stretches
+            periods[0, here] = np.where(first, _LIMITS.min, starts[before])
+            periods[1, here] = np.where(first, _LIMITS.max, ends[at])
+            periods[2, here] = np.where(last, _LIMITS.min, starts[at])
+            periods[3, here] = np.where(last, _LIMITS.max, ends[after])
+        return periods
 
     def holds(self, thread: int, around: Int64) -> Bool:
-        """Return in which of these pairs of stretches the thread was silent in at least one.
+        """Return for which of these pairs of periods the thread was silent in at least one.
 
         A thread that never made a call has no part in what others launch, and is not silent in this sense.
         """
@@ -505,7 +507,7 @@ class _Silence:
 
 
 def add_replays(
-    trace: Trace, found: Instances, gpu: GpuOperations, launched: Launches, links: Links, innermost: Int64
+    trace: Trace, instances: Instances, gpu: GpuOperations, launched: Launches, links: Links, innermost: Int64
 ) -> tuple[Instances, Replays]:
     """Return the instances with the replays after them, and what each replay ran.
 
@@ -515,40 +517,40 @@ def add_replays(
     nothing = np.empty(0, np.int64)
     nodes = np.flatnonzero((gpu.graph_node != NULL) & (launched.call_of >= 0))
     if not len(nodes) or not len(trace.graph_nodes):
-        return found, Replays(nothing, nothing, nothing)
-    origin = _origins(trace, found, gpu, nodes)
+        return instances, Replays(nothing, nothing, nothing)
+    origin = _origins(trace, instances, gpu, nodes)
     nodes, origin = nodes[origin >= 0], origin[origin >= 0]
-    captured, operation, level = _levels(found, links.events, nodes, origin)
+    captured, operation, level = _levels(instances, links.events, nodes, origin)
     if not len(operation):
-        return found, Replays(nothing, nothing, nothing)
+        return instances, Replays(nothing, nothing, nothing)
     call = launched.call_of[operation]
-    stride = len(found)
+    stride = len(instances)
     key, replay = np.unique(call * stride + captured, return_inverse=True)
     launcher = np.full(len(trace.calls), -1, np.int64)
     launcher[call] = innermost[operation]
-    joined = _joined(trace, found, key // stride, key % stride, launcher)
-    replay = replay.reshape(-1) + len(found)
+    joined = _joined(trace, instances, key // stride, key % stride, launcher)
+    replay = replay.reshape(-1) + len(instances)
     order = np.lexsort((gpu.start_ns[operation], replay))
     return joined, Replays(replay[order], operation[order], -level[order])
 
 
-def _levels(found: Instances, events: ThreadEvents, nodes: Int64, origin: Int64) -> tuple[Int64, Int64, Int64]:
+def _levels(instances: Instances, events: ThreadEvents, nodes: Int64, origin: Int64) -> tuple[Int64, Int64, Int64]:
     """Return (captured range, operation, level): for each operation its origin, what that lies inside, and so on.
 
-    What is still open around the launch is left out: that is no replay, it has the operation itself.
+    Ranges still open around the launch are excluded: they are not replays, they have the operation themselves.
     """
-    found_at = [(origin, nodes, np.zeros(len(nodes), np.int64))]
+    levels_so_far = [(origin, nodes, np.zeros(len(nodes), np.int64))]
     captured, operation = origin, nodes
     for level in range(1, MAX_DEPTH):
-        above = found.parent[captured]
+        above = instances.parent[captured]
         captured, operation = above[above >= 0], operation[above >= 0]
         if not len(operation):
             break
-        found_at.append((captured, operation, np.full(len(operation), level)))
-    ranges, operations, levels = (np.concatenate(column) for column in zip(*found_at, strict=True))
-    stretches = found.segments
-    mine = np.isin(stretches.owner, distinct(ranges))
-    of_ranges = Segments(*(getattr(stretches, f.name)[mine] for f in fields(Segments)))
+        levels_so_far.append((captured, operation, np.full(len(operation), level)))
+    ranges, operations, levels = (np.concatenate(column) for column in zip(*levels_so_far, strict=True))
+    segments = instances.segments
+    mine = np.isin(segments.owner, distinct(ranges))
+    of_ranges = Segments(*(getattr(segments, f.name)[mine] for f in fields(Segments)))
     which = np.isin(events.item, nodes)
     places = replace(
         events,
@@ -562,11 +564,11 @@ def _levels(found: Instances, events: ThreadEvents, nodes: Int64, origin: Int64)
     return ranges[replayed], operations[replayed], levels[replayed]
 
 
-def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launcher: Int64) -> Instances:
+def _joined(trace: Trace, instances: Instances, call: Int64, captured: Int64, launcher: Int64) -> Instances:
     """Return the instances and, after them, one replay for each pair of launch call and captured range."""
-    stride = len(found)
+    stride = len(instances)
     key = call * stride + captured
-    above = found.parent[captured]
+    above = instances.parent[captured]
     at = np.searchsorted(key, call * stride + above)
     at = np.minimum(at, len(key) - 1)
     inner = (above >= 0) & (key[at] == call * stride + above)
@@ -574,10 +576,10 @@ def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launch
     columns: dict[str, Any] = {
         "start_ns": trace.calls.start_ns[call],
         "end_ns": trace.calls.end_ns[call],
-        "name": found.name[captured],
-        "recorded_name": found.recorded_name[captured],
-        "domain": found.domain[captured],
-        "style": found.style[captured],
+        "name": instances.name[captured],
+        "recorded_name": instances.recorded_name[captured],
+        "domain": instances.domain[captured],
+        "style": instances.style[captured],
         "clipped": np.zeros(len(key), np.bool_),
         "task": np.zeros(len(key), np.bool_),
         "replay": np.ones(len(key), np.bool_),
@@ -589,38 +591,40 @@ def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launch
         "active_ns": np.full(len(key), NULL, np.int64),
         "thread": trace.calls.thread[call],
     }
-    joined: dict[str, Any] = {name: np.concatenate([getattr(found, name), column]) for name, column in columns.items()}
-    path, paths = build_paths(joined["parent"], joined["name"], found.path, found.paths)
-    return replace(found, **joined, path=path, paths=paths)
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(instances, name), column]) for name, column in columns.items()
+    }
+    path, paths = build_paths(joined["parent"], joined["name"], instances.path, instances.paths)
+    return replace(instances, **joined, path=path, paths=paths)
 
 
-def _origins(trace: Trace, found: Instances, gpu: GpuOperations, nodes: Int64) -> Int64:
+def _origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes: Int64) -> Int64:
     """Return the innermost instance that was open when the node of each operation was captured; -1 for none."""
     created = trace.graph_nodes
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
     ids = distinct(np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]]))
     key = process_of_thread[created.thread] * len(ids) + np.searchsorted(ids, created.node)
     first = _first_originals(created, ids, key, process_of_thread)
-    wanted = gpu.process[nodes].astype(np.int64) * len(ids) + np.searchsorted(ids, gpu.graph_node[nodes])
-    nodes_wanted, inverse = np.unique(wanted, return_inverse=True)
+    queried = gpu.process[nodes].astype(np.int64) * len(ids) + np.searchsorted(ids, gpu.graph_node[nodes])
+    nodes_wanted, inverse = np.unique(queried, return_inverse=True)
     capture = _capture_of(nodes_wanted, key, first)
     inner = np.full(len(nodes_wanted), -1, np.int64)
     known = capture >= 0
     thread, at_ns = created.thread[capture[known]], created.start_ns[capture[known]]
     every = np.arange(len(thread))
-    inner[known] = find_innermost(found, sort_events(thread, at_ns, at_ns, every, every))
+    inner[known] = find_innermost(instances, sort_events(thread, at_ns, at_ns, every, every))
     origin: Int64 = inner[inverse.reshape(-1)]
     return origin
 
 
 def _first_originals(created: GraphNodes, ids: Int64, key: Int64, process_of_thread: Int64) -> dict[int, int]:
-    """Return, by key of a node, the key of the node that it is a copy of; of several that say so the first."""
+    """Return, by key of a node, the key of the node that it is a copy of; of several the first."""
     copies = np.flatnonzero(created.original != NULL)
     of = process_of_thread[created.thread[copies]] * len(ids) + np.searchsorted(ids, created.original[copies])
     return dict(zip(key[copies][::-1].tolist(), of[::-1].tolist(), strict=True))
 
 
-def _capture_of(wanted: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:
+def _capture_of(queried: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:
     """Return the row of the creation of each node's first original; -1 where the trace does not hold it.
 
     A node that is a copy may have a row without an original as well: its being a copy counts.
@@ -629,7 +633,7 @@ def _capture_of(wanted: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:
     for row, node in enumerate(key.tolist()):
         first_row.setdefault(node, row)
     capture = []
-    for node in wanted.tolist():
+    for node in queried.tolist():
         for _ in range(MAX_DEPTH):
             if node not in copy_of:
                 break

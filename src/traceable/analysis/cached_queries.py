@@ -1,6 +1,6 @@
-"""What several questions derive from the same trace, computed when it is first asked for, and once a `Context`.
+"""Data that several analyses derive from the same trace, computed on first use and once for each `Context`.
 
-For what only some of the questions need; what nearly all do is part of the `Context` itself.
+Data that nearly all analyses need is part of the `Context` itself.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ T = TypeVar("T")
 
 
 def cache_per_context(part: Callable[[Context], T]) -> Callable[[Context], T]:
-    """Make a function of a context return what it returned before for the same context; who gets it changes nothing.
+    """Cache the result of a function of a context for each context. Callers must not change the result.
 
-    What it raises is not kept.
+    Exceptions are not cached.
     """
     name = f"{part.__module__}.{part.__qualname__}"
 
     @wraps(part)
-    def kept(context: Context) -> T:
+    def cached(context: Context) -> T:
         parts = vars(context)
         if name not in parts:
             parts[name] = part(context)
-        found: T = parts[name]
-        return found
+        result: T = parts[name]
+        return result
 
-    return kept
+    return cached
 
 
 def select_calls(context: Context, pattern: re.Pattern[str]) -> Int64:
@@ -59,7 +59,7 @@ def select_calls(context: Context, pattern: re.Pattern[str]) -> Int64:
 
 @cache_per_context
 def _calls_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
-    # No name is of two of these kinds, so that one pass over the calls tells all of them.
+    # No name is of two of these kinds, so that one pass over the calls finds all of them.
     kinds = (ALLOCATION_CALLS, SYNCHRONIZATION_CALLS, COPY_CALLS, MODULE_LOAD_CALLS, GRAPH_LAUNCH_CALLS)
     name = context.trace.calls.name
     kind = classify_names(context.trace, kinds, name)[name]
@@ -82,16 +82,16 @@ def _overheads_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
     kinds = (MODULE_LOAD_OVERHEAD, QUEUE_FULL_OVERHEAD, PROFILING_OVERHEAD, UNNAMED_OVERHEAD)
     kind = classify_names(context.trace, kinds, overheads.name)[overheads.name]
     kind[overheads.name < 0] = kinds.index(UNNAMED_OVERHEAD)
-    found = {pattern: np.flatnonzero(kind == number) for number, pattern in enumerate(kinds)}
-    unnamed = found.pop(UNNAMED_OVERHEAD)
+    overheads_by_pattern = {pattern: np.flatnonzero(kind == number) for number, pattern in enumerate(kinds)}
+    unnamed = overheads_by_pattern.pop(UNNAMED_OVERHEAD)
     # Of the whole recording, of which the time that the trace was cut to may hold none.
     every = (context.whole or context).trace.overheads
-    named = match_names(context.trace, MODULE_LOAD_OVERHEAD, every.name)[every.name]
-    unnamed = unnamed[~np.isin(overheads.process[unnamed], every.process[named])]
-    found[MODULE_LOAD_OVERHEAD] = np.sort(
-        np.append(found[MODULE_LOAD_OVERHEAD], unnamed[_in_first_launch(context, unnamed)])
+    is_module_load = match_names(context.trace, MODULE_LOAD_OVERHEAD, every.name)[every.name]
+    unnamed = unnamed[~np.isin(overheads.process[unnamed], every.process[is_module_load])]
+    overheads_by_pattern[MODULE_LOAD_OVERHEAD] = np.sort(
+        np.append(overheads_by_pattern[MODULE_LOAD_OVERHEAD], unnamed[_in_first_launch(context, unnamed)])
     )
-    return found
+    return overheads_by_pattern
 
 
 def _in_first_launch(context: Context, overhead: Int64) -> Bool:
@@ -145,9 +145,9 @@ def measure_sync_waits(context: Context) -> Int64:
     waits = np.full(len(context.instances), NULL, np.int64)
     if not len(context.trace.calls):
         return waits
-    stretches = context.instances.segments
-    blocked = measure_covered_ns(group_waits_by_thread(context), stretches.thread, stretches.start_ns, stretches.end_ns)
-    waits[stretches.owner] = 0
-    np.add.at(waits, stretches.owner, blocked)
+    segments = context.instances.segments
+    blocked = measure_covered_ns(group_waits_by_thread(context), segments.thread, segments.start_ns, segments.end_ns)
+    waits[segments.owner] = 0
+    np.add.at(waits, segments.owner, blocked)
     waits[context.instances.outside] = NULL
     return waits

@@ -1,4 +1,4 @@
-"""The names of a profile's columns, for those who must know them before numpy is loaded: the command line."""
+"""The names of a profile's columns, for code that must not load numpy: the command line."""
 
 from __future__ import annotations
 

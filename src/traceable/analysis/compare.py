@@ -1,7 +1,7 @@
 """The numbers of several recordings of one program side by side: one row a range, and for each recording its columns.
 
-It puts numbers beside each other and judges none of them. Recordings are called A, B, C in the order they are given
-in; what a ratio is to is A.
+It lists numbers next to each other and does not rate them. Recordings are called A, B, C in the order in which they are
+given; ratios are relative to A.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ Key = tuple[tuple[str, ...], str | None, str]
 
 
 def format_column_name(letter: str, name: str) -> str:
-    """Return what a column of `ranges` is called for a recording.
+    """Return the name of a column of `ranges` for a recording.
 
     Examples:
-        >>> column("B", "cpu_p50_ns")
+        >>> format_column_name("B", "cpu_p50_ns")
         'b_cpu_p50_ns'
     """
     return f"{letter.lower()}_{name}"
 
 
 def format_ratio_name(letter: str, measure: str) -> str:
-    """Return what the ratio of a measure to that of A is called.
+    """Return the name of the ratio of a measure to that of A.
 
     Examples:
-        >>> ratio_column("B", "cpu_p50_ns")
+        >>> format_ratio_name("B", "cpu_p50_ns")
         'b_cpu_p50_ratio'
     """
     return format_column_name(letter, measure.removesuffix("_ns") + "_ratio")
 
 
 def compare_ranges(tables: Sequence[Table]) -> Table:
-    """Return one row a range of any of the tables: what it cost in each. Absent is absent, never 0.
+    """Return one row for each range of any of the tables: its cost in each. Absent is absent, never 0.
 
     Ranges are the same where path (or, without paths, name), domain and style are. With paths, a range comes after the
     one it lies inside; else in the order of the first table, and of the next what it lacks.
 
     Args:
-        tables: what `ranges` answers about each recording, by path or all by name; at least one.
+        tables: the result of `ranges` for each recording, by path or all by name; at least one.
     """
     by_path = "path" in tables[0].columns
-    found = [dict(zip(_keys(table, by_path), range(len(table)), strict=True)) for table in tables]
-    keys = _in_order(found)
+    rows_by_key = [dict(zip(_keys(table, by_path), range(len(table)), strict=True)) for table in tables]
+    keys = _in_order(rows_by_key)
     values: dict[str, NDArray[Any]] = {"path": objects([list(key[0]) for key in keys])} if by_path else {}
     values["name"] = objects([key[0][-1] for key in keys])
     values["domain"] = objects([key[1] for key in keys])
     values["style"] = objects([key[2] for key in keys])
-    for letter, table, rows in zip(LETTERS, tables, found, strict=False):
+    for letter, table, rows in zip(LETTERS, tables, rows_by_key, strict=False):
         place = np.array([rows.get(key, -1) for key in keys], np.int64)
         for name in (*COUNTS, *MEASURES):
             values[format_column_name(letter, name)] = _taken(table.values[name], place)
@@ -76,7 +76,7 @@ def compare_ranges(tables: Sequence[Table]) -> Table:
 
 
 def compare_step_summaries(summaries: Sequence[Table | None]) -> Table:
-    """Return one row a process (and device) of each recording: what its steady steps took.
+    """Return one row for each process (and device) of each recording: the times of its steady steps.
 
     `wall_p50_ratio` is to that of A, where both have one process (and device).
 
@@ -106,9 +106,9 @@ def _keys(table: Table, by_path: bool) -> Iterator[Key]:
         yield tuple(path), domain, style
 
 
-def _in_order(found: Sequence[Mapping[Key, int]]) -> list[Key]:
-    """Return every key once, what lies inside after what it lies inside, and else as they come."""
-    keys = list(dict.fromkeys(key for rows in found for key in rows))
+def _in_order(tables: Sequence[Mapping[Key, int]]) -> list[Key]:
+    """Return every key once: inner ranges after those around them, otherwise in order of appearance."""
+    keys = list(dict.fromkeys(key for rows in tables for key in rows))
     comes: dict[tuple[str, ...], int] = {}
     for path, _, _ in keys:
         for depth in range(1, len(path) + 1):

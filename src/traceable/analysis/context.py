@@ -1,10 +1,10 @@
 """What the questions share about one trace: its operations, their launches, its ranges, and which belongs to which.
 
-Each part is computed when it is first asked for, and once: a question about API calls never attributes a kernel.
+Each part is computed on first use, and once: an analysis of API calls never attributes a kernel.
 
-Where the trace was cut to a time, what belongs to what is computed of the whole, of which the time is a part, and then
-narrowed to what is inside. Attribution looks at what lies around an operation: its launch call, the ranges around that,
-what other threads do. Of a part of these it would know less, or something else.
+If the trace was cut to a time, attribution is computed for the whole trace and then narrowed to that time. Attribution
+needs the surroundings of an operation: its launch call, the ranges around that, and what other threads do. With only a
+part of these its result would be incomplete or different.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Context:
     """A trace and what is derived from it. Immutable to its users.
 
     Args:
-        trace: the recording, or the part of it that is asked about (`analysis.select`).
-        names: what its ranges are called; None for as recorded. The names of the trace are among them, at their index.
+        trace: the recording, or the selected part of it (`analysis.select`).
+        names: the names of its ranges; None for the recorded ones. They include those of the trace, at their index.
         whole: the context of `trace.cut.whole`, with the same names, where there is one already.
 
     Attributes:
@@ -61,7 +61,7 @@ class Context:
 
     @cached_property
     def recorded_calls(self) -> Calls:
-        """The API calls of the trace with the times that were recorded: what lies inside what is told by these."""
+        """The API calls of the trace with the recorded times, which determine nesting."""
         if self.whole is None or self.trace.cut is None:
             return self.trace.calls
         calls = self.whole.trace.calls
@@ -74,7 +74,7 @@ class Context:
             return self._narrowed.attribution
         attribution = attribute_operations(self.trace, self._instances, self.gpu, self.launches)
         if attribution.instances is not self._instances:
-            # They begin with the same instances, whose columns would be kept twice.
+            # They begin with the same instances, whose columns would be in memory twice.
             self.__dict__["_instances"] = attribution.instances.head(len(self._instances))
         return attribution
 
@@ -93,7 +93,7 @@ class Context:
 
     @cached_property
     def _narrowed(self) -> _Narrowed:
-        assert self.whole is not None and self.trace.cut is not None, "only what was cut is narrowed"
+        assert self.whole is not None and self.trace.cut is not None, "only a cut trace is narrowed"
         return _narrowed(self.whole, self.trace.cut)
 
     @cached_property
@@ -101,8 +101,7 @@ class Context:
         """Of each instance its row among the ranges of the trace before it was cut; -1 for one without a row."""
         rows = np.full(len(self.instances), -1, np.int64)
         if self.whole is not None:
-            kept = self._narrowed.instances
-            rows[:] = self.whole.range_of_instance[kept]
+            rows[:] = self.whole.range_of_instance[self._narrowed.instances]
         else:
             own = select_instance_ranges(self.trace)
             rows[: len(own)] = own
@@ -114,7 +113,7 @@ class Context:
         return compute_coverage(self.gpu, self.attribution.rule)
 
     def prepare(self) -> None:
-        """Compute what every question needs, in two threads, so that two of them can be asked at a time."""
+        """Compute in two threads what every analysis needs, so that two of them can run at a time."""
         from concurrent.futures import ThreadPoolExecutor
 
         if self.whole is not None:
@@ -137,7 +136,7 @@ class Context:
         return iter_pairs(self.instances.segments, self._call_events())
 
     def _call_events(self) -> ThreadEvents:
-        """Return the API calls by thread and start; not kept, for they take 36 bytes a call."""
+        """Return the API calls by thread and start; not cached, for they take 36 bytes a call."""
         calls = self.recorded_calls
         every = np.arange(len(calls))
         # Calls come by start: by thread is all that is left to sort.
@@ -183,33 +182,33 @@ class Context:
         return self._members(name, self.iter_operation_pairs(), len(self.gpu))
 
     def mask_calls(self, name: str) -> Bool:
-        """Return which API calls lie inside a range of this name; raises as `operations_in`."""
+        """Return which API calls lie inside a range of this name; raises as `mask_operations`."""
         return self._members(name, self.iter_call_pairs(), len(self.trace.calls))
 
     def mask_instances(self, name: str) -> Bool:
-        """Return which instances have this name, or `domain:name`; raises as `operations_in`."""
+        """Return which instances have this name, or `domain:name`; raises as `mask_operations`."""
         names = self.trace.names
-        wanted: Bool = self.instances.name == (names.index(name) if name in names else -2)
+        selected: Bool = self.instances.name == (names.index(name) if name in names else -2)
         domain, colon, bare = name.partition(":")
         if colon and domain in names and bare in names:
-            wanted |= (self.instances.domain == names.index(domain)) & (self.instances.name == names.index(bare))
-        if not wanted.any():
+            selected |= (self.instances.domain == names.index(domain)) & (self.instances.name == names.index(bare))
+        if not selected.any():
             raise MissingDataError(
-                "range_not_found", f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are"
+                "range_not_found", f"no range {name!r} in the trace", "list the ranges with `--view ranges`"
             )
-        return wanted
+        return selected
 
-    def _members(self, name: str, found: Iterator[tuple[Int64, Int64]], items: int) -> Bool:
-        wanted = self.mask_instances(name)
+    def _members(self, name: str, pairs: Iterator[tuple[Int64, Int64]], items: int) -> Bool:
+        selected = self.mask_instances(name)
         inside = np.zeros(items, np.bool_)
-        for instance, item in found:
-            inside[item[wanted[instance]]] = True
+        for instance, item in pairs:
+            inside[item[selected[instance]]] = True
         return inside
 
 
 @dataclass(frozen=True)
 class _Narrowed:
-    """What a whole trace says of the operations in a time.
+    """The part of a whole trace's results for the operations in a time.
 
     Attributes:
         instances: of each instance its number in the whole.
@@ -222,8 +221,8 @@ class _Narrowed:
 
 def _narrowed(whole: Context, cut: Cut) -> _Narrowed:
     operations = np.flatnonzero(is_inside_cut(whole.gpu.start_ns, whole.gpu.end_ns, cut))
-    attribution, kept = _narrowed_attribution(whole, cut, operations)
-    return _Narrowed(_narrowed_launches(whole, cut, operations), attribution, kept)
+    attribution, numbers = _narrowed_attribution(whole, cut, operations)
+    return _Narrowed(_narrowed_launches(whole, cut, operations), attribution, numbers)
 
 
 def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
@@ -236,7 +235,7 @@ def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
     order = np.concatenate([np.flatnonzero(in_time), np.flatnonzero(others & ~in_time)])
     call_to = _places(order, len(calls))
     call_of = call_to[launched.call_of[operations]]
-    # Queueing is over when an operation begins: what began before the time did not queue in it.
+    # Queueing ends when an operation begins: one that began before the time did not queue in it.
     queue = np.where(whole.gpu.start_ns[operations] < cut.first_ns, NULL, launched.queue_ns[operations])
     return Launches(
         calls=Calls(**calls.take(order)),
@@ -251,7 +250,7 @@ def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
 def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[Attribution, Int64]:
     """Return the attribution of some operations, and which instances of the whole are in it."""
     of_whole = whole.attribution
-    found, links, replayed = of_whole.instances, of_whole.links, of_whole.replays
+    instances, links, old_replays = of_whole.instances, of_whole.links, of_whole.replays
     operation_to = _places(operations, len(whole.gpu))
     by_start = operation_to[links.events.order]
     here = np.flatnonzero(operation_to[links.events.item] >= 0)
@@ -264,27 +263,27 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
         items=len(operations),
         order=by_start[by_start >= 0],
     )
-    replays = np.flatnonzero(operation_to[replayed.operation] >= 0)
-    kept = _instances_in(whole, cut, events)
-    kept[replayed.instance[replays]] = True
-    above = found.parent[kept]
+    replays = np.flatnonzero(operation_to[old_replays.operation] >= 0)
+    is_kept = _instances_in(whole, cut, events)
+    is_kept[old_replays.instance[replays]] = True
+    above = instances.parent[is_kept]
     while len(above := above[above >= 0]):
-        above = distinct(above[~kept[above]])
-        kept[above] = True
-        above = found.parent[above]
-    numbers = np.flatnonzero(kept)
-    instance_to = _places(numbers, len(found))
-    stretches = select_segments(found.segments, kept)
-    stretches = replace(stretches, owner=instance_to[stretches.owner])
-    parent = instance_to[found.parent[numbers]]
+        above = distinct(above[~is_kept[above]])
+        is_kept[above] = True
+        above = instances.parent[above]
+    numbers = np.flatnonzero(is_kept)
+    instance_to = _places(numbers, len(instances))
+    segments = select_segments(instances.segments, is_kept)
+    segments = replace(segments, owner=instance_to[segments.owner])
+    parent = instance_to[instances.parent[numbers]]
     narrow = Attribution(
-        instances=replace(_instances_of(whole, cut, numbers), parent=parent, segments=stretches),
+        instances=replace(_instances_of(whole, cut, numbers), parent=parent, segments=segments),
         rule=of_whole.rule[operations],
-        links=replace(links, events=events, rule=links.rule[here], slices=find_slices(stretches, events)),
+        links=replace(links, events=events, rule=links.rule[here], slices=find_slices(segments, events)),
         replays=Replays(
-            instance_to[replayed.instance[replays]],
-            operation_to[replayed.operation[replays]],
-            replayed.depth[replays],
+            instance_to[old_replays.instance[replays]],
+            operation_to[old_replays.operation[replays]],
+            old_replays.depth[replays],
         ),
         innermost=instance_to[of_whole.innermost[operations]],
     )
@@ -292,23 +291,23 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
 
 
 def _instances_in(whole: Context, cut: Cut, events: ThreadEvents) -> Bool:
-    """Return which instances lie in the time of a cut, or are around one of the events or a call in that time."""
-    found, calls = whole.instances, whole.trace.calls
-    kept = is_inside_cut(found.start_ns, found.end_ns, cut) & ~found.replay
+    """Return which instances are in the time of a cut, or are around one of the events or a call in that time."""
+    instances, calls = whole.instances, whole.trace.calls
+    selected = is_inside_cut(instances.start_ns, instances.end_ns, cut) & ~instances.replay
     if ((calls.start_ns == cut.first_ns) & (calls.end_ns == cut.first_ns)).any():
         # Ranges are closed: a call without length at the edge may be of one that ends there.
-        kept |= (found.end_ns == cut.first_ns) & ~found.replay
-    for instance, _ in iter_pairs(found.segments, events):
-        kept[instance] = True
-    return kept
+        selected |= (instances.end_ns == cut.first_ns) & ~instances.replay
+    for instance, _ in iter_pairs(instances.segments, events):
+        selected[instance] = True
+    return selected
 
 
 def _instances_of(whole: Context, cut: Cut, numbers: Int64) -> Instances:
-    """Return some instances of the whole, cut; `parent` and `stretches` are still those of the whole."""
-    found = whole.instances
+    """Return some instances of the whole, cut; `parent` and `segments` are still those of the whole."""
+    instances = whole.instances
     columns = {
-        column.name: getattr(found, column.name)[numbers]
-        for column in fields(found)
+        column.name: getattr(instances, column.name)[numbers]
+        for column in fields(instances)
         if column.name not in ("segments", "paths")
     }
     of_time = find_instances(whole.trace, within_ns=(cut.first_ns, cut.last_ns))
@@ -321,7 +320,7 @@ def _instances_of(whole: Context, cut: Cut, numbers: Int64) -> Instances:
         columns[name][columns["outside"]] = NULL
     columns["start_ns"] = np.clip(start, cut.first_ns, cut.last_ns)
     columns["end_ns"] = np.clip(end, cut.first_ns, cut.last_ns)
-    return replace(found, **columns)
+    return replace(instances, **columns)
 
 
 def _places(numbers: Int64, count: int) -> Int64:

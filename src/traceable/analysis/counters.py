@@ -1,11 +1,11 @@
-"""What each counter said: how often it was sampled, and between which values it moved.
+"""The values of each counter: how often it was sampled, and its range and mean.
 
 A counter is a domain and a name; the samples of all processes count. A value holds until the next sample of the same
 process, and the last until the end of the window, so that with values v, times t and a window that ends at T
 
     time_mean = sum over processes of sum(v[i] * (t[i + 1] - t[i])) / the same without v,   t after the last being T
 
-which, unlike the mean over samples, does not depend on how often a value was said.
+which, unlike the mean over samples, does not depend on how often a value was sampled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Named fields: what the instances of a range carried, summed up field by field."""
+"""Named fields: the values that the instances of a range carried, summarized field by field."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from traceable.trace.model import NULL, Int32, Int64, NDArray
 FIELDS_MAX = 32
 VALUES_MAX = 10
 TEXT_MAX = 200
-"""What is kept of a row: so many fields, of each so many values, of each so many characters. Commonest first."""
+"""The limits of a row: the number of fields, of values of each, and of characters of each. Most common first."""
 
 Fields = dict[str, dict[str, Any]]
 """By the name of a field its `count`, and `min`, `max`, `mean` of numbers or `distinct` and `values` of all else."""
 
 
 def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: int) -> list[Fields | None]:
-    """Return for each group of instances what they carried; None where none carried fields.
+    """Return for each group of instances the fields they carried; None where none carried fields.
 
     Args:
         names: those of the trace.
@@ -37,17 +37,17 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
     `count` is how many carried the field. Truth values, texts, lists and null count by value, numbers by size. What is
     no JSON object is left out: only a damaged trace holds such a thing.
     """
-    found: list[Fields | None] = [None] * groups
+    fields_by_group: list[Fields | None] = [None] * groups
     which = np.flatnonzero(fields >= 0)
     if not len(which):
-        return found
+        return fields_by_group
     pairs, number = np.unique(np.stack([group[which], fields[which]]), axis=1, return_counts=True)
     parts: dict[int, list[tuple[dict[str, Any], int]]] = {}
     for of_group, text, times in zip(*pairs.tolist(), number.tolist(), strict=True):
         parts.setdefault(of_group, []).append((_parsed(names[text]), times))
     for of_group, carried in parts.items():
-        found[of_group] = _of_group(carried) or None
-    return found
+        fields_by_group[of_group] = _of_group(carried) or None
+    return fields_by_group
 
 
 def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
@@ -64,8 +64,8 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
     of_pair = [fields.get(field) for fields in carried]
     there = {name for fields in carried for name in fields}
     if all(value is None for value in of_pair):
-        known = f"ranges have the fields {', '.join(sorted(there)[:20])}" if there else "no range has fields"
-        raise MissingDataError("field_not_found", f"no range has a field {field!r}", known)
+        remedy = f"ranges have the fields {', '.join(sorted(there)[:20])}" if there else "no range has fields"
+        raise MissingDataError("field_not_found", f"no range has a field {field!r}", remedy)
     known_values = [value for value in of_pair if value is not None]
     if all(_is_number(value) for value in known_values):
         # The smallest integer is NULL.
@@ -95,10 +95,10 @@ def get_instance_fields(context: Context) -> NDArray[Any]:
 
 def _carried(context: Context) -> tuple[list[dict[str, Any]], Int64]:
     """Return the distinct combinations of fields, and which of them each range instance has."""
-    found, names, naming = context.instances, context.trace.names, context.names
-    pair, first = number_groups(found.recorded_name, found.fields)
+    instances, names, naming = context.instances, context.trace.names, context.names
+    pair, first = number_groups(instances.recorded_name, instances.fields)
     carried = []
-    for recorded, text in zip(found.recorded_name[first].tolist(), found.fields[first].tolist(), strict=True):
+    for recorded, text in zip(instances.recorded_name[first].tolist(), instances.fields[first].tolist(), strict=True):
         fields = naming.extract_fields(recorded) if naming is not None and recorded >= 0 else {}
         carried.append({**fields, **(_parsed(names[text]) if text >= 0 else {})})
     return carried, pair

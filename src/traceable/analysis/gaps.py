@@ -1,4 +1,4 @@
-"""Gaps: when each GPU was idle between its first and its last operation, what stood on both sides, and why.
+"""Gaps: when each GPU was idle between its first and its last operation, the operations on both sides, and the cause.
 
 A GPU's timeline is the union of all its operations: of every stream, context and process that used it. Idle time before
 the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU; nor is
@@ -28,7 +28,7 @@ one:
 - host_late: the launch began after the gap began. There was nothing for the GPU to do.
 - unknown: no launch is recorded.
 
-Nothing here tells how much faster the program would be without a gap. The few gaps that are listed have a sentence
+Nothing here estimates how much faster the program would be without a gap. The few gaps that are listed have a sentence
 besides: the evidence for the cause, with the names and times that a user would look up next.
 """
 
@@ -100,7 +100,7 @@ OVERHEADS_OF_CAUSE = {"profiler_flush": PROFILING_OVERHEAD, "module_loading": MO
 _OTHER = "waiting_other_device"
 
 _SLIGHT = 20
-"""What covers less than one in so many parts of a gap is not named as its reason."""
+"""An activity that covers less than one in so many parts of a gap is not listed as its reason."""
 
 
 def gaps(context: Context, *, top: int = 20, range_name: str | None = None, launch_latency_ns: int = 20_000) -> Table:
@@ -135,14 +135,14 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         if not inside.any():
             raise MissingDataError(
                 "no_gpu_work_in_range",
-                f"range {range_name!r} put nothing on the GPU",
-                "`--view ranges` shows which ranges did",
+                f"range {range_name!r} launched no GPU work",
+                "list the GPU work of each range with `--view ranges`",
             )
         found = found.take(inside[found.after])
         notes.append(
             Message(
                 "gaps_of_range_only",
-                f"gaps ended by an operation of range {range_name!r} only; total, busy, idle and utilisation are of "
+                f"gaps ended by an operation of range {range_name!r} only; total, busy, idle and utilization are of "
                 "the whole device",
             )
         )
@@ -164,8 +164,8 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         notes.append(
             Message(
                 "idle_at_edges",
-                f"{format_duration(at_edges)} between the edges of the selected time and the nearest operations count as idle, "
-                "but not as gaps: a part of a gap has no length and no cause of its own",
+                f"{format_duration(at_edges)} between the edges of the selected time and the nearest operations "
+                "count as idle, but not as gaps",
             )
         )
     return Table(_devices(context, used, worked, found, idle, out), others, tuple(notes))
@@ -342,7 +342,7 @@ class _Host:
         which = select_calls(self.context, CALLS_OF_CAUSE[name])
         own = np.zeros(len(gaps), np.bool_)
         if name == "waiting_copy":
-            # Kernels, which nearly all are, stand first among the operations and copy nothing.
+            # Kernels, which nearly all are, come first among the operations and copy nothing.
             copies = np.flatnonzero(self.launched & (gaps.after >= len(trace.kernels)))
             own[copies] = self.context.gpu.pageable_bytes(gaps.after[copies]) > 0
         if not len(which) and not own.any():
@@ -419,7 +419,8 @@ class _Writer:
         calls = self.context.launches.calls
         thread, begun, ended = int(calls.thread[launch]), int(calls.start_ns[launch]), int(calls.end_ns[launch])
         if cause in CALLS_OF_CAUSE:
-            own = f"the launch itself copies pageable memory, until {_said(max(0, end - ended))} before the gap's end"
+            before_end = _format_time(max(0, end - ended))
+            own = f"the launch itself copies pageable memory, until {before_end} before the gap's end"
             until = min(begun, end)
             return self._during(thread, begin, until, end - begin, CALLS_OF_CAUSE[cause]) or own
         if cause == "host_late":
@@ -428,14 +429,15 @@ class _Writer:
             meanwhile, covered = self._overheads(every, process, begin, end)
             if _SLIGHT * covered < end - begin:
                 meanwhile = ""
-            return "; ".join(filter(None, (f"the launch began {_said(begun - begin)} into the gap", before, meanwhile)))
-        if cause == "launch_latency" and ended > begin:
-            return (
-                f"the launch took {_said(ended - begun)}, {_said(min(ended, end) - max(begun, begin))} of it in the gap"
+            return "; ".join(
+                filter(None, (f"the launch began {_format_time(begun - begin)} into the gap", before, meanwhile))
             )
-        queued = f"launched {_said(begin - ended)} before the gap"
+        if cause == "launch_latency" and ended > begin:
+            in_gap = _format_time(min(ended, end) - max(begun, begin))
+            return f"the launch took {_format_time(ended - begun)}, {in_gap} of it in the gap"
+        queued = f"launched {_format_time(begin - ended)} before the gap"
         if ended > begin:
-            queued = f"the launch returned {_said(end - ended)} before the gap's end"
+            queued = f"the launch returned {_format_time(end - ended)} before the gap's end"
         if cause == "waiting_other_device":
             return f"{queued}; {self._elsewhere(int(gaps.lane[i]), begin, end)}"
         return queued + ("; nothing recorded explains why it waited" if cause == "queued" else "")
@@ -479,15 +481,15 @@ class _Writer:
         last = rows[[np.argmax(gpu.end_ns[rows])]]
         name = get_operation_name(self.context.trace, int(label_operations(self.context, last)[0]))
         device = self.used.number[int(self.used.index_of(last)[0])]
-        return f"{name} on device {device} ended {_said(end - int(gpu.end_ns[last[0]]))} before the gap's end"
+        return f"{name} on device {device} ended {_format_time(end - int(gpu.end_ns[last[0]]))} before the gap's end"
 
 
 def _and_others(longest: str, number: int) -> str:
     return f"{longest} and {number - 1} more cover" if number > 1 else f"{longest} covers"
 
 
-def _said(ns: int) -> str:
-    """Write a length of time as people say it."""
+def _format_time(ns: int) -> str:
+    """Return a duration in its largest fitting unit."""
     for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
         if abs(ns) >= size:
             return f"{ns / size:.3g} {unit}" if abs(ns) < 1000 * size else f"{ns / size:.0f} {unit}"

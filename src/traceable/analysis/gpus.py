@@ -1,6 +1,6 @@
 """Which GPU each operation ran on. CUDA's device number is each process's own; a GPU's timeline is that of all of them.
 
-Under `CUDA_VISIBLE_DEVICES` two processes may call different GPUs 0. Where the trace tells the GPU behind a process's
+Under `CUDA_VISIBLE_DEVICES` two processes may call different GPUs 0. If the trace has the GPU of a process's
 number (TARGET_INFO_CUDA_DEVICE), that counts; where it does not, equal numbers are taken for one GPU, and said so if it
 makes a difference.
 """
@@ -60,7 +60,7 @@ class Gpus:
         number: nsys's number of each GPU, or CUDA's where that is all there is; -1 where operations carry none.
         streams: the streams of all of them.
         processes: of each GPU the indices of the processes that used it.
-        notes: what must be said of the numbers.
+        notes: on the numbers.
     """
 
     number: tuple[int, ...]
@@ -74,13 +74,13 @@ class Gpus:
     @property
     def gpu_of_operation(self) -> Int64:
         """Index into `number` of each operation of the trace; a new array of 8 bytes an operation each time."""
-        found: Int64 = self.streams.gpu[self.streams.stream_of_operation]
-        return found
+        gpu: Int64 = self.streams.gpu[self.streams.stream_of_operation]
+        return gpu
 
     def index_of(self, operation: Int64) -> Int64:
         """Return index into `number` of some operations of the trace."""
-        found: Int64 = self.streams.gpu[self.streams.stream_of_operation[operation]]
-        return found
+        gpu: Int64 = self.streams.gpu[self.streams.stream_of_operation[operation]]
+        return gpu
 
     def numbers(self) -> Int64:
         """Return the numbers as a column of a table: absent for the GPU without one."""
@@ -97,14 +97,14 @@ def find_gpus(context: Context) -> Gpus:
     """Return the GPUs of a trace and where its operations ran.
 
     Raises:
-        UnanswerableError: there are no GPU operations; with the reason, as far as the trace tells it.
+        MissingDataError: there are no GPU operations; with the reason, as far as the trace has it.
     """
     trace = context.trace
     if not len(context.gpu):
         if context.whole is not None and len(context.whole.gpu):
             raise MissingDataError(
                 "no_gpu_operations_selected",
-                "no GPU operation lies in the selected time",
+                "no GPU operation in the selected time",
                 "select more of the recording",
             )
         raise _no_operations(trace)
@@ -123,7 +123,7 @@ def find_gpus(context: Context) -> Gpus:
 
 @cache_per_context
 def find_streams(context: Context) -> Streams:
-    """Return the streams of a trace; none where there are no GPU operations."""
+    """Return the streams of a trace; none if there are no GPU operations."""
     trace, gpu = context.trace, context.gpu
     kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     of_context = np.concatenate([events.context for events in kinds])
@@ -208,9 +208,9 @@ def _idle_at_the_edges(context: Context, used: Gpus, first: Int64, last: Int64) 
     lane = of_whole.gpu_of_operation
     begins, ends = find_unrecorded_spans(whole.trace)
     for i, number in enumerate(used.number):
-        mine = lane == of_whole.number.index(number)
+        on_gpu = lane == of_whole.number.index(number)
         # What decides is the gap as it was before it was cut: it may span two windows.
-        since, until = end[mine & (start < cut.first_ns)], start[mine & (start >= cut.last_ns)]
+        since, until = end[on_gpu & (start < cut.first_ns)], start[on_gpu & (start >= cut.last_ns)]
         if len(since) and not ((begins < first[i]) & (ends > since.max())).any():
             before[i] = first[i] - cut.first_ns
         if len(until) and not ((begins < until.min()) & (ends > last[i])).any():
@@ -226,7 +226,7 @@ def group_by_lane(context: Context, lane_of_stream: Int64, count: int) -> Lanes:
 
 
 def check_graphs_recorded(context: Context) -> MissingDataError | None:
-    """Return what is to be said if CUDA graphs were launched and no operation of any was recorded: their time looks
+    """Return an error if CUDA graphs were launched and no operation of any was recorded: their time looks
     idle. None if that is not so.
     """
     launches = _unseen_launches(context)
@@ -234,7 +234,7 @@ def check_graphs_recorded(context: Context) -> MissingDataError | None:
         return None
     return MissingDataError(
         "graphs_not_recorded",
-        f"CUDA graphs were launched ({launches} times) but left no operation in the trace: their time looks idle",
+        f"CUDA graphs were launched ({launches} times), but their GPU work was not recorded: it counts as idle",
         "record with --cuda-graph-trace=node",
     )
 
@@ -258,8 +258,8 @@ def _notes(trace: Trace, process: list[int], device: list[int], number: list[int
         notes.append(
             Message(
                 "gpu_identity_assumed",
-                f"several processes use device {', '.join(shared)}: taken for one GPU, because the trace does not tell "
-                "which GPU a process's device number stands for (CUDA_VISIBLE_DEVICES may renumber them)",
+                f"several processes use device {', '.join(shared)}: counted as one GPU, because the trace does not map "
+                "device numbers to GPUs (CUDA_VISIBLE_DEVICES may renumber them)",
             )
         )
     if min(number) < 0:
@@ -276,12 +276,12 @@ def _no_operations(trace: Trace) -> MissingDataError:
         return MissingDataError(
             "graphs_not_recorded",
             "CUDA graphs were launched, but no GPU operation was recorded",
-            "record with --cuda-graph-trace=node: exporters before Nsight Systems 2024 leave whole graphs out",
+            "record with --cuda-graph-trace=node: exporters before Nsight Systems 2024 omit whole graphs",
         )
     if len(trace.calls):
         return MissingDataError(
             "calls_without_gpu_work",
             "CUDA calls were recorded, but no GPU operation",
-            "record a window in which the GPU works, without another user of CUPTI (torch.profiler, ncu) beside nsys",
+            "record a window with GPU work, and no other user of CUPTI (torch.profiler, ncu) next to nsys",
         )
     return MissingDataError("no_gpu_operations", "no GPU operation in the trace", suggest_gpu_recording(trace))

@@ -1,17 +1,17 @@
-"""Range instances: what was entered and left once, where it stands in the tree, and where its work is looked for.
+"""Range instances: one entry and exit of a range each, its place in the tree, and where its work is looked for.
 
 A push/pop range is one instance. A coroutine is recorded as one start/end range, from first to last, and a push/pop
-range in the domain `traceable.active` for each stretch in which it really ran, a plain generator likewise in
-`traceable.generator`; these become one instance, and what lies inside a stretch lies inside the coroutine. A start/end
-range without stretches lies outside the nesting of the thread; where its identity names what it began in, that is its
+range in the domain `traceable.active` for each segment in which it really ran, a plain generator likewise in
+`traceable.generator`; these become one instance, and what lies inside a segment lies inside the coroutine. A start/end
+range without segments lies outside the nesting of the thread; where its identity names what it began in, that is its
 parent.
 
 The parent of a push/pop range is, as in nsys's nvtx_pushpop_trace, the tightest range that encloses it on its thread.
 Domains play no part, so ranges of different domains may cross; then the innermost open range need not enclose.
 
-What an instance lies inside is told by the nesting on its thread, or by its identity, which names what it began in. A
+The parent of an instance is known from the nesting on its thread, or from its identity, which names what it began in. A
 child task runs on its own turn of the event loop, and a function handed to `to_thread` on another thread: there the
-thread says nothing of the request that they belong to, or only what encloses the whole loop. Identities do.
+thread has no relation to the request that they belong to, or only what encloses the whole loop. Identities do.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class Instances:
         name: index of the name: as in `Ranges`, or of the normalized one (`analysis.range_names`).
         recorded_name: index of the name as it was recorded.
         thread: as in `Ranges`: where it began.
-        task: whether it is a coroutine, known by its stretches.
+        task: whether it is a coroutine, known by its segments.
         replay: whether it is what a CUDA graph did again (`analysis.attribution`): it has no CPU time of its own, and
             its times are those of the launch call.
         outside: whether it lies outside the time that the trace was cut to, and is here for its operations that do not:
             it has no CPU time in this time.
-        identity: who it is and what it began in (`trace.emitted`); NULL where nothing says it.
+        identity: who it is and what it began in (`trace.emitted`); NULL if not recorded.
         fields: index into `Trace.names` of its named fields as JSON text; -1 for none.
         parent: index of the instance it lies inside or began in; -1 for none.
         path: index into `paths`.
         self_ns: duration (of a coroutine the time running) less what lies directly inside on the thread; NULL for a
-            start/end range without stretches.
+            start/end range without segments.
         active_ns: time a coroutine was running; NULL for all else.
         segments: where on which thread each instance ran, as recorded even where the trace was cut. None for a range
             that ended on another thread.
@@ -92,7 +92,7 @@ class Instances:
         return len(self.start_ns)
 
     def head(self, count: int) -> Instances:
-        """Return the first instances, as views of these columns; their parents, paths and stretches must be theirs."""
+        """Return the first instances, as views of these columns; their parents, paths and segments must be theirs."""
         columns = (column.name for column in fields(self) if column.name not in ("segments", "paths"))
         return replace(self, **{name: getattr(self, name)[:count] for name in columns})
 
@@ -134,36 +134,36 @@ class Children:
         return tree
 
 
-def build_children(found: Instances) -> Children:
+def build_children(instances: Instances) -> Children:
     """Return what lies directly in each instance."""
-    inside = np.flatnonzero((found.parent >= 0) & found.entered)
-    child = inside[np.lexsort((found.start_ns[inside], found.parent[inside]))]
-    return Children(child, np.searchsorted(found.parent[child], np.arange(len(found) + 1)))
+    inside = np.flatnonzero((instances.parent >= 0) & instances.entered)
+    child = inside[np.lexsort((instances.start_ns[inside], instances.parent[inside]))]
+    return Children(child, np.searchsorted(instances.parent[child], np.arange(len(instances) + 1)))
 
 
 def find_instances(
     trace: Trace, of_name: Int32 | None = None, *, within_ns: tuple[int, int] | None = None
 ) -> Instances:
-    """Return the range instances of `trace`: those of `trace.ranges` in order, less the stretches.
+    """Return the range instances of `trace`: those of `trace.ranges` in order, less the segments.
 
     Args:
         trace: the recording.
         of_name: index of the name that instances have instead of each recorded one (`RangeNames.of_name`); None for
-            as recorded. Stretches find their coroutine by the recorded one.
+            as recorded. Segments find their coroutine by the recorded one.
         within_ns: of `self_ns` and `active_ns` only this time counts; None for all of it.
 
-    At the end stand coroutines whose start/end range is missing because it was open when the capture began: they last
-    from the first stretch to the last and are clipped.
+    At the end are coroutines whose start/end range is missing because it was open when the capture began: they last
+    from the first segment to the last and are clipped.
     """
     ranges = trace.ranges
-    is_stretch = _is_stretch(trace)
-    own = np.flatnonzero(~is_stretch)
-    stretch = np.flatnonzero(is_stretch)
-    group = _groups(trace, stretch)
+    is_segment = _find_segments(trace)
+    own = np.flatnonzero(~is_segment)
+    segment = np.flatnonzero(is_segment)
+    group = _groups(trace, segment)
     first = _first_of_each(group)
     last_end = np.zeros(len(first), np.int64)
-    np.maximum.at(last_end, group, ranges.end_ns[stretch])
-    whole = _wholes(ranges, stretch[first], last_end)
+    np.maximum.at(last_end, group, ranges.end_ns[segment])
+    whole = _wholes(ranges, segment[first], last_end)
     orphans = np.flatnonzero(whole < 0)
 
     count = len(own) + len(orphans)
@@ -172,25 +172,25 @@ def find_instances(
     instance_of_group = np.where(whole >= 0, instance_of_range[whole], 0)
     instance_of_group[orphans] = len(own) + np.arange(len(orphans))
     owner = instance_of_range.copy()
-    owner[stretch] = instance_of_group[group]
+    owner[segment] = instance_of_group[group]
 
-    # Without stretches the instances are the ranges themselves, and nothing is copied or written.
-    columns = ranges.take(np.concatenate([own, stretch[first][orphans]]) if len(stretch) else slice(None))
+    # Without segments the instances are the ranges themselves, and nothing is copied or written.
+    columns = ranges.take(np.concatenate([own, segment[first][orphans]]) if len(segment) else slice(None))
     end = columns["end_ns"]
-    if len(stretch):
+    if len(segment):
         end[len(own) :] = last_end[orphans]
-        # The domain of a coroutine stands in its start/end range alone.
+        # Only the start/end range of a coroutine has its domain.
         columns["domain"][len(own) :] = -1
         columns["style"][len(own) :] = START_END
         columns["clipped"][len(own) :] = True
-        columns["identity"][instance_of_group] = ranges.identity[stretch[first]]
+        columns["identity"][instance_of_group] = ranges.identity[segment[first]]
     task = np.zeros(count, np.bool_)
     task[instance_of_group] = True
 
-    node_parent, self_ns, active_ns = _times(ranges, owner, is_stretch, task, within_ns)
+    node_parent, self_ns, active_ns = _times(ranges, owner, is_segment, task, within_ns)
     leader = np.full(count, -1, np.int64)
     leader[: len(own)] = np.where(ranges.style[own] == PUSH_POP, own, -1)
-    leader[instance_of_group] = stretch[first]
+    leader[instance_of_group] = segment[first]
     above = np.where(leader >= 0, node_parent[leader], -1)
     parent = resolve_parents(
         enclosing=np.where(above >= 0, owner[above], -1),
@@ -219,27 +219,27 @@ def find_instances(
         path=path,
         self_ns=self_ns,
         active_ns=active_ns,
-        segments=_where_it_ran(ranges, owner, is_stretch, task),
+        segments=_where_it_ran(ranges, owner, is_segment, task),
         paths=paths,
     )
 
 
 def select_instance_ranges(trace: Trace) -> Int64:
     """Return which ranges are instances by themselves, in the order in which `find_instances` has them first."""
-    return np.flatnonzero(~_is_stretch(trace))
+    return np.flatnonzero(~_find_segments(trace))
 
 
-def _is_stretch(trace: Trace) -> Bool:
+def _find_segments(trace: Trace) -> Bool:
     ranges = trace.ranges
-    stretch: Bool = is_segment_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP)
-    return stretch & ranges.has_payload
+    in_domain: Bool = is_segment_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP)
+    return in_domain & ranges.has_payload
 
 
-def _groups(trace: Trace, stretch: Int64) -> Int64:
-    """Number the coroutines that the stretches are of: equal process, name and payload; in order of first stretch."""
+def _groups(trace: Trace, segment: Int64) -> Int64:
+    """Number the coroutines that the segments are of: equal process, name and payload; in order of first segment."""
     ranges = trace.ranges
-    keys = np.stack([_process(trace, ranges.thread[stretch]), ranges.name[stretch], ranges.payload[stretch]])
-    if not len(stretch):
+    keys = np.stack([_process(trace, ranges.thread[segment]), ranges.name[segment], ranges.payload[segment]])
+    if not len(segment):
         return np.empty(0, np.int64)
     _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
@@ -248,16 +248,16 @@ def _groups(trace: Trace, stretch: Int64) -> Int64:
 
 
 def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
-    """Return the start/end range of each group of stretches, -1 where it is missing.
+    """Return the start/end range of each group of segments, -1 where it is missing.
 
     Args:
         ranges: all of them.
-        first: the first stretch of each group.
+        first: the first segment of each group.
         last_end_ns: when the last one of each group ended.
 
-    A coroutine's range is opened right before its first stretch on the same thread: of the ranges of that name and
+    A coroutine's range is opened right before its first segment on the same thread: of the ranges of that name and
     thread it is the last to start before. Identities can't decide alone: where the user gave a number, the range
-    carries that. But a range that has another identity than the stretches, or ends before the last of them, is not
+    carries that. But a range that has another identity than the segments, or ends before the last of them, is not
     theirs.
     """
     candidates = np.flatnonzero(ranges.style == START_END)
@@ -276,7 +276,7 @@ def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
     known = (ranges.identity[found] != NULL) & (ranges.identity[first] != NULL)
     fits &= ~known | (ranges.identity[found] == ranges.identity[first])
     groups = np.flatnonzero(fits)
-    # One range is of one coroutine: of two that lay claim to it, the first stretch came first.
+    # One range is of one coroutine: of two that lay claim to it, the first segment came first.
     _, earliest = np.unique(found[groups], return_index=True)
     whole[groups[earliest]] = found[groups[earliest]]
     return whole
@@ -292,7 +292,7 @@ def _first_of_each(group: Int64) -> Int64:
 
 
 def _times(
-    ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool, within_ns: tuple[int, int] | None
+    ranges: Ranges, owner: Int64, is_segment: Bool, task: Bool, within_ns: tuple[int, int] | None
 ) -> tuple[Int64, Int64, Int64]:
     """Return the parent of each push/pop range (as an index of ranges), and of each instance self and active time."""
     nodes = np.flatnonzero(ranges.style == PUSH_POP)
@@ -311,22 +311,22 @@ def _times(
     self_ns[owner[nodes]] = 0
     np.add.at(self_ns, owner[nodes], alone[nodes])
     active_ns = np.where(task, 0, NULL)
-    np.add.at(active_ns, owner[is_stretch], duration[is_stretch])
+    np.add.at(active_ns, owner[is_segment], duration[is_segment])
     return node_parent, self_ns, active_ns
 
 
-def _where_it_ran(ranges: Ranges, owner: Int64, is_stretch: Bool, task: Bool) -> Segments:
-    """Return the stretches of coroutines and, of all else that began and ended on one thread, the whole range."""
-    whole = ~is_stretch & (ranges.end_thread < 0)
+def _where_it_ran(ranges: Ranges, owner: Int64, is_segment: Bool, task: Bool) -> Segments:
+    """Return the segments of coroutines and, of all else that began and ended on one thread, the whole range."""
+    whole = ~is_segment & (ranges.end_thread < 0)
     whole[whole] = ~task[owner[whole]]
-    which = np.flatnonzero(is_stretch | whole)
+    which = np.flatnonzero(is_segment | whole)
     return Segments(owner[which], ranges.thread[which], ranges.start_ns[which], ranges.end_ns[which])
 
 
-def select_segments(stretches: Segments, instances: Bool) -> Segments:
-    """Return the stretches of some instances."""
-    here = np.flatnonzero(instances[stretches.owner])
-    return Segments(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
+def select_segments(segments: Segments, instances: Bool) -> Segments:
+    """Return the segments of some instances."""
+    here = np.flatnonzero(instances[segments.owner])
+    return Segments(segments.owner[here], segments.thread[here], segments.start_ns[here], segments.end_ns[here])
 
 
 def build_paths(

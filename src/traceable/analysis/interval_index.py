@@ -21,9 +21,9 @@ class ThreadEvents:
 
     Attributes:
         thread, start_ns, end_ns: where and when.
-        item: index of what it stands for; one thing may happen at several places, or at none.
+        item: index of the item that it represents; one item may have several events, or none.
         items: how many things there are.
-        order: the things in the order in which pairs are wanted.
+        order: the items in the order in which pairs are needed.
     """
 
     thread: Int32
@@ -35,14 +35,14 @@ class ThreadEvents:
 
 
 def sort_events(thread: Int32, start_ns: Int64, end_ns: Int64, item: Int64, order: Int64) -> ThreadEvents:
-    """Return the events sorted as `ThreadEvents` asks; `order` holds every item once."""
+    """Return the events sorted as `ThreadEvents` requires; `order` holds every item once."""
     by_place = np.lexsort((item, start_ns, thread))
     return ThreadEvents(thread[by_place], start_ns[by_place], end_ns[by_place], item[by_place], len(order), order)
 
 
 @dataclass(frozen=True)
 class Slices:
-    """For each stretch the slice of the events that start inside it, as equally long columns.
+    """For each segment the slice of the events that start inside it, as equally long columns.
 
     Attributes:
         first, count: index of the first event and how many follow it, itself included.
@@ -55,25 +55,25 @@ class Slices:
     contained: Bool
 
 
-def find_slices(stretches: Segments, events: ThreadEvents) -> Slices:
-    """Return where the events of each stretch are."""
-    first = np.zeros(len(stretches.owner), np.int64)
-    number = np.zeros(len(stretches.owner), np.int64)
-    for here, low, high in _by_thread(stretches, events):
+def find_slices(segments: Segments, events: ThreadEvents) -> Slices:
+    """Return where the events of each segment are."""
+    first = np.zeros(len(segments.owner), np.int64)
+    number = np.zeros(len(segments.owner), np.int64)
+    for here, low, high in _by_thread(segments, events):
         starts = events.start_ns[low:high]
-        first[here] = low + np.searchsorted(starts, stretches.start_ns[here], "left")
-        number[here] = low + np.searchsorted(starts, stretches.end_ns[here], "right") - first[here]
+        first[here] = low + np.searchsorted(starts, segments.start_ns[here], "left")
+        number[here] = low + np.searchsorted(starts, segments.end_ns[here], "right") - first[here]
     latest = Reduction(first, number)(np.maximum, events.end_ns, 0)
-    return Slices(first, number, latest <= stretches.end_ns)
+    return Slices(first, number, latest <= segments.end_ns)
 
 
-def _by_thread(stretches: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, int, int]]:
-    """Yield, for each thread that has both, its stretches and its slice of the events."""
-    by_thread = argsort_index(stretches.thread)
-    bounds = np.flatnonzero(np.diff(stretches.thread[by_thread], prepend=-1, append=-1))
+def _by_thread(segments: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, int, int]]:
+    """Yield, for each thread that has both, its segments and its slice of the events."""
+    by_thread = argsort_index(segments.thread)
+    bounds = np.flatnonzero(np.diff(segments.thread[by_thread], prepend=-1, append=-1))
     for begin, end in itertools.pairwise(bounds.tolist()):
         here = by_thread[begin:end]
-        low, high = np.searchsorted(events.thread, np.array([0, 1], events.thread.dtype) + stretches.thread[here[0]])
+        low, high = np.searchsorted(events.thread, np.array([0, 1], events.thread.dtype) + segments.thread[here[0]])
         if high > low:
             yield here, int(low), int(high)
 
@@ -111,20 +111,20 @@ class Reduction:
         return found
 
 
-def iter_pairs(stretches: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, Int64]]:
+def iter_pairs(segments: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, Int64]]:
     """Yield pairs (instance, item), sorted by instance and the order of the items, no pair twice.
 
     All pairs of an instance come in one piece.
     """
-    return iter_pairs_in_slices(stretches, events, find_slices(stretches, events))
+    return iter_pairs_in_slices(segments, events, find_slices(segments, events))
 
 
-def iter_pairs_in_slices(stretches: Segments, events: ThreadEvents, where: Slices) -> Iterator[tuple[Int64, Int64]]:
-    """Yield what `iter_pairs` yields, given the slices; a number of 0 leaves a stretch out."""
+def iter_pairs_in_slices(segments: Segments, events: ThreadEvents, where: Slices) -> Iterator[tuple[Int64, Int64]]:
+    """Yield what `iter_pairs` yields, given the slices; a number of 0 leaves a segment out."""
     first, number = where.first, where.count
     useful = np.flatnonzero(number > 0)
-    useful = useful[np.argsort(stretches.owner[useful], kind="stable")]
-    owner = stretches.owner[useful]
+    useful = useful[np.argsort(segments.owner[useful], kind="stable")]
+    owner = segments.owner[useful]
     bounds = np.append(np.flatnonzero(np.diff(owner, prepend=-1)), len(owner))
     sizes = np.concatenate([[0], np.cumsum(number[useful])])[bounds]
     rank = np.empty_like(events.order)
@@ -136,9 +136,9 @@ def iter_pairs_in_slices(stretches: Segments, events: ThreadEvents, where: Slice
         here = useful[bounds[at] : bounds[until]]
         at = until
         event = expand_slices(first[here], number[here])
-        instance = np.repeat(stretches.owner[here], number[here])
+        instance = np.repeat(segments.owner[here], number[here])
         if not where.contained[here].all():
-            inside = events.end_ns[event] <= np.repeat(stretches.end_ns[here], number[here])
+            inside = events.end_ns[event] <= np.repeat(segments.end_ns[here], number[here])
             event, instance = event[inside], instance[inside]
         key = instance * stride + rank[events.item[event]]
         if not (np.diff(key) > 0).all():
@@ -148,37 +148,37 @@ def iter_pairs_in_slices(stretches: Segments, events: ThreadEvents, where: Slice
         yield key // stride, events.order[key % stride]
 
 
-def find_innermost(found: Instances, events: ThreadEvents) -> Int64:
+def find_innermost(instances: Instances, events: ThreadEvents) -> Int64:
     """Return, for each item of the events, the innermost instance around it; -1 for none.
 
-    That is the one whose stretch began last, of those that began together the shortest, and of equal ones the last. An
+    That is the one whose segment began last, of those that began together the shortest, and of equal ones the last. An
     item of several events has the instance that began last of those around each.
     """
-    around = np.append(found.segments.owner, -1)[_last_around(found.segments, events)]
+    around = np.append(instances.segments.owner, -1)[_last_around(instances.segments, events)]
     once = np.full(events.items, -1, np.int64)
     once[events.item] = around
     if len(events.item) > events.items or (once[events.item] != around).any():
-        rank = np.append(_rank(found), -1)
+        rank = np.append(_rank(instances), -1)
         latest = np.full(events.items, -1, np.int64)
         np.maximum.at(latest, events.item, rank[around])
         once = np.append(np.argsort(rank[:-1], kind="stable"), -1)[latest]
     return once
 
 
-def find_covered(stretches: Segments, events: ThreadEvents) -> Bool:
-    """Return which items have an event that some stretch is all around."""
+def find_covered(segments: Segments, events: ThreadEvents) -> Bool:
+    """Return which items have an event that some segment is all around."""
     inside = np.zeros(events.items, np.bool_)
-    inside[events.item[_last_around(stretches, events) >= 0]] = True
+    inside[events.item[_last_around(segments, events) >= 0]] = True
     return inside
 
 
-def _last_around(stretches: Segments, events: ThreadEvents) -> Int64:
-    """Return the stretch around each event that began last; -1 for none."""
+def _last_around(segments: Segments, events: ThreadEvents) -> Int64:
+    """Return the segment around each event that began last; -1 for none."""
     around = np.full(len(events.item), -1, np.int64)
-    for here, low, high in _by_thread(stretches, events):
-        order = here[_begun(stretches.start_ns[here], stretches.end_ns[here])]
+    for here, low, high in _by_thread(segments, events):
+        order = here[_begun(segments.start_ns[here], segments.end_ns[here])]
         last = _innermost(
-            stretches.start_ns[order], stretches.end_ns[order], events.start_ns[low:high], events.end_ns[low:high]
+            segments.start_ns[order], segments.end_ns[order], events.start_ns[low:high], events.end_ns[low:high]
         )
         around[low:high] = np.append(order, -1)[last]
     return around
@@ -192,9 +192,9 @@ def _begun(start: Int64, end: Int64) -> Int64:
     return np.lexsort((-end, start))
 
 
-def _rank(found: Instances) -> Int64:
+def _rank(instances: Instances) -> Int64:
     """Return the rank of each instance by its beginning."""
-    order = _begun(found.start_ns, found.end_ns)
+    order = _begun(instances.start_ns, instances.end_ns)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     return rank

@@ -57,9 +57,9 @@ def build_lanes(lane: NDArray[np.integer], count: int, order: Int64) -> Lanes:
     """Return the rows by lane and, within it, in the order given.
 
     Args:
-        lane: of each row, 0..count-1, or -1 for a row that is left out.
+        lane: of each row, 0..count-1, or -1 for a row that is excluded.
         count: how many lanes there are.
-        order: indices of rows; those not in it are left out.
+        order: indices of rows; those not in it are excluded.
     """
     if count == 1 and lane.min(initial=0) >= 0:
         return Lanes(order, np.array([0, len(order)]))

@@ -1,6 +1,6 @@
-"""What a kernel is for, told from its name: gemm, attention, norm, ... by the patterns of a data file.
+"""The purpose of a kernel, by its name: gemm, attention, norm, ... from the patterns of a data file.
 
-The patterns are in `kernel_families.toml` beside this file; users put a file of their own before it. Which kernels a
+The patterns are in `kernel_families.toml` next to this file; users put a file of their own before it. Which kernels a
 trace holds is not known here.
 """
 
@@ -26,7 +26,7 @@ class Family:
     """One entry of a file of families.
 
     Attributes:
-        name: of the family; the same may stand in several entries.
+        name: of the family; several entries may have the same.
         pattern: finds a kernel of the family in its demangled name.
     """
 
@@ -42,7 +42,7 @@ def load_families(path: Path | None = None) -> tuple[Family, ...]:
             anywhere in the demangled name, upper and lower case alike. None for traceable's own alone.
 
     Raises:
-        TraceableError: the file can't be read or says something else than families.
+        TraceableError: the file can't be read or does not hold families.
     """
     return (*(_from_file(path) if path else ()), *_own())
 
@@ -51,11 +51,11 @@ def classify_kernel(name: str, families: Iterable[Family]) -> str:
     """Return the family of the kernel of that demangled name: the first that finds it, else `other`.
 
     Examples:
-        >>> family_of("ampere_sgemm_128x64_tn", load_families())
+        >>> classify_kernel("ampere_sgemm_128x64_tn", load_families())
         'gemm'
-        >>> family_of("void flash::flash_fwd_kernel<Traits<cutlass::gemm>>(Params)", load_families())
+        >>> classify_kernel("void flash::flash_fwd_kernel<Traits<cutlass::gemm>>(Params)", load_families())
         'attention'
-        >>> family_of("my_kernel(int)", load_families())
+        >>> classify_kernel("my_kernel(int)", load_families())
         'other'
     """
     return next((family.name for family in families if family.pattern.search(name)), OTHER)
@@ -85,7 +85,7 @@ def _from_file(path: Path) -> tuple[Family, ...]:
     if document:
         raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)
     if not isinstance(entries, list) or not entries:
-        raise TraceableError("no_families_in_file", f"{path}: no [[family]] in it", _FORM)
+        raise TraceableError("no_families_in_file", f"{path}: has no [[family]]", _FORM)
     return tuple(_family(entry, f"{path}, family {number}") for number, entry in enumerate(entries, 1))
 
 

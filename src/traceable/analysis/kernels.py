@@ -1,8 +1,8 @@
 """The question of kernels: which took how long, by name, family, geometry, launch call, or range.
 
 By name its numbers are those of nsys's `cuda_gpu_kern_sum`, by launch call those of `cuda_kern_exec_sum`. By range each
-kernel counts once in each range name that it belongs to, by whichever rule (`analysis.attribution`), and beside it
-stands what nsys says of the same: `nvtx_kern_sum` joins by thread and launch call alone, and once for every instance,
+kernel counts once in each range name that it belongs to, by whichever rule (`analysis.attribution`), and next to it are
+nsys's numbers: `nvtx_kern_sum` joins by thread and launch call alone, and once for every instance,
 so that a kernel inside two nested ranges of one name counts twice. Every column is explained in docs/report.md.
 """
 
@@ -103,7 +103,7 @@ def kernels(
             thread and name.
         names: which name: `demangled`, `short` or `base` (`name_kernels`).
         range_name: only kernels that belong to a range of this name, or `domain:name`; by range, only its rows.
-        families: what a kernel is for, told from its name; None for `load_families()`.
+        families: the purpose of a kernel, by its name; None for `load_families()`.
 
     Raises:
         UnanswerableError: the trace holds no such kernels, no range of that name or, where they are needed, no ranges
@@ -114,22 +114,22 @@ def kernels(
         raise ValueError(f"by={by!r}, names={names!r}: one of {', '.join(BY)} and one of {', '.join(NAMES)}")
     _require_kernels(context)
     kinds = group_by_kind(context.trace.kernels)
-    named = name_kernels(context.trace, kinds, names, load_families() if families is None else families)
+    kernel_names = name_kernels(context.trace, kinds, names, load_families() if families is None else families)
     if by == "range":
-        table = group_by_range(context, kinds, named, range_name)
+        table = group_by_range(context, kinds, kernel_names, range_name)
     else:
-        table = _VIEWS[by](_asked(context, kinds, named, range_name))
+        table = _VIEWS[by](_select_kernels(context, kinds, kernel_names, range_name))
     return replace(table, notes=(*table.notes, *_graph_notes(context.trace)))
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The kernels that are asked about.
+class _SelectedKernels:
+    """The requested kernels.
 
     Attributes:
         inside: which of the trace's they are; None for all.
-        kinds: the kinds of all kernels, which `named` is about.
-        kind: the kind of each kernel asked about; kinds that none is of are left out of these numbers.
+        kinds: the kinds of all kernels, to which `kernel_names` belong.
+        kind: the kind of each requested kernel; kinds without one are not numbered.
         times: how many are of each kind.
         columns: one kernel of each kind.
         label, family: of each kind, see `KernelNames`.
@@ -138,7 +138,7 @@ class _Asked:
     context: Context
     inside: Bool | None
     kinds: Kinds
-    named: KernelNames
+    kernel_names: KernelNames
     kind: Int64
     times: Int64
     columns: model.Kernels
@@ -150,43 +150,49 @@ class _Asked:
         return self.context.trace
 
     def column(self, values: Int64) -> Int64:
-        """Return those values of a column of all kernels that are of the kernels asked about."""
+        """Return the values of the requested kernels, of a column of all kernels."""
         return values if self.inside is None else values[self.inside]
 
 
-def _asked(context: Context, kinds: Kinds, named: KernelNames, range_name: str | None) -> _Asked:
+def _select_kernels(
+    context: Context, kinds: Kinds, kernel_names: KernelNames, range_name: str | None
+) -> _SelectedKernels:
     kind = kinds.of_kernel
     if range_name is None:
         times = np.bincount(kind, minlength=len(kinds))
-        return _Asked(context, None, kinds, named, kind, times, kinds.columns, named.label, named.family)
+        return _SelectedKernels(
+            context, None, kinds, kernel_names, kind, times, kinds.columns, kernel_names.label, kernel_names.family
+        )
     inside = context.mask_operations(range_name)[: len(kind)]
     if not inside.any():
         raise MissingDataError(
             "no_kernels_in_range",
-            f"no kernel belongs to a range {range_name!r}",
-            "`--view ranges` shows what each range put on the GPU",
+            f"no kernel in a range {range_name!r}",
+            "list the GPU work of each range with `--view ranges`",
         )
     kind, first = number_groups(kind[inside])
     some = kinds.of_kernel[np.flatnonzero(inside)[first]]
     columns = model.Kernels(**kinds.columns.take(some))
     times = np.bincount(kind, minlength=len(some))
-    return _Asked(context, inside, kinds, named, kind, times, columns, named.label[some], named.family[some])
+    return _SelectedKernels(
+        context, inside, kinds, kernel_names, kind, times, columns, kernel_names.label[some], kernel_names.family[some]
+    )
 
 
-def _by_kernel(asked: _Asked) -> Table:
-    group, first = number_groups(asked.label)
+def _by_kernel(selected: _SelectedKernels) -> Table:
+    group, first = number_groups(selected.label)
     groups = len(first)
-    kernels = asked.columns
-    devices, device = find_single_value(group, map_gpu_numbers(asked.trace, kernels.process, kernels.device), groups)
+    kernels = selected.columns
+    devices, device = find_single_value(group, map_gpu_numbers(selected.trace, kernels.process, kernels.device), groups)
     # A stream's number is its context's own.
     place, one = number_groups(kernels.process, kernels.device, kernels.context, kernels.stream)
     place[kernels.stream < 0] = -1
     streams, only = find_single_value(group, place, groups)
-    shapes, shape_of = _shapes(asked.trace)
-    geometries, shape, often = find_most_common(group, shape_of[kernels.geometry], groups, asked.times)
+    shapes, shape_of = _shapes(selected.trace)
+    geometries, shape, often = find_most_common(group, shape_of[kernels.geometry], groups, selected.times)
     values = {
-        **_name_columns(asked, group, first),
-        **_times(asked, group, groups),
+        **_name_columns(selected, group, first),
+        **_times(selected, group, groups),
         "devices": devices,
         "device": device,
         "streams": streams,
@@ -198,52 +204,52 @@ def _by_kernel(asked: _Asked) -> Table:
     return _largest_first(values)
 
 
-def _by_family(asked: _Asked) -> Table:
-    group, first = number_groups(asked.family)
+def _by_family(selected: _SelectedKernels) -> Table:
+    group, first = number_groups(selected.family)
     groups = len(first)
     values = {
-        "family": objects(asked.named.families[code] for code in asked.family[first].tolist()),
-        "kernels": count_distinct(group, asked.label, groups),
-        **_times(asked, group, groups),
+        "family": objects(selected.kernel_names.families[code] for code in selected.family[first].tolist()),
+        "kernels": count_distinct(group, selected.label, groups),
+        **_times(selected, group, groups),
     }
     return _largest_first(values)
 
 
-def _by_geometry(asked: _Asked) -> Table:
-    group, first = number_groups(asked.label, asked.columns.geometry)
-    row = asked.columns.geometry[first]
+def _by_geometry(selected: _SelectedKernels) -> Table:
+    group, first = number_groups(selected.label, selected.columns.geometry)
+    row = selected.columns.geometry[first]
     # One row more, for kernels whose geometry was not recorded: they have -1.
-    table = np.concatenate([asked.trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
+    table = np.concatenate([selected.trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
     geometry = dict(zip(GEOMETRY, table[row].T, strict=True))
     texts = [_geometry_text(table[one]).split(" / ") if one >= 0 else [None, None] for one in row.tolist()]
     values = {
-        **_name_columns(asked, group, first),
+        **_name_columns(selected, group, first),
         "grid": objects(text[0] for text in texts),
         "block": objects(text[1] for text in texts),
         "blocks": _product(geometry["grid_x"], geometry["grid_y"], geometry["grid_z"]),
         "threads_per_block": _product(geometry["block_x"], geometry["block_y"], geometry["block_z"]),
         **{name: geometry[name] for name in GEOMETRY[6:]},
-        **_times(asked, group, len(first)),
+        **_times(selected, group, len(first)),
     }
     return _largest_first(values)
 
 
-def _by_launch(asked: _Asked) -> Table:
-    context, calls, kernels = asked.context, asked.context.launches.calls, asked.trace.kernels
+def _by_launch(selected: _SelectedKernels) -> Table:
+    context, calls, kernels = selected.context, selected.context.launches.calls, selected.trace.kernels
     at, call = context.launches.operation, context.launches.call
-    if asked.inside is not None or len(context.gpu) > len(kernels):
-        wanted = at < len(kernels)
-        if asked.inside is not None:
-            wanted[wanted] = asked.inside[at[wanted]]
-        chosen = np.flatnonzero(wanted)
-        at, call = at[chosen], call[chosen]
+    if selected.inside is not None or len(context.gpu) > len(kernels):
+        is_selected = at < len(kernels)
+        if selected.inside is not None:
+            is_selected[is_selected] = selected.inside[at[is_selected]]
+        rows_of_kernels = np.flatnonzero(is_selected)
+        at, call = at[rows_of_kernels], call[rows_of_kernels]
     if not len(at):
         raise MissingDataError(
             "launches_not_recorded",
-            f"none of {len(asked.kind)} kernels has its launch call in the trace",
+            f"no launch call in the trace for any of {len(selected.kind)} kernels",
             "record the calls: --trace=cuda",
         )
-    group, rows = _launched(asked, at, call)
+    group, rows = _launched(selected, at, call)
     groups = len(rows["label"])
     called_ns, start_ns, end_ns = calls.end_ns[call], kernels.start_ns[at], kernels.end_ns[at]
     measured = {"kernel": sort_groups(group, end_ns - start_ns, groups)}
@@ -252,14 +258,14 @@ def _by_launch(asked: _Asked) -> Table:
     start_ns = calls.start_ns[call]
     measured["end_to_end"] = sort_groups(group, np.maximum(end_ns, called_ns, out=end_ns) - start_ns, groups)
     measured["api"] = sort_groups(group, np.subtract(called_ns, start_ns, out=called_ns), groups)
-    threads = [asked.trace.threads[one] for one in rows["thread"].tolist()]
+    threads = [selected.trace.threads[one] for one in rows["thread"].tolist()]
     values = {
-        "pid": np.array([asked.trace.processes[one.process].pid for one in threads], np.int64),
+        "pid": np.array([selected.trace.processes[one.process].pid for one in threads], np.int64),
         "tid": np.array([one.tid for one in threads], np.int64),
         "cuda_device": _known(rows["device"], rows["device"] >= 0),
         "api_name": rows["api"],
-        "name": objects(asked.named.texts[code] for code in rows["label"].tolist()),
-        "family": objects(asked.named.families[code] for code in rows["family"].tolist()),
+        "name": objects(selected.kernel_names.texts[code] for code in rows["label"].tolist()),
+        "family": objects(selected.kernel_names.families[code] for code in rows["family"].tolist()),
         "count": measured["kernel"].counts,
         "total_ns": measured["kernel"].totals(),
         "queue_count": measured["queue"].counts,
@@ -268,23 +274,27 @@ def _by_launch(asked: _Asked) -> Table:
         values.update(measured[prefix].summary(prefix))
     launched = np.zeros(len(kernels), np.bool_)
     launched[at] = True
-    missing = len(asked.kind) - int(np.count_nonzero(launched))
+    missing = len(selected.kind) - int(np.count_nonzero(launched))
     without = Message(
         "kernels_without_launch",
-        f"{missing} of {len(asked.kind)} kernels have no launch call in the trace and are left out",
+        f"{missing} of {len(selected.kind)} kernels have no launch call in the trace and are excluded",
     )
     return replace(_largest_first(values), notes=(without,) if missing else ())
 
 
-def _launched(asked: _Asked, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
+def _launched(selected: _SelectedKernels, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
     """Return the row of each pair of a kernel and its launch call, and by column what each row is of."""
-    calls, trace, kinds = asked.context.launches.calls, asked.trace, asked.kinds
+    calls, trace, kinds = selected.context.launches.calls, selected.trace, selected.kinds
     combination, first = number_groups(calls.thread[call], calls.name[call], kinds.of_kernel[kernel])
     # The family of a row is that of its first kernel.
     in_order = np.argsort(first)
     first = first[in_order]
     kind, thread = kinds.of_kernel[kernel[first]], calls.thread[call[first]]
-    device, label, family = kinds.columns.device[kind], asked.named.label[kind], asked.named.family[kind]
+    device, label, family = (
+        kinds.columns.device[kind],
+        selected.kernel_names.label[kind],
+        selected.kernel_names.family[kind],
+    )
     # Without the version two functions may become one.
     name, one = number_groups(calls.name[call[first]])
     texts = [strip_call_version(trace.names[i]) if i >= 0 else "" for i in calls.name[call[first[one]]].tolist()]
@@ -300,7 +310,7 @@ def _launched(asked: _Asked, kernel: Int64, call: Int64) -> tuple[Int64, dict[st
     }
 
 
-_VIEWS: dict[str, Callable[[_Asked], Table]] = {
+_VIEWS: dict[str, Callable[[_SelectedKernels], Table]] = {
     "kernel": _by_kernel,
     "family": _by_family,
     "geometry": _by_geometry,
@@ -311,33 +321,33 @@ BY = (*_VIEWS, "range")
 """The words for `by` of `kernels`."""
 
 
-def _name_columns(asked: _Asked, group: Int64, first: Int64) -> dict[str, NDArray[Any]]:
+def _name_columns(selected: _SelectedKernels, group: Int64, first: Int64) -> dict[str, NDArray[Any]]:
     """Return `name` and `family`, which is absent where kernels of one short name are of several families."""
-    code = find_single_value(group, asked.family, len(first))[1]
-    families = [asked.named.families[one] if one != NULL else None for one in code.tolist()]
+    code = find_single_value(group, selected.family, len(first))[1]
+    families = [selected.kernel_names.families[one] if one != NULL else None for one in code.tolist()]
     return {
-        "name": objects(asked.named.texts[code] for code in asked.label[first].tolist()),
+        "name": objects(selected.kernel_names.texts[code] for code in selected.label[first].tolist()),
         "family": objects(families),
     }
 
 
-def _times(asked: _Asked, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _times(selected: _SelectedKernels, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, given the group of each kind."""
-    of_kernel = group[asked.kind]
-    kernels = asked.trace.kernels
-    found = sort_groups(of_kernel, asked.column(kernels.end_ns - kernels.start_ns), groups)
-    queue_ns = asked.column(asked.context.launches.queue_ns[: len(kernels)])
+    of_kernel = group[selected.kind]
+    kernels = selected.trace.kernels
+    groups_of_kernels = sort_groups(of_kernel, selected.column(kernels.end_ns - kernels.start_ns), groups)
+    queue_ns = selected.column(selected.context.launches.queue_ns[: len(kernels)])
     waited = sort_groups(of_kernel, queue_ns, groups, queue_ns != NULL)
-    total = found.totals()
-    extent = asked.trace.extent_ns()
+    total = groups_of_kernels.totals()
+    extent = selected.trace.extent_ns()
     wall = extent[1] - extent[0] if extent else 0
     queue = waited.spread("queue")
     return {
-        "count": found.counts,
+        "count": groups_of_kernels.counts,
         "total_ns": total,
         "gpu_share": ratios(total, np.full(groups, total.sum())),
         "wall_share": ratios(total, np.full(groups, wall)),
-        **found.summary("kernel"),
+        **groups_of_kernels.summary("kernel"),
         "queue_count": waited.counts,
         **{f"queue_{word}_ns": queue[f"queue_{word}_ns"] for word in ("mean", "p50", "p99", "max")},
     }
@@ -375,17 +385,17 @@ def _require_kernels(context: Context) -> None:
         return
     tables = trace.source.tables
     if len(trace.graph_launches):
-        found = f"no kernel in the trace: its {len(trace.graph_launches)} graph launches were traced as wholes"
+        found = f"no kernel in the trace: its {len(trace.graph_launches)} graph launches were traced as whole graphs"
         raise MissingDataError("only_whole_graphs", found, _GRAPH_REMEDY)
     if "CUPTI_ACTIVITY_KIND_KERNEL" in tables:
         raise MissingDataError(
-            "no_kernels_selected", "no kernel in the part of the trace that was asked about", "ask about more of it"
+            "no_kernels_selected", "no kernel in the selected part of the trace", "select more of it"
         )
     if len(trace.calls) or any(table.startswith("CUPTI_ACTIVITY_KIND_") for table in tables):
         raise MissingDataError(
             "cuda_without_kernels",
             "no kernel in the trace, though CUDA was traced",
-            f"record while the program launches kernels; where it launches CUDA graphs, {_GRAPH_REMEDY}",
+            f"record while the program launches kernels; if it launches CUDA graphs, {_GRAPH_REMEDY}",
         )
     raise MissingDataError(
         "cuda_not_recorded", "no kernel in the trace: no CUDA activity was recorded", suggest_gpu_recording(trace)
@@ -400,8 +410,8 @@ def _graph_notes(trace: Trace) -> tuple[Message, ...]:
     return (
         Message(
             "graphs_traced_whole",
-            f"{len(graphs)} graph launches ({total / 1e6:.3f} ms) were traced as wholes and their kernels are not "
-            f"here: {_GRAPH_REMEDY}",
+            f"{len(graphs)} graph launches ({total / 1e6:.3f} ms) were traced as whole graphs, without "
+            f"their kernels: {_GRAPH_REMEDY}",
         ),
     )
 
@@ -445,19 +455,19 @@ def extract_base_name(name: str) -> str:
     """Return the function of a demangled name with its namespaces, without result, template arguments and parameters.
 
     Examples:
-        >>> base_name("void at::native::reduce_kernel<(int)512, (int)1, Op<float, long>>(T3)")
+        >>> extract_base_name("void at::native::reduce_kernel<(int)512, (int)1, Op<float, long>>(T3)")
         'at::native::reduce_kernel'
-        >>> base_name("void <unnamed>::indexing_backward_kernel<float, (int)4>(const long *, T1 *)")
+        >>> extract_base_name("void <unnamed>::indexing_backward_kernel<float, (int)4>(const long *, T1 *)")
         '<unnamed>::indexing_backward_kernel'
-        >>> base_name("ampere_sgemm_128x64_tn")
+        >>> extract_base_name("ampere_sgemm_128x64_tn")
         'ampere_sgemm_128x64_tn'
     """
-    kept: list[str] = []
+    parts: list[str] = []
     at = depth = brackets = 0
     for token in _TOKEN.finditer(name):
         mark = token.group()
         if not depth:
-            kept.append(name[at : token.start()])
+            parts.append(name[at : token.start()])
         at = token.end()
         if depth and mark in "()":
             # In brackets, `>` may be a comparison.
@@ -469,12 +479,12 @@ def extract_base_name(name: str) -> str:
         elif depth:
             continue
         elif mark == "(":
-            return "".join(kept) or name
+            return "".join(parts) or name
         elif mark.isspace():
             # What stood before is the result's type.
-            kept.clear()
+            parts.clear()
         elif len(mark) > 1:
-            kept.append(mark)
+            parts.append(mark)
     return name.partition("<")[0] or name
 
 
@@ -501,7 +511,7 @@ class _Items:
     label: Int64
 
 
-def group_by_range(context: Context, kinds: Kinds, named: KernelNames, range_name: str | None) -> Table:
+def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, range_name: str | None) -> Table:
     """Return one row a range (domain, name, style), launching thread and kernel; what lies outside ranges last.
 
     Args:
@@ -510,41 +520,41 @@ def group_by_range(context: Context, kinds: Kinds, named: KernelNames, range_nam
     Raises:
         UnanswerableError: the trace has no ranges, or none of that name, or none of that name ran a kernel.
     """
-    found = context.instances
-    if not len(found):
+    instances = context.instances
+    if not len(instances):
         raise MissingDataError(
             "no_ranges_recorded", "the trace holds no ranges", "annotate the program, and have nvtx in --trace"
         )
-    of_instance, first = number_groups(found.domain, found.name, found.style)
-    wanted = None
+    of_instance, first = number_groups(instances.domain, instances.name, instances.style)
+    selected_ranges = None
     if range_name is not None:
-        wanted = np.zeros(len(first), np.bool_)
-        wanted[of_instance[context.mask_instances(range_name)]] = True
-    label = named.label[kinds.of_kernel]
-    key, ours = _ours(context, label, of_instance, wanted)
+        selected_ranges = np.zeros(len(first), np.bool_)
+        selected_ranges[of_instance[context.mask_instances(range_name)]] = True
+    label = kernel_names.label[kinds.of_kernel]
+    key, ours = _ours(context, label, of_instance, selected_ranges)
     if not len(key):
         raise MissingDataError(
             "no_kernels_in_range",
-            f"no kernel belongs to a range {range_name!r}",
-            "`--view ranges` shows what each range put on the GPU",
+            f"no kernel in a range {range_name!r}",
+            "list the GPU work of each range with `--view ranges`",
         )
-    their_key, theirs = _theirs(context, label, of_instance, wanted)
+    their_key, theirs = _theirs(context, label, of_instance, selected_ranges)
     split = len(key)
     keys = np.concatenate([key, their_key]).T
     row, one = number_groups(*keys)
     number, thread, of_label = keys[:, one]
     values = {
-        **make_range_style_columns(context.trace, found, first, number),
+        **make_range_style_columns(context.trace, instances, first, number),
         **_thread_columns(context, thread),
-        "name": objects(named.texts[code] for code in of_label.tolist()),
-        "family": _families(named, of_label),
+        "name": objects(kernel_names.texts[code] for code in of_label.tolist()),
+        "family": _families(kernel_names, of_label),
         **_spread_out(ours, row[:split], len(one)),
         **_spread_out(theirs, row[split:], len(one)),
     }
     return Table(values).take(sort_by_range(number, np.maximum(values["total_ns"], 0)))
 
 
-def _ours(context: Context, label: Int64, of_instance: Int64, wanted: Bool | None) -> _Measured:
+def _ours(context: Context, label: Int64, of_instance: Int64, selected_ranges: Bool | None) -> _Measured:
     """Measure each kernel once for each range that it belongs to, and those that belong to none."""
     kernels = len(label)
     call, calls = context.launches.call_of[:kernels], context.launches.calls
@@ -552,9 +562,11 @@ def _ours(context: Context, label: Int64, of_instance: Int64, wanted: Bool | Non
     cell, first = number_groups(thread, label)
     items = _Items(np.arange(kernels), cell, thread[first], label[first])
     seen = _Instances(of_instance, items)
-    found = join_range_items(seen.passing(_kernels_of(context), wanted), of_instance, kernels, wanted is None)
+    items_of_range = join_range_items(
+        seen.passing(_kernels_of(context), selected_ranges), of_instance, kernels, selected_ranges is None
+    )
     # Each kernel once, in however many instances of the range it is.
-    return _measured(context, "", found.deduplicate(), items, seen)
+    return _measured(context, "", items_of_range.deduplicate(), items, seen)
 
 
 def _kernels_of(context: Context) -> Iterator[tuple[Int64, Int64]]:
@@ -564,13 +576,13 @@ def _kernels_of(context: Context) -> Iterator[tuple[Int64, Int64]]:
         yield instance[here], operation[here]
 
 
-def _theirs(context: Context, label: Int64, of_instance: Int64, wanted: Bool | None) -> _Measured:
+def _theirs(context: Context, label: Int64, of_instance: Int64, selected_ranges: Bool | None) -> _Measured:
     """Measure what nsys joins: each kernel with each of its launch calls, and each range around that on its thread."""
     launched = context.launches
     of_kernel = np.flatnonzero(launched.operation < len(label))
     kernel, links = launched.operation[of_kernel], np.arange(len(of_kernel))
     thread, start, end = launched.thread[of_kernel], launched.start_ns[of_kernel], launched.end_ns[of_kernel]
-    found = iter_pairs(context.instances.segments, ThreadEvents(thread, start, end, links, len(links), links))
+    pairs = iter_pairs(context.instances.segments, ThreadEvents(thread, start, end, links, len(links), links))
     alone = np.ones(len(label), np.bool_)
     alone[kernel] = False
     # What has no launch call lies outside every range, on no thread.
@@ -579,7 +591,7 @@ def _theirs(context: Context, label: Int64, of_instance: Int64, wanted: Bool | N
     cell, first = number_groups(thread, label[kernel])
     items = _Items(kernel, cell, thread[first].astype(np.int64), label[kernel[first]])
     seen = _Instances(of_instance, items)
-    credited = join_range_items(seen.passing(found, wanted), of_instance, len(kernel), wanted is None)
+    credited = join_range_items(seen.passing(pairs, selected_ranges), of_instance, len(kernel), selected_ranges is None)
     return _measured(context, "nsys_", credited, items, seen)
 
 
@@ -590,9 +602,11 @@ class _Instances:
         self._of_instance, self._cell, self._cells = of_instance, items.cell, max(1, len(items.thread))
         self._counts = [np.zeros((2, 0), np.int64)]
 
-    def passing(self, pieces: Iterable[tuple[Int64, Int64]], wanted: Bool | None) -> Iterator[tuple[Int64, Int64]]:
-        """Yield the pairs (instance, item) of `wanted` ranges, None for all; an instance's in one piece."""
-        for instance, item in filter_pairs_by_range(pieces, self._of_instance, wanted):
+    def passing(
+        self, pieces: Iterable[tuple[Int64, Int64]], selected_ranges: Bool | None
+    ) -> Iterator[tuple[Int64, Int64]]:
+        """Yield the pairs (instance, item) of these ranges, None for all; those of an instance in one piece."""
+        for instance, item in filter_pairs_by_range(pieces, self._of_instance, selected_ranges):
             each, cell = find_distinct_pairs(instance, self._cell[item], self._cells)
             code = (self._of_instance[each] + 1) * self._cells + cell
             self._counts.append(np.stack(np.unique(code, return_counts=True)))
@@ -604,8 +618,8 @@ class _Instances:
         place, first = number_groups(every)
         sums = np.append(sum_groups(place, times, len(first)), 0)
         at = np.searchsorted(every[first], code)
-        found = np.append(every[first], -1)[at] == code
-        return np.where(found, sums[at], 0)
+        matches = np.append(every[first], -1)[at] == code
+        return np.where(matches, sums[at], 0)
 
 
 def _measured(context: Context, prefix: str, credited: RangeItems, items: _Items, seen: _Instances) -> _Measured:
@@ -632,7 +646,7 @@ def _part(context: Context, prefix: str, number: Int64, item: Int64, items: _Ite
 
 
 def _different(group: Int64, item: Int64, kernel: Int64, groups: int, single: bool) -> Int64:
-    """Return how many kernels each group has; `single` says that no kernel has several items."""
+    """Return how many kernels each group has; `single`: no kernel has several items."""
     if not single:
         return count_distinct(group, kernel, groups)
     # Items come in ascending order within a range, so that equal ones are neighbours.
@@ -658,7 +672,7 @@ def _thread_columns(context: Context, thread: Int64) -> dict[str, NDArray[Any]]:
     }
 
 
-def _families(named: KernelNames, label: Int64) -> NDArray[np.object_]:
+def _families(kernel_names: KernelNames, label: Int64) -> NDArray[np.object_]:
     """Return the family of each row; absent where kernels of the row's name are of several families."""
-    code = find_single_value(named.label, named.family, len(named.texts))[1][label]
-    return objects(named.families[one] if one != NULL else None for one in code.tolist())
+    code = find_single_value(kernel_names.label, kernel_names.family, len(kernel_names.texts))[1][label]
+    return objects(kernel_names.families[one] if one != NULL else None for one in code.tolist())

@@ -20,13 +20,13 @@ COPY_KINDS = (
 """What nsys calls CUPTI's kinds of copies, by their number."""
 
 MEMSET_KIND = len(COPY_KINDS)
-"""The number that stands for a memory set after those of the copies."""
+"""The number of memory sets, after those of the copies."""
 
 OPERATION_NAMES = (
     *(f"[CUDA memcpy {kind}]" for kind in COPY_KINDS),
     *("[CUDA memset]", "[CUDA graph]", "[CUDA kernel without a name]"),
 )
-"""What operations are called that have no name of their own, as nsys does; the last two are ours."""
+"""The names of operations without a name of their own, as in nsys; the last two are ours."""
 
 _VERSION = re.compile(r"_v\d{4,}$")
 
@@ -61,19 +61,19 @@ def strip_call_version(name: str) -> str:
     """Return the name of an API call without the version that CUPTI appends to those of the runtime.
 
     Examples:
-        >>> call_name("cudaStreamSynchronize_v3020"), call_name("cuMemcpyHtoD_v2")
+        >>> strip_call_version("cudaStreamSynchronize_v3020"), strip_call_version("cuMemcpyHtoD_v2")
         ('cudaStreamSynchronize', 'cuMemcpyHtoD_v2')
     """
     return _VERSION.sub("", name)
 
 
-def number_ranges(found: Instances) -> tuple[Int64, Int64]:
+def number_ranges(instances: Instances) -> tuple[Int64, Int64]:
     """Number the ranges by domain and name: the number of each instance, and of each number its first instance."""
-    return number_groups(found.domain, found.name)
+    return number_groups(instances.domain, instances.name)
 
 
 def make_range_columns(
-    trace: Trace, found: Instances, first: Int64, prefix: str = ""
+    trace: Trace, instances: Instances, first: Int64, prefix: str = ""
 ) -> dict[str, NDArray[np.object_]]:
     """Return the columns `<prefix>range` and `<prefix>domain`.
 
@@ -83,7 +83,7 @@ def make_range_columns(
     names, domains = [], []
     for instance in first.tolist():
         inside = instance >= 0
-        domain = int(found.domain[instance]) if inside else -1
-        names.append(trace.names[found.name[instance]] if inside else None)
+        domain = int(instances.domain[instance]) if inside else -1
+        names.append(trace.names[instances.name[instance]] if inside else None)
         domains.append(trace.names[domain] if domain >= 0 else None)
     return {f"{prefix}range": objects(names), f"{prefix}domain": objects(domains)}

@@ -1,4 +1,4 @@
-"""When code held an event loop: how long, which range it was in, and what waited for it.
+"""When code blocked an event loop: how long, in which range, and which coroutines waited for it.
 
 A *block* is a time in which the loop of a thread ran one thing and nothing else: an outermost active segment of a
 coroutine (`traceable.active`), or a callback of the loop where those are recorded (`traceable.loop`). Segments come
@@ -83,11 +83,11 @@ def find_blocks(context: Context) -> Blocks:
 @cache_per_context
 def find_loop_segments(context: Context) -> LoopSegments:
     """Return what ran on the threads that have a loop."""
-    found = context.instances
-    ran = found.segments
+    instances = context.instances
+    ran = instances.segments
     loops = np.zeros(len(context.trace.threads), np.bool_)
     loops[find_blocks(context).thread] = True
-    nested = (found.style[ran.owner] == PUSH_POP) | found.task[ran.owner]
+    nested = (instances.style[ran.owner] == PUSH_POP) | instances.task[ran.owner]
     rows = np.flatnonzero(nested & loops[ran.thread])
     rows = rows[np.lexsort((-ran.end_ns[rows], ran.start_ns[rows], ran.thread[rows]))]
     thread, start, end = ran.thread[rows], ran.start_ns[rows], ran.end_ns[rows]
@@ -103,16 +103,16 @@ def find_longest_instances(context: Context, some: Blocks) -> Int64:
 
     Of a block what counts is the summed time of each range path; the instance is the last of that path in it.
     """
-    ran, found = find_loop_segments(context), context.instances
+    ran, instances = find_loop_segments(context), context.instances
     first, number = _inside(some, ran)
     row = expand_slices(first, number)
     block = np.repeat(np.arange(len(some)), number)
     known = ran.end_ns[row] <= some.end_ns[block]
     row, block = row[known], block[known]
-    path = found.path[ran.owner[row]] + 1
+    path = instances.path[ran.owner[row]] + 1
     outside = some.end_ns - some.start_ns
     np.subtract.at(outside, block, ran.self_ns[row])
-    width = len(found.paths) + 1
+    width = len(instances.paths) + 1
     key = np.append(block * width + path, np.arange(len(some)) * width)
     took = np.append(ran.self_ns[row], outside)
     owner = np.append(ran.owner[row], np.full(len(some), -1))
@@ -129,11 +129,13 @@ def find_longest_instances(context: Context, some: Blocks) -> Int64:
 
 def find_longest_in_callbacks(context: Context) -> Int64:
     """Return for each instance that is a callback of a loop the one that took most of it; -1 for none and all else."""
-    found = context.instances
-    held_by = np.full(len(found), -1, np.int64)
-    rows = np.flatnonzero((found.domain == context.trace.name_index(LOOP_DOMAIN)) & found.entered)
+    instances = context.instances
+    held_by = np.full(len(instances), -1, np.int64)
+    rows = np.flatnonzero((instances.domain == context.trace.name_index(LOOP_DOMAIN)) & instances.entered)
     if len(rows):
-        some = Blocks(found.thread[rows], found.start_ns[rows], found.end_ns[rows], found.recorded_name[rows])
+        some = Blocks(
+            instances.thread[rows], instances.start_ns[rows], instances.end_ns[rows], instances.recorded_name[rows]
+        )
         held_by[rows] = find_longest_instances(context, some)
     return held_by
 

@@ -2,7 +2,7 @@
 
 One row an operation (`[CUDA memcpy Host-to-Device]`), with the numbers of nsys's cuda_gpu_mem_time_sum and
 cuda_gpu_mem_size_sum; or one a range and operation, or one a process, GPU and operation. How much memory was allocated
-stands in `others`. Every column is explained in docs/report.md.
+is in `others`. Every column is explained in docs/report.md.
 
 The peak of the link that an operation goes over is given where it is known. Absent is never replaced by a guess. A
 trace does not hold the generation and width of the PCIe link. The table below has them by the name of the GPU, for
@@ -14,11 +14,11 @@ SXM form, which POWER servers connect by NVLink; Grace's GPUs (GH200, GB200), co
 goes through a network card of PCIe 6; and links between GPUs.
 
 How much memory CUDA allocated, over time, at most, and inside which ranges, needs `--cuda-memory-usage=true`. A capture
-tells what was allocated and released while it ran, so usage is counted from 0 at its beginning. What a release takes
+holds what was allocated and released while it ran, so usage is counted from 0 at its beginning. What a release takes
 off is the size of the allocation of the same process and address that came last before it. A release without one (the
 memory is older than the capture, or the address was not recorded) takes nothing off and is counted apart. Where an
 address is allocated again without a release, the release was not seen: it counts as of that moment. An allocation
-without an address stays; records that say neither allocation nor release are left out. A caching allocator (that of
+without an address stays; records that are neither allocation nor release are excluded. A caching allocator (that of
 torch) takes blocks from CUDA and keeps them: what is counted here is the blocks.
 """
 
@@ -52,7 +52,7 @@ from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Device, Float64, Int8, Int32, Int64, NDArray, Trace
 
 BY = ("operation", "range", "process")
-"""What a row of the answer can be."""
+"""The kinds of rows of the result."""
 
 _NO_ALLOCATIONS = Message("memory_usage_not_recorded", "no device memory data: record with --cuda-memory-usage=true")
 
@@ -169,12 +169,11 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         range_name: only what belongs to a range of this name.
 
     `others` holds `processes`, `sizes` (a histogram), `calls` (by launch call) and, where allocations were recorded,
-    `summarize_usage`, `summarize_usage_by_range` and `list_usage_changes`. Where nothing but allocations was recorded, `summarize_usage` is the
-    answer itself.
+    `usage`, `usage_by_range` and `usage_over_time`. If only allocations were recorded, the result is the usage.
 
     Raises:
         UnanswerableError: the trace holds none of these, or no range of that name, or nothing that belongs to it; or
-            rows by range are wanted of a trace without ranges.
+            rows by range are requested for a trace without ranges.
         ValueError: `by` is none of BY.
     """
     if by not in BY:
@@ -195,24 +194,24 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         **allocated,
     }
     if by == "range":
-        answer = _by_range(context, moves, which)
+        table = _by_range(context, moves, which)
     elif by == "process":
-        answer = others.pop("processes")
+        table = others.pop("processes")
     else:
-        answer = _by_operation(moves, which)
-    return replace(answer, others=others, notes=allocated["usage"].notes if allocated else (_NO_ALLOCATIONS,))
+        table = _by_operation(moves, which)
+    return replace(table, others=others, notes=allocated["usage"].notes if allocated else (_NO_ALLOCATIONS,))
 
 
 def _allocated(context: Context, range_name: str | None) -> dict[str, Table]:
     """Return the tables on allocated memory, none where it was not recorded."""
-    found = summarize_usage(context)
-    if found is None:
+    usage = summarize_usage(context)
+    if usage is None:
         return {}
     further = {
         "usage_by_range": summarize_usage_by_range(context, range_name=range_name),
         "usage_over_time": list_usage_changes(context),
     }
-    return {"usage": found, **{name: table for name, table in further.items() if len(table)}}
+    return {"usage": usage, **{name: table for name, table in further.items() if len(table)}}
 
 
 def _by_operation(moves: MemoryOperations, which: Int64) -> Table:
@@ -238,15 +237,15 @@ def _by_process(trace: Trace, moves: MemoryOperations, which: Int64) -> Table:
 
 def _by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     """Return one row a range and operation; what belongs to no range is one more, without a name."""
-    found = context.instances
-    if not len(found):
+    instances = context.instances
+    if not len(instances):
         raise MissingDataError(
             "no_ranges_recorded", "no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx"
         )
-    label, first_of_label = number_ranges(found)
-    wanted = np.zeros(len(context.gpu), np.bool_)
-    wanted[moves.first_operation + which] = True
-    pairs = [(label[instance], operation) for instance, operation in _pairs_of(context, wanted)]
+    label, first_of_label = number_ranges(instances)
+    is_selected = np.zeros(len(context.gpu), np.bool_)
+    is_selected[moves.first_operation + which] = True
+    pairs = [(label[instance], operation) for instance, operation in _pairs_of(context, is_selected)]
     labels = np.concatenate([pair[0] for pair in pairs]) if pairs else np.empty(0, np.int64)
     move = np.concatenate([pair[1] for pair in pairs]) - moves.first_operation if pairs else np.empty(0, np.int64)
     # Ranges of one name may lie inside one another: what both have counts once.
@@ -259,17 +258,17 @@ def _by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     of_row = labels[first]
     instance = np.where(of_row >= 0, np.append(first_of_label, -1)[of_row], -1)
     key = {
-        **make_range_columns(context.trace, found, instance),
+        **make_range_columns(context.trace, instances, instance),
         "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[move[first]].tolist()),
     }
     whole = int(moves.duration_ns[which].sum())
     return _by_time(key, _columns(moves, move, group, len(first), whole))
 
 
-def _pairs_of(context: Context, wanted: Bool) -> Iterator[tuple[Int64, Int64]]:
-    """Yield the pairs of instance and operation whose operation is wanted."""
+def _pairs_of(context: Context, is_selected: Bool) -> Iterator[tuple[Int64, Int64]]:
+    """Yield the pairs of instance and operation whose operation is selected."""
     for instance, operation in context.iter_operation_pairs():
-        here = wanted[operation]
+        here = is_selected[operation]
         if here.any():
             yield instance[here], operation[here]
 
@@ -362,23 +361,23 @@ def _columns(
 
 
 def _named_causes(moves: MemoryOperations, which: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return the columns on pageable and pinned memory and on what held up the thread that asked for it."""
-    told, called = moves.host_memory_known[which], moves.call_kind[which] != NO_CALL
+    """Return the columns on pageable and pinned memory and on what blocked the calling thread."""
+    has_host_memory, called = moves.host_memory_known[which], moves.call_kind[which] != NO_CALL
     pageable = moves.pageable[which]
     kind = moves.call_kind[which]
     rows = {
-        "pageable": (pageable, told),
-        "pinned": (moves.pinned[which], told),
+        "pageable": (pageable, has_host_memory),
+        "pinned": (moves.pinned[which], has_host_memory),
         "sync": (kind == SYNCHRONOUS, called),
-        "pageable_async": (pageable & (kind == ASYNCHRONOUS), told & called),
+        "pageable_async": (pageable & (kind == ASYNCHRONOUS), has_host_memory & called),
     }
     columns: dict[str, NDArray[Any]] = {}
     for name, (member, known) in rows.items():
-        tells = np.bincount(group[known], minlength=groups) > 0
+        has_known = np.bincount(group[known], minlength=groups) > 0
         inside = np.flatnonzero(member)
-        columns[f"{name}_count"] = integers(np.bincount(group[inside], minlength=groups), tells)
+        columns[f"{name}_count"] = integers(np.bincount(group[inside], minlength=groups), has_known)
         for unit, values in (("bytes", moves.size_bytes), ("ns", moves.duration_ns)):
-            columns[f"{name}_{unit}"] = integers(sum_groups(group[inside], values[which[inside]], groups), tells)
+            columns[f"{name}_{unit}"] = integers(sum_groups(group[inside], values[which[inside]], groups), has_known)
     return columns
 
 
@@ -387,10 +386,10 @@ def _rates(group: Int64, duration: Int64, size: Int64, groups: int) -> dict[str,
     lasting = duration > 0
     rate = np.zeros(len(group), np.int64)
     rate[lasting] = np.rint(np.minimum(size[lasting] / duration[lasting] * 1e9, 2.0**62))
-    found = sort_groups(group, rate, groups, lasting).spread("rate")
-    absent = {name: values == NULL if values.dtype.kind == "i" else np.isnan(values) for name, values in found.items()}
+    rates = sort_groups(group, rate, groups, lasting).spread("rate")
+    absent = {name: values == NULL if values.dtype.kind == "i" else np.isnan(values) for name, values in rates.items()}
     return _renamed(
-        {name: np.where(absent[name], np.nan, values / 1e9) for name, values in found.items()}, "_ns", "_gb_per_s"
+        {name: np.where(absent[name], np.nan, values / 1e9) for name, values in rates.items()}, "_ns", "_gb_per_s"
     )
 
 
@@ -415,15 +414,15 @@ def _nothing_moved(context: Context, range_name: str | None) -> MissingDataError
     if range_name is not None and len(context.trace.copies) + len(context.trace.memsets):
         return MissingDataError(
             "no_copies_in_range",
-            f"no copy and no memset belongs to a range {range_name!r}",
-            "`--view memory` without --range lists them all",
+            f"no copy or memset in a range {range_name!r}",
+            "list all of them with `--view memory` without --range",
         )
-    # Without any operation this raises and tells the reason.
+    # Without any operation this raises with the reason.
     number = len(find_gpus(context).gpu_of_operation)
     return MissingDataError(
         "no_copies_recorded",
-        f"{number} GPU operations were recorded, and no copy, memset or allocation among them",
-        "record a window in which data moves, and with --cuda-memory-usage=true what is allocated",
+        f"none of the {number} recorded GPU operations is a copy, memset or allocation",
+        "record a window with copies, or allocations with --cuda-memory-usage=true",
     )
 
 
@@ -436,7 +435,7 @@ def find_memory_operations(context: Context) -> MemoryOperations:
     kind = classify_memory_operations(trace)
     process = whole.process[here].astype(np.int64)
     gpu = map_gpu_numbers(trace, whole.process[here], whole.device[here])
-    told, pageable, pinned = _host_memory(trace)
+    known, pageable, pinned = _host_memory(trace)
     call = context.launches.call_of[here]
     return MemoryOperations(
         first_operation=first,
@@ -446,7 +445,7 @@ def find_memory_operations(context: Context) -> MemoryOperations:
         size_bytes=np.maximum(np.append(trace.copies.size_bytes, trace.memsets.size_bytes), 0),
         gpu=gpu,
         peak_gb_per_s=get_peaks_gb_per_s(trace, gpu, _link(trace.copies, kind)),
-        host_memory_known=told,
+        host_memory_known=known,
         pageable=pageable,
         pinned=pinned,
         call=call,
@@ -474,14 +473,14 @@ def _host_memory(trace: Trace) -> tuple[Bool, Bool, Bool]:
     """Return which copies had host memory of a known kind; of pageable; and of none but pinned memory."""
     copies = trace.copies
     reads, writes = np.isin(copies.kind, _FROM_HOST), np.isin(copies.kind, _TO_HOST)
-    told = (reads | writes) & ~(reads & (copies.source_kind < 0)) & ~(writes & (copies.target_kind < 0))
+    known = (reads | writes) & ~(reads & (copies.source_kind < 0)) & ~(writes & (copies.target_kind < 0))
     some = [
         (reads & (copies.source_kind == kind)) | (writes & (copies.target_kind == kind))
         for kind in (_PAGEABLE, _PINNED)
     ]
-    pageable, pinned = told & some[0], told & some[1] & ~some[0]
+    pageable, pinned = known & some[0], known & some[1] & ~some[0]
     nothing = np.zeros(len(trace.memsets), np.bool_)
-    return np.append(told, nothing), np.append(pageable, nothing), np.append(pinned, nothing)
+    return np.append(known, nothing), np.append(pageable, nothing), np.append(pinned, nothing)
 
 
 def _link(copies: model.Copies, kind: Int64) -> Int64:
@@ -490,7 +489,7 @@ def _link(copies: model.Copies, kind: Int64) -> Int64:
     table[list(_WITHIN_GPU)] = DEVICE_MEMORY_TWICE
     table[MEMSET_KIND] = DEVICE_MEMORY
     link: Int64 = table[kind]
-    # Between two GPUs whatever the kind says.
+    # Between two GPUs, regardless of the kind.
     source, target = copies.source_device, copies.target_device
     elsewhere = (kind[: len(copies)] == COPY_KINDS.index("Device-to-Device")) & (source >= 0) & (target >= 0)
     link[: len(copies)][elsewhere & (source != target)] = UNKNOWN
@@ -501,9 +500,11 @@ def get_host_link_gb_per_s(name: str) -> float | None:
     """Return the peak of one direction of a GPU's link to the host, in 10**9 bytes a second; None where unknown.
 
     Examples:
-        >>> round(host_link_gb_per_s("NVIDIA A100-SXM4-80GB"), 1), round(host_link_gb_per_s("NVIDIA H100 PCIe"), 1)
-        (31.5, 63.0)
-        >>> host_link_gb_per_s("NVIDIA RTX 5000 Ada Generation Laptop GPU")
+        >>> round(get_host_link_gb_per_s("NVIDIA A100-SXM4-80GB"), 1)
+        31.5
+        >>> round(get_host_link_gb_per_s("NVIDIA H100 PCIe"), 1)
+        63.0
+        >>> get_host_link_gb_per_s("NVIDIA RTX 5000 Ada Generation Laptop GPU")
     """
     for pattern, generation, lanes in _BY_NAME:
         if pattern.fullmatch(name.strip()):
@@ -540,7 +541,7 @@ class _Steps:
         event: the record of `Trace.allocations` that changed it.
         group: of which process, GPU and kind of memory: that of the allocation.
         change, usage: by how many bytes, and the bytes of the group after it.
-        group_of_event: the group of each record by what it says itself; first_of_group: a record of each group.
+        group_of_event: the group of each record by its own columns; first_of_group: a record of each group.
         gpu: nsys's number of the GPU of each record; negative where unknown.
     """
 
@@ -625,22 +626,22 @@ def summarize_usage_by_range(context: Context, *, range_name: str | None = None)
     Raises:
         UnanswerableError: no range of that name.
     """
-    trace, found = context.trace, context.instances
+    trace, instances = context.trace, context.instances
     steps = _steps(trace)
-    label, first_of_label = number_ranges(found)
+    label, first_of_label = number_ranges(instances)
     labels, groups = len(first_of_label), steps.groups
-    real = found.entered
+    real = instances.entered
     if range_name is not None:
         real &= context.mask_instances(range_name)
     peak = np.zeros(labels * groups, np.int64)
     count = np.zeros(labels * groups, np.int64)
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
-    process = process_of_thread[found.thread] if len(found) else np.empty(0, np.int64)
+    process = process_of_thread[instances.thread] if len(instances) else np.empty(0, np.int64)
     for group, owner in enumerate(trace.allocations.process[steps.first_of_group].tolist()):
         here = np.flatnonzero(real & (process == owner))
         row = label[here] * groups + group
         np.add.at(count, row, 1)
-        np.maximum.at(peak, row, _peaks_within(trace, steps, group, found.start_ns[here], found.end_ns[here]))
+        np.maximum.at(peak, row, _peaks_within(trace, steps, group, instances.start_ns[here], instances.end_ns[here]))
     step, of_label = _steps_inside(context, steps, label, real)
     row = of_label * groups + steps.group[step]
     change = steps.change[step]
@@ -648,7 +649,7 @@ def summarize_usage_by_range(context: Context, *, range_name: str | None = None)
     released = sum_groups(row, np.maximum(-change, 0), labels * groups)
     rows = np.flatnonzero((peak > 0) | (np.bincount(row, minlength=labels * groups) > 0))
     columns = {
-        **make_range_columns(trace, found, first_of_label[rows // groups] if groups else rows),
+        **make_range_columns(trace, instances, first_of_label[rows // groups] if groups else rows),
         **_identity(trace, steps, rows % max(1, groups)),
         "count": count[rows],
         "peak_bytes": peak[rows],
@@ -683,10 +684,10 @@ def _steps(trace: Trace) -> _Steps:
 def _ends(trace: Trace) -> tuple[Int64, Int64]:
     """Return the allocations that ended, and the record that ended each: the next at the address in its process."""
     events = trace.allocations
-    told = np.flatnonzero((events.address != NULL) & (events.release >= 0))
-    place = number_groups(events.process[told], events.address[told])[0]
+    known = np.flatnonzero((events.address != NULL) & (events.release >= 0))
+    place = number_groups(events.process[known], events.address[known])[0]
     order = np.argsort(place, kind="stable")
-    by_place = told[order]
+    by_place = known[order]
     follows = np.flatnonzero((np.diff(place[order]) == 0) & (events.release[by_place[:-1]] == _ALLOCATION))
     return by_place[follows], by_place[follows + 1]
 
@@ -715,15 +716,15 @@ def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[n
     made = np.flatnonzero(call >= 0)
     calls, at = context.launches.calls, call[made]
     every = np.arange(len(made))
-    found = list(
+    pieces = list(
         iter_pairs(
             context.instances.segments,
             sort_events(calls.thread[at], calls.start_ns[at], calls.end_ns[at], every, every),
         )
     )
-    if not found:
+    if not pieces:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    instance, item = (np.concatenate(part) for part in zip(*found, strict=True))
+    instance, item = (np.concatenate(part) for part in zip(*pieces, strict=True))
     instance, item = instance[real[instance]], item[real[instance]]
     once = number_groups(label[instance], item)[1]
     return made[item[once]], label[instance[once]]
@@ -756,7 +757,7 @@ def _notes(trace: Trace, steps: _Steps) -> tuple[Message, ...]:
     notes = [
         Message(
             "memory_counted_from_capture",
-            "memory usage counts from the beginning of the capture: what was allocated before is not in it",
+            "memory usage counts from the beginning of the capture, without earlier allocations",
         )
     ]
     unmatched = len(_unmatched(trace, steps))
@@ -764,7 +765,7 @@ def _notes(trace: Trace, steps: _Steps) -> tuple[Message, ...]:
         notes.append(
             Message(
                 "allocations_not_recorded",
-                f"{unmatched} releases are of memory whose allocation was not recorded: they take nothing off",
+                f"{unmatched} releases are of memory whose allocation was not recorded and do not reduce usage",
             )
         )
     unclear = int((trace.allocations.release < 0).sum())
@@ -772,7 +773,7 @@ def _notes(trace: Trace, steps: _Steps) -> tuple[Message, ...]:
         notes.append(
             Message(
                 "memory_records_unclear",
-                f"{unclear} memory records say neither allocation nor release and are left out",
+                f"{unclear} memory records are neither allocation nor release and are excluded",
             )
         )
     return tuple(notes)

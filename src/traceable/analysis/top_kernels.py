@@ -1,6 +1,6 @@
-"""The heaviest kernels of a range, to be looked at one by one: which they are, and how many launches show each of them.
+"""The most expensive kernels of a range, to be profiled one by one: which they are, and how many launches show each.
 
-It names and counts; what ncu is told of it is `collectors.ncu.filter`.
+It only selects and counts; `collectors.ncu.filter` makes options of ncu from it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ class TopKernel:
 
 @dataclass(frozen=True)
 class TopKernels:
-    """The kernels chosen.
+    """The selected kernels.
 
     Attributes:
-        kernels: the heaviest first.
+        kernels: the most expensive first.
         total_ns: what all kernels of the range took, these and the others.
-        all_visible: whether each has launches that were made where ncu sees the range open: a push/pop range stands on its own
-            thread alone, and autograd launches from another.
-        launches_needed: how many matching launches must be profiled, in order, until each kernel has had those asked for.
+        all_visible: whether each has launches that were made where ncu sees the range open: a push/pop range is open
+            on its own thread only, and autograd launches from another.
+        launches_needed: how many matching launches must be profiled, in order, until each kernel has had the requested
+            number.
         excluded: how many kernels of NCCL were not considered.
     """
 
@@ -55,7 +56,7 @@ class TopKernels:
     excluded: int
 
 
-def match_instances(found: Instances, names: Sequence[str], path: Sequence[str], domain: str | None) -> Bool:
+def match_instances(instances: Instances, names: Sequence[str], path: Sequence[str], domain: str | None) -> Bool:
     """Return which instances are of the last name of `path`, inside of the others in that order, however deep.
 
     Args:
@@ -63,10 +64,10 @@ def match_instances(found: Instances, names: Sequence[str], path: Sequence[str],
         domain: of the instance itself; None for whichever.
     """
     *around, last = path
-    fits = np.array([_lies_in([names[one] for one in each], around, last) for each in found.paths], np.bool_)
-    inside: Bool = fits[found.path] if len(fits) else np.zeros(len(found), np.bool_)
+    fits = np.array([_lies_in([names[one] for one in each], around, last) for each in instances.paths], np.bool_)
+    inside: Bool = fits[instances.path] if len(fits) else np.zeros(len(instances), np.bool_)
     if domain is not None:
-        inside &= found.domain == (names.index(domain) if domain in names else -2)
+        inside &= instances.domain == (names.index(domain) if domain in names else -2)
     return inside
 
 
@@ -75,13 +76,13 @@ def find_top_kernels(
 ) -> TopKernels:
     """Return the kernels of these instances on which the GPU spent the most time.
 
-    Those of NCCL are left out: they wait for their peers on other GPUs, and would for ever when run one at a time.
+    Those of NCCL are excluded: they wait for their peers on other GPUs, and would do so forever if run one at a time.
 
     Args:
-        instances: which of `context.found`; None for all kernels of the trace.
+        instances: which of `context.instances`; None for all kernels of the trace.
         pattern: regular expression that the function, or the demangled name, wholly matches; None for every kernel.
         top: how many kernels; None for all that match.
-        launches: how many launches of each are wanted.
+        launches: how many launches of each are requested.
         skip: how many matching launches are passed over first.
 
     Raises:
@@ -95,33 +96,34 @@ def find_top_kernels(
         raise MissingDataError("no_kernels_recorded", "no kernel was recorded in the trace", remedy)
     kernels, names = context.trace.kernels, context.trace.names
     duration = np.where(inside, kernels.end_ns - kernels.start_ns, 0)
-    named, of_kernel = np.unique(kernels.name, return_inverse=True)
-    total = np.zeros(len(named), np.int64)
+    name_codes, of_kernel = np.unique(kernels.name, return_inverse=True)
+    total = np.zeros(len(name_codes), np.int64)
     np.add.at(total, of_kernel, duration)
-    count = np.bincount(of_kernel[inside], minlength=len(named))
-    short = _functions(context, of_kernel, len(named))
-    there = [(place, names[code]) for place, code in enumerate(named.tolist()) if code >= 0 and count[place]]
-    known = [(place, name) for place, name in there if not NCCL_KERNEL.match(name)]
-    wanted = [place for place, name in known if _matches(pattern, name, short[place])]
-    if not wanted:
+    count = np.bincount(of_kernel[inside], minlength=len(name_codes))
+    short = _functions(context, of_kernel, len(name_codes))
+    present = [(place, names[code]) for place, code in enumerate(name_codes.tolist()) if code >= 0 and count[place]]
+    known = [(place, name) for place, name in present if not NCCL_KERNEL.match(name)]
+    matches = [place for place, name in known if _matches(pattern, name, short[place])]
+    if not matches:
         raise MissingDataError(
             "no_kernel_matches",
-            f"none of the {len(known)} kernels there that ncu could replay is named so",
-            "`--view kernels` lists them; * and ? are wildcards",
+            f"no match for the pattern among the {len(known)} kernels that ncu can replay there",
+            "list them with `--view kernels`; * and ? are wildcards",
         )
-    chosen = sorted(wanted, key=lambda place: (-int(total[place]), names[int(named[place])]))[:top]
-    ours = np.isin(of_kernel, chosen)
-    visible = inside & ours & _visible(context, instances)
-    seen = len(distinct(of_kernel[visible])) == len(chosen)
-    eligible = visible if seen else ours
+    selected = sorted(matches, key=lambda place: (-int(total[place]), names[int(name_codes[place])]))[:top]
+    is_selected = np.isin(of_kernel, selected)
+    visible = inside & is_selected & _visible(context, instances)
+    all_visible = len(distinct(of_kernel[visible])) == len(selected)
+    eligible = visible if all_visible else is_selected
     return TopKernels(
         tuple(
-            TopKernel(names[int(named[place])], short[place], int(count[place]), int(total[place])) for place in chosen
+            TopKernel(names[int(name_codes[place])], short[place], int(count[place]), int(total[place]))
+            for place in selected
         ),
         int(total.sum()),
-        seen,
+        all_visible,
         _needed(of_kernel[eligible], kernels.start_ns[eligible], launches, skip),
-        len(there) - len(known),
+        len(present) - len(known),
     )
 
 
@@ -139,7 +141,7 @@ def _kernels_in(context: Context, instances: Bool | None) -> Bool:
     inside = np.zeros(len(context.gpu), np.bool_)
     for instance, operation in context.iter_operation_pairs():
         inside[operation[instances[instance]]] = True
-    # Kernels stand first among the operations.
+    # Kernels come first among the operations.
     return inside[:kernels]
 
 

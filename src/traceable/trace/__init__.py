@@ -19,7 +19,7 @@ def load(
     progress: Callable[[str], None] | None = None,
     allow_unrelated: bool = False,
 ) -> Trace:
-    """Read a recording with the reader that its content asks for.
+    """Read a recording with the reader for its content.
 
     Args:
         path: an nsys SQLite export, a trace of torch.profiler, or a directory with such traces of several ranks.
@@ -27,10 +27,10 @@ def load(
         allow_unrelated: see `kineto.load`.
 
     Raises:
-        TraceError: it is none of these, or not whole; the message says which.
+        TraceError: it is none of these, or incomplete.
     """
     if path.is_dir() or (path.is_file() and not _is_database(path)):
-        # Most recordings are databases: they are not to pay for the other reader.
+        # Most recordings are databases: do not import the other reader for them.
         from traceable.trace import kineto
 
         if path.is_dir() or kineto.is_trace(path):
@@ -43,5 +43,5 @@ def _is_database(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
-        # The reader says why.
+        # The reader raises it with its reason.
         return True

@@ -25,11 +25,11 @@ class Names:
         self._index: dict[str, int] = {}
 
     def index(self, name: str) -> int:
-        """Return the number of `name`, a new one where it was not seen before."""
+        """Return the number of `name`; a new name gets a new number."""
         return self._index.setdefault(name, len(self._index))
 
     def find(self, name: str) -> int:
-        """Return the number of `name`; -2, which is no number and not that of an absent name, where it was not seen."""
+        """Return the number of `name`; -2, which no event holds, if it is unknown."""
         return self._index.get(name, -2)
 
     def index_all(self, texts: Iterable[str]) -> Int32:
@@ -37,7 +37,7 @@ class Names:
         return np.fromiter((self.index(text) for text in texts), np.int32)
 
     def all(self) -> tuple[str, ...]:
-        """Return the names; a name stands at its number."""
+        """Return the names, in the order of their numbers."""
         return tuple(self._index)
 
 
@@ -64,9 +64,9 @@ class Strings:
         known[known] = self._ids[at[known]] == ids[known]
         codes = np.full(len(ids), -1, np.int32)
         codes[known] = self._codes[at[known]]
-        found = np.full(len(ids), -1, np.int32)
-        found[codes >= 0] = self._names.index_all([self._texts[code] for code in codes[codes >= 0].tolist()])
-        return found
+        indices = np.full(len(ids), -1, np.int32)
+        indices[codes >= 0] = self._names.index_all([self._texts[code] for code in codes[codes >= 0].tolist()])
+        return indices
 
     def column(self, ids: EncodedColumn) -> Int32:
         """Return the name index of each row of a key of one column; as `indices`."""
@@ -74,50 +74,50 @@ class Strings:
 
 
 class Threads:
-    """Threads and processes that events name, numbered by their global id. A NULL id counts as 0."""
+    """Threads and processes of events, numbered by their global id. A NULL id counts as 0."""
 
     def __init__(self) -> None:
-        self._seen: list[Int64] = []
-        self._seen_processes: list[Int64] = []
+        self._id_parts: list[Int64] = []
+        self._process_id_parts: list[Int64] = []
         self._ids = self._process_ids = np.empty(0, np.int64)
 
     def add_threads(self, global_tids: Int64) -> None:
-        """Take note of the threads of some events, before `close`; each once is enough."""
-        self._seen.append(_known(global_tids))
+        """Register the threads of some events, before `close`; each once is enough."""
+        self._id_parts.append(_null_to_zero(global_tids))
 
     def add_processes(self, global_pids: Int64) -> None:
-        """Take note of the processes of some events, before `close`; each once is enough."""
-        self._seen_processes.append(_known(global_pids))
+        """Register the processes of some events, before `close`; each once is enough."""
+        self._process_id_parts.append(_null_to_zero(global_pids))
 
     def close(self) -> None:
-        """End the taking of notes: from here on numbers are given."""
+        """End the registration and assign the numbers."""
         nothing = np.empty(0, np.int64)
-        self._ids = distinct(np.concatenate([nothing, *self._seen]))
-        self._process_ids = distinct(np.concatenate([to_global_pid(self._ids), *self._seen_processes]))
+        self._ids = distinct(np.concatenate([nothing, *self._id_parts]))
+        self._process_ids = distinct(np.concatenate([to_global_pid(self._ids), *self._process_id_parts]))
 
     @property
     def ids(self) -> Int64:
-        """The globalTid of each thread; a thread stands at its number."""
+        """The globalTid of each thread, in the order of their numbers."""
         return self._ids
 
     def indices(self, global_tids: Int64) -> Int32:
-        """Return the number of each thread that was seen."""
-        return np.searchsorted(self._ids, _known(global_tids)).astype(np.int32)
+        """Return the number of each registered thread."""
+        return np.searchsorted(self._ids, _null_to_zero(global_tids)).astype(np.int32)
 
     def process_indices(self, global_pids: Int64) -> Int32:
-        """Return the number of each process that was seen."""
-        return np.searchsorted(self._process_ids, _known(global_pids)).astype(np.int32)
+        """Return the number of each registered process."""
+        return np.searchsorted(self._process_ids, _null_to_zero(global_pids)).astype(np.int32)
 
     def find_process_indices(self, global_pids: Int64) -> Int32:
-        """Return the number of each process; -1 for one that no event named before `close`."""
+        """Return the number of each process; -1 for one that was not registered before `close`."""
         at = np.searchsorted(self._process_ids, global_pids)
-        seen = np.isin(global_pids, self._process_ids)
-        return np.where(seen, at, -1).astype(np.int32)
+        is_registered = np.isin(global_pids, self._process_ids)
+        return np.where(is_registered, at, -1).astype(np.int32)
 
     def tables(
         self, thread_name: Callable[[int], str], process_name: Callable[[int], str]
     ) -> tuple[tuple[Process, ...], tuple[Thread, ...]]:
-        """Return the tables, given what names a globalTid and a globalPid."""
+        """Return the tables, given functions that name a globalTid and a globalPid."""
         processes = tuple(Process(g, g >> 24 & 0xFFFFFF, process_name(g)) for g in self._process_ids.tolist())
         of_thread = self.process_indices(to_global_pid(self._ids)).tolist()
         threads = tuple(
@@ -127,5 +127,5 @@ class Threads:
         return processes, threads
 
 
-def _known(global_ids: Int64) -> Int64:
+def _null_to_zero(global_ids: Int64) -> Int64:
     return np.where(global_ids == NULL, 0, global_ids)

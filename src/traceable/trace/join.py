@@ -1,4 +1,4 @@
-"""Several recordings of one run as one trace: nsys writes a report for each window, each with a clock zero of its own.
+"""Several recordings of one run as one trace: nsys writes a report for each window, each with its own clock zero.
 
 Events keep their distances within a part; the parts stand as far apart as their wall clocks say. Nothing is invented
 for the time between them.
@@ -38,13 +38,13 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
     """Return the events of all parts as one trace, whose time 0 is that of the earliest.
 
     Raises:
-        TraceError: a part says nothing of its wall clock, so that its place is not known.
+        TraceError: a part has no wall clock, so that its place is not known.
     """
     if len(parts) == 1:
         return parts[0]
     unknown = [part.source.path for part in parts if part.utc_epoch_ns is None]
     if unknown:
-        raise TraceError("wall_clock_unknown", f"{unknown[0]} says nothing of its wall clock", "read it alone")
+        raise TraceError("wall_clock_unknown", f"{unknown[0]} has no wall clock time", "read it alone")
     parts = sorted(parts, key=lambda part: part.utc_epoch_ns or 0)
     zero = parts[0].utc_epoch_ns or 0
     names: dict[str, int] = {}
@@ -57,27 +57,27 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
     ends: list[int] = []
     for part in parts:
         offset = (part.utc_epoch_ns or 0) - zero
-        of_name = _numbers([names.setdefault(name, len(names)) for name in part.names])
+        of_name = _make_index_table([names.setdefault(name, len(names)) for name in part.names])
         for process in part.processes:
             if process.global_id not in processes:
                 processes[process.global_id] = len(processes)
                 known_processes.append(process)
-        of_process = _numbers([processes[process.global_id] for process in part.processes])
+        of_process = _make_index_table([processes[process.global_id] for process in part.processes])
         for thread in part.threads:
             if thread.global_id not in threads:
                 threads[thread.global_id] = len(threads)
                 known_threads.append(replace(thread, process=int(of_process[thread.process])))
-        of_thread = _numbers([threads[thread.global_id] for thread in part.threads])
+        of_thread = _make_index_table([threads[thread.global_id] for thread in part.threads])
         for kind in _KINDS:
-            moved = {
+            index_tables = {
                 **dict.fromkeys(_NAMES.get(kind, ()), of_name),
                 **dict.fromkeys(_THREADS, of_thread),
                 "process": of_process,
             }
-            tables[kind].append(_moved(getattr(part, kind), offset, moved, geometries))
+            tables[kind].append(_shift_events(getattr(part, kind), offset, index_tables, geometries))
         geometries += len(part.geometries)
         ends.append(offset + (part.capture_ns or 0))
-    whole = {kind: _concatenated(of_kind) for kind, of_kind in tables.items()}
+    whole = {kind: _concatenate_events(of_kind) for kind, of_kind in tables.items()}
     source = parts[0].source
     return Trace(
         **whole,
@@ -99,12 +99,12 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
     )
 
 
-def _numbers(values: list[int]) -> Int32:
-    """Return a table from old index to new; what -1 finds, its last entry, is -1."""
+def _make_index_table(values: list[int]) -> Int32:
+    """Return a table from old index to new; its last entry, which index -1 selects, is -1."""
     return np.array([*values, -1], np.int32)
 
 
-def _moved(events: _Kind, offset_ns: int, indices: dict[str, Int32], geometries: int) -> _Kind:
+def _shift_events(events: _Kind, offset_ns: int, indices: dict[str, Int32], geometries: int) -> _Kind:
     columns: dict[str, Any] = {}
     for column in fields(events):
         values = getattr(events, column.name)
@@ -118,13 +118,13 @@ def _moved(events: _Kind, offset_ns: int, indices: dict[str, Int32], geometries:
     return type(events)(**columns)
 
 
-def _concatenated(parts: list[Any]) -> Any:
+def _concatenate_events(parts: list[Any]) -> Any:
     columns = {
         column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(parts[0])
     }
     whole = type(parts[0])(**columns)
     if (np.diff(whole.start_ns) < 0).any():
-        # Equal starts stand with the longer first, as the reader leaves them.
+        # Of equal starts the longer comes first, as in the reader.
         end = columns.get("end_ns", whole.start_ns)
         whole = type(whole)(**whole.take(np.lexsort((-end, whole.start_ns))))
     return whole

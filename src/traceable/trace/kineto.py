@@ -1,13 +1,13 @@
 """Traces of torch.profiler (Kineto's JSON) become a `Trace`: one file, or a directory with those of several ranks.
 
-Ranges are what `record_function` named. torch's own operators and Python functions are left out: they would stand
-between a range and its kernels on every path, and around every launch of the autograd thread, so that the range which
-waits for `backward()` had none of its kernels. Kineto's GPU annotations are left out too: what of the GPU belongs to a
-range is found from the launches, as for every other trace. docs/kineto.md says what becomes of what.
+Ranges come from `record_function`. torch's own operators and Python functions are excluded: they would be between a
+range and its kernels on every path, and around every launch of the autograd thread, so that the range which waits for
+`backward()` had none of its kernels. Kineto's GPU annotations are excluded too: GPU work is attributed to ranges by its
+launches, as for every other trace. docs/kineto.md lists how each kind of event is treated.
 
-The annotations are sorted into ranges, marks, samples of counters and windows; what our own say beyond a name is found
-as in an nsys trace, by the rules of `trace.emitted`. CUDA counts its devices anew in every process: which GPU a device
-of each file is, is found here too.
+Annotations become ranges, marks, samples of counters and windows; what our own hold in addition to a name is decoded
+as in an nsys trace, by the rules of `trace.emitted`. CUDA numbers its devices per process: the GPU of each device of
+each file is determined here too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ another run, and would be one recording in which the GPU does nothing for hours 
 
 _SUFFIXES = (".json", ".json.gz")
 _TORCH_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
-"""What torch's own handlers call their files; where a directory has such, its other JSON files are something else."""
+"""The suffixes that torch's own handlers use; if a directory has such files, its other JSON files are ignored."""
 
 _THREAD_NAME = re.compile(r"thread -?\d+ \((.*)\)", re.DOTALL)
 
@@ -61,9 +61,9 @@ _TABLES = {
     "synchronizations": "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
     "overheads": "PROFILER_OVERHEAD",
 }
-"""Under which name nsys has the same events: by these names the questions tell what was recorded."""
+"""The nsys tables of the same events: the analysis checks by these names what was recorded."""
 
-_KINDS_TOLD = 12
+_KINDS_LISTED = 12
 
 Columns = dict[str, NDArray[Any]]
 
@@ -79,7 +79,7 @@ def is_trace(path: Path) -> bool:
 
 
 def list_trace_files(directory: Path) -> list[Path]:
-    """Return the trace files that lie in a directory itself, by name.
+    """Return the trace files of a directory, without its subdirectories, by name.
 
     Raises:
         TraceError: it can't be read.
@@ -89,8 +89,8 @@ def list_trace_files(directory: Path) -> list[Path]:
     except OSError as error:
         found = f"{directory} can't be read: {error.strerror}"
         raise TraceError("file_unreadable", found, "check its permissions") from None
-    chosen = [entry for entry in entries if entry.name.endswith(_TORCH_SUFFIXES)] or entries
-    return [entry for entry in chosen if not entry.name.startswith(".") and is_trace(entry)]
+    candidates = [entry for entry in entries if entry.name.endswith(_TORCH_SUFFIXES)] or entries
+    return [entry for entry in candidates if not entry.name.startswith(".") and is_trace(entry)]
 
 
 def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
@@ -101,12 +101,12 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
         allow_unrelated: read files as one recording even where between them nothing was recorded for `MAX_DISTANCE_NS`.
 
     Raises:
-        TraceError: a file is not whole or no such trace, or they can't be put together; the message says which.
+        TraceError: a file is incomplete or not such a trace, or the files can't be combined.
     """
     paths = list_trace_files(path) if path.is_dir() else [path]
     if not paths:
-        found = f"{path} is a directory without a trace of torch.profiler"
-        raise TraceError("no_trace_in_directory", found, "name the file that is to be read")
+        found = f"no torch.profiler trace in directory {path}"
+        raise TraceError("no_trace_in_directory", found, "give the trace file itself")
     names = Names()
     geometries: dict[tuple[int, ...], int] = {}
     files = [read_file(one, names, geometries) for one in paths]
@@ -114,7 +114,7 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
 
 
 class _Merger:
-    """Makes one trace of files: processes and threads side by side, times on one clock."""
+    """Combines files into one trace: their processes and threads, with all times on one clock."""
 
     def __init__(self, path: Path, files: list[File], names: Names, geometries: dict[tuple[int, ...], int]) -> None:
         self.path = path
@@ -130,14 +130,14 @@ class _Merger:
         if not allow_unrelated:
             self._check_together(zero_ns)
         parts = [self._columns(file, zero) for file, zero in zip(self.files, zero_ns, strict=True)]
-        kinds = {kind: _joined([part[kind] for part in parts]) for kind in parts[0]}
+        kinds = {kind: _join_columns([part[kind] for part in parts]) for kind in parts[0]}
         ends = [
             file.events.end_ns - zero
             for file, zero in zip(self.files, zero_ns, strict=True)
             if file.events.end_ns is not None
         ]
         wall = self.files[0].wall_offset_ns
-        nothing = _nothing()
+        empty_tables = _make_empty_tables()
         geometries = np.array(list(self.geometries), np.int64).reshape(-1, len(model.GEOMETRY))
         return Trace(
             source=self._source(frozenset(table for kind, table in _TABLES.items() if len(kinds[kind]["start_ns"]))),
@@ -159,11 +159,11 @@ class _Merger:
             geometries=geometries,
             devices=build_devices(self.files, self.gpus),
             cuda_devices={},
-            **nothing,
+            **empty_tables,
         )
 
     def _check_alone(self) -> None:
-        """Refuse two files of the same process and time: one would be a copy of the other."""
+        """Reject two files of the same process and time: one would be a copy of the other."""
         of_process: dict[tuple[Any, ...], list[tuple[int, int, Path]]] = {}
         for file in self.files:
             first, last = file.events.first_ns, file.events.last_ns
@@ -173,11 +173,11 @@ class _Merger:
             spans.sort()
             for (_, last, path), (first, _, other) in itertools.pairwise(spans):
                 if first < last:
-                    found = f"{path} and {other} are of the same process and time"
-                    raise TraceError("traces_overlap", found, "give one of them, or remove the other")
+                    found = f"{path} and {other} cover the same process and time"
+                    raise TraceError("traces_overlap", found, "give only one of them, or remove the other")
 
     def _check_together(self, zero_ns: list[int]) -> None:
-        """Refuse files between which nothing was recorded for longer than APART_NS."""
+        """Reject files between which nothing was recorded for longer than MAX_DISTANCE_NS."""
         spans = [
             (begin - zero, max(begin, file.events.last_ns or begin, file.events.end_ns or begin) - zero, file.path)
             for file, zero in zip(self.files, zero_ns, strict=True)
@@ -191,13 +191,13 @@ class _Merger:
                 apart = timedelta(seconds=(begin - end) // 10**9)
                 raise TraceError(
                     "traces_unrelated",
-                    f"{before} and {path} were recorded {apart} apart, so they are probably of different runs",
-                    "report each file by itself, or read them as one recording with --allow-unrelated "
+                    f"{before} and {path} were recorded {apart} apart, probably in different runs",
+                    "report each file on its own, or read them as one recording with --allow-unrelated "
                     "(allow_unrelated=True in Python)",
                 )
 
     def _zeros(self) -> list[int]:
-        """Return of each file what time 0 of the trace is on its own clock."""
+        """Return for each file time 0 of the trace on the file's clock."""
         begins = [file.begin_ns for file in self.files]
         if len(self.files) == 1:
             return [begins[0] or 0]
@@ -207,8 +207,8 @@ class _Merger:
             if begin is not None and file.wall_offset_ns is None
         ]
         if lost:
-            found = f"{lost[0]} says no wall clock, by which it could be put beside the others"
-            raise TraceError("wall_clock_unknown", found, "give it alone")
+            found = f"{lost[0]} has no wall clock time to align it with the other files"
+            raise TraceError("wall_clock_unknown", found, "read it alone")
         walls = [file.wall_offset_ns or 0 for file in self.files]
         zero = min((begin + wall for begin, wall in zip(begins, walls, strict=True) if begin is not None), default=0)
         return [zero - wall for wall in walls]
@@ -218,7 +218,7 @@ class _Merger:
         events = file.events
         threads = np.array([self._thread(file, *key) for key in events.threads], np.int32)
         process_of = _process_of_correlations(file)
-        found: dict[str, dict[str, NDArray[Any]]] = {
+        columns_by_kind: dict[str, dict[str, NDArray[Any]]] = {
             "calls": _calls(events.calls, threads),
             "overheads": {"name": _int32(events.overheads, "name")},
         }
@@ -232,16 +232,16 @@ class _Merger:
             if "size_bytes" in table.columns:
                 columns["size_bytes"] = table.column("size_bytes")
             columns["process"] = self._processes_of(file, table, process_of)
-            found[kind] = columns
-        found["kernels"]["short_name"] = make_constant_column(-1, len(events.kernels), np.int32)
-        found["overheads"]["process"] = self._processes_of(file, events.overheads, {})
-        for kind, columns in found.items():
+            columns_by_kind[kind] = columns
+        columns_by_kind["kernels"]["short_name"] = make_constant_column(-1, len(events.kernels), np.int32)
+        columns_by_kind["overheads"]["process"] = self._processes_of(file, events.overheads, {})
+        for kind, columns in columns_by_kind.items():
             table = getattr(events, kind)
             columns["start_ns"] = table.column("start") - zero_ns
             columns["end_ns"] = table.column("end") - zero_ns
         known = list(self.threads.values())
         processes = np.array([known[thread].process for thread in threads.tolist()], np.int32)
-        return {**found, **build_annotation_columns(events, zero_ns, self.names, threads, processes)}
+        return {**columns_by_kind, **build_annotation_columns(events, zero_ns, self.names, threads, processes)}
 
     def _processes_of(self, file: File, table: Table, process_of: dict[int, Any]) -> Int32:
         if not len(table):
@@ -286,24 +286,26 @@ class _Merger:
 
     def _notes(self) -> Iterable[Message]:
         if len(self.files) > 1:
-            found = f"{len(self.files)} files are read as one, by the wall clocks of their hosts"
+            found = f"{len(self.files)} files are read as one recording, aligned by the wall clocks of their hosts"
             yield Message("files_read_as_one", found)
-        moved = [
+        renumbered = [
             f"GPU {number} is device {device} of rank {file.rank}"
             for file in self.files
             for device, number in sorted(self.gpus[file.path].items())
             if device != number
         ]
-        if moved:
-            yield Message("gpus_renumbered", f"ranks have GPUs of their own: {', '.join(moved)}")
-        left_out: Counter[str] = sum((file.events.excluded for file in self.files), Counter())
-        if left_out:
-            told = ", ".join(f"{count} {escape_text(kind)}" for kind, count in sorted(left_out.items())[:_KINDS_TOLD])
-            more = f" and {len(left_out) - _KINDS_TOLD} other kinds" if len(left_out) > _KINDS_TOLD else ""
-            yield Message("events_left_out", f"events left out (traceable help kineto): {told}{more}")
+        if renumbered:
+            yield Message("gpus_renumbered", f"GPUs are renumbered, each rank has its own: {', '.join(renumbered)}")
+        excluded: Counter[str] = sum((file.events.excluded for file in self.files), Counter())
+        if excluded:
+            listed = ", ".join(
+                f"{count} {escape_text(kind)}" for kind, count in sorted(excluded.items())[:_KINDS_LISTED]
+            )
+            more = f" and {len(excluded) - _KINDS_LISTED} other kinds" if len(excluded) > _KINDS_LISTED else ""
+            yield Message("events_left_out", f"events excluded (traceable help kineto): {listed}{more}")
         untimed = sum(file.events.untimed for file in self.files)
         if untimed:
-            found = f"{untimed} events without a time and a length that can be: left out"
+            found = f"{untimed} events without a valid time and duration are excluded"
             yield Message("events_without_time", found)
 
 
@@ -318,22 +320,22 @@ def _calls(table: Table, threads: Int32) -> dict[str, NDArray[Any]]:
 
 
 def _process_of_correlations(file: File) -> dict[int, Any]:
-    """Return the pid whose call has each correlation, where the file has calls of several processes; else nothing.
+    """Return the pid whose call has each correlation, if the file has calls of several processes; else nothing.
 
-    What calls of two processes have is the main one's.
+    A correlation that calls of two processes have counts for the main one.
     """
     calls = file.events.calls
     pids = [pid for pid, _ in file.events.threads]
     if len(set(pids)) < 2:
         return {}
-    found: dict[int, Any] = {}
+    pid_of_correlation: dict[int, Any] = {}
     for correlation, thread in zip(calls.column("correlation").tolist(), calls.column("thread").tolist(), strict=True):
         pid = pids[thread]
-        found[correlation] = pid if found.get(correlation, pid) == pid else file.main_pid
-    return found
+        pid_of_correlation[correlation] = pid if pid_of_correlation.get(correlation, pid) == pid else file.main_pid
+    return pid_of_correlation
 
 
-def _joined(parts: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+def _join_columns(parts: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     """Return the rows of all parts by start, of equal ones the longer first."""
     columns = (
         parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -350,8 +352,8 @@ def _int32(table: Table, name: str) -> Int32:
     return table.column(name).astype(np.int32)
 
 
-def _nothing() -> dict[str, Any]:
-    """Return the kinds of events that Kineto has none of, by their field in `Trace`."""
+def _make_empty_tables() -> dict[str, Any]:
+    """Return empty tables for the kinds of events that Kineto does not record, by their field in `Trace`."""
     none, small = np.empty(0, np.int64), np.empty(0, np.int32)
     tiny = np.empty(0, np.int8)
     return {
@@ -368,13 +370,13 @@ def number_gpus(files: Sequence[File]) -> dict[Path, dict[int, int]]:
     GPU each (CUDA_VISIBLE_DEVICES). The first rank keeps the number. Of files without a rank nothing is known.
     """
     owner: dict[int, int | None] = {}
-    found: dict[Path, dict[int, int]] = {}
+    numbers_by_file: dict[Path, dict[int, int]] = {}
     own: dict[tuple[int | None, int], int] = {}
     for file in files:
         used: set[int] = set()
         for kind in OPERATIONS:
             used.update(distinct(getattr(file.events, kind).column("device")).tolist())
-        found[file.path] = {}
+        numbers_by_file[file.path] = {}
         for device in sorted(used - {-1}):
             number = own.get((file.rank, device))
             if number is None:
@@ -383,23 +385,23 @@ def number_gpus(files: Sequence[File]) -> dict[Path, dict[int, int]]:
                     number = next(free for free in range(len(owner) + 1) if free not in owner)
                 own[file.rank, device] = number
                 owner[number] = file.rank
-            found[file.path][device] = number
-    return found
+            numbers_by_file[file.path][device] = number
+    return numbers_by_file
 
 
 def build_devices(files: Sequence[File], gpus: dict[Path, dict[int, int]]) -> tuple[model.Device, ...]:
-    """Return the GPUs by number; those that no one used only where no number was changed."""
-    moved = any(device != number for numbers in gpus.values() for device, number in numbers.items())
-    found: dict[int, model.Device] = {}
+    """Return the GPUs by number; those without events only if no number was changed."""
+    is_renumbered = any(device != number for numbers in gpus.values() for device, number in numbers.items())
+    devices_by_number: dict[int, model.Device] = {}
     for file in files:
         properties = file.events.metadata.get("deviceProperties")
-        for one in properties if isinstance(properties, list) else []:
-            cuda = one.get("id") if isinstance(one, dict) else None
-            if type(cuda) is int and (not moved or cuda in gpus[file.path]):
+        for entry in properties if isinstance(properties, list) else []:
+            cuda = entry.get("id") if isinstance(entry, dict) else None
+            if type(cuda) is int and (not is_renumbered or cuda in gpus[file.path]):
                 number = gpus[file.path].get(cuda, cuda)
-                if number not in found or cuda in gpus[file.path]:
-                    found[number] = _device(number, one)
-    return tuple(found[number] for number in sorted(found))
+                if number not in devices_by_number or cuda in gpus[file.path]:
+                    devices_by_number[number] = _device(number, entry)
+    return tuple(devices_by_number[number] for number in sorted(devices_by_number))
 
 
 def _device(number: int, properties: dict[str, Any]) -> model.Device:
@@ -423,10 +425,10 @@ def renumber_devices(device: Int32, numbers: dict[int, int]) -> Int32:
     """Return the number of the GPU of each event, given CUDA's number of its device."""
     if all(cuda == number for cuda, number in numbers.items()):
         return device
-    found = device.copy()
+    renumbered = device.copy()
     for cuda, number in numbers.items():
-        found[device == cuda] = number
-    return found
+        renumbered[device == cuda] = number
+    return renumbered
 
 
 def build_annotation_columns(
@@ -437,7 +439,7 @@ def build_annotation_columns(
     Args:
         events: of the file.
         zero_ns: time 0 of the trace on its clock.
-        names: by which names are numbered.
+        names: the numbering of names.
         threads, processes: the number of each of its threads in the trace, and of that thread's process.
     """
     rows = _rows(events.ranges, zero_ns, threads, processes)
@@ -447,57 +449,59 @@ def build_annotation_columns(
         clipped |= rows["end_ns"] >= events.end_ns - zero_ns
     rows["clipped"] = clipped
     marks = _rows(events.marks, zero_ns, threads, processes)
-    says = marks["domain"] == names.find(PAYLOAD_DOMAIN)
-    samples = marks["domain"] == names.find(COUNTER_DOMAIN)
+    is_payload_mark = marks["domain"] == names.find(PAYLOAD_DOMAIN)
+    is_sample = marks["domain"] == names.find(COUNTER_DOMAIN)
     of_window = rows["domain"] == names.find(WINDOW_DOMAIN)
     return {
-        "ranges": _ranges(_taken(rows, ~of_window), _taken(marks, says), names),
-        "windows": _windows(_taken(rows, of_window), names),
-        "marks": _only(_taken(marks, ~says & ~samples), ("start_ns", "name", "domain", "category", "thread")),
-        "counters": _counters(_taken(marks, samples)),
+        "ranges": _ranges(_take_rows(rows, ~of_window), _take_rows(marks, is_payload_mark), names),
+        "windows": _windows(_take_rows(rows, of_window), names),
+        "marks": _select_columns(
+            _take_rows(marks, ~is_payload_mark & ~is_sample), ("start_ns", "name", "domain", "category", "thread")
+        ),
+        "counters": _counters(_take_rows(marks, is_sample)),
     }
 
 
 def _rows(table: Table, zero_ns: int, threads: Int32, processes: Int32) -> Columns:
-    found: Columns = {name: table.column(name) for name in table.columns}
-    of = found["thread"]
+    columns: Columns = {name: table.column(name) for name in table.columns}
+    of = columns["thread"]
     rows: Columns = {
-        **{name: column.astype(np.int32) for name, column in found.items() if name in ("name", "domain", "category")},
-        "start_ns": found.pop("start") - zero_ns,
-        "end_ns": found.pop("end") - zero_ns,
+        **{name: column.astype(np.int32) for name, column in columns.items() if name in ("name", "domain", "category")},
+        "start_ns": columns.pop("start") - zero_ns,
+        "end_ns": columns.pop("end") - zero_ns,
         "thread": threads[of],
         "process": processes[of],
-        "payload": found["payload"],
+        "payload": columns["payload"],
     }
-    if "real" in found:
-        rows["real"] = np.ascontiguousarray(found["real"])
+    if "real" in columns:
+        rows["real"] = np.ascontiguousarray(columns["real"])
     else:
-        rows["open"], rows["style"] = found["open"], found["style"].astype(np.int8)
-        closer = found["end_thread"]
+        rows["open"], rows["style"] = columns["open"], columns["style"].astype(np.int8)
+        closer = columns["end_thread"]
         rows["end_thread"] = np.where(closer < 0, -1, np.append(threads, np.int32(-1))[closer]).astype(np.int32)
     return rows
 
 
-def _taken(rows: Columns, which: Bool) -> Columns:
+def _take_rows(rows: Columns, which: Bool) -> Columns:
     return {name: column[which] for name, column in rows.items()}
 
 
-def _only(rows: Columns, names: tuple[str, ...]) -> Columns:
+def _select_columns(rows: Columns, names: tuple[str, ...]) -> Columns:
     return {name: rows[name] for name in names}
 
 
 def _ranges(rows: Columns, marks: Columns, names: Names) -> Columns:
     payload = rows["payload"]
-    stretch = is_segment_domain(rows["domain"], names.find) & (rows["style"] == PUSH_POP)
-    bare = marks["name"] == names.find(NO_FIELDS)
+    is_segment = is_segment_domain(rows["domain"], names.find) & (rows["style"] == PUSH_POP)
+    identity_only = marks["name"] == names.find(NO_FIELDS)
     place = marks["thread"], marks["process"].astype(np.int64)
-    said = PayloadMarks(marks["start_ns"], marks["name"], bare, *place, marks["payload"])
+    payload_marks = PayloadMarks(marks["start_ns"], marks["name"], identity_only, *place, marks["payload"])
     of = rows["start_ns"], rows["thread"], rows["process"].astype(np.int64)
-    identity, fields = match_payload_marks(said, *of, stretch, payload)
+    identity, fields = match_payload_marks(payload_marks, *of, is_segment, payload)
     same = ("start_ns", "end_ns", "name", "domain", "category", "thread", "end_thread", "style", "clipped", "payload")
     return {
-        **{name: fold_constant(column) for name, column in _only(rows, same).items()},
-        "has_payload": fold_constant((payload != NULL) & (stretch | ~is_identity(payload))),
+        **{name: fold_constant(column) for name, column in _select_columns(rows, same).items()},
+        "has_payload": fold_constant((payload != NULL) & (is_segment | ~is_identity(payload))),
         "identity": fold_constant(identity),
         "fields": fold_constant(fields),
     }
@@ -507,9 +511,9 @@ def _windows(rows: Columns, names: Names) -> Columns:
     """Return the windows among the ranges of WINDOW_DOMAIN, under their ids."""
     texts = names.all()
     which = np.array([texts[name].startswith(WINDOW_PREFIX) for name in rows["name"].tolist()], np.bool_)
-    found = _only(_taken(rows, which), ("start_ns", "end_ns", "name", "thread", "clipped"))
-    ids = [names.index(texts[name].removeprefix(WINDOW_PREFIX)) for name in found["name"].tolist()]
-    return {**found, "name": np.array(ids, np.int32)}
+    windows = _select_columns(_take_rows(rows, which), ("start_ns", "end_ns", "name", "thread", "clipped"))
+    ids = [names.index(texts[name].removeprefix(WINDOW_PREFIX)) for name in windows["name"].tolist()]
+    return {**windows, "name": np.array(ids, np.int32)}
 
 
 def _counters(rows: Columns) -> Columns:
@@ -517,5 +521,5 @@ def _counters(rows: Columns) -> Columns:
     whole, real = rows["payload"], rows["real"]
     value = np.where(whole != NULL, whole.astype(np.float64), np.where(real != NULL, real.view(np.float64), np.nan))
     finite = np.isfinite(value)
-    kept = _taken({**rows, "domain": rows["category"], "value": value}, finite)
-    return _only(kept, ("start_ns", "name", "domain", "thread", "process", "value"))
+    samples = _take_rows({**rows, "domain": rows["category"], "value": value}, finite)
+    return _select_columns(samples, ("start_ns", "name", "domain", "thread", "process", "value"))

@@ -1,13 +1,13 @@
-"""One file of torch.profiler's: its events in columns by what they are, whose they are, and what its times mean.
+"""One trace file of torch.profiler: its events in columns by kind, with their processes and threads.
 
 Everything has the file's own clock and its own ids; `trace.kineto` makes a `Trace` of it. What Kineto writes, and which
 of its versions what, is in output_json.cpp and CuptiActivity.cpp of pytorch/kineto, and in the traces that the tests
 use. Kinds of copies, of memory and of synchronizations become the numbers that CUPTI and nsys have.
 
-The names by which traceable's own annotations reach torch.profiler are read back into what they were. The rules stand
-in `annotation.torch.profiler_backend`, which this room may not import; a test compares the two. They hold in a file whose
-metadata has `METADATA`, and for a name that ends as they say: what the program itself named with `record_function`
-stands beside ours and is left as it is.
+The names by which traceable's own annotations reach torch.profiler are read back into what they were. The rules are in
+`annotation.torch.profiler_backend`, which this package may not import; a test compares the two. They apply to a file
+whose metadata has `METADATA`, and to a name with such an end: ranges that the program itself made with
+`record_function` are left as they are.
 
 Calls and GPU operations without a correlation are tied together by the flows of the file, which viewers draw as arrows.
 Kineto of every version writes a correlation too, so that flows are read only for the rare trace without.
@@ -42,13 +42,13 @@ _LONGEST_NS = 1 << 53
 _STEP = re.compile(r"(ProfilerStep)#(\d{1,18})")
 
 _WORDS = (int, str)
-"""What names a process or a thread."""
+"""The types of ids of a process or a thread."""
 
 _OF_THE_CPU = ("cpu_op", "operator", "python_function")
-"""What is left out, and tells the process nevertheless."""
+"""Categories that are excluded; their events still identify the process."""
 
 _SPANS = ("Spans", "Traces", "")
-"""Pids that are none: what Kineto says of the recording itself."""
+"""Pids of events that Kineto writes about the recording itself."""
 
 RANGES = ("start", "end", "name", "thread", "payload", "open", "domain", "category", "style", "end_thread")
 MARKS = ("start", "end", "name", "thread", "payload", "real", "domain", "category")
@@ -59,7 +59,7 @@ COPIES = (*_OPERATION, "size_bytes", "kind", "source_kind", "target_kind", "sour
 MEMSETS = (*_OPERATION, "size_bytes", "memory_kind")
 SYNCHRONIZATIONS = (*_OPERATION, "kind")
 OVERHEADS = ("start", "end", "name")
-"""The columns of each kind of event; those of `Trace` but that a thread is an index into `Events.threads`."""
+"""The columns of each kind of event; those of `Trace`, except that a thread is an index into `FileEvents.threads`."""
 
 OPERATIONS = {
     "kernels": ("name", "geometry"),
@@ -79,7 +79,7 @@ _MEMORY_KINDS = {
         ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
     )
 }
-_SYNCHRONISATIONS = {"Event Sync": 1, "Stream Wait Event": 2, "Stream Sync": 3, "Context Sync": 4}
+_SYNCHRONIZATIONS = {"Event Sync": 1, "Stream Wait Event": 2, "Stream Sync": 3, "Context Sync": 4}
 _COPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
 _MEMSET = re.compile(r"Memset \(([\w ]+)\)")
 
@@ -87,7 +87,7 @@ METADATA = "traceable"
 """The key that files of `traceable run --collector torch` have."""
 
 RANGE, MARK, START, END = "", "mark", "start", "end"
-"""What a name may be of: a push/pop range, a mark, the begin or the end of a start/end range."""
+"""The kinds of annotation: a push/pop range, a mark, the begin or the end of a start/end range."""
 
 _NUMBER = r"-?\d{1,19}|-?\d+\.\d+(?:e[+-]\d+)?|-?\d+e[+-]\d+|-?inf|nan"
 _CODED = re.compile(
@@ -105,9 +105,9 @@ class File:
     """One file that was read.
 
     Attributes:
-        wall_offset_ns: what its times lack to ns since 1970; None where that is not known.
-        rank, host: empty where they were not recorded.
-        main_pid: pid of the process that GPU operations are of where nothing says more.
+        wall_offset_ns: what to add to its times to get ns since 1970; None if that is not known.
+        rank, host: None or empty if not recorded.
+        main_pid: pid of the process that GPU operations belong to by default.
     """
 
     path: Path
@@ -125,7 +125,7 @@ class File:
         return min(times, default=None)
 
     def process_key(self, pid: Any) -> tuple[Any, ...]:
-        """Return what tells a process from those of other files."""
+        """Return the key of a process among those of all files."""
         return self.host, self.rank, pid
 
 
@@ -133,15 +133,15 @@ def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) 
     """Read one file, numbering names and launch geometries.
 
     Raises:
-        TraceError: it is no trace of torch.profiler, or is cut off, or damaged.
+        TraceError: it is not a trace of torch.profiler, or is truncated or damaged.
     """
     with Document(path) as document:
         events = FileEvents(document, names, geometries)
         has_events = document.has_events
     metadata = events.metadata
     if not has_events or not (events.is_kineto or "schemaVersion" in metadata or "deviceProperties" in metadata):
-        found = f"{path} is JSON, but no trace of torch.profiler"
-        raise TraceError("not_a_torch_trace", found, "give a file that export_chrome_trace wrote")
+        problem = f"{path} is JSON, but not a torch.profiler trace"
+        raise TraceError("not_a_torch_trace", problem, "give a file that export_chrome_trace wrote")
     distributed = metadata.get("distributedInfo")
     rank = distributed.get("rank") if isinstance(distributed, dict) else None
     host = metadata.get("host_name")
@@ -158,13 +158,13 @@ def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) 
 
 
 def _to_wall_ns(base: Any, events: FileEvents) -> int | None:
-    """Return what a time lacks to ns since 1970. Until 2024 the times themselves were that, and no base was written."""
+    """Return what to add to a time to get ns since 1970. Until 2024 that was 0, and no base was written."""
     times = [time for time in (events.begin_ns, events.first_ns) if time is not None]
     if not times:
         return None
-    for lacking in (base, 0):
-        if type(lacking) is int and _SINCE_NS < min(times) + lacking < _UNTIL_NS:
-            return lacking
+    for offset in (base, 0):
+        if type(offset) is int and _SINCE_NS < min(times) + offset < _UNTIL_NS:
+            return offset
     return None
 
 
@@ -190,19 +190,19 @@ class FileEvents:
 
     Args:
         document: the file.
-        names: where names are numbered.
-        geometries: where launch geometries are numbered, by their columns.
+        names: the numbering of names.
+        geometries: the numbering of launch geometries, by their columns.
 
     Attributes:
         ranges, marks, calls, kernels, copies, memsets, synchronizations, overheads: the events.
         threads: number of each thread by (pid, tid), as the file writes them.
-        first_ns, last_ns: first start and last end of all events, those left out included; None for none.
+        first_ns, last_ns: first start and last end of all events, also the excluded ones; None for none.
         begin_ns, end_ns: of the recording, where that was written.
-        excluded: how many events of which category are in no table.
+        excluded: the number of events in no table, by category.
         untimed: how many have no time or no length, or an impossible one.
         is_kineto: whether any event is of a category that Kineto writes.
         process_names: by pid.
-        cpu_pids: how many events of the CPU are of which pid; by frequency it tells the process.
+        cpu_pids: the number of CPU events by pid; the most frequent one is the main process.
     """
 
     def __init__(self, document: Document, names: Names, geometries: dict[tuple[int, ...], int]) -> None:
@@ -245,7 +245,7 @@ class FileEvents:
         for event in document.events():
             self._event(event)
         self._pair_pieces()
-        self._leave_open()
+        self._extend_open_ranges()
         self._pair_starts()
         self._flows.link(document.path, self.calls, list(self.threads))
         if self.first_ns is not None and self.last_ns is not None and self.last_ns - self.first_ns >= _LONGEST_NS:
@@ -291,7 +291,7 @@ class FileEvents:
                 self._launching.add(integer(get_args(event).get("External id")))
             if kind in _OF_THE_CPU:
                 self.is_kineto = True
-                self._see_process(event)
+                self._count_process(event)
             self.excluded[kind[:40]] += 1
         else:
             self.is_kineto = True
@@ -305,35 +305,43 @@ class FileEvents:
         name = text(event.get("name")) or ""
         step = _STEP.fullmatch(name)
         if step is not None:
-            found = DecodedName(step[1], int(step[2]))
+            decoded = DecodedName(step[1], int(step[2]))
         elif METADATA in self._metadata_so_far:
-            found = decode_name(name)
+            decoded = decode_name(name)
         else:
-            found = DecodedName(name)
+            decoded = DecodedName(name)
         thread = self._thread(event)
-        if found.kind == START:
-            self._begun[found.number] = start, found, thread
-        elif found.kind == END:
-            self._ended[found.number] = start, thread
-        elif found.kind == MARK:
-            scope = self._optional(found.domain), self._optional(found.category)
-            row = (start, start, self._names.index(found.name), thread, found.payload, found.float_payload, *scope)
+        if decoded.kind == START:
+            self._begun[decoded.number] = start, decoded, thread
+        elif decoded.kind == END:
+            self._ended[decoded.number] = start, thread
+        elif decoded.kind == MARK:
+            scope = self._optional(decoded.domain), self._optional(decoded.category)
+            row = (
+                start,
+                start,
+                self._names.index(decoded.name),
+                thread,
+                decoded.payload,
+                decoded.float_payload,
+                *scope,
+            )
             self.marks.values.extend(row)
         else:
             if start == end:
                 self._momentary.append((len(self.ranges), integer(get_args(event).get("External id"))))
-            self._add_range(found, start, end, thread, "still open" in event, PUSH_POP, -1)
+            self._add_range(decoded, start, end, thread, "still open" in event, PUSH_POP, -1)
 
     def _add_range(
-        self, found: DecodedName, start: int, end: int, thread: int, still_open: bool, style: int, closer: int
+        self, decoded: DecodedName, start: int, end: int, thread: int, still_open: bool, style: int, closer: int
     ) -> None:
         name, domain, category = (
-            self._names.index(found.name),
-            self._optional(found.domain),
-            self._optional(found.category),
+            self._names.index(decoded.name),
+            self._optional(decoded.domain),
+            self._optional(decoded.category),
         )
         self.ranges.values.extend(
-            (start, end, name, thread, found.payload, int(still_open), domain, category, style, closer)
+            (start, end, name, thread, decoded.payload, int(still_open), domain, category, style, closer)
         )
 
     def _optional(self, name: str) -> int:
@@ -433,18 +441,18 @@ class FileEvents:
         return -1 if name is None else self._names.index(name)
 
     def _thread(self, event: dict[str, Any]) -> int:
-        pid, tid = self._see_process(event), event.get("tid")
+        pid, tid = self._count_process(event), event.get("tid")
         key = (pid, tid if isinstance(tid, _WORDS) else -1)
         return self.threads.setdefault(key, len(self.threads))
 
-    def _see_process(self, event: dict[str, Any]) -> int | str:
+    def _count_process(self, event: dict[str, Any]) -> int | str:
         pid = event.get("pid")
         pid = pid if isinstance(pid, _WORDS) else -1
         self.cpu_pids[pid] += 1
         return pid
 
     def _pair_pieces(self) -> None:
-        """Make whole events of begins and ends; a range that never ends lasts as long as the trace."""
+        """Make whole events of begins and ends; a range that never ends lasts until the end of the trace."""
         begun: dict[tuple[Any, Any], list[tuple[int, dict[str, Any]]]] = {}
         for time, begins, event in sorted(self._pieces, key=lambda piece: piece[0]):
             stack = begun.setdefault((str(event.get("pid")), str(event.get("tid"))), [])
@@ -464,10 +472,10 @@ class FileEvents:
                 else:
                     self.excluded["begin without an end"] += 1
 
-    def _leave_open(self) -> None:
+    def _extend_open_ranges(self) -> None:
         """Give ranges that were open when the profiler stopped the end of the recording.
 
-        Kineto writes them with a length of 0. It tells them by its GPU annotations: what launched something lasted.
+        Kineto writes them with a duration of 0. Those that have a GPU annotation launched something, so they lasted.
         """
         last = max((time for time in (self.last_ns, self.end_ns) if time is not None), default=0)
         starts, ends, still_open = (self.ranges.column(name) for name in ("start", "end", "open"))
@@ -477,18 +485,18 @@ class FileEvents:
                 still_open[row] = 1
 
     def _pair_starts(self) -> None:
-        """Make ranges of the begins and ends of start/end ranges; what begun before the recording is not in it."""
+        """Make ranges of the begins and ends of start/end ranges. Those that began before the recording are missing."""
         last = max((time for time in (self.last_ns, self.end_ns) if time is not None), default=0)
-        for number, (start, found, thread) in self._begun.items():
+        for number, (start, decoded, thread) in self._begun.items():
             end, closer = self._ended.get(number, (max(last, start), thread))
             still_open = number not in self._ended
-            # The end may stand on another core's clock.
+            # The end may have another core's clock.
             self._add_range(
-                found, start, max(end, start), thread, still_open, START_END, -1 if closer == thread else closer
+                decoded, start, max(end, start), thread, still_open, START_END, -1 if closer == thread else closer
             )
 
     def _drop_strays(self) -> None:
-        """Leave out events that lie years from the rest: CUPTI gives what never ran a start of 0."""
+        """Drop events years apart from the rest: CUPTI gives operations that never ran a start of 0."""
         starts = np.concatenate([table.column("start") for table in self.tables()])
         middle = self.begin_ns if self.begin_ns is not None else int(np.median(starts)) if len(starts) else 0
         for table in self.tables():
@@ -523,9 +531,8 @@ class Table:
         return np.asarray(self.values).reshape(-1, len(self.columns))
 
     def keep(self, which: Bool) -> None:
-        """Keep these rows alone."""
-        kept = self._rows()[which]
-        self.values = array("q", kept.tobytes())
+        """Keep only these rows."""
+        self.values = array("q", self._rows()[which].tobytes())
 
 
 def get_args(event: dict[str, Any]) -> dict[str, Any]:
@@ -558,7 +565,7 @@ def parse_copy_kinds(name: Any) -> tuple[int, int, int]:
     """Return the kind of a copy, of its source and of its target, from its name; -1 for what is not known.
 
     Example:
-        >>> copy_kinds("Memcpy HtoD (Pageable -> Device)"), copy_kinds("Memcpy PtoP")
+        >>> parse_copy_kinds("Memcpy HtoD (Pageable -> Device)"), parse_copy_kinds("Memcpy PtoP")
         ((1, 0, 2), (10, -1, -1))
     """
     words = _COPY.fullmatch(text(name) or "")
@@ -574,18 +581,19 @@ def parse_memory_kind(name: Any) -> int:
 
 def parse_synchronization_kind(word: Any) -> int:
     """Return the kind of a synchronization; -1 for not known."""
-    return _SYNCHRONISATIONS.get(text(word) or "", -1)
+    return _SYNCHRONIZATIONS.get(text(word) or "", -1)
 
 
 @dataclass(frozen=True)
 class DecodedName:
-    """What a name says.
+    """The annotation that a name encodes.
 
     Attributes:
-        payload: a whole number; NULL for none. real: the bits of a payload with a fraction; NULL for none.
+        payload: a whole number; NULL for none.
+        float_payload: the bits of a payload with a fraction; NULL for none.
         domain, category: empty for none.
         kind: RANGE, MARK, START or END.
-        number: tells which START and END belong together.
+        number: the same for a START and its END.
     """
 
     name: str
@@ -598,35 +606,35 @@ class DecodedName:
 
 
 def decode_name(text: str) -> DecodedName:
-    """Return what the name of an annotation says."""
-    found = _CODED.fullmatch(text) if text.endswith("]") else None
-    if found is None:
+    """Return the annotation that a name encodes."""
+    match = _CODED.fullmatch(text) if text.endswith("]") else None
+    if match is None:
         return DecodedName(text)
     payload, real = NULL, NULL
-    number = found["payload"]
+    number = match["payload"]
     if number is not None and number.lstrip("-").isdecimal():
         payload = int(number)
         payload -= _TOP if payload >= _TOP >> 1 else 0
     elif number is not None:
         (real,) = struct.unpack("<q", struct.pack("<d", float(number)))
     return DecodedName(
-        _plain(found["name"]),
+        _unescape(match["name"]),
         payload,
         real,
-        _plain(found["domain"] or ""),
-        _plain(found["category"] or ""),
-        found["kind"] or RANGE,
-        int(found["number"] or 0),
+        _unescape(match["domain"] or ""),
+        _unescape(match["category"] or ""),
+        match["kind"] or RANGE,
+        int(match["number"] or 0),
     )
 
 
-def _plain(text: str) -> str:
-    return _ESCAPED.sub(lambda found: bytes.fromhex(found[0].replace("%", "")).decode("utf-8", "replace"), text)
+def _unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda match: bytes.fromhex(match[0].replace("%", "")).decode("utf-8", "replace"), text)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an event stands in the file's picture: what a flow is bound to."""
+    """Where an event is in the trace viewer: what a flow is bound to."""
 
     pid: int
     tid: int
@@ -634,13 +642,13 @@ class _Place:
 
 
 class Flows:
-    """What waits for its flow, and the flows when they are read."""
+    """The events without a correlation, and the flows that link them."""
 
     def __init__(self) -> None:
         self._unlinked: list[tuple[Table, int, _Place]] = []
 
     def await_flow(self, table: Table, event: dict[str, Any], start: int) -> None:
-        """Note that the row that is added to `table` next has no correlation."""
+        """Register the row that is added to `table` next as one without a correlation."""
         pid, tid = event.get("pid"), event.get("tid")
         if type(pid) is int and type(tid) is int:
             self._unlinked.append((table, len(table), _Place(pid, tid, start)))
@@ -651,7 +659,7 @@ class Flows:
         Args:
             path: the file, which is read once more.
             calls: the table of calls.
-            threads: by the numbers that calls have of them.
+            threads: (pid, tid) by thread number.
         """
         if not self._unlinked:
             return
@@ -683,10 +691,10 @@ def _flows(path: Path) -> tuple[dict[_Place, int], dict[_Place, int]]:
 def _correlations_at(begins: dict[_Place, int], calls: Table, threads: list[tuple[Any, Any]]) -> dict[int, int]:
     """Return the correlation of the call that each flow begins at."""
     columns = (calls.column(name).tolist() for name in ("start", "thread", "correlation"))
-    found = {}
+    correlation_of_flow = {}
     for start, thread, correlation in zip(*columns, strict=True):
         pid, tid = threads[thread]
         flow = begins.get(_Place(pid, tid, start))
         if flow is not None and correlation != NULL:
-            found[flow] = correlation
-    return found
+            correlation_of_flow[flow] = correlation
+    return correlation_of_flow

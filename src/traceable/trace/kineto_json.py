@@ -1,9 +1,10 @@
-"""A Chrome trace in JSON, read event by event: a file of hundreds of megabytes never stands in memory as a tree.
+"""A Chrome trace in JSON, read event by event: a file of hundreds of megabytes is never a tree in memory.
 
-The standard library's scanner, asked for one event at a time, takes 0.26 s for 35 MB and 109 000 events, and memory for
-1 MB at a time. For the whole tree json.loads takes 0.47 s and 106 MB, orjson 0.37 s and 166 MB, msgspec 0.42 s and 91
-MB; ijson takes 0.41 s for the events (CPU time, Python 3.11). Both orjson and msgspec also make doubles of numbers with
-a fraction, which hold microseconds since 1970 to a quarter of one only. What the events mean is in `kineto_events`.
+The standard library's scanner, called for one event at a time, takes 0.26 s for 35 MB and 109 000 events, and memory
+for 1 MB at a time. For the whole tree json.loads takes 0.47 s and 106 MB, orjson 0.37 s and 166 MB, msgspec 0.42 s and
+91 MB; ijson takes 0.41 s for the events (CPU time, Python 3.11). Both orjson and msgspec also make doubles of numbers
+with a fraction, which hold microseconds since 1970 to a quarter of one only. What the events mean is in
+`kineto_events`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from traceable.protocol import untrusted
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTES_AT_ONCE = 1 << 20
 _NEAR_THE_END = 64
-"""How far before the end of what was read so far an error may lie that more of the file would mend."""
+"""How far before the end of the text read so far an error may be that reading on would fix."""
 
 _BLANK_CHARACTERS = 16 << 20
 _VALUE_CHARACTERS = 64 << 20
 _UNPACKED_BYTES = 32 << 20
 _TIMES_PACKED = 100
-"""What is refused in a trace, with `untrusted.limit`: so much of nothing between two values, one event or value of such
-a size, and from gzip, once so much is unpacked, so many times what it was packed in. Real traces unpack to 13 to 21
-times their size, and gzip can't do more than 1032."""
+"""Limits of a trace, scaled by `untrusted.scale_limit`: blanks between two values, the size of one event or value, and,
+for gzip, the ratio of unpacked to packed bytes once so many bytes are unpacked. Real traces unpack to 13 to 21 times
+their size, and gzip can't do more than 1032."""
 
 _LATEST_NS = 1 << 62
 
@@ -43,10 +44,10 @@ _BEGUN = re.compile(r"[\w.+-]*\s*")
 """The begin of a word, a number or an escape."""
 
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?')
-"""An escape; where none of JSON's is behind the backslash, that alone."""
+"""An escape; only the backslash where none of JSON's escapes follows."""
 
 _NO_NUMBER = re.compile(r"-?(?:inf|nan)\b", re.IGNORECASE)
-"""What C++ prints for a number that is none: Kineto of before 2023 did so, in the occupancy of kernels."""
+"""What C++ prints for a number that is not one: Kineto before 2023 did so, in the occupancy of kernels."""
 
 _STRING_OR_NO_NUMBER = re.compile(
     rf'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|{_NO_NUMBER.pattern}', re.IGNORECASE | re.DOTALL
@@ -55,21 +56,19 @@ _STRING_OR_NO_NUMBER = re.compile(
 _DECODER = json.JSONDecoder(parse_float=str, strict=False)
 """Leaves numbers with a fraction as their text, and takes control characters in names."""
 
-TRUNCATED_HINT = (
-    "record again and let the profiler finish: it is cut off if the process dies while the trace is being written"
-)
-DAMAGED_HINT = "take the file again from where it was written"
+TRUNCATED_HINT = "record again and let the profiler finish: a process that dies while writing leaves a truncated trace"
+DAMAGED_HINT = "copy the file again from where it was written"
 
 
 class Document:
     """The JSON of one trace file. A context manager: it holds the file open.
 
     Args:
-        path: plain or gzip, which is told by its content.
+        path: plain or gzip, detected by its content.
 
     Attributes:
         path: the file.
-        metadata: what stands beside the events; whole once all events are read.
+        metadata: the members other than the events; complete once all events are read.
         events_read: how many were read so far.
         has_events: whether the file has a list of events, known when `events` has yielded or returned.
 
@@ -119,7 +118,7 @@ class Document:
         """Yield the events in the order of the file; numbers with a fraction are str.
 
         Raises:
-            TraceError: it is no JSON, or is cut off, or damaged.
+            TraceError: it is not JSON, or is truncated or damaged.
         """
         opening = self._next(_SPACE)
         if opening == "\ufeff":
@@ -131,18 +130,18 @@ class Document:
             self._at += 1
             yield from self._members()
         else:
-            raise TraceError("not_json", f"{self.path} is no JSON", "give a trace that torch.profiler exported")
+            raise TraceError("not_json", f"{self.path} is not JSON", "give a trace that torch.profiler exported")
         if self._next(_SPACE):
-            raise self._damaged(Message("trailing_data", "something follows its end"))
+            raise self._damaged(Message("trailing_data", "data follows its end"))
 
     def _members(self) -> Iterator[dict[str, Any]]:
         while (mark := self._next(_BETWEEN)) != "}":
             name = self._value()
             colon = self._next(_SPACE)
             if not colon:
-                raise self._cut_off()
+                raise self._truncated()
             if mark != '"' or colon != ":":
-                raise self._damaged(Message("json_member_malformed", "a name and a colon should stand here"))
+                raise self._damaged(Message("json_member_malformed", "a name and a colon are expected here"))
             self._at += 1
             if self._next(_SPACE) == "[" and name == "traceEvents":
                 yield from self._list()
@@ -161,16 +160,16 @@ class Document:
         self._at += 1
 
     def _next(self, passing: re.Pattern[str]) -> str:
-        """Go on to the next character that is none of these and return it; nothing at the end of the file."""
+        """Skip these characters and return the next one; nothing at the end of the file."""
         passed = 0
         while True:
-            found = passing.match(self._text, self._at)
-            assert found is not None, "both patterns match nothing too"
-            passed += found.end() - self._at
-            self._at = found.end()
+            match = passing.match(self._text, self._at)
+            assert match is not None, "both patterns match nothing too"
+            passed += match.end() - self._at
+            self._at = match.end()
             if passed > self._blanks_max:
-                why = f"{passed} characters between two values hold nothing"
-                raise self._refused(Message("blanks_too_long", why))
+                problem = f"{passed} blank characters between two values"
+                raise self._rejected(Message("blanks_too_long", problem))
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
@@ -179,32 +178,32 @@ class Document:
     def _value(self) -> Any:
         """Read the value that begins here."""
         while True:
-            found = self._tried()
-            if found is None and len(self._text) - self._at > self._value_max:
-                why = f"one value has more than {self._value_max} characters"
-                raise self._refused(Message("value_too_large", why))
+            decoded = self._decode_value()
+            if decoded is None and len(self._text) - self._at > self._value_max:
+                problem = f"one value has more than {self._value_max} characters"
+                raise self._rejected(Message("value_too_large", problem))
             # A number may go on in what was not read yet.
-            if found is not None and (found[1] < len(self._text) or not self._more()):
-                self._at = found[1]
-                return found[0]
+            if decoded is not None and (decoded[1] < len(self._text) or not self._more()):
+                self._at = decoded[1]
+                return decoded[0]
 
-    def _tried(self) -> tuple[Any, int] | None:
+    def _decode_value(self) -> tuple[Any, int] | None:
         """Return the value that begins here and where it ends; None where the text had to be changed first."""
         try:
             return _DECODER.raw_decode(self._text, self._at)
         except json.JSONDecodeError as error:
-            self._mend(error)
+            self._repair(error)
             return None
         except RecursionError:
             raise self._damaged(Message("json_nested_too_deep", "its values are nested without end")) from None
         except ValueError as error:  # A whole number of thousands of digits.
             raise self._damaged(Message("json_number_too_long", str(error).partition(";")[0])) from None
 
-    def _mend(self, error: json.JSONDecodeError) -> None:
-        """Read on where the text ends too early, and mend what Kineto is known to write wrongly; or raise."""
+    def _repair(self, error: json.JSONDecodeError) -> None:
+        """Read on if the text ends too early, and repair what Kineto is known to write wrongly; or raise."""
         at = error.pos
         wrong = _NO_NUMBER.match(self._text, at)
-        # All that follow are mended at once: one by one takes the square of their number.
+        # All that follow are repaired at once: one by one takes quadratic time.
         sure = len(self._text) if self._ended else len(self._text) - _NEAR_THE_END
         if wrong is not None and wrong.end() < len(self._text):
 
@@ -213,26 +212,26 @@ class Document:
 
             self._text = self._text[:at] + _STRING_OR_NO_NUMBER.sub(number, self._text[at:])
         elif error.msg.startswith("Invalid \\") and at <= sure:
-            # Paths of Windows; of `\users` the error stands at the letter.
+            # Paths of Windows; of `\users` the error is at the letter.
             at -= self._text[at] != "\\"
-            kept, rest = self._text[:at], self._text[at:]
+            before, rest = self._text[:at], self._text[at:]
 
             def escape(match: re.Match[str]) -> str:
                 return "\\\\" if len(match[0]) == 1 and at + match.start() <= sure else match[0]
 
-            self._text = kept + _ESCAPE.sub(escape, rest)
+            self._text = before + _ESCAPE.sub(escape, rest)
         elif error.msg.startswith("Unterminated string") or at + _NEAR_THE_END > len(self._text):
             if not self._more():
-                raise self._cut_off() if self._text_ends_at(error) else self._damaged(_malformed(error), at) from None
+                raise self._truncated() if self._text_ends_at(error) else self._damaged(_malformed(error), at) from None
         else:
             raise self._damaged(_malformed(error), at) from None
 
     def _text_ends_at(self, error: json.JSONDecodeError) -> bool:
-        """Whether an error is that the text ends there, and does not go wrong."""
+        """Return whether an error only means that the text ends there."""
         return error.msg.startswith("Unterminated") or _BEGUN.fullmatch(self._text, error.pos) is not None
 
     def _more(self) -> bool:
-        """Read on; False at the end of the file. What is read grows with what is waiting, so that no value is slow."""
+        """Read on; False at the end of the file. The chunk grows with the pending text, so that no value is slow."""
         if self._ended:
             return False
         self._text = self._text[self._at :]
@@ -241,31 +240,31 @@ class Document:
         try:
             content = self._file.read(max(_BYTES_AT_ONCE, len(self._text)))
         except EOFError:
-            raise self._cut_off() from None
+            raise self._truncated() from None
         except (gzip.BadGzipFile, zlib.error):
-            raise TraceError("file_damaged", f"{self.path} is damaged: it can't be unpacked", DAMAGED_HINT) from None
+            raise TraceError("file_damaged", f"{self.path} is damaged: gzip can't unpack it", DAMAGED_HINT) from None
         except OSError as error:
             raise _unreadable(self.path, error) from None
         self._ended = not content
         self._unpacked_bytes += len(content)
         many = self._packed and self._unpacked_bytes > self._unpacked_min
         if many and self._unpacked_bytes > self._times_max * self._opened.tell():
-            why = f"it unpacks to more than {self._times_max} times its size"
-            raise self._refused(Message("unpacks_too_large", why))
+            problem = f"it unpacks to more than {self._times_max} times its size"
+            raise self._rejected(Message("unpacks_too_large", problem))
         self._text += self._decode.decode(content, final=self._ended)
         return True
 
-    def _cut_off(self) -> TraceError:
-        return TraceError("file_cut_off", f"{self.path} is cut off after {self.events_read} events", TRUNCATED_HINT)
+    def _truncated(self) -> TraceError:
+        return TraceError("file_cut_off", f"{self.path} is truncated after {self.events_read} events", TRUNCATED_HINT)
 
-    def _refused(self, why: Message) -> TraceError:
-        found = f"{self.path} is not a trace that any profiler writes: {why}"
-        return TraceError(why.code, found, untrusted.format_limit_remedy())
+    def _rejected(self, problem: Message) -> TraceError:
+        found = f"{self.path} is not a valid profiler trace: {problem}"
+        return TraceError(problem.code, found, untrusted.format_limit_remedy())
 
-    def _damaged(self, why: Message, at: int | None = None) -> TraceError:
+    def _damaged(self, problem: Message, at: int | None = None) -> TraceError:
         place = self._before + (self._at if at is None else at)
         where = f"after {self.events_read} events, at character {place}"
-        return TraceError(why.code, f"{self.path} is damaged {where}: {why.lower()}", DAMAGED_HINT)
+        return TraceError(problem.code, f"{self.path} is damaged {where}: {problem.lower()}", DAMAGED_HINT)
 
 
 def _malformed(error: json.JSONDecodeError) -> Message:
@@ -273,10 +272,10 @@ def _malformed(error: json.JSONDecodeError) -> Message:
 
 
 def to_nanoseconds(microseconds: Any) -> int | None:
-    """Return a time in ns, to the nearest, from what `Document` made of a number of us; None for what is no time.
+    """Return a time in ns, to the nearest, from a number of us as `Document` yields it; None for anything else.
 
     Examples:
-        >>> nanoseconds("1711964646123456.789"), nanoseconds(3), nanoseconds("1e-1"), nanoseconds("NaN")
+        >>> to_nanoseconds("1711964646123456.789"), to_nanoseconds(3), to_nanoseconds("1e-1"), to_nanoseconds("NaN")
         (1711964646123456789, 3000, 100, None)
     """
     if type(microseconds) is int:

@@ -1,4 +1,4 @@
-"""The mangled names of kernels, out of an nsys SQLite file. Of use to ncu alone, so `Trace` does without them.
+"""The mangled names of kernels, out of an nsys SQLite file. Only ncu needs them, so `Trace` does not have them.
 
 A demangled name is written differently by every tool and version (`(int)4` or `4`, with or without namespaces); the
 mangled one is the symbol itself.
@@ -20,21 +20,21 @@ _QUERY = """SELECT DISTINCT demangled.value, mangled.value
 def load_mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
     """Return the symbols of the kernels of these demangled names, in their order.
 
-    None where the file does not hold one for each: it is no nsys SQLite file, or one that lacks that column.
+    None if the file does not hold one for each: it is not an nsys SQLite file, or lacks that column.
     """
-    found: dict[str, list[str]] = {}
+    symbols: dict[str, list[str]] = {}
     try:
         connection = untrusted.open_database(path)
         try:
             # Names are not always UTF-8.
             connection.text_factory = lambda value: value.decode("utf-8", "replace")
             for demangled, mangled in connection.execute(_QUERY):
-                found.setdefault(demangled, []).append(mangled)
+                symbols.setdefault(demangled, []).append(mangled)
         finally:
             connection.close()
     except (OSError, *untrusted.SQLITE_ERRORS):
         return None
-    wanted = list(names)
-    if any(name not in found for name in wanted):
+    requested_names = list(names)
+    if any(name not in symbols for name in requested_names):
         return None
-    return [symbol for name in wanted for symbol in sorted(found[name])]
+    return [symbol for name in requested_names for symbol in sorted(symbols[name])]

@@ -2,7 +2,7 @@
 
 Each kind of event is one frozen dataclass whose fields are equally long arrays, ordered by start. Times are int64
 nanoseconds from the start of the collection; `Trace.utc_epoch_ns` turns them into wall clock. Names, threads and
-processes are indices into the tables beside them, so that an event costs few bytes. A value that was not recorded is
+processes are indices into tables, so that an event costs few bytes. A value that was not recorded is
 `NULL` in an int64 column and -1 in an index column.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
 
     class NDArray:
-        """Stands for numpy's name of that kind, which takes 20 ms to import and is of use to type checkers alone."""
+        """Replaces `numpy.typing.NDArray`, which takes 20 ms to import and is of use only to type checkers."""
 
         def __class_getitem__(cls, _item: object) -> type:
             return np.ndarray
@@ -34,7 +34,7 @@ Float64: TypeAlias = NDArray[np.float64]
 Bool: TypeAlias = NDArray[np.bool_]
 
 NULL = int(np.iinfo(np.int64).min)
-"""What an int64 column holds where the file holds NULL or lacks the column."""
+"""The value in an int64 column where the file holds NULL or lacks the column."""
 
 PUSH_POP = 0
 """Style of a range that a thread pushed and popped."""
@@ -76,8 +76,8 @@ class Ranges(Intervals):
         style: PUSH_POP or START_END.
         clipped: cut by the edge of the capture or by a crash, so its duration is a lower bound.
         payload: the 64-bit integer payload, an unsigned one read as signed; meaningless unless `has_payload`. An
-            identity is no payload but for the stretches of coroutines, which are told apart by theirs.
-        identity: which instance it is and which one that began in (`trace.emitted`); NULL where nothing says it.
+            identity is not a payload, except for the active segments of coroutines, which are identified by it.
+        identity: which instance it is and which one that began in (`trace.emitted`); NULL if not recorded.
         fields: index into `Trace.names` of its named fields as JSON text; -1 for none.
     """
 
@@ -96,7 +96,7 @@ class Ranges(Intervals):
 
 @dataclass(frozen=True)
 class Windows(Intervals):
-    """Windows of steps to which the recording was gated (docs/windows.md). They are no ranges of the program's.
+    """Windows of steps to which the recording was gated (docs/windows.md). They are not ranges of the program.
 
     Attributes:
         name: index into `Trace.names`: the window's id.
@@ -117,7 +117,7 @@ class Windows(Intervals):
 
 @dataclass(frozen=True)
 class Marks(Events):
-    """NVTX marks but for the samples of counters and what says a range's fields; columns as in `Ranges`."""
+    """NVTX marks except samples of counters and marks that hold a range's fields; columns as in `Ranges`."""
 
     name: Int32
     domain: Int32
@@ -275,8 +275,8 @@ class Allocations(Events):
 class Overheads(Intervals):
     """The profiler's own work, and what CUPTI reports of the driver's.
 
-    That is modules that it loads, and launches that wait because the command buffer is full. Only the name tells one
-    from the other (`analysis.name_patterns`).
+    That is modules that it loads, and launches that wait because the command buffer is full. Only the name
+    distinguishes the two (`analysis.name_patterns`).
 
     Attributes:
         name, process: indices into `Trace.names` and `Trace.processes`; -1 where not recorded.
@@ -298,7 +298,7 @@ class Device:
     """One GPU of the machine. A number is None, and a text empty, where it was not recorded.
 
     Attributes:
-        number: nsys's number of the GPU; CUDA's device numbers are the same unless `Trace.cuda_devices` says otherwise.
+        number: nsys's number of the GPU; CUDA's device numbers are the same unless `Trace.cuda_devices` maps them.
         bus: PCI location (`0000:57:00.0`).
         memory_bytes_per_s: peak of its own memory.
     """
@@ -336,12 +336,12 @@ class Source:
     """Where the trace comes from.
 
     Attributes:
-        path: the file that was read, as the caller named it.
+        path: the file that was read, as the caller gave it.
         size_bytes: its size.
         product, version: of the exporter (`NVIDIA Nsight Systems`, `2024.6.2.225`); empty where not recorded.
         schema: version of the SQLite schema (`3.16.1`); empty where not recorded.
-        tables: the tables that the file holds, to tell what was not recorded from what did not happen.
-        notes: one for each thing that could not be read as it stood.
+        tables: the tables in the file, to distinguish what was not recorded from what did not happen.
+        notes: one for each thing that could not be read as it is.
     """
 
     path: str
@@ -358,7 +358,7 @@ class Cut:
     """The time that a trace was cut to (`analysis.select`).
 
     Attributes:
-        whole: the trace before it was cut: it decides which range an operation belongs to.
+        whole: the trace before it was cut: it determines which range an operation belongs to.
         first_ns, last_ns: the time is from `first_ns` until before `last_ns`; a side that is open is the limit of an
             int64.
     """
@@ -412,12 +412,12 @@ class Trace:
     def with_tables(self, **tables: Any) -> Trace:
         """Return the trace with these tables, by name, each with the rows of some processes or GPUs.
 
-        Which range an operation belongs to rests on calls and operations that a part may lack: those are in `whole`.
+        Attribution needs calls and operations that a part may lack: those are in `whole`.
         """
         return replace(self, **tables, whole=self.whole or self)
 
     def name_index(self, name: str) -> int:
-        """Return the index of a name; -2, which no event holds, where it is not there."""
+        """Return the index of a name; -2, which no event holds, if it is unknown."""
         try:
             return self.names.index(name)
         except ValueError:

@@ -1,9 +1,9 @@
 """An nsys SQLite export becomes a `Trace`. Schemas 2.9 to 3.28; the embedded recorder writes the same schema.
 
-Absent tables and columns are normal: nsys writes a table only when it has rows, and columns came over the years. What
-the schema means stands at https://docs.nvidia.com/nsight-systems/UserGuide/#sqlite-schema-reference and, where that is
-silent, in what real exports hold (docs/report.md). The rows of NVTX_EVENTS become ranges, marks and samples, and the
-names of domains, categories and threads.
+Absent tables and columns are normal: nsys writes a table only when it has rows, and columns came over the years. The
+schema is documented at https://docs.nvidia.com/nsight-systems/UserGuide/#sqlite-schema-reference; the rest is from real
+exports (docs/report.md). The rows of NVTX_EVENTS become ranges, marks and samples, and the names of domains, categories
+and threads.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LONGEST_NS = 1 << 53
 _ROWS_AT_ONCE = 1 << 17
 
 Progress: TypeAlias = Callable[[str], None]
-"""Hears what is being done, as half a sentence: `reading 5.2 GB: kernels`."""
+"""Receives the current activity as a text: `reading 5.2 GB: kernels`."""
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 NVTX_EVENTS = "NVTX_EVENTS"
@@ -80,7 +80,7 @@ NVTX = ColumnSpec(
     {"scope": ("globalTid", "domainId", "category"), "closer": ("endGlobalTid",), "textId": ("textId",)},
     ("text",),
 )
-"""What is read of NVTX_EVENTS. The column of our own is the flight recorder's: `collectors/nsys/tables.py`."""
+"""What is read of NVTX_EVENTS. `traceableClipped` is the flight recorder's column: `collectors/nsys/tables.py`."""
 
 
 def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> ColumnSpec:
@@ -126,7 +126,7 @@ TABLE_LABELS = {
     **dict.fromkeys(OVERHEADS, "overheads"),
     NVTX_EVENTS: "ranges",
 }
-"""What the tables hold, as progress says it."""
+"""The names of the tables' events in progress messages."""
 
 ALWAYS = ("start", "end", "globalTid", "globalPid")
 REQUIRED = {
@@ -154,42 +154,42 @@ def load(path: Path, decode: bool = True, *, progress: Progress | None = None) -
     """Read an nsys SQLite export.
 
     Args:
-        path: the `.sqlite` file. It is only read, and nothing is created beside it.
+        path: the `.sqlite` file. It is only read, and nothing is created next to it.
         decode: False has SQLite read every table, which takes about ten times as long; the trace is the same.
-        progress: is told which tables are being read, in this thread; None for nobody.
+        progress: is called with the tables that are being read, in this thread.
 
     Raises:
-        TraceError: it is not a whole, finished nsys export of a schema that this reader knows, or memory does not
-            suffice; the message says which.
+        TraceError: it is not a complete nsys export of a supported schema, or memory does not suffice.
     """
     try:
         with Database(path, decode) as database:
             return _Reader(database, progress).read()
     except MemoryError as error:
-        found = f"{path} takes more memory than there is"
-        raise TraceError("not_enough_memory", found, "read it on a larger machine") from error
+        problem = f"not enough memory to read {path}"
+        raise TraceError("not_enough_memory", problem, "read it on a larger machine") from error
 
 
 @dataclass
 class _Reader:
-    """What is shared while one file is read."""
+    """The state while one file is read."""
 
     database: Database
     progress: Progress | None
     names: Names = field(default_factory=Names)
     threads: Threads = field(default_factory=Threads)
     notes: list[Message] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> Trace:
         metadata = self._metadata()
         schema = self._check_schema(metadata)
-        whole = {name: wanted for name, wanted in TABLES.items() if self._complete(name)}
-        found = self.database.read(whole | NAMES, self._prepared, self._begun)
-        self._note_what_was_left_out()
-        strings = Strings(found["StringIds"]["id"], found["StringIds"].encoded["value"], self.names)
+        readable = {name: spec for name, spec in TABLES.items() if self._has_required_columns(name)}
+        rows_by_table = self.database.read(readable | NAMES, self._prepare, self._report_tables)
+        self._note_excluded_rows()
+        strings = Strings(rows_by_table["StringIds"]["id"], rows_by_table["StringIds"].encoded["value"], self.names)
         tables = {
-            name: found.pop(name) if name in found else make_empty_rows(wanted) for name, wanted in TABLES.items()
+            name: rows_by_table.pop(name) if name in rows_by_table else make_empty_rows(spec)
+            for name, spec in TABLES.items()
         }
         nvtx = tables.pop(NVTX_EVENTS)
         for name, events in tables.items():
@@ -205,13 +205,13 @@ class _Reader:
         product = metadata.get("EXPORT_PRODUCT_NAME", "")
         # Our recorder leaves open ranges open, and its capture ends with the last event, which may be a whole range.
         closed_at_ns = None if product.startswith(_RECORDER) else capture_ns
-        emitted = read_nvtx(nvtx, strings, self.names, self.threads, closed_at_ns)
+        nvtx_events = read_nvtx(nvtx, strings, self.names, self.threads, closed_at_ns)
         del nvtx
-        if emitted.lost_samples:
-            lost = f"{emitted.lost_samples} samples of counters hold no finite number: left out"
+        if nvtx_events.lost_samples:
+            lost = f"{nvtx_events.lost_samples} counter samples without a finite value are excluded"
             self.notes.append(Message("samples_not_finite", lost))
-        thread_name = self._thread_name(found["ThreadNames"], emitted.thread_names, strings)
-        processes, threads = self.threads.tables(thread_name, _process_name(found["PROCESSES"]))
+        thread_name = self._thread_name(rows_by_table["ThreadNames"], nvtx_events.thread_names, strings)
+        processes, threads = self.threads.tables(thread_name, _process_name(rows_by_table["PROCESSES"]))
         trace_tables = self._cuda(tables, strings)
         return Trace(
             source=model.Source(
@@ -229,16 +229,16 @@ class _Reader:
             cuda_devices=self._cuda_devices(),
             utc_epoch_ns=self._first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
             capture_ns=capture_ns,
-            ranges=emitted.ranges,
-            marks=emitted.marks,
-            counters=emitted.counters,
-            windows=emitted.windows,
+            ranges=nvtx_events.ranges,
+            marks=nvtx_events.marks,
+            counters=nvtx_events.counters,
+            windows=nvtx_events.windows,
             **trace_tables,
             names=self.names.all(),
         )
 
     def _metadata(self) -> dict[str, str]:
-        """Return name and value of the export's metadata, under the table's name of today or of before 2023."""
+        """Return name and value of the export's metadata, under the table's current name or that before 2023."""
         for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
             rows = self.database.read({table: ColumnSpec(texts=("name", "value"))})[table]
             if rows.count:
@@ -247,7 +247,7 @@ class _Reader:
         return {}
 
     def _check_schema(self, metadata: dict[str, str]) -> str:
-        """Return the schema's version after refusing what can't be read; a newer minor version is read and noted."""
+        """Return the schema's version, rejecting unsupported ones; a newer minor version is read and noted."""
         path = self.database.path
         stated = metadata.get("EXPORT_SCHEMA_VERSION", "")
         if not stated:
@@ -255,13 +255,13 @@ class _Reader:
                 raise TraceError(
                     "not_an_nsys_export",
                     f"{path} is an SQLite file, but not an nsys export",
-                    "name a file made by `nsys export --type sqlite`, a .nsys-rep or a run directory",
+                    "give a file made by `nsys export --type sqlite`, a .nsys-rep or a run directory",
                 )
             return ""
         try:
             version = tuple(int(part) for part in stated.split(".")[:2])
         except ValueError as error:
-            found = f"{path} states the schema version {stated!r}"
+            found = f"{path} has an invalid schema version: {stated!r}"
             raise TraceError("schema_version_invalid", found, RE_EXPORT) from error
         if version[0] > NEWEST_SCHEMA[0]:
             found = f"{path} has nsys schema {stated}, newer than {NEWEST_SCHEMA[0]}.x"
@@ -271,7 +271,7 @@ class _Reader:
             raise TraceError("schema_too_old", found, "export the report again with nsys 2021 or later")
         if version > NEWEST_SCHEMA:
             known = ".".join(map(str, NEWEST_SCHEMA))
-            found = f"schema {stated} is newer than {known}: what changed since then is not read"
+            found = f"schema {stated} is newer than {known}: newer fields are not read"
             self.notes.append(Message("schema_newer", found))
         return stated
 
@@ -280,46 +280,46 @@ class _Reader:
         values = self.database.read({table: ColumnSpec(integers=(column,))})[table][column]
         return int(values[0]) if len(values) and values[0] != NULL else None
 
-    def _complete(self, table: str) -> bool:
-        """Return whether the table has what makes an event: a start, an end if it has one, and who did it."""
-        wanted, present = TABLES[table], self.database.columns(table)
-        needed = [name for name in (*wanted.integers, *wanted.names()) if name in REQUIRED.get(table, ALWAYS)]
+    def _has_required_columns(self, table: str) -> bool:
+        """Return whether the table has the columns of an event: start, end if it has one, and thread or process."""
+        spec, present = TABLES[table], self.database.columns(table)
+        needed = [name for name in (*spec.integers, *spec.names()) if name in REQUIRED.get(table, ALWAYS)]
         missing = [name for name in dict.fromkeys(needed) if name not in present]
         if missing and table in self.database.tables:
             self.notes.append(Message("column_missing", f"table {table} has no column {', '.join(missing)}: not read"))
         return not missing
 
-    def _begun(self, tables: Sequence[str]) -> None:
-        """Say which tables are being read."""
+    def _report_tables(self, tables: Sequence[str]) -> None:
+        """Report which tables are being read."""
         if self.progress is not None:
-            what = dict.fromkeys(TABLE_LABELS.get(table, "names") for table in tables)
-            self.progress(f"reading {_spoken(self.database.size_bytes)}: {' and '.join(what)}")
+            labels = dict.fromkeys(TABLE_LABELS.get(table, "names") for table in tables)
+            self.progress(f"reading {_format_size(self.database.size_bytes)}: {' and '.join(labels)}")
 
-    def _prepared(self, table: str, rows: Rows) -> Rows:
+    def _prepare(self, table: str, rows: Rows) -> Rows:
         """Return a table of events sorted by start, the longer of two first; equal ones stay in the file's order.
 
-        Rows that can't be events are left out and counted: without a start, ending before it, or absurdly late. Other
+        Rows that can't be events are excluded and counted: without a start, ending before it, or absurdly late. Other
         tables stay as they are. May run in two threads at once, each time with another table.
         """
         if table not in TABLES:
             return rows
         end = rows.columns.get("end", rows["start"])
         # An NVTX range, or a mark, may have no end: it was still going on.
-        sane = _sane(rows["start"], end, open_ended=table == NVTX_EVENTS)
-        if not sane.all():
-            self.left_out[table] = int((~sane).sum())
-            rows = rows.take(sane).drop_unused_codes()
+        valid = _is_valid_time(rows["start"], end, open_ended=table == NVTX_EVENTS)
+        if not valid.all():
+            self.excluded[table] = int((~valid).sum())
+            rows = rows.take(valid).drop_unused_codes()
         order = argsort_by_start(rows["start"], rows.columns.get("end", rows["start"]))
         if order is not None:
             rows.sort(order)
         return rows
 
-    def _note_what_was_left_out(self) -> None:
+    def _note_excluded_rows(self) -> None:
         for table in TABLES:
-            if table in self.left_out:
-                count = self.left_out[table]
-                found = f"{count} rows of {table} lie outside time (end before start): left out"
-                self.notes.append(Message("rows_outside_time", found))
+            if table in self.excluded:
+                count = self.excluded[table]
+                problem = f"{count} rows of {table} have no valid time (end before start) and are excluded"
+                self.notes.append(Message("rows_outside_time", problem))
 
     def _cuda(self, tables: dict[str, Rows], strings: Strings) -> dict[str, Any]:
         """Return the columns of the CUDA tables as `Trace` holds them; `tables` is emptied, to hold no row twice."""
@@ -423,10 +423,10 @@ class _Reader:
     def _devices(self) -> tuple[model.Device, ...]:
         """Return the GPUs, by number."""
         numbers = ("id", "totalMemory", "memoryBandwidth", "smCount", "computeMajor", "computeMinor")
-        wanted = ColumnSpec(integers=numbers, texts=("name", "busLocation"))
-        rows = self.database.read({"TARGET_INFO_GPU": wanted})["TARGET_INFO_GPU"]
+        spec = ColumnSpec(integers=numbers, texts=("name", "busLocation"))
+        rows = self.database.read({"TARGET_INFO_GPU": spec})["TARGET_INFO_GPU"]
         columns = [[None if value == NULL else value for value in rows[name].tolist()] for name in numbers]
-        found = [
+        devices = [
             model.Device(
                 number=number,
                 name=name or "",
@@ -441,7 +441,7 @@ class _Reader:
             )
             if number is not None
         ]
-        return tuple(sorted(found, key=lambda device: device.number))
+        return tuple(sorted(devices, key=lambda device: device.number))
 
     def _cuda_devices(self) -> dict[tuple[int, int], int]:
         table = "TARGET_INFO_CUDA_DEVICE"
@@ -463,7 +463,7 @@ class _Reader:
         }
 
     def _thread_name(self, rows: Rows, given: dict[int, str], strings: Strings) -> Callable[[int], str]:
-        """Return what names a globalTid: NVTX before the operating system, of several the one of highest priority."""
+        """Return a function that names a globalTid: by NVTX, else by the system name of highest priority."""
         order = np.argsort(rows["priority"], kind="stable")
         # Thousands of threads of other programs may be named: only those of this trace are looked up.
         order = order[np.isin(rows["globalTid"][order], self.threads.ids)]
@@ -475,7 +475,7 @@ class _Reader:
 
 
 def _share_columns(operations: dict[str, model.Operations]) -> None:
-    """Make what all kinds of operation have parts of one array each: the analysis needs them end to end."""
+    """Make the columns common to all kinds of operation parts of one array each: the analysis concatenates them."""
     for column in fields(model.Operations):
         parts = pack_columns([getattr(events, column.name) for events in operations.values()])
         for kind, part in zip(tuple(operations), parts, strict=True):
@@ -487,7 +487,7 @@ def _process_name(rows: Rows) -> Callable[[int], str]:
     return lambda global_pid: known.get(global_pid) or ""
 
 
-def _spoken(size_bytes: int) -> str:
+def _format_size(size_bytes: int) -> str:
     """Return a size in decimal units, as `5.2 GB`."""
     for unit, name in ((10**9, "GB"), (10**6, "MB")):
         if size_bytes >= unit:
@@ -495,22 +495,22 @@ def _spoken(size_bytes: int) -> str:
     return f"{size_bytes / 1000:.1f} kB"
 
 
-def _sane(start: Int64, end: Int64, open_ended: bool) -> Bool:
-    """Which rows lie in time: see `_Reader._events`."""
-    sane = np.empty(len(start), bool)
+def _is_valid_time(start: Int64, end: Int64, open_ended: bool) -> Bool:
+    """Return which rows have a valid time: see `_Reader._prepare`."""
+    valid = np.empty(len(start), bool)
     for at in range(0, len(start), _ROWS_AT_ONCE):
         part = slice(at, at + _ROWS_AT_ONCE)
-        sane[part] = _sane_part(start[part], end[part], open_ended)
-    return sane
+        valid[part] = _is_valid_chunk(start[part], end[part], open_ended)
+    return valid
 
 
-def _sane_part(start: Int64, end: Int64, open_ended: bool) -> Bool:
+def _is_valid_chunk(start: Int64, end: Int64, open_ended: bool) -> Bool:
     ended = (end >= start) & (end < _LATEST_NS)
     started = (start > -_LATEST_NS) & (start < _LATEST_NS)
     # Of what is out of range the difference may overflow; it is masked by the two conditions above.
     short = (end - start) < _LONGEST_NS
-    sane: Bool = started & ((ended & short) | (open_ended & (end == NULL)))
-    return sane
+    valid: Bool = started & ((ended & short) | (open_ended & (end == NULL)))
+    return valid
 
 
 def _geometries(launch: EncodedColumn) -> tuple[Int64, model.Int32]:
@@ -524,7 +524,7 @@ def _geometries(launch: EncodedColumn) -> tuple[Int64, model.Int32]:
 
 @dataclass(frozen=True)
 class Nvtx:
-    """What one NVTX_EVENTS table holds. `thread_names`: by globalTid. `lost_samples`: how many held no number."""
+    """The events of one NVTX_EVENTS table. `thread_names`: by globalTid. `lost_samples`: the number without a value."""
 
     ranges: Ranges
     marks: Marks
@@ -538,9 +538,9 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
     """Sort the rows of NVTX_EVENTS into what they are.
 
     Args:
-        events: what `NVTX` says of the table, sorted by start.
+        events: the columns `NVTX` of the table, sorted by start.
         strings: StringIds.
-        names, threads: where names and threads are numbered.
+        names, threads: the numbering of names and threads.
         closed_at_ns: the end that ranges were given which were still open at the end of the collection; None where
             such ranges have no end. nsys gives them its end to the ns (2022.4: after SIGKILL, SIGSEGV, os._exit and at
             the end of --duration alike). Ranges already open when a collection begins are in no export.
@@ -561,19 +561,21 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
         "payload": _payload(events["uint64Value"], events["int64Value"]),
     }
     is_range, is_mark = np.isin(kind, _PUSH_POPS + _START_ENDS), np.isin(kind, _MARKS)
-    says = is_mark & (rows["domain"] == names.find(PAYLOAD_DOMAIN))
-    samples = is_mark & (rows["domain"] == names.find(COUNTER_DOMAIN))
+    is_payload_mark = is_mark & (rows["domain"] == names.find(PAYLOAD_DOMAIN))
+    is_sample = is_mark & (rows["domain"] == names.find(COUNTER_DOMAIN))
     of_window = is_range & (rows["domain"] == names.find(WINDOW_DOMAIN))
     last_ns = _last_ns(events)
-    windows = _windows(_ended(_ranges(_taken(rows, of_window), None, names), last_ns, closed_at_ns), names)
-    ranges = _ranges(_taken(rows, is_range & ~of_window), _said(_taken(rows, says), names), names)
-    counters = _counters(_taken(rows, samples), threads)
+    windows = _windows(_close_ranges(_ranges(_take_rows(rows, of_window), None, names), last_ns, closed_at_ns), names)
+    ranges = _ranges(
+        _take_rows(rows, is_range & ~of_window), _payload_marks(_take_rows(rows, is_payload_mark), names), names
+    )
+    counters = _counters(_take_rows(rows, is_sample), threads)
     return Nvtx(
-        ranges=_ended(ranges, last_ns, closed_at_ns, windows),
+        ranges=_close_ranges(ranges, last_ns, closed_at_ns, windows),
         windows=windows,
-        marks=_marks(_taken(rows, is_mark & ~says & ~samples)),
+        marks=_marks(_take_rows(rows, is_mark & ~is_payload_mark & ~is_sample)),
         counters=counters,
-        lost_samples=int(samples.sum()) - len(counters),
+        lost_samples=int(is_sample.sum()) - len(counters),
         thread_names=_thread_names(
             global_tids[events.encoded["scope"].codes[kind == _THREAD_NAME]], text[kind == _THREAD_NAME], names
         ),
@@ -589,12 +591,12 @@ class _Scope:
         of_domain, of_category = np.flatnonzero(kind == _DOMAIN), np.flatnonzero(kind == _CATEGORY)
         domains = _first_names(text[of_domain], keys[:2, scope.codes[of_domain]])
         categories = _first_names(text[of_category], keys[:, scope.codes[of_category]])
-        self.domain = _looked_up(domains, keys[:2])
-        self.category = _looked_up(categories, keys)
+        self.domain = _look_up_scopes(domains, keys[:2])
+        self.category = _look_up_scopes(categories, keys)
         self.thread = threads.indices(scope.values[:, 0])
 
     def column(self, of_scope: Column) -> Column:
-        """Return for each row what its scope has."""
+        """Return the value of each row's scope."""
         return take_values(of_scope, self._codes)
 
 
@@ -605,8 +607,8 @@ def _texts(events: Rows, strings: Strings, names: Names) -> Int32:
     if not texts.values:
         return events.encoded["textId"].map_values(registered)
     text = np.append(names.index_all(texts.values), np.int32(-1))[texts.codes]
-    unsaid = text < 0
-    text[unsaid] = registered[events.encoded["textId"].codes[unsaid]]
+    unnamed = text < 0
+    text[unnamed] = registered[events.encoded["textId"].codes[unnamed]]
     return text
 
 
@@ -628,19 +630,21 @@ def _payload(unsigned: Int64, signed: Int64) -> Int64:
     return np.where(unsigned == NULL, signed, unsigned)
 
 
-def _taken(rows: dict[str, Column], which: Bool) -> dict[str, Column]:
+def _take_rows(rows: dict[str, Column], which: Bool) -> dict[str, Column]:
     count = int(which.sum())
     return {name: select_values(column, which, count) for name, column in rows.items()}
 
 
-def _ranges(rows: dict[str, Column], said: PayloadMarks | None, names: Names) -> Ranges:
+def _ranges(rows: dict[str, Column], payload_marks: PayloadMarks | None, names: Names) -> Ranges:
     """Return the ranges; the end of one that was left open is NULL."""
     payload = rows["payload"]
     style = np.where(np.isin(rows["eventType"], _START_ENDS), START_END, PUSH_POP).astype(np.int8)
-    stretch = is_segment_domain(rows["domain"], names.find) & (style == PUSH_POP)
+    is_segment = is_segment_domain(rows["domain"], names.find) & (style == PUSH_POP)
     identity, fields = np.full(len(style), NULL), np.full(len(style), -1, np.int32)
-    if said is not None:
-        identity, fields = match_payload_marks(said, rows["start"], rows["thread"], rows["process"], stretch, payload)
+    if payload_marks is not None:
+        identity, fields = match_payload_marks(
+            payload_marks, rows["start"], rows["thread"], rows["process"], is_segment, payload
+        )
     return Ranges(
         start_ns=rows["start"],
         end_ns=rows["end"],
@@ -652,27 +656,27 @@ def _ranges(rows: dict[str, Column], said: PayloadMarks | None, names: Names) ->
         style=fold_constant(style),
         clipped=_clipped(rows["end"], rows["traceableClipped"]),
         payload=payload,
-        has_payload=fold_constant((payload != NULL) & (stretch | ~is_identity(payload))),
+        has_payload=fold_constant((payload != NULL) & (is_segment | ~is_identity(payload))),
         identity=fold_constant(identity),
         fields=fold_constant(fields),
     )
 
 
-def _clipped(end: Column, said: Column) -> Bool:
-    """Return which ranges were left open, or are said to be clipped."""
+def _clipped(end: Column, recorded: Column) -> Bool:
+    """Return which ranges were left open, or are recorded as clipped."""
     left_open: Bool = end == NULL
-    return left_open if is_constant(said) and len(said) and said[0] != 1 else left_open | (said == 1)
+    return left_open if is_constant(recorded) and len(recorded) and recorded[0] != 1 else left_open | (recorded == 1)
 
 
-def _ended(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Windows | None = None) -> Ranges:
+def _close_ranges(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Windows | None = None) -> Ranges:
     """Give open ranges an end, and mark as clipped also those that were open at `closed_at_ns`."""
     left_open = ranges.end_ns == NULL
-    # What nsys does in its own sums: an open range ends with the last NVTX event.
+    # As in nsys's own statistics, an open range ends with the last NVTX event.
     end_ns = (
         np.where(left_open, np.maximum(last_ns, ranges.start_ns), ranges.end_ns) if left_open.any() else ranges.end_ns
     )
     if windows is not None and len(windows) and left_open.any():
-        # One that was open when its window closed may have ended soon after: nothing was recorded of that.
+        # One that was open when its window closed may have ended soon after, which was not recorded.
         at = np.searchsorted(windows.start_ns, ranges.start_ns, "right") - 1
         window_end = windows.end_ns[np.maximum(at, 0)]
         within = left_open & (at >= 0) & (ranges.start_ns <= window_end)
@@ -700,21 +704,21 @@ def _marks(rows: dict[str, Column]) -> Marks:
     return Marks(rows["start"], rows["name"], rows["domain"], rows["category"], rows["thread"])
 
 
-def _said(rows: dict[str, Column], names: Names) -> PayloadMarks:
-    bare = rows["name"] == names.find(NO_FIELDS)
-    return PayloadMarks(rows["start"], rows["name"], bare, rows["thread"], rows["process"], rows["payload"])
+def _payload_marks(rows: dict[str, Column], names: Names) -> PayloadMarks:
+    identity_only = rows["name"] == names.find(NO_FIELDS)
+    return PayloadMarks(rows["start"], rows["name"], identity_only, rows["thread"], rows["process"], rows["payload"])
 
 
 def _counters(rows: dict[str, Column], threads: Threads) -> Counters:
     """Return the samples that hold a finite number; the category of each is the name of its domain."""
     value = np.where(rows["payload"] == NULL, rows["doubleValue"], rows["payload"].astype(np.float64))
-    rows = _taken({**rows, "value": value}, np.isfinite(value))
+    rows = _take_rows({**rows, "value": value}, np.isfinite(value))
     processes = threads.process_indices(rows["process"])
     return Counters(rows["start"], rows["name"], rows["category"], rows["thread"], processes, rows["value"])
 
 
 def _last_ns(events: Rows) -> int:
-    """The last time in the table, in ns."""
+    """Return the last time in the table, in ns."""
     # NULL is below every time.
     return max(int(events["start"].max()), int(events["end"].max())) if events.count else 0
 
@@ -725,7 +729,7 @@ def _first_names(text: Int32, scope: Int64) -> dict[tuple[int, ...], int]:
     return dict(zip(reversed(keys), reversed(text.tolist()), strict=True))
 
 
-def _looked_up(known: dict[tuple[int, ...], int], scope: Int64) -> Int32:
+def _look_up_scopes(known: dict[tuple[int, ...], int], scope: Int64) -> Int32:
     """Return the name index of each column of `scope`; -1 where it has none."""
     return np.array([known.get(tuple(key), -1) for key in scope.T.tolist()], np.int32)
 

@@ -1,7 +1,7 @@
-"""Tables decoded from the pages of an SQLite file by our own decoder, where it is built and the table is usual.
+"""Tables decoded from the pages of an SQLite file by our own decoder, if it is built and supports the table.
 
-What is not usual, or might be read by SQLite in another way, is left to SQLite: `sqlite.Database` asks here first. That
-both say the same of every file is held by tests/trace/test_differential.py and tests/trace/test_fuzz.py.
+`sqlite.Database` tries it first; unsupported tables, and those that SQLite might read differently, are left to SQLite.
+tests/trace/test_differential.py and tests/trace/test_fuzz.py check that both return the same for every file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Layout:
         root: number of the page at which its b-tree begins.
         positions: of each column in a record.
         types: declared type of each column, in capitals.
-        rowid: the column that stands for the rowid; None for none.
-        decodable: False where only SQLite knows how to read it: generated columns.
+        rowid: the column that is an alias of the rowid; None for none.
+        decodable: False if only SQLite can read it: generated columns.
         defaults: the columns that have another default than NULL, which rows made before the column don't hold.
     """
 
@@ -49,19 +49,19 @@ class Layout:
 
 _DAMAGE = {
     "page_missing": "the file ends before a page of the table",
-    "page_pointer": "a pointer to no page",
+    "page_pointer": "an invalid page pointer",
     "page_repeated": "a page that is in the table twice",
     "cell": "a cell",
     "cell_too_long": "a cell beyond its page",
     "cell_count": "the number of cells",
-    "cell_pointer": "a pointer to no cell",
+    "cell_pointer": "an invalid cell pointer",
     "cells_overlap": "cells that share bytes",
 }
-"""What the decoder finds in damaged pages, by the kind that it calls it."""
+"""The damage that the decoder detects, by its code."""
 
 
 class DamagedPagesError(Exception):
-    """Pages hold what no sound file does, and SQLite would not always notice: a page in a table twice is one.
+    """Pages are damaged in a way that SQLite would not always notice, as a page that is in a table twice.
 
     Attributes:
         kind: of damage.
@@ -73,7 +73,7 @@ class DamagedPagesError(Exception):
 
 
 class StoppedError(Exception):
-    """Decoding was ended, because nobody waits for it any more."""
+    """Decoding was stopped, because its result is no longer needed."""
 
 
 class Pages:
@@ -105,25 +105,25 @@ class Pages:
         return stated if 0 < stated <= whole and header[24:28] == header[92:96] else whole
 
     def stop(self) -> None:
-        """Have `rows` in other threads end soon, with `StoppedError`, and every later one."""
+        """Make `decode_rows` raise `StoppedError`: soon in other threads, and in every later call."""
         self._stop[0] = 1
 
-    def decode_rows(self, layout: Layout, wanted: ColumnSpec) -> Rows | None:
-        """Return the rows of a table in the order in which SQLite would; None where SQLite should read it.
+    def decode_rows(self, layout: Layout, spec: ColumnSpec) -> Rows | None:
+        """Return the rows of a table in SQLite's order; None if SQLite should read it.
 
         Raises:
             DamagedPagesError, StoppedError: see there.
             OSError: the file can't be read.
         """
         present = frozenset(layout.positions)
-        asked = _asked(wanted, present)
-        read = [name for _, _, members in asked for name in members]
-        if not self.readable or not layout.decodable or not _storable(layout, wanted, read):
+        requested = _list_decoder_columns(spec, present)
+        read = [name for _, _, members in requested for name in members]
+        if not self.readable or not layout.decodable or not _is_stored_as_is(layout, spec, read):
             return None
-        columns = tuple((kind, tuple(layout.positions[name] for name in members)) for kind, _, members in asked)
+        columns = tuple((kind, tuple(layout.positions[name] for name in members)) for kind, _, members in requested)
         rowid = layout.positions[layout.rowid] if layout.rowid else -1
         try:
-            count, found = _pages.decode_table(
+            count, decoded = _pages.decode_table(
                 self._descriptor, self._page_size, self._usable, self._count, layout.root, rowid, columns, self._stop
             )
         except _pages.DamagedError as error:
@@ -132,56 +132,56 @@ class Pages:
             raise StoppedError from error
         except _pages.UnsupportedError:
             return None
-        results = {name: value for (_, name, _), value in zip(asked, found, strict=True)}
-        return _assembled(wanted, present, count, results)
+        results = {name: value for (_, name, _), value in zip(requested, decoded, strict=True)}
+        return _assemble_rows(spec, present, count, results)
 
 
-def _asked(wanted: ColumnSpec, present: frozenset[str]) -> list[tuple[int, str, tuple[str, ...]]]:
-    """Return what the decoder is asked for: kind, name and columns of each."""
-    singles = ((_pages.INTEGER, wanted.integers), (_pages.SMALL, wanted.small), (_pages.REAL, wanted.reals))
-    asked: list[tuple[int, str, tuple[str, ...]]] = []
+def _list_decoder_columns(spec: ColumnSpec, present: frozenset[str]) -> list[tuple[int, str, tuple[str, ...]]]:
+    """Return the columns to decode: kind, name and members of each."""
+    singles = ((_pages.INTEGER, spec.integers), (_pages.SMALL, spec.small), (_pages.REAL, spec.reals))
+    requested: list[tuple[int, str, tuple[str, ...]]] = []
     for kind, names in singles:
-        asked += [(kind, name, (name,)) for name in names if name in present]
-    for name, members in wanted.keys.items():
-        there = tuple(member for member in members if member in present)
-        if there:
-            asked.append((_pages.KEY, name, there))
-    return asked + [(_pages.TEXT, name, (name,)) for name in wanted.texts if name in present]
+        requested += [(kind, name, (name,)) for name in names if name in present]
+    for name, members in spec.keys.items():
+        present_members = tuple(member for member in members if member in present)
+        if present_members:
+            requested.append((_pages.KEY, name, present_members))
+    return requested + [(_pages.TEXT, name, (name,)) for name in spec.texts if name in present]
 
 
-def _storable(layout: Layout, wanted: ColumnSpec, read: list[str]) -> bool:
-    """Return whether what the columns hold is what SQLite would return: whole numbers of a REAL turn into others."""
+def _is_stored_as_is(layout: Layout, spec: ColumnSpec, read: list[str]) -> bool:
+    """Return whether SQLite would return the stored values as they are: it converts whole numbers of a REAL."""
     if not read or layout.defaults.intersection(read):
         return False
     if not layout.positions or max(layout.positions[name] for name in read) >= _MOST_COLUMNS:
         return False
-    whole = set(read).difference(wanted.reals, wanted.texts)
+    whole = set(read).difference(spec.reals, spec.texts)
     return all("INT" in layout.types[name] or not layout.types[name] for name in whole)
 
 
 _MOST_COLUMNS = 2000
 
 
-def _assembled(wanted: ColumnSpec, present: frozenset[str], count: int, results: dict[str, Any]) -> Rows:
-    columns = make_null_columns(wanted, present, count)
-    columns |= {name: _array(results[name], count, np.int64) for name in wanted.integers if name in results}
-    columns |= {name: _array(results[name], count, np.int32) for name in wanted.small if name in results}
-    columns |= {name: _array(results[name], count, np.float64) for name in wanted.reals if name in results}
-    coded = {name: _key(results.get(name), members, present, count) for name, members in wanted.keys.items()}
-    for name in wanted.texts:
+def _assemble_rows(spec: ColumnSpec, present: frozenset[str], count: int, results: dict[str, Any]) -> Rows:
+    columns = make_null_columns(spec, present, count)
+    columns |= {name: _array(results[name], count, np.int64) for name in spec.integers if name in results}
+    columns |= {name: _array(results[name], count, np.int32) for name in spec.small if name in results}
+    columns |= {name: _array(results[name], count, np.float64) for name in spec.reals if name in results}
+    encoded = {name: _key(results.get(name), members, present, count) for name, members in spec.keys.items()}
+    for name in spec.texts:
         codes, texts = results.get(name, (-1, []))
-        coded[name] = EncodedColumn(_array(codes, count, np.int32), texts)
-    return Rows(count, columns, coded)
+        encoded[name] = EncodedColumn(_array(codes, count, np.int32), texts)
+    return Rows(count, columns, encoded)
 
 
-def _key(found: Any, members: tuple[str, ...], present: frozenset[str], count: int) -> EncodedColumn:
-    codes, distinct = found or (0, b"")
-    there = [i for i, member in enumerate(members) if member in present]
+def _key(decoded: Any, members: tuple[str, ...], present: frozenset[str], count: int) -> EncodedColumn:
+    codes, distinct = decoded or (0, b"")
+    present_members = [i for i, member in enumerate(members) if member in present]
     packed = np.frombuffer(distinct, np.int64) if len(memoryview(distinct)) else np.empty(0, np.int64)
-    numbers = len(packed) // len(there) if there else min(count, 1)
+    numbers = len(packed) // len(present_members) if present_members else min(count, 1)
     values = np.full((numbers, len(members)), np.iinfo(np.int64).min)
-    if there:
-        values[:, there] = packed.reshape(numbers, len(there))
+    if present_members:
+        values[:, present_members] = packed.reshape(numbers, len(present_members))
     return EncodedColumn(_array(codes, count, np.int32), values)
 
 

@@ -1,8 +1,8 @@
-"""What is read of a table, and the rows of it in memory: as few bytes a row as its columns need. Reads nothing.
+"""Which columns of a table are read, and its rows in memory: as few bytes a row as its columns need. Reads nothing.
 
 A column in which all rows hold the same value is an array with a stride of 0: it takes no memory, and can't be written.
-What is looked up later (names, threads, launch geometries) comes as `EncodedColumn`: a small number a row and, once, what each
-number stands for, so that a lookup is one over the distinct values and not one over the rows.
+What is looked up later (names, threads, launch geometries) comes as `EncodedColumn`: a small number a row and, once,
+the value of each number, so that a lookup is one over the distinct values and not one over the rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ROWS_AT_ONCE = 1 << 17
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Columns of a table by the form in which they are needed; a column is named once. Each may be absent.
+    """Columns of a table by the form in which they are needed; a column is listed once. Each may be absent.
 
     Attributes:
         integers: as int64, with `model.NULL` for NULL.
-        small: as int32, with -1 for NULL and for what is below 0 or no int32.
+        small: as int32, with -1 for NULL, negative numbers and those beyond an int32.
         reals: as float64, with NaN for NULL.
         keys: several columns of integers as one `EncodedColumn`, by a name for it; `model.NULL` for NULL.
         texts: as `EncodedColumn`, with the code -1 for NULL.
@@ -49,20 +49,20 @@ class EncodedColumn:
 
     Attributes:
         codes: one a row; -1 for no value.
-        values: what each code stands for: int64 of shape (codes, columns) for a key, or a list of str for a text.
+        values: the value of each code: int64 of shape (codes, columns) for a key, or a list of str for a text.
     """
 
     codes: Int32
     values: Any
 
     def map_values(self, values: Column) -> Column:
-        """Return for each row the one of `values` that stands at its code; every row must have a code."""
+        """Return for each row `values[code]`; every row must have a code."""
         return take_values(values, self.codes)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one table. `columns`: integers, small and reals by name; `coded`: keys and texts by name."""
+    """Rows of one table. `columns`: integers, small and reals by name; `encoded`: keys and texts by name."""
 
     count: int
     columns: dict[str, Column]
@@ -89,25 +89,24 @@ class Rows:
         )
 
     def sort(self, order: Int64) -> None:
-        """Bring the rows into `order`. Columns are sorted where they stand: new ones would leave holes in memory."""
+        """Bring the rows into `order`. Columns are sorted in place: new ones would leave holes in memory."""
         for name, column in self.columns.items():
             self.columns[name] = _sorted(column, order)
         for name, one in self.encoded.items():
             self.encoded[name] = EncodedColumn(_sorted(one.codes, order), one.values)
 
     def drop_unused_codes(self) -> Rows:
-        """Return the same rows, and of what the codes stand for only what some row has."""
+        """Return the same rows, with only the codes and values that some row has."""
         return Rows(self.count, self.columns, {name: _without_unused(one) for name, one in self.encoded.items()})
 
 
-def make_empty_rows(wanted: ColumnSpec) -> Rows:
+def make_empty_rows(spec: ColumnSpec) -> Rows:
     """Return no rows."""
-    coded = {
-        name: EncodedColumn(np.empty(0, np.int32), np.empty((0, len(key)), np.int64))
-        for name, key in wanted.keys.items()
+    encoded = {
+        name: EncodedColumn(np.empty(0, np.int32), np.empty((0, len(key)), np.int64)) for name, key in spec.keys.items()
     }
-    coded |= {name: EncodedColumn(np.empty(0, np.int32), []) for name in wanted.texts}
-    return Rows(0, make_null_columns(wanted, frozenset(), 0), coded)
+    encoded |= {name: EncodedColumn(np.empty(0, np.int32), []) for name in spec.texts}
+    return Rows(0, make_null_columns(spec, frozenset(), 0), encoded)
 
 
 def make_constant_column(value: float, count: int, dtype: Any) -> Column:
@@ -132,15 +131,15 @@ def distinct(values: Column) -> Column:
 
     As np.unique does, which since numpy 2.3 hashes: 50 times slower where most values differ, and it loads numpy.ma.
     """
-    found = np.sort(values)
-    first: Column = found[np.append(True, found[1:] != found[:-1])[: len(found)]]
+    ordered = np.sort(values)
+    first: Column = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return first
 
 
 def concatenate_columns(columns: Sequence[Column]) -> Column:
-    """Return columns of one type, one after another: the array that they are parts of, where `pack_columns` made them so.
+    """Return columns of one type, one after another: the array that they are parts of, if `pack_columns` made them.
 
-    What is returned may share memory with the columns, and so must not be written to.
+    The result may share memory with the columns: do not write to it.
     """
     filled = [column for column in columns if len(column)]
     count = sum(map(len, filled))
@@ -157,7 +156,7 @@ def concatenate_columns(columns: Sequence[Column]) -> Column:
 
 
 def pack_columns(columns: Sequence[Column]) -> list[Column]:
-    """Return the same columns as parts of one array, so that who needs them `concatenate_columns` has them without a copy."""
+    """Return the same columns as parts of one array, which `concatenate_columns` returns without a copy."""
     whole = concatenate_columns(columns)
     # Its parts have many readers, of whom one may take it for an array of its own.
     whole.flags.writeable = False
@@ -172,10 +171,10 @@ def take_values(values: Column, index: Column) -> Column:
 
 
 def argsort_by_start(start: Int64, end: Int64) -> Int64 | None:
-    """Return the order by start, the longer of two first, equal ones as they stand; None where they are in order."""
+    """Return the order by start, the longer of two first, stable; None if they are in order."""
     if _in_order(start, end):
         return None
-    order = np.argsort(start, kind="stable")  # Quick on long ordered stretches, which lexsort is not.
+    order = np.argsort(start, kind="stable")  # Fast on long ordered runs, which lexsort is not.
     ordered = start[order]
     tied = ordered[1:] == ordered[:-1]
     if tied.any():
@@ -197,7 +196,7 @@ def _in_order(start: Int64, end: Int64) -> bool:
 
 
 def to_int32(values: Int64) -> Int32:
-    """Return int32 numbers; -1 for NULL and for what is no such number."""
+    """Return int32 numbers; -1 for NULL, negative numbers and those beyond an int32."""
     if is_constant(values):
         return make_constant_column(
             int(values[0]) if 0 <= values[0] <= np.iinfo(np.int32).max else -1, len(values), np.int32
@@ -205,14 +204,14 @@ def to_int32(values: Int64) -> Int32:
     return np.where((values < 0) | (values > np.iinfo(np.int32).max), -1, values).astype(np.int32)
 
 
-def make_null_columns(wanted: ColumnSpec, names: frozenset[str], count: int) -> dict[str, Column]:
+def make_null_columns(spec: ColumnSpec, names: frozenset[str], count: int) -> dict[str, Column]:
     """Return the columns of integers, small numbers and reals that are not among `names`: NULL in every row."""
-    found: dict[str, Column] = {
-        name: make_constant_column(NULL, count, np.int64) for name in wanted.integers if name not in names
+    columns: dict[str, Column] = {
+        name: make_constant_column(NULL, count, np.int64) for name in spec.integers if name not in names
     }
-    found |= {name: make_constant_column(-1, count, np.int32) for name in wanted.small if name not in names}
-    found |= {name: make_constant_column(np.nan, count, np.float64) for name in wanted.reals if name not in names}
-    return found
+    columns |= {name: make_constant_column(-1, count, np.int32) for name in spec.small if name not in names}
+    columns |= {name: make_constant_column(np.nan, count, np.float64) for name in spec.reals if name not in names}
+    return columns
 
 
 def select_values(column: Column, which: Any, count: int) -> Column:
@@ -221,8 +220,8 @@ def select_values(column: Column, which: Any, count: int) -> Column:
         return make_constant_column(column[0], count, column.dtype)
     if which.dtype == bool:
         return column if count == len(column) else column[which]
-    found: Column = np.take(column, which)
-    return found
+    selected: Column = np.take(column, which)
+    return selected
 
 
 def _sorted(column: Column, order: Int64) -> Column:
@@ -236,6 +235,6 @@ def _sorted(column: Column, order: Int64) -> Column:
 def _without_unused(one: EncodedColumn) -> EncodedColumn:
     used = np.bincount(one.codes[one.codes >= 0], minlength=len(one.values)) > 0
     number = np.append(np.cumsum(used) - 1, -1).astype(np.int32)
-    kept = np.flatnonzero(used).tolist()
-    values = one.values[used] if isinstance(one.values, np.ndarray) else [one.values[code] for code in kept]
+    used_codes = np.flatnonzero(used).tolist()
+    values = one.values[used] if isinstance(one.values, np.ndarray) else [one.values[code] for code in used_codes]
     return EncodedColumn(number[one.codes], values)

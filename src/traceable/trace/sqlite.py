@@ -1,10 +1,10 @@
 """Columns out of an SQLite file, as numpy arrays. Knows SQLite, knows nothing of nsys.
 
-`Database.read` is the one place where rows become columns: through our own decoder of pages where that can, else
-through SQLite. The decoder reads several tables at once, in threads, and each is prepared as soon as it is there. The
-file is opened read-only and immutable: nothing is created beside it and nothing in it changes. Only tables are read: a
-view, which may be endless, is refused. Rows come in no promised order (nsys promises none since 2025.6): who needs one
-sorts.
+`Database.read` is the one place where rows become columns: through our own decoder of pages if that supports the
+table, else through SQLite. The decoder reads several tables at once, in threads, and each is prepared as soon as it is
+read. The file is opened read-only and immutable: nothing is created next to it and nothing in it changes. Only
+tables are read: a view, which may be endless, is rejected. Rows come in no defined order (nsys guarantees none since
+2025.6): callers that need one sort.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from traceable.trace.rows import Column, ColumnSpec, EncodedColumn, Rows, make_e
 
 MAGIC = b"SQLite format 3\x00"
 RE_EXPORT = "export the report again with `nsys export --type sqlite`, or copy the file again from where it was made"
-_NAME_A_FILE = "name a .sqlite or .nsys-rep file, or a run directory"
+_GIVE_A_FILE = "give a .sqlite or .nsys-rep file, or a run directory"
 _ROWS_AT_ONCE = 1 << 16
 _LONGEST_CAUSE = 200
 _ROW_BYTES = 4
@@ -37,22 +37,22 @@ _ROW_BYTES = 4
 
 _WORTH_A_THREAD_BYTES = 4 << 20
 _COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "table_info"
-"""Only the first tells of generated columns, which came with that version."""
+"""Only the first lists generated columns, which came with that version."""
 
 Prepare: TypeAlias = Callable[[str, Rows], Rows]
-"""What is done with the rows of a table, by its name, as soon as they are read."""
+"""Processes the rows of a table, by its name, as soon as they are read."""
 
 OnTableStart: TypeAlias = Callable[[Sequence[str]], None]
-"""Hears which tables are being read, each time one is begun."""
+"""Receives the tables that are being read, each time one is started."""
 
-_BEGUN, _ENDED = object(), object()
+_STARTED, _ENDED = object(), object()
 
 
 def _as_read(_: str, rows: Rows) -> Rows:
     return rows
 
 
-def _told_nobody(_: Sequence[str]) -> None:
+def _ignore_tables(_: Sequence[str]) -> None:
     pass
 
 
@@ -64,18 +64,18 @@ class Database:
         decode: False has SQLite read every table; what is read is the same.
 
     Raises:
-        TraceError: there is no such file, or it is not a whole, finished SQLite database.
+        TraceError: there is no such file, or it is not a complete SQLite database.
     """
 
     def __init__(self, path: Path, decode: bool = True) -> None:
         self.path = path
-        self.size_bytes = _checked_size(path)
+        self.size_bytes = _check_size(path)
         self._decode = decode
         with ExitStack() as opened:
             try:
                 self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 opened.callback(os.close, self._descriptor)
-                self._opened = self._state()
+                self._opened = self._get_state()
                 self._pages = Pages(self._descriptor, self.size_bytes)
                 self._connection = untrusted.open_database(path)
                 opened.callback(self._connection.close)
@@ -97,8 +97,8 @@ class Database:
         changed = self._changed()
         self._close()
         if changed and (kind is None or issubclass(kind, TraceError)):
-            found = f"{self.path} was written to while it was read"
-            raise TraceError("written_while_read", found, "wait until the export has ended")
+            found = f"{self.path} changed while it was read"
+            raise TraceError("written_while_read", found, "wait until the export has finished")
 
     @property
     def tables(self) -> frozenset[str]:
@@ -109,7 +109,7 @@ class Database:
         """The names of the columns of `table`; empty where the file has no such table.
 
         Raises:
-            TraceError: there is something else of that name.
+            TraceError: something else has that name.
         """
         if table in self._others:
             found = f"{self.path}: {table} is a view or virtual table, which no export has"
@@ -117,12 +117,15 @@ class Database:
         return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
     def read(
-        self, tables: Mapping[str, ColumnSpec], prepare: Prepare = _as_read, on_table_start: OnTableStart = _told_nobody
+        self,
+        tables: Mapping[str, ColumnSpec],
+        prepare: Prepare = _as_read,
+        on_table_start: OnTableStart = _ignore_tables,
     ) -> dict[str, Rows]:
-        """Read tables, each of which may be absent, which is the same as empty.
+        """Read tables. An absent table reads as an empty one.
 
         Args:
-            tables: what is wanted of each.
+            tables: the columns to read of each.
             prepare: may be called in two threads at once, each time with another table.
             on_table_start: is called in this thread only.
 
@@ -130,34 +133,39 @@ class Database:
             TraceError: a table can't be read, or a column of numbers holds something else.
         """
         present = [name for name in tables if not self.columns(name).isdisjoint(tables[name].names())]
-        found: dict[str, Rows] = {}
+        rows_by_table: dict[str, Rows] = {}
         if self._decode and self._pages.readable:
-            found = self._decoded({name: tables[name] for name in present}, prepare, on_table_start)
+            rows_by_table = self._decode_tables({name: tables[name] for name in present}, prepare, on_table_start)
         for name in present:
-            if name not in found:
+            if name not in rows_by_table:
                 on_table_start((name,))
-                found[name] = prepare(name, self._selected(name, tables[name]))
-        return {name: found[name] if name in found else make_empty_rows(wanted) for name, wanted in tables.items()}
+                rows_by_table[name] = prepare(name, self._select_rows(name, tables[name]))
+        return {
+            name: rows_by_table[name] if name in rows_by_table else make_empty_rows(spec)
+            for name, spec in tables.items()
+        }
 
-    def _decoded(self, tables: Mapping[str, ColumnSpec], prepare: Prepare, begun: OnTableStart) -> dict[str, Rows]:
+    def _decode_tables(
+        self, tables: Mapping[str, ColumnSpec], prepare: Prepare, on_table_start: OnTableStart
+    ) -> dict[str, Rows]:
         """Return the rows of the tables that the decoder can read."""
         decoding = Decoding(self._pages, {name: (self._tables[name], tables[name]) for name in tables}, prepare)
         several = self.size_bytes >= _WORTH_A_THREAD_BYTES and len(tables) > 1
         try:
             # A third thread gained nothing: one table is most of a file.
-            return decoding.run(2 if several else 0, begun)
+            return decoding.run(2 if several else 0, on_table_start)
         except DamagedPagesError as error:
             raise self._damaged(error, decoding.failed) from error
         except OSError as error:
             raise _unreadable(self.path, error) from error
 
-    def _selected(self, table: str, wanted: ColumnSpec) -> Rows:
+    def _select_rows(self, table: str, spec: ColumnSpec) -> Rows:
         """Return the rows of a table as SQLite reads them."""
         present = self.columns(table)
-        integers = [name for name in wanted.names() if name in present and name not in (*wanted.reals, *wanted.texts)]
-        reals = [name for name in wanted.reals if name in present]
-        texts = [name for name in wanted.texts if name in present]
-        asked = [f'ifnull("{name}", {NULL})' for name in integers] + [f'"{name}"' for name in (*reals, *texts)]
+        integers = [name for name in spec.names() if name in present and name not in (*spec.reals, *spec.texts)]
+        reals = [name for name in spec.reals if name in present]
+        texts = [name for name in spec.texts if name in present]
+        expressions = [f'ifnull("{name}", {NULL})' for name in integers] + [f'"{name}"' for name in (*reals, *texts)]
         chunks: list[NDArray[np.int64]] = [np.empty((0, len(integers)), np.int64)]
         floats: list[list[Column]] = [[np.empty(0)] for _ in reals]
         codes: list[list[Column]] = [[np.empty(0, np.int32)] for _ in texts]
@@ -165,7 +173,7 @@ class Database:
         count = 0
         try:
             # By the table itself: an index might give another order.
-            cursor = self._connection.execute(f'SELECT {", ".join(asked)} FROM "{table}" NOT INDEXED')
+            cursor = self._connection.execute(f'SELECT {", ".join(expressions)} FROM "{table}" NOT INDEXED')
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 count += len(rows)
                 if count > self.size_bytes // _ROW_BYTES:
@@ -182,8 +190,8 @@ class Database:
         except untrusted.SQLITE_ERRORS as error:
             raise self._damaged(error, table) from error
         numbers = np.concatenate(chunks)
-        return _assembled(
-            wanted,
+        return _assemble_rows(
+            spec,
             present,
             count,
             {name: numbers[:, i] for i, name in enumerate(integers)},
@@ -197,7 +205,7 @@ class Database:
     def _floats(self, table: str, rows: list[Any], offset: int) -> NDArray[np.float64]:
         values = [row[offset] for row in rows]
         if not all(value is None or isinstance(value, float | int) for value in values):
-            found = f"{self.path}: table {table} holds something else than numbers"
+            found = f"{self.path}: table {table} has a column of numbers with other values"
             raise TraceError("column_not_numeric", found, RE_EXPORT)
         return np.array(values, np.float64)
 
@@ -207,19 +215,19 @@ class Database:
         except ValueError as error:
             raise self._damaged(error, table) from error
         if values.dtype != np.int64:
-            found = f"{self.path}: table {table} holds something else than whole numbers"
+            found = f"{self.path}: table {table} has a column of whole numbers with other values"
             raise TraceError("column_not_whole_numbers", found, RE_EXPORT)
         return values
 
     def _layouts(self) -> dict[str, Layout]:
         """Return how each table lies in the file, by name."""
         rows = self._connection.execute("SELECT type, name, tbl_name, rootpage FROM sqlite_master").fetchall()
-        # An INTEGER PRIMARY KEY stands for the rowid, but one that is DESC has an index made for it and does not.
+        # An INTEGER PRIMARY KEY is an alias of the rowid, but one that is DESC has an index of its own and is not.
         indexed = {table for kind, name, table, _ in rows if kind == b"index" and _is_made_by_sqlite(name)}
-        # A quote in a name would end the quoting of our own queries; no table of nsys's has one.
-        named = [row for row in rows if isinstance(row[1], bytes) and b'"' not in row[1]]
-        tables = [row for row in named if row[0] == b"table" and row[3]]
-        self._others = {str(_text(row[1])) for row in named if row[0] in (b"table", b"view")}
+        # A quote in a name would end the quoting in our queries; no table of nsys has one.
+        quotable = [row for row in rows if isinstance(row[1], bytes) and b'"' not in row[1]]
+        tables = [row for row in quotable if row[0] == b"table" and row[3]]
+        self._others = {str(_text(row[1])) for row in quotable if row[0] in (b"table", b"view")}
         self._others -= {str(_text(row[1])) for row in tables}
         return {str(_text(name)): self._layout(str(_text(name)), root, name in indexed) for _, name, _, root in tables}
 
@@ -241,41 +249,41 @@ class Database:
             defaults=frozenset(str(_text(row[1])) for row in shown if row[4] not in (None, b"NULL")),
         )
 
-    def _state(self) -> tuple[int, int]:
-        """What changes when the file is written to."""
+    def _get_state(self) -> tuple[int, int]:
+        """Return values that change when the file is written to."""
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
     def _changed(self) -> bool:
         """Return whether the file is another one than when it was checked."""
         try:
-            if self._state() != self._opened or self._opened[0] != self.size_bytes:
+            if self._get_state() != self._opened or self._opened[0] != self.size_bytes:
                 return True
-            # SQLite opened it by its name. One that was deleted since is whole all the same.
+            # SQLite opened it by its name. A file that was deleted since is still complete.
             return self.path.exists() and not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
         except OSError:
             return True
 
     def _damaged(self, error: Exception, table: str | None = None) -> TraceError:
         where = f" in table {table}" if table else ""
-        # SQLite quotes the damaged text itself, which may be long and run over many lines.
-        what = "".join(c if c.isprintable() else "?" for c in untrusted.format_sqlite_error(error))[:_LONGEST_CAUSE]
-        return TraceError("file_damaged", f"{self.path} is damaged{where} ({what})", RE_EXPORT)
+        # SQLite quotes the damaged text itself, which may be long and have many lines.
+        cause = "".join(c if c.isprintable() else "?" for c in untrusted.format_sqlite_error(error))[:_LONGEST_CAUSE]
+        return TraceError("file_damaged", f"{self.path} is damaged{where} ({cause})", RE_EXPORT)
 
 
-def _checked_size(path: Path) -> int:
-    """Return the size of `path` in bytes after the checks that SQLite itself answers only vaguely.
+def _check_size(path: Path) -> int:
+    """Return the size of `path` in bytes after the checks for which SQLite's own errors are vague.
 
     Raises:
         TraceError: see `Database`.
     """
     try:
         if path.is_dir():
-            raise TraceError("is_a_directory", f"{path} is a directory", "name the .sqlite or .nsys-rep file in it")
+            raise TraceError("is_a_directory", f"{path} is a directory", "give the .sqlite or .nsys-rep file in it")
         if not path.exists():
-            raise TraceError("no_such_file", f"{path} does not exist", _NAME_A_FILE)
+            raise TraceError("no_such_file", f"{path} does not exist", _GIVE_A_FILE)
         if not path.is_file():
-            raise TraceError("not_a_regular_file", f"{path} is not a regular file", _NAME_A_FILE)
+            raise TraceError("not_a_regular_file", f"{path} is not a regular file", _GIVE_A_FILE)
         size = path.stat().st_size
         with untrusted.open_regular(path, follow=True) as file:
             header = file.read(100)
@@ -283,62 +291,62 @@ def _checked_size(path: Path) -> int:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not size:
-        remedy = "the export failed or has not begun to write; export the report again"
+        remedy = "the export failed or has not started writing; export the report again"
         raise TraceError("file_empty", f"{path} is empty", remedy)
     if not header.startswith(MAGIC[: len(header)]):
-        remedy = "name an nsys .sqlite export, a .nsys-rep or a run directory"
+        remedy = "give an nsys .sqlite export, a .nsys-rep or a run directory"
         raise TraceError("not_sqlite", f"{path} is not an SQLite file", remedy)
     if unfinished:
-        remedy = f"wait until the export has ended; if none is running, it was cut off: {RE_EXPORT}"
-        found = f"{path} is still being written ({unfinished[0].name} lies beside it)"
+        remedy = f"wait until the export has finished; if none is running, it was interrupted: {RE_EXPORT}"
+        found = f"{path} is still being written ({unfinished[0].name} is next to it)"
         raise TraceError("export_unfinished", found, remedy)
     _check_whole(path, size, header)
     return size
 
 
 def _unreadable(path: Path, error: OSError) -> TraceError:
-    remedy = "check its permissions" if isinstance(error, PermissionError) else "check the disk that it lies on"
+    remedy = "check its permissions" if isinstance(error, PermissionError) else "check its disk"
     return TraceError("file_unreadable", f"{path} can't be read ({error.strerror})", remedy)
 
 
 def _journals(path: Path) -> Iterable[Path]:
-    """The files in which SQLite keeps what is not yet, or no longer, in the database itself."""
+    """Return the paths of SQLite's write-ahead log and rollback journal."""
     return (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
 
 
 def _check_whole(path: Path, size: int, header: bytes) -> None:
     """Compare the size that the header states with the file's. https://www.sqlite.org/fileformat.html, 1.3."""
     if len(header) < 100:
-        raise TraceError("file_cut_off", f"{path} is cut off after {size} bytes", RE_EXPORT)
+        raise TraceError("file_cut_off", f"{path} is truncated after {size} bytes", RE_EXPORT)
     page = int.from_bytes(header[16:18], "big")
     page = 65536 if page == 1 else page
     pages = int.from_bytes(header[28:32], "big")
     # The page count holds only where the change counter agrees with the version that wrote it.
     stated = page * pages if header[24:28] == header[92:96] else 0
     if size < stated:
-        raise TraceError("file_cut_off", f"{path} is cut off: it has {size} of {stated} bytes", RE_EXPORT)
+        raise TraceError("file_cut_off", f"{path} is truncated: it has {size} of {stated} bytes", RE_EXPORT)
 
 
 def _is_made_by_sqlite(index: object) -> bool:
     return isinstance(index, bytes) and index.startswith(b"sqlite_autoindex_")
 
 
-def _assembled(
-    wanted: ColumnSpec,
+def _assemble_rows(
+    spec: ColumnSpec,
     present: frozenset[str],
     count: int,
     integers: Mapping[str, Column],
     reals: Mapping[str, Column],
     texts: Mapping[str, EncodedColumn],
 ) -> Rows:
-    """Return columns that SQLite read in the forms that are wanted."""
-    columns = make_null_columns(wanted, present, count)
-    columns |= {name: integers[name] for name in wanted.integers if name in integers}
-    columns |= {name: to_int32(integers[name]) for name in wanted.small if name in integers}
+    """Return columns that SQLite read, in the forms of `spec`."""
+    columns = make_null_columns(spec, present, count)
+    columns |= {name: integers[name] for name in spec.integers if name in integers}
+    columns |= {name: to_int32(integers[name]) for name in spec.small if name in integers}
     columns |= reals
-    coded = {name: _key([integers.get(member) for member in members], count) for name, members in wanted.keys.items()}
-    coded |= {name: texts.get(name, EncodedColumn(np.full(count, -1, np.int32), [])) for name in wanted.texts}
-    return Rows(count, columns, coded)
+    encoded = {name: _key([integers.get(member) for member in members], count) for name, members in spec.keys.items()}
+    encoded |= {name: texts.get(name, EncodedColumn(np.full(count, -1, np.int32), [])) for name in spec.texts}
+    return Rows(count, columns, encoded)
 
 
 def _key(members: list[Column | None], count: int) -> EncodedColumn:
@@ -372,11 +380,11 @@ def _text(value: object) -> str | None:
 
 
 class Decoding:
-    """Some tables to be decoded, in threads of their own: the decoder lets go of the interpreter, and so does numpy.
+    """Some tables to be decoded, in separate threads: the decoder releases the interpreter lock, and so does numpy.
 
     Args:
         pages: of the file.
-        tables: how each lies there, and what is wanted of it.
+        tables: the layout of each, and its columns to read.
         prepare: may be called in two threads at once, each time with another table.
 
     Attributes:
@@ -387,15 +395,15 @@ class Decoding:
         self._pages = pages
         self._prepare = prepare
         self._waiting = list(tables.items())[::-1]
-        self._heard: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         self.failed = ""
 
-    def run(self, threads: int, begun: OnTableStart) -> dict[str, Rows]:
-        """Return what became of the tables that can be decoded.
+    def run(self, threads: int, on_table_start: OnTableStart) -> dict[str, Rows]:
+        """Return the rows of the tables that can be decoded.
 
         Args:
-            threads: how many are made; 0 for the work to be done in this one.
-            begun: is called in this thread only.
+            threads: the number of worker threads; 0 to work in this one.
+            on_table_start: is called in this thread only.
 
         Raises:
             DamagedPagesError, OSError, MemoryError: decoding or preparing a table raised it.
@@ -409,9 +417,9 @@ class Decoding:
                     workers.append(worker)
             if not workers:
                 self._work()
-            return self._found(max(len(workers), 1), begun)
+            return self._collect(max(len(workers), 1), on_table_start)
         except BaseException:
-            # Also where the user presses Ctrl-C: nobody reads on in a file that is about to be closed.
+            # Also when the user presses Ctrl-C: no thread may read on in a file that is about to be closed.
             self._pages.stop()
             raise
         finally:
@@ -419,37 +427,37 @@ class Decoding:
                 worker.join()
 
     def _work(self) -> None:
-        """Decode tables until none waits; say of each that it begins, then what came of it."""
+        """Decode tables until none is waiting; report the start of each, then its result."""
         while True:
             try:
-                name, (layout, wanted) = self._waiting.pop()
+                name, (layout, spec) = self._waiting.pop()
             except IndexError:
                 break
-            self._heard.put((name, _BEGUN))
+            self._events.put((name, _STARTED))
             try:
-                rows = self._pages.decode_rows(layout, wanted)
-                self._heard.put((name, None if rows is None else self._prepare(name, rows)))
-            except Exception as error:  # noqa: BLE001 - raised where it is heard
-                self._heard.put((name, error))
+                rows = self._pages.decode_rows(layout, spec)
+                self._events.put((name, None if rows is None else self._prepare(name, rows)))
+            except Exception as error:  # noqa: BLE001 - raised in `_collect`
+                self._events.put((name, error))
                 break
-        self._heard.put(("", _ENDED))
+        self._events.put(("", _ENDED))
 
-    def _found(self, working: int, begun: OnTableStart) -> dict[str, Rows]:
-        """Hear what becomes of each table until nobody works any more."""
-        found: dict[str, Rows] = {}
-        now: dict[str, None] = {}
+    def _collect(self, working: int, on_table_start: OnTableStart) -> dict[str, Rows]:
+        """Collect the results until no worker is left."""
+        rows_by_table: dict[str, Rows] = {}
+        in_progress: dict[str, None] = {}
         while working:
-            name, outcome = self._heard.get()
+            name, outcome = self._events.get()
             if outcome is _ENDED:
                 working -= 1
-            elif outcome is _BEGUN:
-                now[name] = None
-                begun(tuple(now))
+            elif outcome is _STARTED:
+                in_progress[name] = None
+                on_table_start(tuple(in_progress))
             elif isinstance(outcome, Exception):
                 self.failed = name
                 raise outcome
             else:
-                del now[name]
+                del in_progress[name]
                 if isinstance(outcome, Rows):
-                    found[name] = outcome
-        return found
+                    rows_by_table[name] = outcome
+        return rows_by_table

@@ -575,7 +575,7 @@ def _joined(trace: Trace, found: Instances, call: Int64, captured: Int64, launch
         "start_ns": trace.calls.start_ns[call],
         "end_ns": trace.calls.end_ns[call],
         "name": found.name[captured],
-        "recorded": found.recorded_name[captured],
+        "recorded_name": found.recorded_name[captured],
         "domain": found.domain[captured],
         "style": found.style[captured],
         "clipped": np.zeros(len(key), np.bool_),

@@ -24,7 +24,7 @@ def drop_short_callbacks(trace: Trace) -> tuple[Trace, int]:
     if LOOP_DOMAIN not in trace.names:
         return trace, 0
     if trace.cut is not None:
-        # How long one lasted is known of the whole.
+        # The whole has the full length of each callback.
         whole, _ = drop_short_callbacks(trace.cut.whole)
         part = select_part(whole, time_ns=(trace.cut.first_ns, trace.cut.last_ns))
         return part, len(trace.ranges) - len(part.ranges)

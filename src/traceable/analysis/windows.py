@@ -398,8 +398,9 @@ def describe_cause(request: CaptureRequest, process: ProcessStatus, window: Wind
 
 
 def find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[range]:
-    """Return the stretches of `steps` that are not in `held`. However many steps there are, it takes as long as `held`:
-    what a process says of itself may be any number.
+    """Return the spans of `steps` that are not in `captured_steps`.
+
+    The time it takes depends on `captured_steps` alone: the number of steps that a process reports may be any.
     """
     missing, begin = [], steps.start
     for step in sorted({step for step in captured_steps if step in steps}):
@@ -409,7 +410,7 @@ def find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[rang
 
 
 def _format_steps(parts: Sequence[range]) -> str:
-    """Return stretches of numbers as people write them: `3, 5-9`."""
+    """Return spans of numbers as text: `3, 5-9`."""
     texts = [str(part.start) if len(part) == 1 else f"{part.start}-{part.stop - 1}" for part in parts[:5]]
     return ", ".join(texts) + (" and more" if len(parts) > 5 else "")
 

@@ -347,10 +347,10 @@ def test_every_question_can_be_asked_of_a_part(trace: Trace, span: tuple[int | N
             except MissingDataError:
                 continue
             for row in table.rows():
-                for column in ("utilisation_share", "wall_share", "won_share"):
+                for column in ("utilisation_share", "wall_share", "potential_saving_share"):
                     assert not row.get(column) or column == "wall_share" or row[column] <= 1
                 if view.name == "findings":
-                    assert row["won_ns"] <= window_ns
+                    assert row["potential_saving_ns"] <= window_ns
 
 
 def test_a_range_that_only_its_operations_are_in_the_time_of_counts_for_those_alone() -> None:

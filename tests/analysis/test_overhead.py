@@ -90,7 +90,7 @@ def test_steps_that_differ_from_each_other_hide_nothing(lengths_of_steps):
 def test_a_step_that_the_machine_held_up_moves_nothing():
     plain, profiled = [100 * MS] * 30, [106 * MS] * 30
     plain[7] = profiled[20] = 9000 * MS
-    found = one(plain, profiled).recorded
+    found = one(plain, profiled).recorded_steps
     assert found.overhead_share == pytest.approx(0.06)
     assert found.significant
 
@@ -147,36 +147,36 @@ def test_a_cost_is_found_in_noise():
 
 def test_only_steps_that_both_runs_have_are_compared():
     found = one([MS] * 10 + [0] * 2 + [MS] * 8, [2 * MS] * 15)
-    assert (found.plain_steps, found.profiled_steps, found.recorded.steps) == (18, 15, 13)
-    assert found.recorded.overhead_share == pytest.approx(1)
+    assert (found.plain_steps, found.profiled_steps, found.recorded_steps.steps) == (18, 15, 13)
+    assert found.recorded_steps.overhead_share == pytest.approx(1)
 
 
 def test_what_was_recorded_and_what_was_not_are_told_apart():
     found = one([MS] * 40, ([MS] * 10 + [2 * MS] * 10) * 2, recorded=((10, 20), (30, 40)))
-    assert (found.recorded.steps, found.outside.steps) == (20, 20)
-    assert found.recorded.overhead_share == pytest.approx(1)
-    assert found.outside.overhead_share == 0
+    assert (found.recorded_steps.steps, found.other_steps.steps) == (20, 20)
+    assert found.recorded_steps.overhead_share == pytest.approx(1)
+    assert found.other_steps.overhead_share == 0
 
 
 def test_a_window_beyond_the_last_step_holds_nothing():
     found = one([MS] * 8, [MS] * 8, recorded=((90, 95),))
-    assert found.recorded is None
-    assert found.outside.steps == 8
-    assert one([MS] * 8, [MS] * 8, recorded=()).recorded is None
+    assert found.recorded_steps is None
+    assert found.other_steps.steps == 8
+    assert one([MS] * 8, [MS] * 8, recorded=()).recorded_steps is None
 
 
 def test_the_warm_up_of_the_run_without_a_collector_is_left_out_of_both():
     slow = [900 * MS, 0, 400 * MS, *[MS] * 20]
     found = one(slow, [MS] * 23)
     assert found.warm_up_steps == 3
-    assert found.recorded.steps == 20
-    assert found.recorded.overhead_share == 0
+    assert found.recorded_steps.steps == 20
+    assert found.recorded_steps.overhead_share == 0
 
 
 def test_steps_that_recording_slows_from_the_first_on_are_no_warm_up():
     found = one([MS] * 40, [3 * MS] * 10 + [MS] * 30, recorded=((0, 10),))
-    assert (found.warm_up_steps, found.recorded.steps) == (0, 10)
-    assert found.recorded.overhead_share == pytest.approx(2)
+    assert (found.warm_up_steps, found.recorded_steps.steps) == (0, 10)
+    assert found.recorded_steps.overhead_share == pytest.approx(2)
 
 
 @given(st.lists(st.integers(0, 20), max_size=30))

@@ -61,7 +61,7 @@ def test_a_process_that_took_no_part_does_not_make_a_run_fail():
     assert found.ok
     assert format_capture(capture_to_dict(found))[0] == "requested steps 10-30, captured 20 of 20"
     ((code, text),) = said_of(found)
-    assert code == "process_without_asked_steps"
+    assert code == "process_without_requested_steps"
     assert "process 6 " in text and " 2 steps" in text
 
 
@@ -81,7 +81,7 @@ def test_each_rank_must_take_part():
     assert second_line.startswith("steps 10-30 of app_1: ")
     never, aside = said_of(found)
     assert never[0] == "window_never_reached" and " 2 steps" in never[1]
-    assert aside[0] == "process_without_asked_steps"
+    assert aside[0] == "process_without_requested_steps"
     assert "app_0-worker (6) " in aside[1] and " 2 steps" in aside[1]
 
 
@@ -164,7 +164,7 @@ def test_ranks_say_at_which_step_they_opened():
     ],
 )
 def test_whatever_else_is_named(change, file, expected, code, text):
-    seen = {"begun": 17, "ended": 17} if change.get("closed_step") == 17 else {}
+    seen = {"begun_steps": 17, "ended_steps": 17} if change.get("closed_step") == 17 else {}
     became, why = outcome(replace(COMPLETE, **change), file, **seen)
     assert (became, why.code) == (expected, code)
     assert text in why
@@ -396,7 +396,7 @@ def test_a_window_of_time_holds_the_steps_that_there_were():
 def test_without_steps_it_is_the_time_that_counts():
     window = replace(TIMED, opened_step=0, closed_step=0)
     nothing = replace(WHOLE, steps=())
-    assert of_time(window, nothing, begun=0, ended=0) == ["requested 5 s after 2 s, captured 5.000 s"]
+    assert of_time(window, nothing, begun_steps=0, ended_steps=0) == ["asked 5 s after 2 s, captured 5.000 s"]
 
 
 def test_until_the_end_of_the_program_any_end_will_do():

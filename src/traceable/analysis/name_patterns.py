@@ -1,4 +1,4 @@
-"""What the names of API calls and kernels say of their kind. Patterns that match from a name's beginning, no more."""
+"""The kind of an API call, kernel or overhead, by its name. Only patterns, which match from a name's beginning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUEUE_FULL_OVERHEAD = re.compile(r"(CUPTI )?command buffer full", re.IGNORECASE)
 """Overhead of a call that waits because the command buffer, the queue of what is launched, is full."""
 
 UNNAMED_OVERHEAD = re.compile(r"unknown|<unknown>|unrecognized|undefined", re.IGNORECASE)
-"""Overhead of a kind that the profiler had no name for."""
+"""Overhead of a kind that the profiler has no name for."""
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?![A-Za-z\d])")
 """A number in a name, but for one that is followed by a letter: `h2d` and `conv1d` are words."""
@@ -53,7 +53,7 @@ NCCL_KERNEL = re.compile(r"(void )?nccl")
 
 
 def match_names(trace: Trace, pattern: re.Pattern[str], *used: Int32) -> Bool:
-    """Return which names match `pattern`, of those that occur in the columns `used`.
+    """Return which names match `pattern`, of those that are in the columns `used`.
 
     The result has one value for each of `trace.names` and one more, False, so that -1, no name, may index it too.
     """
@@ -66,17 +66,17 @@ def classify_names(trace: Trace, patterns: Sequence[re.Pattern[str]], *used: Int
     occurs = np.zeros(len(trace.names) + 1, np.bool_)
     for indices in used:
         occurs[indices] = True
-    found = np.full(len(trace.names) + 1, -1, np.int8)
+    pattern_of_name = np.full(len(trace.names) + 1, -1, np.int8)
     for i in np.flatnonzero(occurs[:-1]).tolist():
         name = trace.names[i]
-        found[i] = next((number for number, pattern in enumerate(patterns) if pattern.match(name)), -1)
-    return found
+        pattern_of_name[i] = next((number for number, pattern in enumerate(patterns) if pattern.match(name)), -1)
+    return pattern_of_name
 
 
 def fold_numbers(name: str) -> str:
     """Return a name with `*` for every number in it: names that differ by numbers alone become one.
 
-    How names are shown is decided by `range_names`; this is for rules that compare names, whatever these are called.
+    `range_names` decides how names are shown; this is for rules that compare names, whatever the display rules are.
 
     Examples:
         >>> fold_numbers("token_7_processing"), fold_numbers("token_*_processing"), fold_numbers("conv1d")

@@ -40,7 +40,7 @@ class GpuOperations:
         direction: index into DIRECTIONS, -1 for all but copies.
         by_start: the operations in order of their start.
         moved_bytes: of copies and memsets, 0 of graphs; and `moved_pageable_bytes`, which went from or to pageable
-            host memory, NULL where the trace does not tell. Both begin after the kernels, which move nothing.
+            host memory, NULL where that is not recorded. Both begin after the kernels, which move nothing.
     """
 
     start_ns: Int64
@@ -64,15 +64,15 @@ class GpuOperations:
         return self._moved(self.moved_bytes, operation, 0)
 
     def pageable_bytes(self, operation: Int64) -> Int64:
-        """Return how much of that was pageable host memory; NULL where the trace does not tell, and for others."""
+        """Return how much of that was pageable host memory; NULL where that is not recorded, and for others."""
         return self._moved(self.moved_pageable_bytes, operation, NULL)
 
     def _moved(self, values: Int64, operation: Int64, nothing: int) -> Int64:
-        found = np.full(len(operation), nothing, np.int64)
+        moved = np.full(len(operation), nothing, np.int64)
         at = operation - (len(self) - len(values))
-        moves = at >= 0
-        found[moves] = values[at[moves]]
-        return found
+        has_value = at >= 0
+        moved[has_value] = values[at[has_value]]
+        return moved
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Launches:
 
     Attributes:
         calls: the API calls of the trace, as recorded. Where the trace was cut, those of `Trace.calls` and, after them,
-            the launch calls outside of its time: what `call` and `call_of` number is to be looked up here.
+            the launch calls outside of its time: `call` and `call_of` are indices into these.
         operation: index into `GpuOperations`. Absent where the trace holds no call for it, twice where it holds two.
         call: index into `calls`.
         call_of: one value an operation (not a link): its launch call, of several the earliest to start; -1 for none.
-        is_first_of_launch: one value an operation (not a link): whether it counts for its launch, which may have put many on the
-            GPU. True for exactly one operation of each launch; for none without a call.
+        is_first_of_launch: one value an operation (not a link): whether it counts for its launch, which may have put
+            many on the GPU. True for exactly one operation of each launch; for none without a call.
         queue_ns: one value an operation: its start less the end of its launch call. NULL without a call, and where
             it began before the call returned, which is no waiting (nsys leaves these out as well).
     """
@@ -147,8 +147,8 @@ def _of_all(kinds: tuple[model.Operations, ...], column: str) -> NDArray[Any]:
 def join_launches(trace: Trace, gpu: GpuOperations) -> Launches:
     """Join each operation to its launch call: equal correlationId in the same process.
 
-    The id alone does not do: every process counts from 1. Where a process has two calls of one id, both count, as in
-    nsys's own join.
+    The id alone is not enough: every process counts from 1. Where a process has two calls of one id, both count, as in
+    nsys's join.
     """
     calls = trace.calls
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int32)
@@ -165,11 +165,11 @@ def join_launches(trace: Trace, gpu: GpuOperations) -> Launches:
 def mark_first_of_launch(call_of: Int64, calls: int) -> Bool:
     """Return which operations count for their launch, given the call of each: of each call the first."""
     launched = np.flatnonzero(call_of >= 0)
-    leads = np.zeros(len(call_of), np.bool_)
+    is_first = np.zeros(len(call_of), np.bool_)
     first = np.full(calls, -1, np.int64)
     first[call_of[launched][::-1]] = launched[::-1]
-    leads[first[first >= 0]] = True
-    return leads
+    is_first[first[first >= 0]] = True
+    return is_first
 
 
 _SPARSEST = 8
@@ -196,10 +196,10 @@ def _by_lookup(
         if (table >= 0).sum() != len(here):
             return None
         mine = np.flatnonzero(gpu.process == process)
-        # NULL and what lies outside the table find nothing; the difference of a wild id may overflow, and is masked.
-        wanted = correlation[mine]
-        inside = (wanted >= low) & (wanted <= low + width - 1)
-        call_of[mine[inside]] = table[wanted[inside] - low]
+        # NULL and ids outside the table match nothing; the difference of a wild id may overflow, and is masked.
+        ids_of_mine = correlation[mine]
+        inside = (ids_of_mine >= low) & (ids_of_mine <= low + width - 1)
+        call_of[mine[inside]] = table[ids_of_mine[inside] - low]
     operation = np.flatnonzero(call_of >= 0)
     call = call_of[operation]
     # By thread and then by call, which come by start; of one call the operations by their number.
@@ -225,9 +225,9 @@ def _by_sorting(
     useful = np.flatnonzero(np.isin(call_key, operation_key[known]) & (calls.correlation != NULL))
     by_key = useful[np.argsort(call_key[useful], kind="stable")]
     keys = call_key[by_key]
-    wanted = operation_key[known]
-    first = np.searchsorted(keys, wanted, "left")
-    number = np.searchsorted(keys, wanted, "right") - first
+    known_keys = operation_key[known]
+    first = np.searchsorted(keys, known_keys, "left")
+    number = np.searchsorted(keys, known_keys, "right") - first
     call = by_key[expand_slices(first, number)]
     operation = np.repeat(known, number)
     order = np.lexsort((operation, call, calls.thread[call]))
@@ -256,13 +256,13 @@ def _directions(kind: Int32) -> Int8:
     table = np.full(max(_DIRECTION_OF_KIND) + 2, -1, np.int8)
     for cupti, direction in _DIRECTION_OF_KIND.items():
         table[cupti] = direction
-    found: Int8 = table[np.clip(kind, -1, len(table) - 1)]
-    return found
+    directions: Int8 = table[np.clip(kind, -1, len(table) - 1)]
+    return directions
 
 
 def _pageable_bytes(copies: model.Copies, direction: Int8, size: Int64) -> Int64:
     """Return the pageable bytes of copies between host and device; NULL for others and where it is not recorded."""
     host_side = np.where(direction == DIRECTIONS.index("h2d"), copies.source_kind, copies.target_kind)
     with_host = (direction == DIRECTIONS.index("h2d")) | (direction == DIRECTIONS.index("d2h"))
-    told = with_host & (host_side >= 0)
-    return np.where(told, np.where(host_side == _PAGEABLE, size, 0), NULL)
+    is_recorded = with_host & (host_side >= 0)
+    return np.where(is_recorded, np.where(host_side == _PAGEABLE, size, 0), NULL)

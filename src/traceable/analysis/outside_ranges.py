@@ -1,4 +1,4 @@
-"""How much of each thread's wall time lies in no range: code that nobody annotated, or nothing to do."""
+"""How much of each thread's wall time lies in no range: code without annotations, or no work."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def measure_outside_ranges(context: Context) -> Table:
 
     `wall_ns` is the time from its first range to the end of its last, without that between windows; `outside_ns` the
     part of it in which no range that began on the thread was open, and `outside_share` its share. A suspended coroutine
-    is open. Callbacks of an event loop are no ranges here: they are recorded without the program naming anything.
+    counts as open. Callbacks of an event loop do not count as ranges here: they are recorded without annotations of the
+    program.
     """
-    trace, found = context.trace, context.instances
+    trace, instances = context.trace, context.instances
     apart = find_unrecorded_spans(trace)
-    rows = np.flatnonzero(found.entered & (found.domain != trace.name_index(LOOP_DOMAIN)))
-    rows = rows[np.argsort(found.thread[rows], kind="stable")]
-    bounds = np.flatnonzero(np.diff(found.thread[rows], prepend=-1, append=-1)).tolist()
-    threads = [int(found.thread[rows[first]]) for first in bounds[:-1]]
-    values = [outside_ns(found.start_ns[here], found.end_ns[here], apart) for here in _parts(rows, bounds)]
+    rows = np.flatnonzero(instances.entered & (instances.domain != trace.name_index(LOOP_DOMAIN)))
+    rows = rows[np.argsort(instances.thread[rows], kind="stable")]
+    bounds = np.flatnonzero(np.diff(instances.thread[rows], prepend=-1, append=-1)).tolist()
+    threads = [int(instances.thread[rows[first]]) for first in bounds[:-1]]
+    values = [outside_ns(instances.start_ns[here], instances.end_ns[here], apart) for here in _parts(rows, bounds)]
     start, end, wall, outside = np.array(values, np.int64).reshape(-1, 4).T
     of = [trace.threads[thread] for thread in threads]
     processes = [trace.processes[thread.process] for thread in of]

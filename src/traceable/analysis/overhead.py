@@ -1,16 +1,17 @@
 """What recording cost: a run under a collector against the same run without one, step by step.
 
-Both runs do the same work at the same step, so a step is compared with itself: the ratio of its two times. Their median
-is what is said of a step; it does not move with steps that differ from each other, nor with the few that something else
-on the machine held up. How sure that is comes from six stretches of the run, each with a median of its own: were half
+Both runs do the same work at the same step, so a step is compared with itself: the ratio of its two times. The result
+is the median of these ratios; it does not move with steps that differ from each other, nor with the few that something
+else on the machine delayed. The interval comes from six segments of the run, each with a median of its own: were half
 of the true ratios above a number and half below, all six medians would lie on one side of it once in 32 times, so
-their smallest and largest hold the true one between them in 31 of 32 (the sign test; it needs no shape of the
-noise, and slow drifts, which stretches have and single steps hide, widen it). It is widened by what waiting for a CPU
+their smallest and largest hold the true one between them in 31 of 32 (the sign test; it assumes no distribution of the
+noise, and slow drifts, which segments have and single steps hide, widen it). It is widened by what waiting for a CPU
 could explain, which on a busy machine is more than all else: of a step under the collector that waited a fifth of its
-time, four fifths may be what it takes; of one without, likewise. What else two runs differ by from the first step to
-the last is in no such interval, and the shorter they are the more that is; less than a second of steps proves nothing.
+time, four fifths may be what it takes; of one without, likewise. Other differences that last from the first step to
+the last are in no such interval, and the shorter the runs the larger these are; less than a second of steps proves
+nothing.
 
-It reads no trace. How the times come about is `capture/step_times.py`, where they lie `launch/overhead.py`.
+It reads no trace. `capture/step_times.py` measures the times, `launch/overhead.py` reads them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from traceable.analysis.steps import MIN_STEPS_FOR_WARM_UP, WARM_UP_FACTOR
 from traceable.trace.model import Bool, Int64
 
 SEGMENTS = 6
-"""Into how many stretches the steps are parted; with fewer steps there is no interval."""
+"""Into how many segments the steps are split; with fewer steps there is no interval."""
 
-_MOST_WAITED = 0.99
-"""Nothing is divided by less than what this leaves."""
+_MAX_WAIT_SHARE = 0.99
+"""The largest share of waiting that is taken into account: the divisor is 1 less this, or more."""
 
 MIN_TOTAL_NS = 1_000_000_000
-"""What the steps must take together for a difference to be more than chance: two runs of a training loop without any
+"""What the steps must take together for a difference to be significant: two runs of a training loop without any
 collector differed by 51 % in the median of 300 steps that took 0.3 s in all, on two busy cores of a virtual machine."""
 
 
@@ -40,8 +41,8 @@ class ProcessTimes:
 
     Attributes:
         pid: its number.
-        step_times: three numbers a step, by index: begin and end in ns, 0 and 0 where they are not known; and how long its
-            thread had waited for a CPU by its end, in ns and 1 more, 0 where nobody looked.
+        step_times: three numbers a step, by index: begin and end in ns, 0 and 0 where they are not known; and how long
+            its thread had waited for a CPU by its end, in ns plus 1, 0 where that was not measured.
         is_program: whether it is the program itself and none of its children.
         recorded_steps: the steps that were recorded, each pair from the first until before the second; None for all.
         stall_ns: how long opening and closing windows took.
@@ -75,7 +76,7 @@ class StepComparison:
         steps: how many.
         plain_p50_ns, profiled_p50_ns: the median step.
         overhead_share: the median of the ratios, less 1: how much longer a step takes.
-        low_share, high_share: the smallest and largest such median of six stretches, widened by what waiting for a CPU
+        low_share, high_share: the smallest and largest such median of six segments, widened by what waiting for a CPU
             could explain; None for fewer than six steps.
         plain_total_ns, profiled_total_ns: all of them together.
     """
@@ -91,7 +92,7 @@ class StepComparison:
 
     @property
     def significant(self) -> bool:
-        """Whether it is surely more than nothing, or less."""
+        """Whether the interval excludes 0."""
         if self.low_share is None or self.high_share is None or self.plain_total_ns < MIN_TOTAL_NS:
             return False
         return self.low_share * self.high_share > 0
@@ -104,13 +105,13 @@ class Overhead:
     Attributes:
         recorded_steps: the steps that were recorded; None where none can be compared.
         other_steps: those that were not; None where there are none.
-        warm_up_steps: how many first steps were left out.
+        warm_up_steps: how many first steps were excluded.
         plain_steps, profiled_steps: how many the compared process took.
         stepping_processes: how many processes took steps under the collector; one of them is compared.
         pid: which, under the collector; None where none is.
-        stall_ns: how long opening and closing windows held it up.
-        plain_cpu_wait_share, profiled_cpu_wait_share: for which part of the time its thread waited for a CPU; None where
-            that is not known.
+        stall_ns: how long opening and closing windows paused it.
+        plain_cpu_wait_share, profiled_cpu_wait_share: for which part of the time its thread waited for a CPU; None
+            where that is not known.
         plain_run_ns, profiled_run_ns: from the program's start to its end; None where that can't be compared.
     """
 
@@ -130,28 +131,28 @@ class Overhead:
 
 def compute_overhead(plain: RunTimes, profiled: RunTimes) -> Overhead:
     """Return what `profiled` cost more than `plain`."""
-    found = match_processes(plain.processes, profiled.processes)
+    pair = match_processes(plain.processes, profiled.processes)
     runs = (plain.ns, profiled.ns) if plain.ns is not None and profiled.ns is not None else (None, None)
-    if found is None:
+    if pair is None:
         return Overhead(None, None, 0, 0, 0, len(profiled.processes), None, 0, None, None, *runs)
-    before, after = compute_step_durations(found[0].step_times), compute_step_durations(found[1].step_times)
+    before, after = compute_step_durations(pair[0].step_times), compute_step_durations(pair[1].step_times)
     warm_up = count_warm_up_steps(before)
     both = min(len(before), len(after))
     known = (before[:both] > 0) & (after[:both] > 0)
     known[:warm_up] = False
-    inside = _inside(found[1].recorded_steps, both)
-    waited = tuple(compute_cpu_wait_share(one.step_times, warm_up) for one in found)
+    inside = _inside(pair[1].recorded_steps, both)
+    wait_shares = tuple(compute_cpu_wait_share(one.step_times, warm_up) for one in pair)
     return Overhead(
-        recorded_steps=compare_steps(before[:both][known & inside], after[:both][known & inside], *waited),
-        other_steps=compare_steps(before[:both][known & ~inside], after[:both][known & ~inside], *waited),
+        recorded_steps=compare_steps(before[:both][known & inside], after[:both][known & inside], *wait_shares),
+        other_steps=compare_steps(before[:both][known & ~inside], after[:both][known & ~inside], *wait_shares),
         warm_up_steps=warm_up,
         plain_steps=int((before > 0).sum()),
         profiled_steps=int((after > 0).sum()),
         stepping_processes=len(profiled.processes),
-        pid=found[1].pid,
-        stall_ns=found[1].stall_ns,
-        plain_cpu_wait_share=waited[0],
-        profiled_cpu_wait_share=waited[1],
+        pid=pair[1].pid,
+        stall_ns=pair[1].stall_ns,
+        plain_cpu_wait_share=wait_shares[0],
+        profiled_cpu_wait_share=wait_shares[1],
         plain_run_ns=runs[0],
         profiled_run_ns=runs[1],
     )
@@ -160,10 +161,10 @@ def compute_overhead(plain: RunTimes, profiled: RunTimes) -> Overhead:
 def match_processes(
     plain: Sequence[ProcessTimes], profiled: Sequence[ProcessTimes]
 ) -> tuple[ProcessTimes, ProcessTimes] | None:
-    """Return the process to compare, without a collector and with one; None where it can't be told which is which.
+    """Return the process to compare, without a collector and with one; None where that is ambiguous.
 
-    The program itself where it stepped, and recorded what was recorded. Else that one of its children that recorded and
-    stepped first, and its counterpart is the child that came to its first step as the same one of as many.
+    The program itself where it took steps, and those were recorded. Else that one of its children that recorded and
+    took steps first, and its counterpart is the child whose first step has the same place in the order of as many.
     """
     recorded = [one for one in profiled if one.recorded_steps is None or one.recorded_steps]
     own = [one for one in (recorded or profiled) if one.is_program]
@@ -172,10 +173,10 @@ def match_processes(
         return counterpart[0], own[0]
     before = sorted((one for one in plain if not one.is_program), key=_first_ns)
     after = sorted((one for one in profiled if not one.is_program), key=_first_ns)
-    chosen = [one for one in after if one in recorded] or after
-    if not chosen or len(before) != len(after):
+    candidates = [one for one in after if one in recorded] or after
+    if not candidates or len(before) != len(after):
         return None
-    return before[after.index(chosen[0])], chosen[0]
+    return before[after.index(candidates[0])], candidates[0]
 
 
 def compute_step_durations(times: Sequence[int]) -> Int64:
@@ -206,30 +207,30 @@ def count_warm_up_steps(duration_ns: Int64) -> int:
 
 
 def compute_cpu_wait_share(times: Sequence[int], first: int) -> float | None:
-    """Return for which part of the time the thread waited for a CPU, from step `first` on; None where nobody looked.
+    """Return for which part of the time the thread waited for a CPU, from step `first` on; None if not measured.
 
     Args:
         times: as of `ProcessTimes`.
         first: the index of a step.
     """
     rows = np.asarray(times, np.int64).reshape(-1, 3)[first:]
-    seen = rows[(rows[:, 2] > 0) & (rows[:, 1] > 0)]
-    if len(seen) < 2 or seen[-1, 1] <= seen[0, 1]:
+    measured = rows[(rows[:, 2] > 0) & (rows[:, 1] > 0)]
+    if len(measured) < 2 or measured[-1, 1] <= measured[0, 1]:
         return None
-    return float(np.clip((seen[-1, 2] - seen[0, 2]) / (seen[-1, 1] - seen[0, 1]), 0, 1))
+    return float(np.clip((measured[-1, 2] - measured[0, 2]) / (measured[-1, 1] - measured[0, 1]), 0, 1))
 
 
 def compare_steps(
     plain_ns: Int64,
     profiled_ns: Int64,
-    plain_waited_share: float | None = None,
-    profiled_waited_share: float | None = None,
+    plain_wait_share: float | None = None,
+    profiled_wait_share: float | None = None,
 ) -> StepComparison | None:
     """Compare the times of the same steps, in their order; None where there are none.
 
     Args:
         plain_ns, profiled_ns: of each step, above 0.
-        plain_waited_share, profiled_waited_share: for which part of the time they waited for a CPU, as far as is known.
+        plain_wait_share, profiled_wait_share: for which part of the time they waited for a CPU, as far as is known.
     """
     if not len(plain_ns):
         return None
@@ -240,8 +241,8 @@ def compare_steps(
         plain_p50_ns=float(np.median(plain_ns)),
         profiled_p50_ns=float(np.median(profiled_ns)),
         overhead_share=float(np.median(ratio)) - 1,
-        low_share=min(medians) * (1 - (profiled_waited_share or 0)) - 1 if medians else None,
-        high_share=max(medians) / (1 - min(plain_waited_share or 0, _MOST_WAITED)) - 1 if medians else None,
+        low_share=min(medians) * (1 - (profiled_wait_share or 0)) - 1 if medians else None,
+        high_share=max(medians) / (1 - min(plain_wait_share or 0, _MAX_WAIT_SHARE)) - 1 if medians else None,
         plain_total_ns=int(plain_ns.sum()),
         profiled_total_ns=int(profiled_ns.sum()),
     )

@@ -18,13 +18,13 @@ LOOP_DOMAIN = "traceable.loop"
 def drop_short_callbacks(trace: Trace) -> tuple[Trace, int]:
     """Return `trace` without the event loop's callbacks that ended before their threshold, and how many those were.
 
-    One that was cut by the end of the capture is kept: how long it was to last is not known, and in a program that was
+    One that was cut by the end of the capture stays: its full length is unknown, and in a program that was
     killed it is what the loop was doing.
     """
     if LOOP_DOMAIN not in trace.names:
         return trace, 0
     if trace.cut is not None:
-        # How long one lasted is known of the whole.
+        # The whole has the full length of each callback.
         whole, _ = drop_short_callbacks(trace.cut.whole)
         part = select_part(whole, time_ns=(trace.cut.first_ns, trace.cut.last_ns))
         return part, len(trace.ranges) - len(part.ranges)

@@ -1,9 +1,9 @@
-"""The first question: what did each range cost. One row a range path, and one row a name.
+"""The cost of each range. One row a range path, and one row a name.
 
-What each range instance put on the GPU is counts, sums, unions and spans over the operations that belong to it. An
+The GPU work of each range instance is counts, sums, unions and spans over the operations that belong to it. An
 instance's operations are a slice of its thread's launches, so sums are differences of running sums and no pair of
-range and operation is ever written out. Only where a slice does not tell the truth (a call that crosses the end of a
-range, an operation with two calls, a coroutine of several stretches, a replay) are the pairs made, and summed.
+range and operation is ever written out. Only where a slice is not exact (a call that crosses the end of a
+range, an operation with two calls, a coroutine of several segments, a replay) are the pairs built, and summed.
 
 Every column is explained in docs/report.md.
 """
@@ -48,21 +48,21 @@ from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Tr
 STYLES = ("push_pop", "start_end")
 
 PARALLEL, OUTLIVES = "parallel", "outlives"
-"""Why a row's CPU total is larger than that of what it lies inside."""
+"""Why a row's CPU total is larger than that of the path it lies inside."""
 
 _AT_ONCE = 1 << 16
-"""How many places are gone through at once: a few columns of so many fit the cache of a core."""
+"""How many places are processed at once: a few columns of so many fit the cache of a core."""
 
 
 @dataclass(frozen=True)
 class RangeProfile:
-    """What the ranges of a trace cost.
+    """The costs of the ranges of a trace.
 
     Attributes:
         ranges: one row a range path (and domain and style), by path; parents before children.
-        names: one row a domain, name and style over all paths: what nsys's sums show.
+        names: one row a domain, name and style over all paths: as in nsys's sums.
         coverage: how much of the GPU's work the ranges explain.
-        fields: what the instances of each row of `ranges` carried as named fields; None for a row without.
+        fields: the named fields that the instances of each row of `ranges` carry; None for a row without.
     """
 
     ranges: Table
@@ -73,12 +73,12 @@ class RangeProfile:
 
 @dataclass(frozen=True)
 class InstanceCosts:
-    """What each instance took.
+    """The costs of each instance.
 
     Attributes:
-        work, nsys_projection: its GPU work, and the part of it that nsys's projection knows.
+        work, nsys_projection: its GPU work, and the part of it that is in nsys's projection.
         sync_wait_ns: its waits in ns.
-        blocking_instance: of a callback of an event loop the instance that took most of it; -1 for all else.
+        blocking_instance: of a callback of an event loop the instance that took most of its time; -1 for all else.
     """
 
     work: GpuWork
@@ -93,9 +93,9 @@ class Copied:
 
     Attributes:
         direction: index into DIRECTIONS.
-        instance: whose they are; each at most once.
-        copies, size_bytes, copy_ns, pageable_bytes: their number and sums. `pageable_bytes` is NULL where the trace
-            does not tell.
+        instance: to which they belong; each at most once.
+        copies, size_bytes, copy_ns, pageable_bytes: their number and sums. `pageable_bytes` is NULL where that
+            is not recorded.
     """
 
     direction: int
@@ -118,15 +118,15 @@ class ByOtherRule:
 
 @dataclass(frozen=True)
 class GpuWork:
-    """What each instance put on the GPU, as equally long columns, one value an instance; all 0 where it did nothing.
+    """The GPU work of each instance, as equally long columns, one value an instance; all 0 where there is none.
 
-    What few instances have is listed of these alone: as columns it would be most of the memory that an analysis takes.
+    Values that few instances have are listed for these alone: as columns they would take most of an analysis's memory.
 
     Attributes:
         operations, kernels, graphs: how many; `launches`: distinct launch calls.
         sum_ns, busy_ns, span_ns: plain sum, union, and last end less first start.
         start_ns: first start; NULL for none.
-        queue_ns, queue_max_ns, queued: sum, maximum (NULL for none) and number of the queue times that there are.
+        queue_ns, queue_max_ns, queued: sum, maximum (NULL for none) and number of the known queue times.
         copied: the copies, in one or several pieces a direction.
         by_other_rules: of `operations` and `sum_ns` those by other rules than THREAD and TASK, in pieces as well.
     """
@@ -158,7 +158,7 @@ class GpuWork:
         """Return GPU time in ns and number of operations by rule and group of instances, each of shape (rules, groups).
 
         Args:
-            task: whether each instance is a coroutine: what is its own by the thread is so by the rule TASK.
+            task: whether each instance is a coroutine: its operations by the thread count by the rule TASK.
             group: of each instance, one of 0..groups-1.
         """
         time, operations = (np.zeros((len(RULES), groups), np.int64) for _ in range(2))
@@ -176,7 +176,7 @@ class GpuWork:
 
 @dataclass(frozen=True)
 class Projection:
-    """What nsys's projection shows of each instance; columns as in `GpuWork`."""
+    """Each instance in nsys's projection; columns as in `GpuWork`."""
 
     operations: Int64
     launches: Int64
@@ -185,79 +185,81 @@ class Projection:
 
 
 def profile_trace(trace: Trace) -> RangeProfile:
-    """Return what each range of `trace` cost, by path and by name, largest CPU total first among siblings."""
+    """Return the cost of each range of `trace`, by path and by name, largest CPU total first among siblings."""
     return profile_ranges(Context(trace))
 
 
 @cache_per_context
 def profile_ranges(context: Context) -> RangeProfile:
-    """Return what `profile_trace` returns, given what the questions share."""
-    trace, found = context.trace, context.instances
-    took = measure_instances(context)
-    ranges, fields = _by_path(trace, found, took)
-    return RangeProfile(ranges=ranges, fields=fields, names=_by_name(trace, found, took), coverage=context.coverage)
+    """Return the same as `profile_trace`, from a shared context."""
+    trace, instances = context.trace, context.instances
+    costs = measure_instances(context)
+    ranges, fields = _by_path(trace, instances, costs)
+    return RangeProfile(
+        ranges=ranges, fields=fields, names=_by_name(trace, instances, costs), coverage=context.coverage
+    )
 
 
 def measure_instances(context: Context) -> InstanceCosts:
-    """Return what each instance took."""
-    found, gpu, launched, attribution = context.instances, context.gpu, context.launches, context.attribution
-    work = work_of(found, gpu, launched, attribution.links, attribution.replays)
-    nsys = projected(found, gpu, launched, build_launch_events(gpu, launched), work)
+    """Return the costs of each instance."""
+    instances, gpu, launched, attribution = context.instances, context.gpu, context.launches, context.attribution
+    work = measure_gpu_work(instances, gpu, launched, attribution.links, attribution.replays)
+    nsys = project_work(instances, gpu, launched, build_launch_events(gpu, launched), work)
     return InstanceCosts(work, nsys, measure_sync_waits(context), find_longest_in_callbacks(context))
 
 
-def _by_path(trace: Trace, found: Instances, took: InstanceCosts) -> tuple[Table, tuple[Fields | None, ...]]:
-    group, first = grouped(found.path, found.domain, found.style)
-    identity = _identity(trace, found, first)
-    paths = [[trace.names[name] for name in found.paths[path]] for path in found.path[first].tolist()]
-    table = Table({"path": objects(paths), **identity, **_columns(trace, found, took, group, len(first))})
-    table = Table({**table.values, "cpu_excess_reason": _exceeding(found, group, first, table)})
-    order = _tree_order(found, first, table.values["cpu_total_ns"])
-    fields = summarize_fields(trace.names, found.fields, group, len(first))
+def _by_path(trace: Trace, instances: Instances, costs: InstanceCosts) -> tuple[Table, tuple[Fields | None, ...]]:
+    group, first = group_by_keys(instances.path, instances.domain, instances.style)
+    identity = _identity_columns(trace, instances, first)
+    paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
+    table = Table({"path": objects(paths), **identity, **_cost_columns(trace, instances, costs, group, len(first))})
+    table = Table({**table.values, "cpu_excess_reason": _explain_excess(instances, group, first, table)})
+    order = _tree_order(instances, first, table.values["cpu_total_ns"])
+    fields = summarize_fields(trace.names, instances.fields, group, len(first))
     return table.take(order), tuple(fields[row] for row in order.tolist())
 
 
-def _by_name(trace: Trace, found: Instances, took: InstanceCosts) -> Table:
-    group, first = grouped(found.domain, found.name, found.style)
-    rows = _of_names(trace, found, took, group, first)
+def _by_name(trace: Trace, instances: Instances, costs: InstanceCosts) -> Table:
+    group, first = group_by_keys(instances.domain, instances.name, instances.style)
+    rows = _make_name_table(trace, instances, costs, group, first)
     return rows.take(np.argsort(-rows.values["cpu_total_ns"], kind="stable"))
 
 
 def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
-    """Return the rows of `Profile.names` for the instances of each place apart, and the place of each row.
+    """Return the rows of `RangeProfile.names` for the instances of each place separately, and the place of each row.
 
     Args:
         place: a number from 0 of each instance: of its thread, say. Rows come by it, the largest CPU total first.
     """
-    found = context.instances
-    group, first = grouped(place, found.domain, found.name, found.style)
-    rows = _of_names(context.trace, found, measure_instances(context), group, first)
+    instances = context.instances
+    group, first = group_by_keys(place, instances.domain, instances.name, instances.style)
+    rows = _make_name_table(context.trace, instances, measure_instances(context), group, first)
     order = np.lexsort((-rows.values["cpu_total_ns"], place[first]))
     return rows.take(order), place[first][order]
 
 
-def _of_names(trace: Trace, found: Instances, took: InstanceCosts, group: Int64, first: Int64) -> Table:
-    columns = _columns(trace, found, took, group, len(first))
-    tree = _tree_columns(found, took.nsys_projection, group, len(first))
-    style = found.style[first]
+def _make_name_table(trace: Trace, instances: Instances, costs: InstanceCosts, group: Int64, first: Int64) -> Table:
+    columns = _cost_columns(trace, instances, costs, group, len(first))
+    tree = _tree_columns(instances, costs.nsys_projection, group, len(first))
+    style = instances.style[first]
     of_style = sum_groups(style.astype(np.int64), np.maximum(columns["cpu_total_ns"], 0), int(style.max(initial=0)) + 1)
     share = {"nsys_cpu_share": ratios(columns["cpu_total_ns"], of_style[style])}
-    return Table({**_identity(trace, found, first), **columns, **share, **tree})
+    return Table({**_identity_columns(trace, instances, first), **columns, **share, **tree})
 
 
-def _tree_columns(found: Instances, nsys: Projection, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _tree_columns(instances: Instances, nsys: Projection, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return how deep the instances lie that nsys's projection lists, and how many listed ones lie inside each."""
     listed = nsys.operations > 0
     number = np.bincount(group[listed], minlength=groups)
-    inside = np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))
-    level = found.depth
+    inside = np.bincount(instances.parent[(instances.parent >= 0) & listed], minlength=len(instances))
+    level = instances.depth
     return {
         "nsys_level_mean": ratios(sum_groups(group[listed], level[listed], groups), number),
         "nsys_children_mean": ratios(sum_groups(group[listed], inside[listed], groups), number),
     }
 
 
-def grouped(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
+def group_by_keys(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
     """Number the distinct combinations of index columns (from -1): the group of each row, and its first row.
 
     Groups come in the order of the keys, the first before the second.
@@ -277,58 +279,64 @@ def grouped(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
     return number[key], row[present]
 
 
-def _identity(trace: Trace, found: Instances, first: Int64) -> dict[str, NDArray[Any]]:
-    domains = [trace.names[domain] if domain >= 0 else None for domain in found.domain[first].tolist()]
+def _identity_columns(trace: Trace, instances: Instances, first: Int64) -> dict[str, NDArray[Any]]:
+    domains = [trace.names[domain] if domain >= 0 else None for domain in instances.domain[first].tolist()]
     return {
-        "name": objects([trace.names[name] for name in found.name[first].tolist()]),
+        "name": objects([trace.names[name] for name in instances.name[first].tolist()]),
         "domain": objects(domains),
-        "style": objects([STYLES[style != PUSH_POP] for style in found.style[first].tolist()]),
+        "style": objects([STYLES[style != PUSH_POP] for style in instances.style[first].tolist()]),
     }
 
 
-def _columns(trace: Trace, found: Instances, took: InstanceCosts, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return the columns that count and measure, one value a group. What was not entered has no CPU time."""
-    real = found.entered
-    whole = real & ~found.clipped
-    duration = np.where(real, found.end_ns - found.start_ns, 0)
-    outermost = int(duration[found.parent < 0].sum())
+def _cost_columns(
+    trace: Trace, instances: Instances, costs: InstanceCosts, group: Int64, groups: int
+) -> dict[str, NDArray[Any]]:
+    """Return the columns that count and measure, one value a group. Instances not entered have no CPU time."""
+    real = instances.entered
+    whole = real & ~instances.clipped
+    duration = np.where(real, instances.end_ns - instances.start_ns, 0)
+    outermost = int(duration[instances.parent < 0].sum())
     count = np.bincount(group[real], minlength=groups)
     total = integers(sum_groups(group, duration, groups), count > 0)
     return {
         "count": count,
-        "clipped": np.bincount(group[real & found.clipped], minlength=groups),
+        "clipped": np.bincount(group[real & instances.clipped], minlength=groups),
         "cpu_total_ns": total,
         "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
         **sort_groups(group, duration, groups, whole).summary("cpu"),
-        "cpu_self_total_ns": _known_total(group, found.self_ns, groups),
-        "active_total_ns": _known_total(group, found.active_ns, groups),
-        **sort_groups(group, found.active_ns, groups, whole & found.task).summary("active"),
-        "blocking_path": objects(_pause_paths(trace, found, took.blocking_instance, group, groups)),
-        "sync_wait_total_ns": _known_total(group, took.sync_wait_ns, groups),
-        **_gpu_columns(found, took.work, duration, group, groups),
-        **_nsys_columns(took.nsys_projection, duration, group, groups),
+        "cpu_self_total_ns": _known_total(group, instances.self_ns, groups),
+        "active_total_ns": _known_total(group, instances.active_ns, groups),
+        **sort_groups(group, instances.active_ns, groups, whole & instances.task).summary("active"),
+        "blocking_path": objects(_pause_paths(trace, instances, costs.blocking_instance, group, groups)),
+        "sync_wait_total_ns": _known_total(group, costs.sync_wait_ns, groups),
+        **_gpu_columns(instances, costs.work, duration, group, groups),
+        **_nsys_columns(costs.nsys_projection, duration, group, groups),
     }
 
 
-def _pause_paths(trace: Trace, found: Instances, held_by: Int64, group: Int64, groups: int) -> list[list[str] | None]:
+def _pause_paths(
+    trace: Trace, instances: Instances, blocking_instance: Int64, group: Int64, groups: int
+) -> list[list[str] | None]:
     """Return for each group of callbacks the path of the ranges that took most of their time; None for all else."""
     paths: list[list[str] | None] = [None] * groups
-    took: dict[tuple[int, int], int] = {}
-    rows = np.flatnonzero(held_by >= 0)
-    lasted = (found.end_ns - found.start_ns)[rows].tolist()
-    for one, path, ns in zip(group[rows].tolist(), found.path[held_by[rows]].tolist(), lasted, strict=True):
-        took[one, path] = took.get((one, path), 0) + ns
-    for one, path in sorted(took, key=lambda key: took[key]):
-        paths[one] = [trace.names[name] for name in found.paths[path]]
+    costs: dict[tuple[int, int], int] = {}
+    rows = np.flatnonzero(blocking_instance >= 0)
+    duration = (instances.end_ns - instances.start_ns)[rows].tolist()
+    for one, path, ns in zip(
+        group[rows].tolist(), instances.path[blocking_instance[rows]].tolist(), duration, strict=True
+    ):
+        costs[one, path] = costs.get((one, path), 0) + ns
+    for one, path in sorted(costs, key=lambda key: costs[key]):
+        paths[one] = [trace.names[name] for name in instances.paths[path]]
     return paths
 
 
 def _gpu_columns(
-    found: Instances, work: GpuWork, duration: Int64, group: Int64, groups: int
+    instances: Instances, work: GpuWork, duration: Int64, group: Int64, groups: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the GPU's columns; absent for a group that put nothing on the GPU."""
+    """Return the GPU's columns; absent for a group without GPU work."""
     worked = work.operations > 0
-    whole = worked & ~found.clipped
+    whole = worked & ~instances.clipped
     count = np.bincount(group[worked], minlength=groups)
     some = count > 0
 
@@ -353,12 +361,12 @@ def _gpu_columns(
         "queue_mean_ns": ratios(sum_groups(group, work.queue_ns, groups), queued),
         "queue_max_ns": max_groups(group, work.queue_max_ns, groups),
         **_copy_columns(work, group, groups),
-        **_rule_columns(*work.by_rule(found.task, group, groups)),
+        **_rule_columns(*work.by_rule(instances.task, group, groups)),
     }
 
 
 def _nsys_columns(nsys: Projection, duration: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return what nsys's projection says, which knows of launch calls on the range's own thread alone."""
+    """Return the columns of nsys's projection, which has only launch calls on the range's own thread."""
     listed = nsys.operations > 0
     count = np.bincount(group[listed], minlength=groups)
     return {
@@ -413,47 +421,47 @@ def _known_total(group: Int64, values: Int64, groups: int) -> Int64:
     return integers(sums, np.bincount(group[known], minlength=groups) > 0)
 
 
-def _exceeding(found: Instances, group: Int64, first: Int64, table: Table) -> NDArray[Any]:
+def _explain_excess(instances: Instances, group: Int64, first: Int64, table: Table) -> NDArray[Any]:
     """Return why a row's CPU total is larger than that of the path it lies inside, or of all outermost ranges.
 
-    OUTLIVES: without the time after (or before) the instances that they began in, it is not. PARALLEL: it is even so,
-    which only instances that ran side by side can be. None for a total that is no larger.
+    OUTLIVES: without the time after (or before) the instances that they began in, it is not. PARALLEL: it still is,
+    which only instances that ran at the same time can be. None for a total that is not larger.
     """
-    path = found.path[first]
-    number = {one: i for i, one in enumerate(found.paths)}
-    above = np.array([number.get(one[:-1], -1) for one in found.paths], np.int64)[path]
+    path = instances.path[first]
+    number = {one: i for i, one in enumerate(instances.paths)}
+    above = np.array([number.get(one[:-1], -1) for one in instances.paths], np.int64)[path]
     total = table.values["cpu_total_ns"]
-    of_path = sum_groups(path, total, len(found.paths))
+    of_path = sum_groups(path, total, len(instances.paths))
     around = np.where(above >= 0, np.append(of_path, 0)[above], total)
 
-    inside = np.minimum(found.end_ns, found.end_ns[found.parent]) - np.maximum(
-        found.start_ns, found.start_ns[found.parent]
+    inside = np.minimum(instances.end_ns, instances.end_ns[instances.parent]) - np.maximum(
+        instances.start_ns, instances.start_ns[instances.parent]
     )
-    counted = found.entered & (found.parent >= 0)
+    counted = instances.entered & (instances.parent >= 0)
     within = sum_groups(group, np.where(counted, np.maximum(inside, 0), 0), len(first))
-    why = np.full(len(first), None, object)
-    why[total > around] = PARALLEL
-    why[(total > around) & (within <= around)] = OUTLIVES
-    # What lies inside such a row may be no larger than that, and still be more than all there is.
+    reason = np.full(len(first), None, object)
+    reason[total > around] = PARALLEL
+    reason[(total > around) & (within <= around)] = OUTLIVES
+    # A row inside such a row may be smaller than that, and still be larger than all outermost ranges.
     share, row_of = table.values["cpu_share"], dict(zip(path.tolist(), range(len(path)), strict=True))
-    for row in np.argsort([len(found.paths[one]) for one in path.tolist()], kind="stable").tolist():
-        if why[row] is None and share[row] > 1:
-            why[row] = why[row_of[int(above[row])]] if int(above[row]) in row_of else PARALLEL
-    return why
+    for row in np.argsort([len(instances.paths[one]) for one in path.tolist()], kind="stable").tolist():
+        if reason[row] is None and share[row] > 1:
+            reason[row] = reason[row_of[int(above[row])]] if int(above[row]) in row_of else PARALLEL
+    return reason
 
 
-def _tree_order(found: Instances, first: Int64, total: Int64) -> Int64:
+def _tree_order(instances: Instances, first: Int64, total: Int64) -> Int64:
     """Return rows parents first, and among siblings the largest total first.
 
-    A path's rows (it has several where domains or styles share its names) stand together, before its children.
+    A path's rows (it has several where domains or styles share its names) are together, before its children.
     """
     rows: dict[int, list[int]] = {}
-    for row, path in enumerate(found.path[first].tolist()):
+    for row, path in enumerate(instances.path[first].tolist()):
         rows.setdefault(path, []).append(row)
-    number = {path: i for i, path in enumerate(found.paths)}
+    number = {path: i for i, path in enumerate(instances.paths)}
     children: dict[int, list[int]] = {}
     for path in rows:
-        children.setdefault(number.get(found.paths[path][:-1], -1), []).append(path)
+        children.setdefault(number.get(instances.paths[path][:-1], -1), []).append(path)
     totals_of = total.tolist()
     order: list[int] = []
     waiting = [-1]
@@ -465,19 +473,21 @@ def _tree_order(found: Instances, first: Int64, total: Int64) -> Int64:
     return np.array(order, np.int64)
 
 
-def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replays) -> GpuWork:
+def measure_gpu_work(
+    instances: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replays
+) -> GpuWork:
     """Return the GPU work of each instance."""
-    work = _nothing(len(found))
-    stretches, events, where = found.segments, links.events, links.slices
-    simple = _simple(stretches, where, events, len(found), len(gpu))
+    work = _make_empty_work(len(instances))
+    segments, events, where = instances.segments, links.events, links.slices
+    simple = _find_simple(segments, where, events, len(instances), len(gpu))
     rows = np.flatnonzero(simple & (where.count > 0))
     if len(rows):
-        _add_slices(work, gpu, launched, links, stretches.owner[rows], where.first[rows], where.count[rows])
+        _add_slices(work, gpu, launched, links, segments.owner[rows], where.first[rows], where.count[rows])
     rest = replace(where, count=np.where(simple, 0, where.count))
     if rest.count.any():
         place = np.full(len(gpu), THREAD, np.int8)
         place[events.item] = links.rule
-        for instance, operation in iter_pairs_in_slices(stretches, events, rest):
+        for instance, operation in iter_pairs_in_slices(segments, events, rest):
             _add_pairs(work, gpu, launched, instance, operation, place[operation])
     if len(replayed.instance):
         by_node = np.full(len(replayed.operation), GRAPH_NODE, np.int8)
@@ -487,18 +497,18 @@ def work_of(found: Instances, gpu: GpuOperations, launched: Launches, links: Lin
     return work
 
 
-def projected(
-    found: Instances, gpu: GpuOperations, launched: Launches, events: ThreadEvents, work: GpuWork
+def project_work(
+    instances: Instances, gpu: GpuOperations, launched: Launches, events: ThreadEvents, work: GpuWork
 ) -> Projection:
-    """Return what nsys's projection shows, which knows of launch calls on the range's own thread alone.
+    """Return nsys's projection, which has only launch calls on the range's own thread.
 
-    That is `work` but for instances with operations by another rule, which are looked at again.
+    That is `work` except for instances with operations by another rule, which are computed again.
 
     Args:
-        events: the launch calls as places, whatever else is known of their operations.
+        events: the launch calls as places, without the other rules.
     """
     nsys = Projection(work.operations, work.launches, work.start_ns, work.span_ns)
-    other = found.replay.copy()
+    other = instances.replay.copy()
     for by_rule in work.by_other_rules:
         other[by_rule.instance] = True
     if not other.any():
@@ -507,14 +517,14 @@ def projected(
     for values in (nsys.operations, nsys.launches, nsys.span_ns):
         values[other] = 0
     nsys.start_ns[other] = NULL
-    stretches = select_segments(found.segments, other)
-    where = find_slices(stretches, events)
-    simple = _simple(stretches, where, events, len(found), len(gpu))
+    segments = select_segments(instances.segments, other)
+    where = find_slices(segments, events)
+    simple = _find_simple(segments, where, events, len(instances), len(gpu))
     rows = np.flatnonzero(simple & (where.count > 0))
     columns = _Columns(gpu, launched, events.item)
-    _span_of_slices(nsys, columns, stretches.owner[rows], where.first[rows], where.count[rows])
+    _span_of_slices(nsys, columns, segments.owner[rows], where.first[rows], where.count[rows])
     rest = replace(where, count=np.where(simple, 0, where.count))
-    for instance, operation in iter_pairs_in_slices(stretches, events, rest):
+    for instance, operation in iter_pairs_in_slices(segments, events, rest):
         _span_of_pairs(nsys, gpu, launched, instance, operation)
     return nsys
 
@@ -522,26 +532,26 @@ def projected(
 _COLUMNS = tuple(name for name in GpuWork.__dataclass_fields__ if name not in ("copied", "by_other_rules"))
 
 
-def _nothing(count: int) -> GpuWork:
+def _make_empty_work(count: int) -> GpuWork:
     work = GpuWork(**{name: np.zeros(count, np.int64) for name in _COLUMNS}, copied=[], by_other_rules=[])
     for column in (work.start_ns, work.queue_max_ns):
         column[:] = NULL
     return work
 
 
-def _simple(stretches: Segments, where: Slices, events: ThreadEvents, instances: int, operations: int) -> Bool:
-    """Return which stretches are their instance's only one and have a slice that is wholly theirs, nothing twice."""
-    alone = np.bincount(stretches.owner, minlength=instances)[stretches.owner] == 1
+def _find_simple(segments: Segments, where: Slices, events: ThreadEvents, instances: int, operations: int) -> Bool:
+    """Return which segments are their instance's only one and have a slice that is wholly theirs, nothing twice."""
+    alone = np.bincount(segments.owner, minlength=instances)[segments.owner] == 1
     number = np.bincount(events.item, minlength=operations)
     simple: Bool = where.contained & alone
     if number.max(initial=0) > 1:
-        before = _running(number[events.item] > 1)
+        before = _running_sum(number[events.item] > 1)
         simple &= before[where.first + where.count] == before[where.first]
     return simple
 
 
 class _Columns:
-    """Columns of operations in the order of the places that stand for them, made when asked for."""
+    """Columns of operations in the order of their places."""
 
     def __init__(self, gpu: GpuOperations, launched: Launches, item: Int64) -> None:
         self.item = item
@@ -550,7 +560,7 @@ class _Columns:
         self.is_first_of_launch = launched.is_first_of_launch[item]
 
 
-def _running(values: Int64 | Bool) -> Int64:
+def _running_sum(values: Int64 | Bool) -> Int64:
     """Return the sum of all values before each place, and after the last."""
     sums = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=sums[1:])
@@ -560,7 +570,7 @@ def _running(values: Int64 | Bool) -> Int64:
 def _span_of_slices(
     work: GpuWork | Projection, columns: _Columns, who: Int64, first: Int64, number: Int64
 ) -> Reduction:
-    """Put operations, launches, start and span into `work`; return what reduces the slices."""
+    """Put operations, launches, start and span into `work`; return the reduction of the slices."""
     work.operations[who] = number
     work.launches[who] = _SlicesOf(first, first + number).total(columns.is_first_of_launch)
     reduced = Reduction(first, number)
@@ -578,9 +588,9 @@ class _SlicesOf:
 
     def total(self, values: Int64 | Bool) -> Int64:
         """Return the sum of the values, one a place, over each slice."""
-        running = _running(values)
-        found: Int64 = running[self._last] - running[self._first]
-        return found
+        running = _running_sum(values)
+        sums: Int64 = running[self._last] - running[self._first]
+        return sums
 
     def among(self, places: Int64) -> _SlicesOf:
         """Return the same slices of some places alone, which come in order."""
@@ -618,7 +628,7 @@ def _add_slices(
     _add_sums(work, gpu, launched, who, columns.item, links.rule, sums)
     work.queue_max_ns[who] = reduced(np.maximum, launched.queue_ns[columns.item], NULL)
     # Where each operation begins after the one that was launched before it has ended, the union is the sum.
-    overlaps = _running(columns.start[1:] < columns.end[:-1])
+    overlaps = _running_sum(columns.start[1:] < columns.end[:-1])
     some = np.flatnonzero(overlaps[first + number - 1] > overlaps[first])
     work.busy_ns[who] = work.sum_ns[who]
     if len(some):
@@ -634,7 +644,7 @@ def _add_sums(
     rule: Int8,
     sums: _SlicesOf | _GroupsOf,
 ) -> None:
-    """Put what adds up into `work`, whose `operations` are there. What few places have is summed over these alone."""
+    """Put the sums into `work`, whose `operations` are known. Rare values are summed over the places that have them."""
     duration = gpu.end_ns[item] - gpu.start_ns[item]
     work.sum_ns[who] = sums.total(duration)
     other = np.flatnonzero(rule != THREAD)
@@ -659,7 +669,7 @@ def _add_sums(
 def _add_copies(
     work: GpuWork, gpu: GpuOperations, who: Int64, item: Int64, duration: Int64, sums: _SlicesOf | _GroupsOf
 ) -> None:
-    """Put the copies by direction into `work`: only of directions that there are."""
+    """Put the copies by direction into `work`: only of directions that occur."""
     direction = gpu.direction[item]
     for i in np.flatnonzero(np.bincount(direction + 1, minlength=1)[1:]).tolist():
         copies = np.flatnonzero(direction == i)
@@ -667,7 +677,7 @@ def _add_copies(
         number = some.total(np.ones(len(copies), np.int64))
         has = np.flatnonzero(number)
         pageable = gpu.pageable_bytes(item[copies])
-        told = pageable != NULL
+        is_recorded = pageable != NULL
         work.copied.append(
             Copied(
                 direction=i,
@@ -675,7 +685,9 @@ def _add_copies(
                 copies=number[has],
                 size_bytes=some.total(gpu.size_bytes(item[copies]))[has],
                 copy_ns=some.total(duration[copies])[has],
-                pageable_bytes=np.where(some.total(told) > 0, some.total(np.where(told, pageable, 0)), NULL)[has],
+                pageable_bytes=np.where(
+                    some.total(is_recorded) > 0, some.total(np.where(is_recorded, pageable, 0)), NULL
+                )[has],
             )
         )
 
@@ -683,8 +695,8 @@ def _add_copies(
 def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64) -> Int64:
     """Return the union of the operations of each slice, in ns.
 
-    The places of a thread fall into blocks: what is launched before a cut has ended when what is launched after it
-    begins. The union over a slice is that of the blocks it holds whole, and of what it has of its first and last one.
+    The places of a thread form blocks: operations launched before a cut have ended when those launched after it
+    begin. The union over a slice is that of its whole blocks, and of its part of the first and the last one.
     """
     start, end, thread = columns.start, columns.end, links.events.thread
     cut = np.ones(len(start), np.bool_)
@@ -695,7 +707,7 @@ def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64
         cut[low + 1 : high] = before <= after
     block = np.cumsum(cut) - 1
     bounds = np.append(np.flatnonzero(cut), len(start))
-    whole = _running(_unions_of_blocks(bounds, start, end))
+    whole = _running_sum(_unions_of_blocks(bounds, start, end))
     last = first + number
     # The first block of which the slice has the beginning, and the one after the last of which it has the end.
     lower = block[first] + ~cut[first]
@@ -737,7 +749,7 @@ def _batches(rows: Int64, length: Int64) -> Iterator[Int64]:
 
 
 def _union_of_groups(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
-    """Return the union of the intervals of each group, in ns. Groups come in order; in one, intervals as they like."""
+    """Return the union of the intervals of each group, in ns. Groups come in order; in one, intervals in any order."""
     if not len(group):
         return np.zeros(groups, np.int64)
     low = int(start.min())

@@ -1,7 +1,7 @@
-"""Names of ranges, normalized: what machines put into them is taken out, and numbers by which many differ are folded.
+"""Names of ranges, normalized: generated parts are removed, and numbers by which many differ are folded.
 
 `aten::add, op_id = 314309` becomes `aten::add`; `layers.0` to `layers.31` become `layers.*`. The rules are in
-`range_names.toml`, which users extend (docs/names.md). What was taken out of a name are fields of the range. The work
+`range_names.toml`, which users extend (docs/names.md). The removed parts of a name become fields of the range. The work
 is per distinct name, never per range.
 """
 
@@ -24,10 +24,10 @@ from traceable.trace.model import Int32, Int64, Trace
 from traceable.trace.rows import distinct
 
 FOLDED = "*"
-"""What stands in a name in place of a folded number."""
+"""The placeholder of a folded number in a name."""
 
 _NUMBER = re.compile(r"([0-9]+|\*)")
-"""A number, or what a fold left of one: so that folding what is folded already changes nothing."""
+"""A number, or its placeholder: so that folding a folded name changes nothing."""
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _PLURAL = re.compile(r"(?<=tch)es$|(?<=sh)es$|(?<=x)es$|(?<=ss)es$|(?<=[^sui])s$")
@@ -40,7 +40,7 @@ _FORM = (
 )
 
 Value = int | str
-"""What a field that was taken out of a name holds."""
+"""The value of a field that was extracted from a name."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class NameRule:
     """One `[[rule]]` of a file of rules.
 
     Attributes:
-        name: what it is about.
-        pattern: what it matches is replaced; its named groups become fields.
-        template: what stands in place of a match, for `re.sub`.
+        name: its name, for error messages.
+        pattern: a match is replaced; its named groups become fields.
+        template: the replacement, for `re.sub`.
         contains: only names with this text are searched; empty for all.
     """
 
@@ -77,7 +77,7 @@ class FoldedName:
     """Names that were folded into one.
 
     Attributes:
-        names: how many, without what the rules take out.
+        names: how many, without the parts that the rules remove.
         fields: the fields that hold the folded numbers, in the order of the name.
     """
 
@@ -87,14 +87,14 @@ class FoldedName:
 
 @dataclass(frozen=True)
 class RangeNames:
-    """What the ranges of a trace are called.
+    """The names of the ranges of a trace.
 
     Attributes:
         names: the names of the trace and, after them, those that the rules made.
         used: which names of the trace ranges have.
         normalized: index into `names` of the normalized name of each name of the trace; a last -1 is for no name.
         stripped: the same before numbers are folded.
-        folded: by normalized name, what was folded into it.
+        folded: by normalized name, the names folded into it.
         rules: the rules.
     """
 
@@ -105,13 +105,13 @@ class RangeNames:
     folded: Mapping[str, FoldedName]
     rules: NameRules
 
-    def unfold_names(self, wanted: Iterable[str]) -> RangeNames:
+    def unfold_names(self, names: Iterable[str]) -> RangeNames:
         """Return the same but for ranges with one of these names, recorded or stripped, which keep that name.
 
         Where one of them is a normalized name nothing changes for it.
         """
-        here = set(wanted)
-        index_of = {name: index for index, name in enumerate(self.names) if name in here}
+        to_unfold = set(names)
+        index_of = {name: index for index, name in enumerate(self.names) if name in to_unfold}
         recorded, normalized = set(self.used.tolist()), set(self.normalized[self.used].tolist())
         of_name = self.normalized.copy()
         for index in index_of.values():
@@ -132,36 +132,36 @@ class RangeNames:
         return []
 
     def extract_fields(self, index: int) -> dict[str, Value]:
-        """Return the fields that were taken out of a name of the trace, in their order in the name.
+        """Return the fields that were extracted from a name of the trace, in their order in the name.
 
-        Of two fields of one name the first keeps it, the other becomes `<name>_2`.
+        Of two fields of the same name the first keeps it, the other becomes `<name>_2`.
         """
-        found = _taken_out(self.names[index], self.rules.rules)
+        extracted = _extract_by_rules(self.names[index], self.rules.rules)
         stripped, whole = self.names[self.stripped[index]], self.names[self.normalized[index]]
         if whole != stripped and _NUMBER.sub(FOLDED, whole) == _NUMBER.sub(FOLDED, stripped):
-            for name, text, kept in _numbers(stripped, whole):
-                if text != FOLDED and kept == FOLDED:
-                    _add(found, name, text)
-        return found
+            for name, text, other in _split_numbers(stripped, whole):
+                if text != FOLDED and other == FOLDED:
+                    _add_field(extracted, name, text)
+        return extracted
 
 
 def build_range_names(traces: Sequence[Trace], rules: NameRules, expand: Sequence[str] = ()) -> list[RangeNames]:
-    """Return what the ranges of each trace are called. Numbers are folded as if the traces were one.
+    """Return the range names of each trace. Numbers are folded as if the traces were one.
 
     Args:
-        rules: what `load_name_rules` returns.
-        expand: folded names (`layers.*`), or globs over them, that stay apart.
+        rules: as of `load_name_rules`.
+        expand: folded names (`layers.*`), or globs over them, that are not folded.
 
     Raises:
-        UnanswerableError: no folded name matches one of `expand`.
+        MissingDataError: no folded name matches one of `expand`.
     """
     used = [np.flatnonzero(np.bincount(trace.ranges.name[trace.ranges.name >= 0])) for trace in traces]
     strip = _stripper(rules.rules)
     stripped = [[strip(trace.names[i]) for i in of.tolist()] for trace, of in zip(traces, used, strict=True)]
     distinct = dict.fromkeys(name for names in stripped for name in names)
-    folds = _expanded(_folds(distinct, rules.fold_above), expand)
-    folded = _summaries(folds)
-    named = []
+    folds = _expand_folds(_fold_names(distinct, rules.fold_above), expand)
+    folded = _summarize_folds(folds)
+    range_names = []
     for trace, of, short in zip(traces, used, stripped, strict=True):
         whole = [folds.get(name, name) for name in short] if folds else short
         made = dict.fromkeys((*short, *whole))
@@ -171,8 +171,8 @@ def build_range_names(traces: Sequence[Trace], rules: NameRules, expand: Sequenc
         here = {name: folded[name] for name in made if name in folded}
         size = len(trace.names)
         of_name, of_stripped = (_indices(size, of, [number[name] for name in names]) for names in (whole, short))
-        named.append(RangeNames((*trace.names, *new), of, of_name, of_stripped, here, rules))
-    return named
+        range_names.append(RangeNames((*trace.names, *new), of, of_name, of_stripped, here, rules))
+    return range_names
 
 
 def _indices(names: int, used: Int64, index: Sequence[int]) -> Int32:
@@ -183,9 +183,9 @@ def _indices(names: int, used: Int64, index: Sequence[int]) -> Int32:
 
 
 def _stripper(rules: Sequence[NameRule]) -> Callable[[str], str]:
-    """Return a function that returns a name without what the rules take out.
+    """Return a function that returns a name without the parts that the rules remove.
 
-    The rules apply again as long as that makes the name shorter: what stood around a match may be one.
+    The rules apply again as long as that makes the name shorter: the text around a match may be one.
     """
     # Looked up once, for there may be a million names.
     steps = [(rule.contains, rule.pattern.sub, rule.template) for rule in rules]
@@ -202,8 +202,8 @@ def _stripper(rules: Sequence[NameRule]) -> Callable[[str], str]:
     return strip
 
 
-def _taken_out(name: str, rules: Sequence[NameRule]) -> dict[str, Value]:
-    """Return the fields that the rules take out of a name, as `_stripper` applies them."""
+def _extract_by_rules(name: str, rules: Sequence[NameRule]) -> dict[str, Value]:
+    """Return the fields that the rules extract from a name, as `_stripper` applies them."""
     fields: dict[str, Value] = {}
     while True:
         before = name
@@ -212,13 +212,13 @@ def _taken_out(name: str, rules: Sequence[NameRule]) -> dict[str, Value]:
                 for match in rule.pattern.finditer(name):
                     for field, text in match.groupdict().items():
                         if text is not None:
-                            _add(fields, field, text)
+                            _add_field(fields, field, text)
                 name = rule.pattern.sub(rule.template, name)
         if len(name) >= len(before):
             return fields
 
 
-def _add(fields: dict[str, Value], name: str, text: str) -> None:
+def _add_field(fields: dict[str, Value], name: str, text: str) -> None:
     free, number = name, 2
     while free in fields:
         free, number = f"{name}_{number}", number + 1
@@ -226,26 +226,26 @@ def _add(fields: dict[str, Value], name: str, text: str) -> None:
     fields[free] = int(text) if integer else text
 
 
-def _folds(names: Iterable[str], above: int) -> dict[str, str]:
+def _fold_names(names: Iterable[str], above: int) -> dict[str, str]:
     """Return the folded name of each name that is folded.
 
     Of names that differ by numbers alone, if they are more than `above`, the number with the most values is folded
     first (of equals the leftmost), then the next, until at most so many names are left.
     """
-    alike: dict[str, list[str]] = {}
+    by_skeleton: dict[str, list[str]] = {}
     for name in names:
         skeleton = _NUMBER.sub(FOLDED, name)
         if FOLDED in skeleton:
-            alike.setdefault(skeleton, []).append(name)
+            by_skeleton.setdefault(skeleton, []).append(name)
     folds: dict[str, str] = {}
-    for skeleton, group in alike.items():
+    for skeleton, group in by_skeleton.items():
         if len(group) > above:
             # A single number needs no choice.
-            folds.update(dict.fromkeys(group, skeleton) if skeleton.count(FOLDED) == 1 else _fold(group, above))
+            folds.update(dict.fromkeys(group, skeleton) if skeleton.count(FOLDED) == 1 else _fold_group(group, above))
     return folds
 
 
-def _fold(group: Sequence[str], above: int) -> dict[str, str]:
+def _fold_group(group: Sequence[str], above: int) -> dict[str, str]:
     """Return the folded name of each of some names that differ by numbers alone."""
     values = [_NUMBER.findall(name) for name in group]
     most = [len(set(column)) for column in zip(*values, strict=True)]
@@ -254,39 +254,39 @@ def _fold(group: Sequence[str], above: int) -> dict[str, str]:
     low, high = 1, len(order)
     while low < high:
         middle = (low + high) // 2
-        if len(set(map(_at(order[middle:]), values))) <= above:
+        if len(set(map(_get_places(order[middle:]), values))) <= above:
             high = middle
         else:
             low = middle + 1
-    kept = list(map(_at(order[low:]), values))
+    keys = list(map(_get_places(order[low:]), values))
     wholes: dict[object, str] = {}
-    for name, key in zip(group, kept, strict=True):
+    for name, key in zip(group, keys, strict=True):
         if key not in wholes:
             parts = _NUMBER.split(name)
             for place in order[:low]:
                 parts[2 * place + 1] = FOLDED
             wholes[key] = "".join(parts)
-    return {name: wholes[key] for name, key in zip(group, kept, strict=True)}
+    return {name: wholes[key] for name, key in zip(group, keys, strict=True)}
 
 
-def _at(places: Sequence[int]) -> Callable[[Sequence[str]], object]:
-    """Return a function that takes from a row what stands at some places, as one value to compare."""
+def _get_places(places: Sequence[int]) -> Callable[[Sequence[str]], object]:
+    """Return a function that takes from a row the values at some places, as one value to compare."""
     return itemgetter(*places) if places else lambda _: None
 
 
-def _expanded(folds: dict[str, str], expand: Sequence[str]) -> dict[str, str]:
+def _expand_folds(folds: dict[str, str], expand: Sequence[str]) -> dict[str, str]:
     opened: set[str] = set()
-    there = sorted(set(folds.values()))
+    folded = sorted(set(folds.values()))
     for glob in expand:
-        matches = [name for name in there if name == glob or fnmatchcase(name, glob)]
+        matches = [name for name in folded if name == glob or fnmatchcase(name, glob)]
         if not matches:
-            some = f"folded are {', '.join(there[:10])}" if there else "no names are folded"
-            raise MissingDataError("no_folded_name_matches", f"no folded range name matches --expand {glob!r}", some)
+            listed = f"folded names: {', '.join(folded[:10])}" if folded else "no names are folded"
+            raise MissingDataError("no_folded_name_matches", f"no folded range name matches --expand {glob!r}", listed)
         opened.update(matches)
     return {name: whole for name, whole in folds.items() if whole not in opened} if opened else folds
 
 
-def _summaries(folds: Mapping[str, str]) -> dict[str, FoldedName]:
+def _summarize_folds(folds: Mapping[str, str]) -> dict[str, FoldedName]:
     number = Counter(folds.values())
     one_of = {whole: name for name, whole in folds.items()}
     return {whole: FoldedName(number[whole], _field_names(name, whole)) for whole, name in one_of.items()}
@@ -294,23 +294,23 @@ def _summaries(folds: Mapping[str, str]) -> dict[str, FoldedName]:
 
 def _field_names(name: str, whole: str) -> tuple[str, ...]:
     fields: dict[str, Value] = {}
-    for field, text, kept in _numbers(name, whole):
-        if text != FOLDED and kept == FOLDED:
-            _add(fields, field, "")
+    for field, text, other in _split_numbers(name, whole):
+        if text != FOLDED and other == FOLDED:
+            _add_field(fields, field, "")
     return tuple(fields)
 
 
-def _numbers(name: str, whole: str) -> list[tuple[str, str, str]]:
-    """Return of each number of a name: the field it becomes, itself, and what a name like it has in its place."""
-    parts, kept = _NUMBER.split(name), _NUMBER.split(whole)
-    return [(_field_name(parts[:place]), parts[place], kept[place]) for place in range(1, len(parts), 2)]
+def _split_numbers(name: str, whole: str) -> list[tuple[str, str, str]]:
+    """Return of each number of a name: the field it becomes, itself, and the other name's text in its place."""
+    parts, other = _NUMBER.split(name), _NUMBER.split(whole)
+    return [(_field_name(parts[:place]), parts[place], other[place]) for place in range(1, len(parts), 2)]
 
 
 def _field_name(before: Sequence[str]) -> str:
     """Return the field that a number becomes: the last word before it, singular and in lower case; else `number`.
 
     Args:
-        before: what stands before it: text and numbers, in turn.
+        before: the parts before it: text and numbers, in turn.
     """
     for text in reversed(before):
         words = _WORD.findall(text)
@@ -340,21 +340,21 @@ def load_name_rules(path: Path | None = None) -> NameRules:
     Raises:
         TraceableError: the file can't be read, or holds anything but rules.
     """
-    own = _own()
+    own = _load_own_rules()
     if path is None:
         return own
-    rules, fold_above = _from_file(path)
+    rules, fold_above = _load_rules(path)
     return NameRules((*rules, *own.rules), own.fold_above if fold_above is None else fold_above)
 
 
 @cache
-def _own() -> NameRules:
-    rules, fold_above = _from_file(Path(__file__).with_suffix(".toml"))
+def _load_own_rules() -> NameRules:
+    rules, fold_above = _load_rules(Path(__file__).with_suffix(".toml"))
     assert fold_above is not None
     return NameRules(rules, fold_above)
 
 
-def _from_file(path: Path) -> tuple[tuple[NameRule, ...], int | None]:
+def _load_rules(path: Path) -> tuple[tuple[NameRule, ...], int | None]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -363,7 +363,7 @@ def _from_file(path: Path) -> tuple[tuple[NameRule, ...], int | None]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TraceableError(
-            "file_unreadable", f"{path}: {error.strerror or error}", "name a readable file of name rules"
+            "file_unreadable", f"{path}: {error.strerror or error}", "give a readable file of name rules"
         ) from None
     except UnicodeDecodeError:
         raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", _FORM) from None
@@ -377,17 +377,17 @@ def _from_file(path: Path) -> tuple[tuple[NameRule, ...], int | None]:
     if not isinstance(entries, list):
         raise TraceableError("name_rules_not_a_list", f"{path}: rule is not a list of [[rule]] tables", _FORM)
     if not entries and fold_above is None:
-        raise TraceableError("no_name_rules_in_file", f"{path}: no [[rule]] and no fold_above in it", _FORM)
-    return tuple(_rule(entry, f"{path}, rule {number}") for number, entry in enumerate(entries, 1)), fold_above
+        raise TraceableError("no_name_rules_in_file", f"{path}: no [[rule]] and no fold_above", _FORM)
+    return tuple(_parse_rule(entry, f"{path}, rule {number}") for number, entry in enumerate(entries, 1)), fold_above
 
 
-def _rule(entry: object, place: str) -> NameRule:
+def _parse_rule(entry: object, place: str) -> NameRule:
     if not isinstance(entry, dict) or not {"name", "pattern"} <= set(entry) <= {
         *("name", "pattern", "replacement", "contains"),
     }:
         raise TraceableError("name_rule_malformed", f"{place}: not a table with name and pattern", _FORM)
     if not all(isinstance(value, str) for value in entry.values()) or not entry["name"] or not entry["pattern"]:
-        raise TraceableError("name_rule_values_invalid", f"{place}: its values are not texts, or empty", _FORM)
+        raise TraceableError("name_rule_values_invalid", f"{place}: a value is empty or not a string", _FORM)
     try:
         pattern = re.compile(entry["pattern"])
     except re.error as error:
@@ -395,6 +395,6 @@ def _rule(entry: object, place: str) -> NameRule:
         raise TraceableError(
             "regex_invalid", f"{place} ({entry['name']}): {entry['pattern']!r}: {error}", remedy
         ) from None
-    # The replacement is text as it stands: nothing in it refers to a group.
+    # The replacement is literal text: nothing in it refers to a group.
     template = entry.get("replacement", "").replace("\\", r"\\")
     return NameRule(entry["name"], pattern, template, entry.get("contains", ""))

@@ -1,4 +1,4 @@
-"""What tables share that have rows by range: how the range is written, what lies outside every range, and the order."""
+"""Shared by tables with rows by range: the columns of the range, the row of what is outside all ranges, the order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from traceable.analysis.table import objects
 from traceable.trace.model import PUSH_POP, Bool, Int64, NDArray, Trace
 
 OUTSIDE = -1
-"""The number of the range of what lies outside every range."""
+"""The number of the range of what is outside all ranges."""
 
 _STYLES = ("push_pop", "start_end")
 
 _ROWS_AT_ONCE = 1 << 20
-"""How many credited items are measured at once, as long as a range has no more: about 50 MB."""
+"""How many items are measured at once, as long as a range has no more: about 50 MB."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RangeItems:
     times as many pairs as items.
 
     Attributes:
-        key: range and item as one number, in ascending order. Range 0 is what lies outside every range, so that the
+        key: range and item as one number, in ascending order. Range 0 is what is outside all ranges, so that the
             others are counted from 1.
         bits: how many of the key are the item.
     """
@@ -41,8 +41,8 @@ class RangeItems:
 
     def deduplicate(self) -> RangeItems:
         """Return each pair once."""
-        kept = self.changes()
-        return self if len(kept) == len(self) else RangeItems(self.key[kept], self.bits)
+        first_of_pair = self.changes()
+        return self if len(first_of_pair) == len(self) else RangeItems(self.key[first_of_pair], self.bits)
 
     def changes(self) -> Int64:
         """Return where a pair differs from the one before."""
@@ -59,7 +59,7 @@ class RangeItems:
         return RangeItems(key, self.bits)
 
     def iter_chunks(self) -> Iterator[tuple[Int64, Int64]]:
-        """Yield the ranges and items of the pairs, whole ranges together; at least once, be it without pairs."""
+        """Yield the ranges and items of the pairs, whole ranges together; at least once, even without pairs."""
         key, first = self.key, 0
         while not first or first < len(key):
             last = int(key[min(first + _ROWS_AT_ONCE, len(key)) - 1]) >> self.bits if len(key) else 0
@@ -107,18 +107,20 @@ def join_range_items(
 
 
 def filter_pairs_by_range(
-    pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, wanted: Bool | None
+    pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, selected: Bool | None
 ) -> Iterator[tuple[Int64, Int64]]:
-    """Yield those pairs (instance, item) whose range is wanted; None for all."""
+    """Yield those pairs (instance, item) whose range is selected; None for all."""
     for instance, item in pieces:
-        if wanted is None:
+        if selected is None:
             yield instance, item
         else:
-            here = np.flatnonzero(wanted[of_instance[instance]])
+            here = np.flatnonzero(selected[of_instance[instance]])
             yield instance[here], item[here]
 
 
-def make_range_style_columns(trace: Trace, found: Instances, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:
+def make_range_style_columns(
+    trace: Trace, instances: Instances, first: Int64, number: Int64
+) -> dict[str, NDArray[Any]]:
     """Return the columns `range`, `range_domain` and `style`, absent for OUTSIDE.
 
     Args:
@@ -126,8 +128,8 @@ def make_range_style_columns(trace: Trace, found: Instances, first: Int64, numbe
         number: the range of each row, an index into `first` or OUTSIDE.
     """
     instance = np.append(first, OUTSIDE)[number]
-    styles = [_STYLES[int(found.style[one] != PUSH_POP)] if one != OUTSIDE else None for one in instance.tolist()]
-    return {**make_range_columns(trace, found, instance), "style": objects(styles)}
+    styles = [_STYLES[int(instances.style[one] != PUSH_POP)] if one != OUTSIDE else None for one in instance.tolist()]
+    return {**make_range_columns(trace, instances, instance), "style": objects(styles)}
 
 
 def sort_by_range(number: Int64, total: Int64) -> Int64:

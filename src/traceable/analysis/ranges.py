@@ -1,6 +1,6 @@
-"""The first question: what did each range cost. One row a path, a name, an instance, or a name and where it ran.
+"""The view ranges: the cost of each range. One row a path, a name, an instance, or a name and where it ran.
 
-By instance: when each ran, where it stands in the tree, and what it put on the GPU.
+By instance: when each ran, its place in the tree, and its GPU work.
 """
 
 from __future__ import annotations
@@ -23,36 +23,34 @@ from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 
 BY = ("path", "name", "instance", "process", "thread", "device")
-"""What a row can be about; also `field:NAME`."""
+"""Units of a row; also `field:NAME`."""
 
 
 def ranges(context: Context, *, by: str = "path", range_name: str | None = None, slowest: int | None = None) -> Table:
-    """Return what each range cost.
+    """Return the cost of each range.
 
     Args:
         by: one of BY, or `field:NAME`. By `device` the GPU's columns are those of the device, the CPU's those of all.
         range_name: only rows of ranges of this name, or `domain:name`.
-        slowest: by `instance`, only so many of these, the slowest, each followed by what lies inside it.
+        slowest: by `instance`, only so many of these, the slowest, each followed by the instances inside it.
 
     Raises:
-        UnanswerableError: the trace holds no ranges, or none of that name, or none with that field.
+        MissingDataError: the trace holds no ranges, or none of that name, or none with that field.
     """
     if context.whole is not None and len(context.whole.instances) and not len(context.instances):
-        raise MissingDataError(
-            "no_ranges_selected", "no range lies in the selected time", "select more of the recording"
-        )
+        raise MissingDataError("no_ranges_selected", "no range is in the selected time", "select more of the recording")
     if not len(context.instances):
         raise MissingDataError(
             "no_ranges_recorded",
             "no ranges were recorded",
-            "annotate the program (traceable help annotation), and with nsys have nvtx in --trace",
+            "annotate the program (traceable help annotation), and with nsys include nvtx in --trace",
         )
     if range_name is not None:
         context.mask_instances(range_name)
     if slowest is not None:
         if by != "instance":
             raise UsageError(
-                "slowest_needs_instances", f"the slowest are instances, and the rows are by {by}", "ask by instance"
+                "slowest_needs_instances", f"the slowest are instances, but the rows are by {by}", "use `by` instance"
             )
         return slowest_instances(context, slowest, range_name=range_name)
     if by == "instance":
@@ -96,7 +94,7 @@ def _by_device(context: Context) -> Table:
     where = find_gpus(context)
     tables = []
     for number, device in zip(where.number, where.numbers().tolist(), strict=True):
-        part = Context(_only(context.trace, number), context.names)
+        part = Context(_select_gpu(context.trace, number), context.names)
         rows = profile_ranges(part).names
         rows = rows.take(rows.values["gpu_count"] > 0)
         tables.append({"device": np.full(len(rows), device), **rows.values})
@@ -111,16 +109,16 @@ def _by_field(context: Context, field: str) -> Table:
     return Table({"value": values[number], **rows.values})
 
 
-def _only(trace: Trace, gpu: int) -> Trace:
+def _select_gpu(trace: Trace, gpu: int) -> Trace:
     """Return the trace with the operations of one GPU alone, given by its number; -1 for those that carry none."""
     if trace.cut is not None:
-        return select_part(_only(trace.cut.whole, gpu), time_ns=(trace.cut.first_ns, trace.cut.last_ns))
-    kept: dict[str, Any] = {}
+        return select_part(_select_gpu(trace.cut.whole, gpu), time_ns=(trace.cut.first_ns, trace.cut.last_ns))
+    tables: dict[str, Any] = {}
     for kind in ("kernels", "copies", "memsets", "graph_launches"):
         events = getattr(trace, kind)
         number = np.maximum(map_gpu_numbers(trace, events.process, events.device), -1)
-        kept[kind] = replace(events, **events.take(number == gpu))
-    return trace.with_tables(**kept)
+        tables[kind] = replace(events, **events.take(number == gpu))
+    return trace.with_tables(**tables)
 
 
 def _process_of_thread(context: Context) -> Int64:
@@ -134,17 +132,17 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
         range_name: only instances of this name, or `domain:name`.
 
     Raises:
-        UnanswerableError: no range has that name.
+        MissingDataError: no range has that name.
 
-    The `nsys_` columns hold what nsys's projection trace has, which knows of launch calls on the range's own thread
-    alone, and lists only instances that so put something on the GPU: the others are NULL there.
+    The `nsys_` columns are those of nsys's projection trace, which has only launch calls on the range's own thread,
+    and lists only instances with such launches: in the others these columns are NULL.
     """
-    trace, found = context.trace, context.instances
-    took = measure_instances(context)
-    worked, listed = took.work.operations > 0, took.nsys_projection.operations > 0
-    real = found.entered
-    number = np.arange(1, len(found) + 1)
-    inside = np.bincount(found.parent[(found.parent >= 0) & real], minlength=len(found))
+    trace, instances = context.trace, context.instances
+    costs = measure_instances(context)
+    worked, listed = costs.work.operations > 0, costs.nsys_projection.operations > 0
+    real = instances.entered
+    number = np.arange(1, len(instances) + 1)
+    inside = np.bincount(instances.parent[(instances.parent >= 0) & real], minlength=len(instances))
     pids = np.array([process.pid for process in trace.processes], np.int64)
     tids = np.array([thread.tid for thread in trace.threads], np.int64)
     of_thread = np.array([thread.process for thread in trace.threads], np.int64)
@@ -158,44 +156,48 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
     table = Table(
         {
             "instance": number,
-            "parent_instance": integers(found.parent + 1, found.parent >= 0),
-            "level": found.depth,
+            "parent_instance": integers(instances.parent + 1, instances.parent >= 0),
+            "level": instances.depth,
             "children": inside,
-            "name": _names_at(trace.names, found.name),
+            "name": _names_at(trace.names, instances.name),
             "recorded_name": _names_at(
-                trace.names, np.where(found.recorded_name == found.name, -1, found.recorded_name)
+                trace.names, np.where(instances.recorded_name == instances.name, -1, instances.recorded_name)
             ),
-            "domain": _names_at(trace.names, found.domain),
-            "payload": _payload(context),
+            "domain": _names_at(trace.names, instances.domain),
+            "payload": _get_payloads(context),
             "fields": get_instance_fields(context),
-            "style": objects([STYLES[style] for style in found.style.tolist()]),
-            "pid": pids[of_thread[found.thread]],
-            "tid": tids[found.thread],
-            "start_ns": found.start_ns,
-            "cpu_ns": integers(found.end_ns - found.start_ns, real),
-            "clipped": found.clipped,
-            "replay": found.replay,
-            "cpu_self_ns": found.self_ns,
-            "active_ns": found.active_ns,
-            "sync_wait_ns": took.sync_wait_ns,
-            "gpu_start_ns": work(took.work.start_ns),
-            "gpu_busy_ns": work(took.work.busy_ns),
-            "gpu_span_ns": work(took.work.span_ns),
-            "gpu_operations": work(took.work.operations),
-            "kernels": work(took.work.kernels),
-            "launches": work(took.work.launches),
-            "attribution": _rules(*took.work.by_rule(found.task, np.arange(len(found)), len(found)), worked),
-            "nsys_gpu_start_ns": nsys(took.nsys_projection.start_ns),
-            "nsys_gpu_span_ns": nsys(took.nsys_projection.span_ns),
-            "nsys_launches": nsys(took.nsys_projection.launches),
-            "nsys_children": nsys(np.bincount(found.parent[(found.parent >= 0) & listed], minlength=len(found))),
+            "style": objects([STYLES[style] for style in instances.style.tolist()]),
+            "pid": pids[of_thread[instances.thread]],
+            "tid": tids[instances.thread],
+            "start_ns": instances.start_ns,
+            "cpu_ns": integers(instances.end_ns - instances.start_ns, real),
+            "clipped": instances.clipped,
+            "replay": instances.replay,
+            "cpu_self_ns": instances.self_ns,
+            "active_ns": instances.active_ns,
+            "sync_wait_ns": costs.sync_wait_ns,
+            "gpu_start_ns": work(costs.work.start_ns),
+            "gpu_busy_ns": work(costs.work.busy_ns),
+            "gpu_span_ns": work(costs.work.span_ns),
+            "gpu_operations": work(costs.work.operations),
+            "kernels": work(costs.work.kernels),
+            "launches": work(costs.work.launches),
+            "attribution": _find_main_rules(
+                *costs.work.by_rule(instances.task, np.arange(len(instances)), len(instances)), worked
+            ),
+            "nsys_gpu_start_ns": nsys(costs.nsys_projection.start_ns),
+            "nsys_gpu_span_ns": nsys(costs.nsys_projection.span_ns),
+            "nsys_launches": nsys(costs.nsys_projection.launches),
+            "nsys_children": nsys(
+                np.bincount(instances.parent[(instances.parent >= 0) & listed], minlength=len(instances))
+            ),
         }
     )
     return table if range_name is None else table.take(context.mask_instances(range_name))
 
 
 def slowest_instances(context: Context, most: int, *, range_name: str | None = None) -> Table:
-    """Return the slowest instances, the slowest first, each followed by all that lies inside it, parents first.
+    """Return the slowest instances, the slowest first, each followed by all instances inside it, parents first.
 
     Args:
         most: how many.
@@ -204,23 +206,23 @@ def slowest_instances(context: Context, most: int, *, range_name: str | None = N
 
     Returns:
         Rows as of `range_instances`, after `slowest`, which of them (from 1) a row belongs to, and `depth`, how many
-        instances lie between. What is inside is by start; of a coroutine it is what began in it, on whichever thread.
+        instances are in between. Those inside are by start; of a coroutine those that began in it, on any thread.
 
     Raises:
-        UnanswerableError: no range has that name.
+        MissingDataError: no range has that name.
     """
-    found = context.instances
-    wanted = found.entered & (found.parent < 0 if range_name is None else context.mask_instances(range_name))
-    rows = np.flatnonzero(wanted)
-    rows = rows[np.argsort(found.start_ns[rows] - found.end_ns[rows], kind="stable")][:most]
-    children = build_children(found)
+    instances = context.instances
+    selected = instances.entered & (instances.parent < 0 if range_name is None else context.mask_instances(range_name))
+    rows = np.flatnonzero(selected)
+    rows = rows[np.argsort(instances.start_ns[rows] - instances.end_ns[rows], kind="stable")][:most]
+    children = build_children(instances)
     trees = [(number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.subtree(root)]
     columns = np.array(trees, np.int64).reshape(-1, 3).T
     table = range_instances(context).take(columns[2])
     return Table({"slowest": columns[0], "depth": columns[1], **table.values})
 
 
-def _payload(context: Context) -> Int64:
+def _get_payloads(context: Context) -> Int64:
     """Return the number that each instance carried as its payload; NULL for none."""
     trace = context.trace
     ranges = trace.ranges if trace.cut is None else trace.cut.whole.ranges
@@ -237,7 +239,7 @@ def _names_at(names: tuple[str, ...], index: NDArray[np.int32]) -> NDArray[Any]:
     return known[index]
 
 
-def _rules(time: Int64, operations: Int64, worked: NDArray[np.bool_]) -> NDArray[Any]:
+def _find_main_rules(time: Int64, operations: Int64, worked: NDArray[np.bool_]) -> NDArray[Any]:
     """Return the rule that explains the most GPU time of each instance; None without GPU work."""
     most = np.lexsort((operations, time), axis=0)[-1]
     return objects((*RULES, None))[np.where(worked, most, len(RULES))]

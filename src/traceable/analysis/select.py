@@ -1,9 +1,9 @@
-"""The part of a trace that is selected: some processes, some GPUs, a time. It is taken before any question is answered.
+"""Select part of a trace: some processes, some GPUs, a time. Views are computed from the selected part.
 
-A part is a trace like any other: the indices in it keep their meaning. A time is cut out: whatever lies across one of
-its edges counts with the part inside, so that the numbers of adjoining times add up to those of the whole. What is
-inside keeps its relations to what is not: which range an operation belongs to, which call launched it and when, are
-those of the whole (`analysis.context`), which the part refers to.
+A part is a trace like any other: the indices in it keep their meaning. A time is cut out: an event that crosses one of
+its edges counts with the part inside, so that the numbers of adjoining times add up to those of the whole. Events
+inside keep their relations to events outside: which range an operation belongs to, which call launched it and when,
+are those of the whole (`analysis.context`), which the part refers to.
 """
 
 from __future__ import annotations
@@ -36,27 +36,29 @@ _Lasting = TypeVar("_Lasting", bound=Intervals)
 
 
 def parse_time(text: str) -> int:
-    """Return the ns that a text like `1.5s`, `200ms`, `3us`, `70ns` or `2` (seconds, as nsys's --delay) says.
+    """Return the ns of a text like `1.5s`, `200ms`, `3us`, `70ns` or `2` (seconds, as nsys's --delay).
 
     Raises:
-        UsageError: it says none.
+        UsageError: it is not a time.
     """
-    found = _TIME.fullmatch(text.strip())
-    if found is None or len(text) > 40:
-        raise UsageError("time_invalid", f"{text[:40]!r} is no time", "write a number and ns, us, ms or s, as in 1.5s")
-    return int((Decimal(found[1]) * _UNITS[found[2]]).to_integral_value(ROUND_HALF_UP))
+    match = _TIME.fullmatch(text.strip())
+    if match is None or len(text) > 40:
+        raise UsageError(
+            "time_invalid", f"{text[:40]!r} is not a time", "write a number and ns, us, ms or s, as in 1.5s"
+        )
+    return int((Decimal(match[1]) * _UNITS[match[2]]).to_integral_value(ROUND_HALF_UP))
 
 
 def parse_time_span(text: str) -> tuple[int | None, int | None]:
-    """Return the ns that `A:B` says; None for a side that is empty, which is open. Raises as `parse_time`."""
+    """Return the two times of `A:B` in ns; None for an empty side, which is open. Raises as `parse_time`."""
     first, colon, last = text.partition(":")
     if not colon:
-        raise UsageError("time_span_invalid", f"{text[:40]!r} is no span of time", "write A:B, A: or :B, as in 1.5s:2s")
+        raise UsageError("time_span_invalid", f"{text[:40]!r} is not a time span", "write A:B, A: or :B, as in 1.5s:2s")
     span = tuple(parse_time(side) if side.strip() else None for side in (first, last))
     if span[0] is not None and span[1] is not None and span[0] >= span[1]:
         raise UsageError(
             "time_span_reversed",
-            f"the span of time {text[:40]!r} ends before it begins",
+            f"the time span {text[:40]!r} ends before it begins",
             "write the earlier time first",
         )
     return span[0], span[1]
@@ -75,26 +77,26 @@ def select_part(
         processes: pids, or globs over the name of the process or its last part (`python*`). All else goes.
         devices: nsys's numbers of GPUs (`Device.number`). Operations, allocations and synchronizations of others go;
             calls and ranges stay. A synchronization whose GPU was not recorded stays.
-        time_ns: from A until before B, an open side None. What lasts stays as far as it lies in it, what takes no time
-            where it lies in it. A range that is cut is clipped, and of a copy or set that is cut the bytes are in
-            proportion to its time. Graph nodes and windows stay.
+        time_ns: from A until before B, an open side None. Events with a duration stay as far as they lie in it,
+            instants where they lie in it. A range that is cut is clipped, and the bytes of a copy or set are cut
+            in proportion. Graph nodes and windows stay.
 
     Raises:
-        UnanswerableError: a process or GPU that is selected is not in the trace, or all of it lies outside the time.
+        MissingDataError: a process or GPU that is selected is not in the trace, or all of it lies outside the time.
     """
     cut = trace.cut
     if cut is not None:
         trace = cut.whole
     if processes is not None:
-        trace = _of_processes(trace, _matching(trace, processes))
+        trace = _select_processes(trace, _match_processes(trace, processes))
     if devices is not None:
-        trace = _of_devices(trace, devices)
+        trace = _select_devices(trace, devices)
     if cut is None and time_ns is None:
         return trace
     lowest, highest = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
     first, last = (cut.first_ns, cut.last_ns) if cut is not None else (lowest, highest)
-    since, until = time_ns or (None, None)
-    first = max(first, lowest if since is None else min(since, highest))
+    start, until = time_ns or (None, None)
+    first = max(first, lowest if start is None else min(start, highest))
     last = min(last, highest if until is None else max(until, lowest))
     return _cut(trace, Cut(trace, first, last))
 
@@ -104,8 +106,8 @@ def is_inside_cut(start_ns: Int64, end_ns: Int64, cut: Cut) -> Bool:
 
     One that only touches an edge does not; one without length is an instant, of which the first edge is part.
     """
-    found: Bool = (start_ns < cut.last_ns) & ((end_ns > cut.first_ns) | (start_ns >= cut.first_ns))
-    return found
+    is_inside: Bool = (start_ns < cut.last_ns) & ((end_ns > cut.first_ns) | (start_ns >= cut.first_ns))
+    return is_inside
 
 
 def map_gpu_numbers(trace: Trace, process: Int32, device: Int32) -> Int64:
@@ -118,9 +120,9 @@ def map_gpu_numbers(trace: Trace, process: Int32, device: Int32) -> Int64:
     return number
 
 
-def _matching(trace: Trace, patterns: Sequence[str]) -> Bool:
+def _match_processes(trace: Trace, patterns: Sequence[str]) -> Bool:
     """Return which processes match any of the patterns; every pattern must match one."""
-    chosen = np.zeros(len(trace.processes) + 1, np.bool_)
+    selected = np.zeros(len(trace.processes) + 1, np.bool_)
     for pattern in patterns:
         matches = [
             index
@@ -133,33 +135,33 @@ def _matching(trace: Trace, patterns: Sequence[str]) -> Bool:
             raise MissingDataError(
                 "process_not_in_trace",
                 f"no process {pattern!r} in the trace",
-                f"there {'are ' + there if there else 'is none at all'}",
+                f"processes in the trace: {there or 'none'}",
             )
-        chosen[matches] = True
-    return chosen
+        selected[matches] = True
+    return selected
 
 
-def _of_processes(trace: Trace, chosen: Bool) -> Trace:
-    # The last of `chosen` is False: what index -1, a process that was not recorded, finds.
-    of_thread = np.array([chosen[thread.process] for thread in trace.threads] + [False], np.bool_)
-    tables = {name: _taken(getattr(trace, name), chosen[getattr(trace, name).process]) for name in _WITH_PROCESS}
-    tables |= {name: _taken(getattr(trace, name), of_thread[getattr(trace, name).thread]) for name in _WITH_THREAD}
+def _select_processes(trace: Trace, selected: Bool) -> Trace:
+    # The last of `selected` is False: index -1, a process that was not recorded, selects nothing.
+    of_thread = np.array([selected[thread.process] for thread in trace.threads] + [False], np.bool_)
+    tables = {name: _take(getattr(trace, name), selected[getattr(trace, name).process]) for name in _WITH_PROCESS}
+    tables |= {name: _take(getattr(trace, name), of_thread[getattr(trace, name).thread]) for name in _WITH_THREAD}
     return trace.with_tables(**tables)
 
 
-def _of_devices(trace: Trace, devices: Sequence[int]) -> Trace:
+def _select_devices(trace: Trace, devices: Sequence[int]) -> Trace:
     tables, seen = {}, {device.number for device in trace.devices}
     for name in _WITH_DEVICE:
         events = getattr(trace, name)
         number = map_gpu_numbers(trace, events.process, events.device)
         seen.update(distinct(number[number >= 0]).tolist())
-        kept = np.isin(number, np.array(devices, np.int64))
-        tables[name] = _taken(events, kept | (number < 0) if name == "synchronizations" else kept)
+        selected = np.isin(number, np.array(devices, np.int64))
+        tables[name] = _take(events, selected | (number < 0) if name == "synchronizations" else selected)
     for device in devices:
         if device not in seen:
             there = ", ".join(map(str, sorted(seen)))
             raise MissingDataError(
-                "gpu_not_in_trace", f"no GPU {device} in the trace", f"there {'are ' + there if there else 'is none'}"
+                "gpu_not_in_trace", f"no GPU {device} in the trace", f"GPUs in the trace: {there or 'none'}"
             )
     return trace.with_tables(**tables)
 
@@ -170,37 +172,37 @@ def _cut(trace: Trace, cut: Cut) -> Trace:
         raise MissingDataError(
             "nothing_selected",
             "nothing was recorded in the selected time",
-            f"the recording extends from {extent[0] / 1e9:.3f}s to {extent[1] / 1e9:.3f}s: select a part of that",
+            f"select a part of the recording, which lasts from {extent[0] / 1e9:.3f}s to {extent[1] / 1e9:.3f}s",
         )
     tables: dict[str, Any] = {name: _clip(getattr(trace, name), cut) for name in _LASTING}
     for name in _INSTANTS:
         events: Events = getattr(trace, name)
-        tables[name] = _taken(events, is_inside_cut(events.start_ns, events.start_ns, cut))
+        tables[name] = _take(events, is_inside_cut(events.start_ns, events.start_ns, cut))
     return replace(trace, **tables, cut=cut)
 
 
 def _clip(events: _Lasting, cut: Cut) -> _Lasting:
     """Return the events that lie in the time of a cut, without the parts of them that do not."""
-    events = _taken(events, is_inside_cut(events.start_ns, events.end_ns, cut))
+    events = _take(events, is_inside_cut(events.start_ns, events.end_ns, cut))
     crossing = np.flatnonzero((events.start_ns < cut.first_ns) | (events.end_ns > cut.last_ns))
     if not len(crossing):
         return events
     start, end = np.maximum(events.start_ns, cut.first_ns), np.minimum(events.end_ns, cut.last_ns)
-    changed: dict[str, Any] = {"start_ns": start, "end_ns": end}
+    clipped: dict[str, Any] = {"start_ns": start, "end_ns": end}
     if isinstance(events, Ranges):
-        changed["clipped"] = events.clipped.copy()
-        changed["clipped"][crossing] = True
+        clipped["clipped"] = events.clipped.copy()
+        clipped["clipped"][crossing] = True
     if isinstance(events, Copies | Memsets):
-        changed["size_bytes"] = events.size_bytes.copy()
+        clipped["size_bytes"] = events.size_bytes.copy()
         for one in crossing.tolist():
             size, began = int(events.size_bytes[one]), int(events.start_ns[one])
             length = int(events.end_ns[one]) - began
             # Of both edges alike, so that the parts on their sides add up; in Python's integers, which do not overflow.
             before = [max(size, 0) * (int(edge) - began) // length for edge in (start[one], end[one])]
-            changed["size_bytes"][one] = before[1] - before[0] if size > 0 else size
-    return replace(events, **changed)
+            clipped["size_bytes"][one] = before[1] - before[0] if size > 0 else size
+    return replace(events, **clipped)
 
 
-def _taken(events: _Kind, which: Bool) -> _Kind:
-    """Return the events `which`; those themselves where that is all of them, to copy nothing."""
-    return events if which.all() else type(events)(**events.take(which))
+def _take(events: _Kind, selected: Bool) -> _Kind:
+    """Return the selected events; the events themselves where all are, to copy nothing."""
+    return events if selected.all() else type(events)(**events.take(selected))

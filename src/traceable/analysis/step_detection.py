@@ -1,4 +1,4 @@
-"""Where the steps of a trace are: named by the user, or inferred because something repeats. Nothing is measured here.
+"""Where the steps of a trace are: selected by the user, or inferred from repetition. Nothing is measured here.
 
 Three kinds, which differ in what operations are a step's:
 
@@ -8,21 +8,21 @@ Three kinds, which differ in what operations are a step's:
 - BOUNDARY: a step ends with a kernel, or a CUDA graph, that ends every step. For each process and device a step lasts
   from the end of one boundary to the end of the next; its operations are those that start in it.
 
-Where the user names nothing, these are tried in order, and the first that holds counts (`Steps.source`):
+Without a selection these are tried in order, and the first that holds counts (`Steps.source`):
 
 1. `range`: ranges called step or iteration, or else the outermost ranges that come again and again. Names that differ
-   in numbers are one. A range in which less than SMALLEST of the GPU's time was launched is no step, and neither is one
-   that is called as parts of a model are, or that repeats within what repeats exactly.
+   in numbers are one. A range in which less than MIN_GPU_TIME_SHARE of the GPU's time was launched is not a step, and
+   neither is one that is called as parts of a model are, or that repeats within what repeats exactly.
 2. `repetition`, or `graph` where a CUDA graph ends it: the smallest lag after which the operations of a stream repeat
    exactly (`find_exact_period`).
 3. `graph`: each launch of the one CUDA graph that takes most of the GPU's time.
-4. `cycle`: an approximate repetition, which is not known to be a step.
+4. `cycle`: an approximate repetition, which may or may not be a step.
 
-Whether a sequence of operations repeats, and after how many of them, has two answers, which are never mixed:
+There are two measures of whether a sequence of operations repeats, and after how many; they are never mixed:
 
-- `find_exact_period`: the smallest lag at which at least EXACT of all operations have the label of the operation one lag
-  later. A layer that comes 32 times in a pass does not meet that: what lies around the layers of each pass does not
-  repeat after one layer. The pass does.
+- `find_exact_period`: the smallest lag at which at least MIN_EXACT_SHARE of all operations have the label of the
+  operation one lag later. A layer that comes 32 times in a pass does not meet that: what lies around the layers of each
+  pass does not repeat after one layer. The pass does.
 - `find_approximate_period`: the lag that explains most of what recurs, where none explains all.
 """
 
@@ -50,7 +50,7 @@ from traceable.trace.rows import distinct
 RANGE, SEQUENCE, BOUNDARY = range(3)
 
 Source = Literal["named", "range", "graph", "repetition", "cycle"]
-"""How it is known where the steps are: see the module, and `named` for what the user named."""
+"""How the steps were found: see the module; `named` where the user named a range or a kernel."""
 
 _REGULAR = 0.9
 """Share of the steps that must look alike: the ranges of a sequence come once in them and do not overlap."""
@@ -76,7 +76,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PART_OF_A_MODEL = re.compile(
     r"layers?|blocks?|experts?|heads?|attention|attn|mlp|ffn|softmax|matmul|gemm|linear|(layer|rms)?norm|conv|embeddings?"
 )
-"""Words for parts of a model: a range that is called so comes several times in a step."""
+"""Words for parts of a model: a range with such a name comes several times in a step."""
 
 _OF_A_LIBRARY = re.compile(r"(aten|torch|torchvision|prim|c10d|nccl|cudnn|cublas\w*)::?")
 """Ranges around single operations, which torch's emit_nvtx and NCCL make."""
@@ -88,7 +88,7 @@ MIN_EXACT_SHARE = 0.995
 """Share of the operations that must be the same one lag later for the lag to be that of an exact repetition."""
 
 MIN_REPETITIONS = 3
-"""How often a kernel must come to be taken for one that comes again and again."""
+"""How often a kernel or range must come to count as repeated."""
 
 MIN_EXPLAINED_SHARE = 0.5
 """Share of the operations, of those that are not the same by chance, that the best approximate period must explain."""
@@ -111,8 +111,9 @@ _PLACES = 64
 _PLACES_ALIKE = 40
 """From how many of the places a lag must lead to an equal row.
 
-Where EXACT of all operations repeat, at most 1 % of those in the first half do not, so that a row of 16 is the same one
-lag later in 84 % of the places or more: of 64 places at random fewer than 40 are with a probability below 1e-5.
+Where MIN_EXACT_SHARE of all operations repeat, at most 1 % of those in the first half do not, so that a row of 16 is
+the same one lag later in 84 % of the places or more: of 64 places at random fewer than 40 are with a probability below
+1e-5.
 """
 
 _LONGEST_LAG = 1 << 20
@@ -131,13 +132,13 @@ class Steps:
 
     Attributes:
         kind: RANGE, SEQUENCE or BOUNDARY.
-        source: how it is known where they are; of a `cycle` it is not known that it is a step.
+        source: how they were found; a `cycle` may or may not be a step.
         lane: a process, or for BOUNDARY a process and device; numbered from 0.
         process, device: of each lane: index into `Trace.processes`, and CUDA's number, -1 for all devices.
         instance: of RANGE the range instance, else -1.
         clipped: whether the capture may have cut it, so that it may have been longer.
         label: index into `labels`: the range, the first range of the sequence, or the boundary.
-        rules: what a step is.
+        rules: the definition of a step.
     """
 
     kind: int
@@ -158,7 +159,7 @@ class Steps:
 
 
 def detect_steps(context: Context, range_name: str | None, step_kernel: str | None) -> Steps:
-    """Return the steps that the user names, or that repetition shows.
+    """Return the steps that the user selects, or that repetition shows.
 
     Args:
         range_name: name of a range, `domain:name`, or a glob over names where no range has that very name.
@@ -166,7 +167,7 @@ def detect_steps(context: Context, range_name: str | None, step_kernel: str | No
 
     Raises:
         UsageError: both are given.
-        UnanswerableError: nothing has that name; or nothing is named and nothing repeats.
+        MissingDataError: nothing has that name; or none is given and nothing repeats.
     """
     if range_name is not None and step_kernel is not None:
         raise UsageError(
@@ -175,17 +176,17 @@ def detect_steps(context: Context, range_name: str | None, step_kernel: str | No
             "give --step-range or --step-kernel",
         )
     if range_name is not None:
-        which = _named_instances(context, range_name)
+        selected = _select_instances(context, range_name)
         rule = Message("step_is_range", f"a step is an instance of the range {range_name!r}")
-        return _of_instances(context, which, "named", (rule,))
+        return _of_instances(context, selected, "named", (rule,))
     if step_kernel is not None:
-        kernels = _matching_kernels(context.trace, step_kernel)
+        kernels = _select_kernels(context.trace, step_kernel)
         rule = Message(
             "step_ends_with_kernel",
             f"a step ends with a kernel {step_kernel!r}, and begins where the one before ended",
         )
         return _of_boundaries(context, np.flatnonzero(kernels), "named", (rule,))
-    return _inferred(context)
+    return _infer_steps(context)
 
 
 def is_launched_in_spans(context: Context, process: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
@@ -218,22 +219,20 @@ def is_in_spans(at_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
     return inside
 
 
-def _named_instances(context: Context, name: str) -> Bool:
-    trace, found = context.trace, context.instances
+def _select_instances(context: Context, name: str) -> Bool:
+    trace, instances = context.trace, context.instances
     if name not in trace.names and re.search(r"[*?\[]", name):
         matches = np.array([fnmatchcase(one, name) for one in trace.names], np.bool_)
-        which: Bool = matches[found.name]
+        selected: Bool = matches[instances.name]
     else:
-        which = context.mask_instances(name)
-    which = which & found.entered
-    if not which.any():
-        raise MissingDataError(
-            "range_not_found", f"no range {name!r} in the trace", "`--view ranges` lists the ranges that there are"
-        )
-    return which
+        selected = context.mask_instances(name)
+    selected = selected & instances.entered
+    if not selected.any():
+        raise MissingDataError("range_not_found", f"no range {name!r} in the trace", "list the ranges: `--view ranges`")
+    return selected
 
 
-def _matching_kernels(trace: Trace, pattern: str) -> Bool:
+def _select_kernels(trace: Trace, pattern: str) -> Bool:
     kernels = trace.kernels
     if not len(kernels):
         raise MissingDataError(
@@ -245,34 +244,34 @@ def _matching_kernels(trace: Trace, pattern: str) -> Bool:
     matches = np.zeros(len(trace.names) + 1, np.bool_)
     for index in used[used >= 0].tolist():
         matches[index] = trace.names[index] == pattern or fnmatchcase(trace.names[index], pattern)
-    which: Bool = matches[kernels.name] | matches[kernels.short_name]
-    if not which.any():
+    selected: Bool = matches[kernels.name] | matches[kernels.short_name]
+    if not selected.any():
         raise MissingDataError(
-            "no_kernel_matches", f"no kernel matches {pattern!r}", "`--view kernels` lists the kernels that there are"
+            "no_kernel_matches", f"no kernel matches {pattern!r}", "list the kernels: `--view kernels`"
         )
-    return which
+    return selected
 
 
-def _of_instances(context: Context, which: Bool, source: Source, rules: tuple[Message, ...]) -> Steps:
-    """Return the instances `which` as steps."""
-    trace, found = context.trace, context.instances
-    process = _process_of_thread(trace)[found.thread]
-    rows = np.flatnonzero(which)
-    rows = rows[np.lexsort((found.start_ns[rows], process[rows]))]
+def _of_instances(context: Context, selected: Bool, source: Source, rules: tuple[Message, ...]) -> Steps:
+    """Return the selected instances as steps."""
+    trace, instances = context.trace, context.instances
+    process = _process_of_thread(trace)[instances.thread]
+    rows = np.flatnonzero(selected)
+    rows = rows[np.lexsort((instances.start_ns[rows], process[rows]))]
     lane, first = number_groups(process[rows])
-    label, first_of_label = number_groups(found.name[rows])
+    label, first_of_label = number_groups(instances.name[rows])
     return Steps(
         kind=RANGE,
         source=source,
-        start_ns=found.start_ns[rows],
-        end_ns=found.end_ns[rows],
+        start_ns=instances.start_ns[rows],
+        end_ns=instances.end_ns[rows],
         lane=lane,
         process=process[rows][first],
         device=np.full(len(first), -1, np.int64),
         instance=rows,
-        clipped=found.clipped[rows],
+        clipped=instances.clipped[rows],
         label=label,
-        labels=tuple(trace.names[name] for name in found.name[rows][first_of_label].tolist()),
+        labels=tuple(trace.names[name] for name in instances.name[rows][first_of_label].tolist()),
         rules=rules,
     )
 
@@ -321,8 +320,8 @@ def _of_boundaries(
     )
 
 
-def _inferred(context: Context) -> Steps:
-    """Return the steps that nobody named."""
+def _infer_steps(context: Context) -> Steps:
+    """Return the steps without a selection of the user."""
     steps = _by_word(context)
     if steps is not None:
         return steps
@@ -334,22 +333,22 @@ def _inferred(context: Context) -> Steps:
     if steps is None:
         raise MissingDataError(
             "no_steps_found",
-            "no step is known: no range is called step or iteration, and neither ranges nor the operations of a "
-            "stream repeat as steps do",
-            "name the step with --step-range NAME or --step-kernel GLOB",
+            "no steps found: no range is named step or iteration, and neither ranges nor the operations of a stream "
+            "repeat as steps do",
+            "give --step-range NAME or --step-kernel GLOB",
         )
     return steps
 
 
 def _by_word(context: Context) -> Steps | None:
-    """Return the ranges called step or iteration, whatever numbers stand in the name; of several the longest in all.
+    """Return the ranges called step or iteration, with any number in the name; of several the longest in all.
 
     A process without the name has no steps.
     """
-    trace, found = context.trace, context.instances
+    trace, instances = context.trace, context.instances
     stems: dict[str, list[int]] = {}
-    for index in np.flatnonzero(np.bincount(found.name, minlength=len(trace.names))).tolist():
-        # Names may be thousands and long: what can't be a word for a step is left out at once.
+    for index in np.flatnonzero(np.bincount(instances.name, minlength=len(trace.names))).tolist():
+        # Names may be thousands and long: those that can't contain a word for a step are skipped at once.
         name = trace.names[index]
         if ("ep" in name or "ter" in name or "EP" in name or "TER" in name) and not _NOT_A_STEP.search(name):
             whole = fold_numbers(name)
@@ -359,24 +358,24 @@ def _by_word(context: Context) -> Steps | None:
                 stems.setdefault(stem, []).append(index)
     candidates = []
     for stem, indices in stems.items():
-        which = np.isin(found.name, indices) & found.entered
-        if which.sum() >= MIN_REPETITIONS:
-            candidates.append((-int((found.end_ns - found.start_ns)[which].sum()), stem, which))
-    for _, stem, which in sorted(candidates, key=lambda one: one[:2]):
-        if _holds_gpu_time(context, which):
-            rule = Message("step_range_by_name", f"a step is an instance of the range {stem!r}, found by its name")
-            return _of_instances(context, which, "range", (rule,))
+        selected = np.isin(instances.name, indices) & instances.entered
+        if selected.sum() >= MIN_REPETITIONS:
+            candidates.append((-int((instances.end_ns - instances.start_ns)[selected].sum()), stem, selected))
+    for _, stem, selected in sorted(candidates, key=lambda one: one[:2]):
+        if _holds_gpu_time(context, selected):
+            rule = Message("step_range_by_name", f"a step is an instance of the range {stem!r}, inferred from its name")
+            return _of_instances(context, selected, "range", (rule,))
     return None
 
 
-def _holds_gpu_time(context: Context, which: Bool) -> bool:
-    """Return whether SMALLEST of the GPU's time was launched, by their processes, in these instances; or there is none.
+def _holds_gpu_time(context: Context, selected: Bool) -> bool:
+    """Return whether MIN_GPU_TIME_SHARE of the GPU's time was launched, by their processes, in these instances.
 
-    The time is that of the processes which have such instances, where those use the GPU.
+    The time is that of the processes which have such instances, where those use the GPU. True where there is none.
     """
-    gpu, found = context.gpu, context.instances
-    process = _process_of_thread(context.trace)[found.thread[which]]
-    inside = is_launched_in_spans(context, process, found.start_ns[which], found.end_ns[which])
+    gpu, instances = context.gpu, context.instances
+    process = _process_of_thread(context.trace)[instances.thread[selected]]
+    inside = is_launched_in_spans(context, process, instances.start_ns[selected], instances.end_ns[selected])
     duration = gpu.end_ns - gpu.start_ns
     theirs = np.isin(gpu.process, process)
     return bool(duration[inside].sum() >= MIN_GPU_TIME_SHARE * duration[theirs if theirs.any() else slice(None)].sum())
@@ -387,7 +386,7 @@ class _Paths:
     """Of each instance the number of its path where names that differ in numbers are one.
 
     Attributes:
-        part: whether it is called as parts of a model are, without a number that says which.
+        part: whether it is called as parts of a model are, without a number that identifies one.
         texts: by number of a name, that name; and `name`, that number of each instance.
     """
 
@@ -397,12 +396,12 @@ class _Paths:
     texts: tuple[str, ...]
 
 
-def _folded_paths(trace: Trace, found: Instances) -> _Paths:
+def _folded_paths(trace: Trace, instances: Instances) -> _Paths:
     """Number the paths of the instances, those as one whose names differ in numbers alone but for numbered parts."""
     number_of = np.zeros(len(trace.names) + 1, np.int64)
     part = np.zeros(len(trace.names) + 1, np.bool_)
     texts: dict[str, int] = {}
-    for index in distinct(found.name).tolist():
+    for index in distinct(instances.name).tolist():
         own = trace.names[index]
         text = fold_numbers(own)
         if _OF_A_LIBRARY.match(text):
@@ -412,77 +411,77 @@ def _folded_paths(trace: Trace, found: Instances) -> _Paths:
             part[index] = text == own
             text = own
         number_of[index] = texts.setdefault(text, len(texts))
-    name = number_of[found.name]
+    name = number_of[instances.name]
     code = name.copy()
-    depth = found.depth
+    depth = instances.depth
     by_depth = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
     codes = len(texts)
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = by_depth[low:high]
-        pair, first = number_groups(code[found.parent[rows]], name[rows])
+        pair, first = number_groups(code[instances.parent[rows]], name[rows])
         code[rows] = codes + pair
         codes += len(first)
-    return _Paths(code, part[found.name], name, tuple(texts))
+    return _Paths(code, part[instances.name], name, tuple(texts))
 
 
 def _by_ranges(context: Context) -> Steps | None:
-    """Return the outermost ranges that come again and again, in each process on the thread where they take longest."""
-    trace, found = context.trace, context.instances
-    paths = _folded_paths(trace, found)
-    top = _outermost_repeated(found, paths)
+    """Return the outermost repeated ranges, in each process on the thread where they take longest."""
+    trace, instances = context.trace, context.instances
+    paths = _folded_paths(trace, instances)
+    top = _outermost_repeated(instances, paths)
     process_of_thread = _process_of_thread(trace)
-    duration = np.where(top, found.end_ns - found.start_ns, 0)
-    busy = sum_groups(found.thread.astype(np.int64), duration, len(trace.threads))
+    duration = np.where(top, instances.end_ns - instances.start_ns, 0)
+    busy = sum_groups(instances.thread.astype(np.int64), duration, len(trace.threads))
     sequences = []
-    for process in distinct(process_of_thread[found.thread[top]]).tolist():
+    for process in distinct(process_of_thread[instances.thread[top]]).tolist():
         thread = int(np.argmax(np.where(process_of_thread == process, busy, -1)))
-        sequence = _sequence(found, paths, np.flatnonzero(top & (found.thread == thread)))
+        sequence = _sequence(instances, paths, np.flatnonzero(top & (instances.thread == thread)))
         if sequence is not None:
             sequences.append(sequence)
     if not sequences:
         return None
-    which = np.zeros(len(found), np.bool_)
-    which[np.concatenate([rows for sequence in sequences for rows in sequence])] = True
-    if not _holds_gpu_time(context, which):
+    is_step = np.zeros(len(instances), np.bool_)
+    is_step[np.concatenate([rows for sequence in sequences for rows in sequence])] = True
+    if not _holds_gpu_time(context, is_step):
         return None
     names = [tuple(paths.texts[paths.name[rows[0]]] for rows in sequence) for sequence in sequences]
     if all(len(sequence) == 1 for sequence in sequences):
-        said = ", ".join(sorted({repr(name) for (name,) in names}))
+        listed = ", ".join(sorted({repr(name) for (name,) in names}))
         rule = Message(
-            "step_range_by_repetition", f"a step is an instance of the range {said}, found by its repetition"
+            "step_range_by_repetition", f"a step is an instance of the range {listed}, inferred from its repetition"
         )
-        return _of_instances(context, which, "range", (rule,))
+        return _of_instances(context, is_step, "range", (rule,))
     return _of_sequences(context, sequences, names)
 
 
-def _outermost_repeated(found: Instances, paths: _Paths) -> Bool:
+def _outermost_repeated(instances: Instances, paths: _Paths) -> Bool:
     """Return which instances are of a path that comes often enough on its thread, and inside no other such."""
-    if not len(found):
+    if not len(instances):
         return np.zeros(0, np.bool_)
-    code, _ = number_groups(paths.code, found.thread)
-    nested = (found.style == PUSH_POP) | found.task
-    repeated = (np.bincount(code)[code] >= MIN_REPETITIONS) & nested & found.entered & ~paths.part
-    inside = np.zeros(len(found), np.bool_)
-    above = found.parent.copy()
+    code, _ = number_groups(paths.code, instances.thread)
+    nested = (instances.style == PUSH_POP) | instances.task
+    repeated = (np.bincount(code)[code] >= MIN_REPETITIONS) & nested & instances.entered & ~paths.part
+    inside = np.zeros(len(instances), np.bool_)
+    above = instances.parent.copy()
     while (above >= 0).any():
         known = above >= 0
         inside[known] |= repeated[above[known]]
-        above[known] = found.parent[above[known]]
+        above[known] = instances.parent[above[known]]
     top: Bool = repeated & ~inside
     return top
 
 
-def _sequence(found: Instances, paths: _Paths, rows: Int64) -> list[Int64] | None:
+def _sequence(instances: Instances, paths: _Paths, rows: Int64) -> list[Int64] | None:
     """Return the ranges of one thread that together make a step, each as its instances by start, the first first.
 
     Of the paths that come as often as the one that takes longest in all (or once more or less), those stay that come
     once between two of the first.
     """
-    rows = rows[np.argsort(found.start_ns[rows], kind="stable")]
+    rows = rows[np.argsort(instances.start_ns[rows], kind="stable")]
     if not len(rows):
         return None
-    start, length = found.start_ns[rows], found.end_ns[rows] - found.start_ns[rows]
+    start, length = instances.start_ns[rows], instances.end_ns[rows] - instances.start_ns[rows]
     path, first = number_groups(paths.code[rows])
     total = np.zeros(len(first), np.int64)
     np.add.at(total, path, length)
@@ -505,22 +504,22 @@ def _sequence(found: Instances, paths: _Paths, rows: Int64) -> list[Int64] | Non
         return None
     members = [rows[path == one] for one in fits]
     together = np.concatenate(members)
-    span = int(found.end_ns[together].max() - found.start_ns[together].min())
-    explained = int((found.end_ns - found.start_ns)[together].sum())
+    span = int(instances.end_ns[together].max() - instances.start_ns[together].min())
+    explained = int((instances.end_ns - instances.start_ns)[together].sum())
     return members if explained >= _COVER * span else None
 
 
 def _of_sequences(context: Context, sequences: list[list[Int64]], names: list[tuple[str, ...]]) -> Steps:
     """Return the steps of sequences of ranges, one a process."""
-    found, process = context.instances, _process_of_thread(context.trace)
+    instances, process = context.instances, _process_of_thread(context.trace)
     starts, ends, edges = [], [], []
     for sequence in sequences:
-        start = found.start_ns[sequence[0]]
-        last = max(int(found.end_ns[rows].max()) for rows in sequence)
+        start = instances.start_ns[sequence[0]]
+        last = max(int(instances.end_ns[rows].max()) for rows in sequence)
         starts.append(start)
         ends.append(np.append(start[1:], max(last, int(start[-1]))))
         # What came after the last range of the last step, before a next one, is not known.
-        edges.append(found.clipped[sequence[0]] | (np.arange(len(start)) == len(start) - 1))
+        edges.append(instances.clipped[sequence[0]] | (np.arange(len(start)) == len(start) - 1))
     size = [len(start) for start in starts]
     firsts = [name[0] for name in names]
     labels = tuple(sorted(set(firsts)))
@@ -534,7 +533,7 @@ def _of_sequences(context: Context, sequences: list[list[Int64]], names: list[tu
         start_ns=np.concatenate(starts),
         end_ns=np.concatenate(ends),
         lane=np.repeat(np.arange(len(sequences)), size),
-        process=np.array([process[found.thread[sequence[0][0]]] for sequence in sequences], np.int64),
+        process=np.array([process[instances.thread[sequence[0][0]]] for sequence in sequences], np.int64),
         device=np.full(len(sequences), -1, np.int64),
         instance=np.full(sum(size), -1, np.int64),
         clipped=np.concatenate(edges),
@@ -558,13 +557,13 @@ def _is_part_of(ranges: Steps, exact: Steps) -> bool:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """What a process ran on a device, in the stream with most kernels and graph launches there, by start.
+    """The work of a process on a device, in the stream with most kernels and graph launches there, by start.
 
     The launch of a CUDA graph is one item, whether the graph was recorded as a whole or by node.
 
     Attributes:
-        label: what each is: index into `Trace.names` of a kernel's name; from `graphs` on, a graph: graphs are numbered
-            in each process by their first launch; in between, a direction of copies, or memory sets.
+        label: the kind of each: index into `Trace.names` of a kernel's name; from `graphs` on, a graph: graphs are
+            numbered in each process by their first launch; in between, a direction of copies, or memory sets.
         start_ns, end_ns: of the item.
         operation: that ends it.
         graphs: the first label of a graph.
@@ -596,7 +595,7 @@ class _Sequence:
 
 
 def _sequences(context: Context) -> list[_Sequence]:
-    """Return what each process ran on each device."""
+    """Return the work of each process on each device."""
     gpu, trace, streams = context.gpu, context.trace, find_streams(context)
     names = len(trace.names)
     graphs = names + _KINDS_OF_MEMORY
@@ -620,7 +619,7 @@ def _sequences(context: Context) -> list[_Sequence]:
     work += np.bincount(of_launch, minlength=len(streams))
     lane, lanes = number_groups(streams.process, streams.device)
     device_ns = sum_groups(lane[stream], gpu.end_ns - gpu.start_ns, len(lanes))
-    found = []
+    sequences = []
     for i in range(len(lanes)):
         main = int(np.argmax(np.where(lane == i, work, -1)))
         rows = gpu.by_start[(stream[gpu.by_start] == main) & alone[gpu.by_start]]
@@ -628,7 +627,7 @@ def _sequences(context: Context) -> list[_Sequence]:
         starts = np.concatenate([gpu.start_ns[rows], start[launches]])
         order = np.argsort(starts, kind="stable")
         operation = np.concatenate([rows, last[launches]])[order]
-        found.append(
+        sequences.append(
             _Sequence(
                 label=np.concatenate([label[rows], of_graph[len(whole) + launches]])[order],
                 start_ns=starts[order],
@@ -639,7 +638,7 @@ def _sequences(context: Context) -> list[_Sequence]:
                 device_ns=int(device_ns[i]),
             )
         )
-    return found
+    return sequences
 
 
 def _launches_by_node(context: Context) -> tuple[Int64, Int64, Int64, Int64]:
@@ -671,7 +670,7 @@ def _graph_numbers(process: NDArray[np.integer], graph: Int64, start_ns: Int64) 
 
 @dataclass(frozen=True)
 class _Lane:
-    """A sequence, and what `find_exact_period` says of it."""
+    """A sequence, and the result of `find_exact_period` for it."""
 
     sequence: _Sequence
     exact: tuple[int, float] | None
@@ -701,14 +700,14 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _Ends:
-    """What may end the steps of a sequence that repeats exactly.
+    """Candidates for the end of the steps of a sequence that repeats exactly.
 
     Attributes:
         begin: index of the first operation that repeats.
         idle_ns: by label that comes once a period, for how long in all the stream did nothing after it.
         natural: the label that ends the repetition, where it consists of whole periods and the label comes once in
             each; None elsewhere.
-        items: of what ends a period where no label may.
+        items: the operations that end a period where no label qualifies.
     """
 
     begin: int
@@ -719,11 +718,11 @@ class _Ends:
 
 
 def _ends(lane: _Lane) -> _Ends:
-    """Return what may end the steps of a sequence that repeats."""
+    """Return the candidates for the end of the steps of a sequence that repeats."""
     sequence, period = lane.sequence, lane.exact[0] if lane.exact else 1
     label = sequence.label
     begin, end = _extent(sequence, period)
-    once = first_kept(label[begin:end], period) + begin
+    once = find_first_repeated(label[begin:end], period) + begin
     unit = label[once : once + period]
     values, number = np.unique(unit, return_counts=True)
     single = values[number == 1]
@@ -785,24 +784,24 @@ def _by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
             at = one.begin + np.flatnonzero(sequence.label[one.begin : one.end] == label)
         items.append(sequence.operation[at])
         begins.append(np.full(len(at), sequence.start_ns[one.begin]))
-        ends_with = _what_ends("step", context, lane, at, lane.exact or (1, 1.0), "repeat exactly")
+        ends_with = _describe_end("step", context, lane, at, lane.exact or (1, 1.0), "repeat exactly")
         rules.append(Message("step_by_repetition", ends_with))
         is_graph &= bool(sequence.label[at[0]] >= sequence.graphs)
-    unsure = Message("step_may_be_layer", "an inferred step may be a layer, if no whole step was recorded")
+    unsure = Message("step_may_be_layer", "an inferred step may be a layer if no whole step was recorded")
     rules = [*dict.fromkeys(rules), unsure]
     source: Source = "graph" if is_graph else "repetition"
     return _of_boundaries(context, np.concatenate(items), source, tuple(rules), np.concatenate(begins))
 
 
-def _what_ends(word: str, context: Context, lane: _Lane, at: Int64, period: tuple[int, float], how: str) -> str:
-    """Return what ends a step or cycle, and why."""
+def _describe_end(word: str, context: Context, lane: _Lane, at: Int64, period: tuple[int, float], how: str) -> str:
+    """Return how a step or cycle ends, and the evidence."""
     sequence = lane.sequence
     name = get_operation_name(context.trace, int(label_operations(context, sequence.operation[at[:1]])[0]))
-    what = f"the kernel {name[:80]!r}" if sequence.label[at[0]] < sequence.names else name
-    what = "the launch of a CUDA graph" if sequence.label[at[0]] >= sequence.graphs else what
+    end = f"the kernel {name[:80]!r}" if sequence.label[at[0]] < sequence.names else name
+    end = "the launch of a CUDA graph" if sequence.label[at[0]] >= sequence.graphs else end
     number = f"every {period[0]} operations" if period[0] > 1 else "all operations"
     same = f"{_percent(period[1])} are the same one {word} later"
-    return f"a {word} ends with {what}, inferred: {number} of a stream {how} ({same})"
+    return f"a {word} ends with {end}, inferred: {number} of a stream {how} ({same})"
 
 
 def _percent(share: float) -> str:
@@ -811,7 +810,7 @@ def _percent(share: float) -> str:
 
 
 def _take_most_time(some: list[_Lane], lanes: list[_Lane]) -> bool:
-    """Return whether these processes and devices took so much of the GPU's time that what they did is the program."""
+    """Return whether these processes and devices took so much of the GPU's time that they represent the program."""
     if not some:
         return False
     return sum(one.sequence.device_ns for one in some) >= _COVER * sum(one.sequence.device_ns for one in lanes)
@@ -861,11 +860,11 @@ def _by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
         end = max(ends, key=lambda each: (each >= lane.sequence.graphs, idle[each]))
         at = np.flatnonzero(lane.sequence.label == end)
         items.append(lane.sequence.operation[at])
-        ends_with = _what_ends("cycle", context, lane, at, (length, share), "repeat approximately")
+        ends_with = _describe_end("cycle", context, lane, at, (length, share), "repeat approximately")
         rules.append(Message("cycle_by_repetition", ends_with))
     unknown = Message(
         "cycles_not_steps",
-        "no step is known: what is shown are cycles, each of which may be a step, a part of one, or several",
+        "no steps found: the rows are cycles, each of which may be a step, a part of one, or several",
     )
     rules = [unknown, *dict.fromkeys(rules)]
     return _of_boundaries(context, np.concatenate(items), "cycle", tuple(rules))
@@ -883,7 +882,7 @@ def find_exact_period(label: NDArray[np.integer]) -> tuple[int, float] | None:
     that lead from most of some places to the same 16 labels in a row, and of those the first 512.
 
     Args:
-        label: what each operation is, any numbers.
+        label: the kind of each operation, any numbers.
     """
     longest = min(len(label) // 2, _LONGEST_LAG)
     label = number_groups(label)[0].astype(np.int32)
@@ -901,7 +900,7 @@ def find_exact_period(label: NDArray[np.integer]) -> tuple[int, float] | None:
     return None
 
 
-def alike_share(label: NDArray[np.integer], lag: int) -> float:
+def compute_alike_share(label: NDArray[np.integer], lag: int) -> float:
     """Return the share of the labels, of those that have one a lag later, that are the same as that one."""
     return int(np.count_nonzero(label[lag:] == label[:-lag])) / (len(label) - lag)
 
@@ -929,15 +928,15 @@ def _promising_lags(label: NDArray[np.integer], longest: int) -> Iterable[int]:
 
 
 def find_approximate_period(label: NDArray[np.integer]) -> tuple[int, float, list[int]] | None:
-    """Return after how many operations a sequence nearly repeats, how well, and what comes once a period.
+    """Return after how many operations a sequence nearly repeats, how well, and which labels come once a period.
 
     A period is the median distance between two of one kind. It explains the share of the operations that are the same
-    one period later. Of the periods of two operations and more that explain within AS_GOOD of what the best explains,
-    the shortest is it. None if the best explains less than EXPLAINED of what chance does not: two operations drawn
-    from the sequence are the same with the probability that chance explains.
+    one period later. Of the periods of two operations and more that explain as much as the best one less
+    PERIOD_TOLERANCE, the shortest is taken. None if the best explains less than MIN_EXPLAINED_SHARE of the rest that
+    chance does not: two operations drawn from the sequence are the same with the probability that chance explains.
 
     Args:
-        label: what each operation is, any numbers.
+        label: the kind of each operation, any numbers.
 
     Returns:
         The period, the share, and the labels whose median distance it is, by first place.
@@ -953,7 +952,7 @@ def find_approximate_period(label: NDArray[np.integer]) -> tuple[int, float, lis
     median = gaps.values[(np.cumsum(gaps.counts) - gaps.counts)[often] + (gaps.counts[often] - 1) // 2]
     periods, support = np.unique(median[(median >= 2) & (median * 2 <= len(label))], return_counts=True)
     periods = np.sort(periods[np.argsort(-support, kind="stable")][:_MOST_PERIODS])
-    alike = [alike_share(label, period) for period in periods.tolist()]
+    alike = [compute_alike_share(label, period) for period in periods.tolist()]
     chance = float(((np.bincount(kind) / len(kind)) ** 2).sum())
     if not alike or max(alike) - chance < MIN_EXPLAINED_SHARE * (1 - chance) or chance == 1:
         return None
@@ -963,7 +962,7 @@ def find_approximate_period(label: NDArray[np.integer]) -> tuple[int, float, lis
     return int(periods[best]), alike[best], [int(label[place]) for place in places]
 
 
-def first_kept(labels: Int64, period: int) -> int:
+def find_first_repeated(labels: Int64, period: int) -> int:
     """Return the place of the period in which the fewest labels differ from those one period later.
 
     Args:

@@ -1,8 +1,8 @@
-"""The eighth question: what does a step cost, which steps are the steady state, and what differs in the slowest.
+"""The view steps: the cost of each step, the steady state, and how the slowest steps differ from the median one.
 
-Where the steps are is found in `step_detection`. Here is what each did (its operations, and what they and its thread
-took), how evenly steps follow one another and how much of the time is waiting for data, and what single steps are made
-of by range, a slow one against the median one.
+`step_detection` finds the steps. This module measures each (its operations, and the time of these and of its thread),
+how evenly steps follow one another, how much of the time is waiting for data, and single steps by range, a slow one
+against the median one.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ WARM_UP_FACTOR = 1.5
 """A leading step is warm-up if it lasts longer than so many times the median of the later half."""
 
 MIN_STEPS_FOR_WARM_UP = 4
-"""With fewer whole steps than these none is called warm-up: two against one prove nothing."""
+"""With fewer whole steps than this none counts as warm-up: two against one prove nothing."""
 
 _WARM_UP = re.compile(r"(?<![a-z])warm(ing)?[\s_.\-]*ups?(?![a-z])")
 _NO_WARM_UP = re.compile(
     r"(?<![a-z])(after|post|no|non|not|without|skip)[\s_.\-]*(the[\s_]+)?warm"
     r"|(?<![a-z])(lr|learning|sched[a-z]*|optim[a-z]*)(?![a-z])"
 )
-"""What makes a name with warm-up in it another thing: what comes after it, or the warm-up of a learning rate."""
+"""Names with warm-up in them that are no warm-up: the time after it, or the warm-up of a learning rate."""
 
 MEASURES = (
     *("gpu_busy_ns", "gpu_sum_ns", "idle_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
     *("operations", "kernels", "allocations"),
 )
-"""Columns of a step that `others["summary"]` gives the means of."""
+"""Columns of a step whose means are in `others["summary"]`."""
 
-_MEMBERS = {
+_MEMBERSHIP_RULES = {
     RANGE: Message(
         "operations_of_step_range",
         "a step has the operations that belong to its range, also those that ran on the GPU after it ended",
@@ -94,8 +94,8 @@ _COMPARED = (
 
 _IDENTIFYING = ("step", "index", "process", "pid", "device", "start_ns", "wall_ns")
 
-_MATTERS = 0.25
-"""From which part of the step's difference on the range with the second largest one is named as well."""
+_MIN_SECOND_SHARE = 0.25
+"""The smallest share of the step's difference at which the range with the second largest one is shown as well."""
 
 Path: TypeAlias = tuple[str, ...] | None
 """Names from the outermost; None for outside ranges."""
@@ -111,8 +111,8 @@ class StepOperations:
     Attributes:
         step, operation: index of the step, and into the operations of the trace.
         bounds: the pairs of step i are those from `bounds[i]` until `bounds[i + 1]`.
-        added_ns: by how much the operation makes the union of those before it in its step longer: what a step was busy
-            is the sum of it, however its operations are grouped.
+        added_ns: by how much the operation makes the union of those before it in its step longer: the busy time of a
+            step is the sum of it, however its operations are grouped.
         waits: when each thread was in a call that waits for the GPU; its lanes are the threads.
         lanes: all operations by the lanes of the steps.
     """
@@ -139,9 +139,9 @@ class Parts:
         path: names from the outermost; None for outside ranges.
         instances: how many ranges of that path lie wholly inside the step, on any thread of its process, and in no
             other step.
-        self_ns, sync_ns: their time less what lies inside them, and what of it was spent waiting in synchronising
-            calls; NULL where the step is not a stretch of CPU time, or the path has no push/pop range in it.
-        busy_ns: what its operations add to the union of the step's operations before them, so that all add up.
+        self_ns, sync_ns: their time less that of ranges inside them, and the part of it spent waiting in synchronizing
+            calls; NULL where the step is not an interval of CPU time, or the path has no push/pop range in it.
+        busy_ns: the time that its operations add to the union of the step's operations before them, so that all add up.
     """
 
     path: list[tuple[str, ...] | None]
@@ -161,7 +161,7 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
     Args:
         range_name: a step is an instance of the range of this name (or `domain:name`, or a glob).
         step_kernel: glob over kernel names, demangled or short: each such kernel ends a step of its process and
-            device, which began when the one before ended. With neither, steps are found by themselves.
+            device, which began when the one before ended. With neither, steps are inferred.
 
     Returns:
         The steps, with `others`: `summary`, one row a process (and device) over its steady steps; where there are
@@ -169,36 +169,36 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
 
     Raises:
         UsageError: both are given.
-        UnanswerableError: nothing has that name, or no steps are found.
+        MissingDataError: nothing has that name, or no steps are found.
     """
     if range_name is None and step_kernel is None:
-        found, work = infer_steps(context)
+        steps, work = infer_steps(context)
     else:
-        found = detect_steps(context, range_name, step_kernel)
-        work = collect_step_operations(context, found)
-    columns = measure_steps(context, found, work)
-    phases = _phases(context, found, work, columns["allocations"])
-    steady = ~phases.warm_up & ~phases.other & ~found.clipped
+        steps = detect_steps(context, range_name, step_kernel)
+        work = collect_step_operations(context, steps)
+    columns = measure_steps(context, steps, work)
+    phases = _phases(context, steps, work, columns["allocations"])
+    steady = ~phases.warm_up & ~phases.other & ~steps.clipped
     reasons = np.array([None, "warm-up", "other phase", "edge of the capture"], object)
-    left_out = reasons[np.select([found.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
-    first = np.flatnonzero(np.diff(found.lane, prepend=-1))
+    excluded = reasons[np.select([steps.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
+    first = np.flatnonzero(np.diff(steps.lane, prepend=-1))
     table = {
-        "step": np.arange(len(found)) - np.repeat(first, np.diff(np.append(first, len(found)))),
-        "index": _index(context, found),
-        **_whose(context, found, found.lane),
-        **_devices(context, found, work),
-        "name": objects(found.labels)[found.label],
-        "source": np.full(len(found), found.source, object),
+        "step": np.arange(len(steps)) - np.repeat(first, np.diff(np.append(first, len(steps)))),
+        "index": _program_index(context, steps),
+        **_process_columns(context, steps, steps.lane),
+        **_device_columns(context, steps, work),
+        "name": objects(steps.labels)[steps.label],
+        "source": np.full(len(steps), steps.source, object),
         "steady": steady,
         "warm_up": phases.warm_up,
-        "exclusion_reason": left_out,
+        "exclusion_reason": excluded,
         **columns,
     }
-    others = {"summary": _summary(context, found, columns, steady, phases.warm_up)}
+    others = {"summary": _summary(context, steps, columns, steady, phases.warm_up)}
     if steady.any():
-        others["breakdown"] = breakdown(context, found, work, find_median_step(columns["wall_ns"], steady))
-        others["slowest"] = slowest(context, found, work, table, find_median_step(columns["wall_ns"], steady))
-    return Table(table, others, _notes(context, found, work, phases))
+        others["breakdown"] = breakdown(context, steps, work, find_median_step(columns["wall_ns"], steady))
+        others["slowest"] = slowest(context, steps, work, table, find_median_step(columns["wall_ns"], steady))
+    return Table(table, others, _make_notes(context, steps, work, phases))
 
 
 def find_steady_interval(table: Table) -> tuple[int, int]:
@@ -210,13 +210,13 @@ def find_steady_interval(table: Table) -> tuple[int, int]:
         table: what `steps` returned.
 
     Raises:
-        UnanswerableError: no step is steady.
+        MissingDataError: no step is steady.
     """
     summary = table.others["summary"].values
     some = summary["steady"] > 0
     if not some.any():
         raise MissingDataError(
-            "no_steady_step", "no step is in the steady state", "record more steps, or leave --steady out"
+            "no_steady_step", "no step is in the steady state", "record more steps, or omit --steady"
         )
     starts, ends = summary["steady_start_ns"][some], summary["steady_end_ns"][some]
     if starts.max() < ends.min():
@@ -232,11 +232,11 @@ def find_median_step(wall_ns: Int64, steady: Bool) -> int:
 
 @dataclass(frozen=True)
 class _Phases:
-    """Which steps are warm-up; and which are not but are parted from the most of their lane by a warm-up.
+    """Which steps are warm-up; and which are not but are separated from most of their lane by a warm-up.
 
     Attributes:
         warm_up: all that are warm-up.
-        in_range: those of them which a range called warm-up says are: see `_in_warm_up`.
+        in_range: those of them that are so by a range called warm-up: see `_is_in_warm_up`.
         other: not warm-up, but not of the phase, between two ranges called warm-up, that has most steps of the lane (of
             equal ones the first): what is steady follows one another.
     """
@@ -246,61 +246,61 @@ class _Phases:
     other: Bool
 
 
-def _phases(context: Context, found: Steps, work: StepOperations, allocations: Int64) -> _Phases:
-    """Return which steps are warm-up, and which of the others are of another phase than the most."""
+def _phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> _Phases:
+    """Return which steps are warm-up, and which of the others are of another phase than most."""
     process, start, end = warm_up_spans(context)
-    in_range = _in_warm_up(context, found, work, process, start, end)
-    other = np.zeros(len(found), np.bool_)
-    for lane in np.flatnonzero(np.isin(found.process, process)).tolist():
-        rows = np.flatnonzero(found.lane == lane)
+    in_range = _is_in_warm_up(context, steps, work, process, start, end)
+    other = np.zeros(len(steps), np.bool_)
+    for lane in np.flatnonzero(np.isin(steps.process, process)).tolist():
+        rows = np.flatnonzero(steps.lane == lane)
         phase = np.cumsum(in_range[rows].astype(np.int64))
-        if found.kind == RANGE:
-            begins = np.sort(start[process == found.process[lane]])
-            # A warm-up within a step is a part of that, and parts no phases.
-            begins = begins[~is_in_spans(begins, found.start_ns[rows], found.end_ns[rows])]
-            phase = phase + np.searchsorted(begins, found.start_ns[rows], "right")
+        if steps.kind == RANGE:
+            begins = np.sort(start[process == steps.process[lane]])
+            # A warm-up within a step is a part of that, and separates no phases.
+            begins = begins[~is_in_spans(begins, steps.start_ns[rows], steps.end_ns[rows])]
+            phase = phase + np.searchsorted(begins, steps.start_ns[rows], "right")
         rows, phase = rows[~in_range[rows]], phase[~in_range[rows]]
         if len(rows):
             other[rows] = phase != np.argmax(np.bincount(phase))
-    slow = find_warm_up_steps(found, found.end_ns - found.start_ns, allocations, in_range | other)
+    slow = find_warm_up_steps(steps, steps.end_ns - steps.start_ns, allocations, in_range | other)
     return _Phases(in_range | slow, in_range, other)
 
 
-def _in_warm_up(
-    context: Context, found: Steps, work: StepOperations, process: Int64, start_ns: Int64, end_ns: Int64
+def _is_in_warm_up(
+    context: Context, steps: Steps, work: StepOperations, process: Int64, start_ns: Int64, end_ns: Int64
 ) -> Bool:
-    """Return which steps ranges called warm-up say are warm-up.
+    """Return which steps are warm-up by a range of that name.
 
     RANGE: that begin within one of their process. SEQUENCE: also those within which one begins. BOUNDARY, steps of the
     GPU's time: those with an operation that was launched in one.
     """
-    inside = np.zeros(len(found), np.bool_)
-    if len(process) and found.kind == BOUNDARY:
+    inside = np.zeros(len(steps), np.bool_)
+    if len(process) and steps.kind == BOUNDARY:
         inside[work.step[is_launched_in_spans(context, process, start_ns, end_ns)[work.operation]]] = True
         return inside
     for one in distinct(process).tolist():
-        rows, here = np.flatnonzero(found.process[found.lane] == one), process == one
-        inside[rows] = is_in_spans(found.start_ns[rows], start_ns[here], end_ns[here])
-        if found.kind == SEQUENCE:
+        rows, here = np.flatnonzero(steps.process[steps.lane] == one), process == one
+        inside[rows] = is_in_spans(steps.start_ns[rows], start_ns[here], end_ns[here])
+        if steps.kind == SEQUENCE:
             begins = np.sort(start_ns[here])
-            before = np.searchsorted(begins, found.start_ns[rows], "left")
-            inside[rows] |= np.searchsorted(begins, found.end_ns[rows], "left") > before
+            before = np.searchsorted(begins, steps.start_ns[rows], "left")
+            inside[rows] |= np.searchsorted(begins, steps.end_ns[rows], "left") > before
     return inside
 
 
 def warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
     """Return process (index into `Trace.processes`), start and end of the ranges that are called warm-up.
 
-    Whatever their case, domain and nesting, and what stands between the two words: `warm up`, `warmup`, `Warm-Up`.
+    Whatever their case, domain and nesting, and the separator of the two words: `warm up`, `warmup`, `Warm-Up`.
     """
-    trace, found = context.trace, context.instances
-    named = np.zeros(len(trace.names), np.bool_)
-    for index in distinct(found.name).tolist():
+    trace, instances = context.trace, context.instances
+    matches = np.zeros(len(trace.names), np.bool_)
+    for index in distinct(instances.name).tolist():
         if "arm" in trace.names[index] or "ARM" in trace.names[index]:
-            named[index] = is_warm_up(trace.names[index])
-    rows = np.flatnonzero(named[found.name] & found.entered)
-    process = np.array([thread.process for thread in trace.threads], np.int64)[found.thread[rows]]
-    return process, found.start_ns[rows], found.end_ns[rows]
+            matches[index] = is_warm_up(trace.names[index])
+    rows = np.flatnonzero(matches[instances.name] & instances.entered)
+    process = np.array([thread.process for thread in trace.threads], np.int64)[instances.thread[rows]]
+    return process, instances.start_ns[rows], instances.end_ns[rows]
 
 
 def is_warm_up(name: str) -> bool:
@@ -315,17 +315,18 @@ def is_warm_up(name: str) -> bool:
     return _WARM_UP.search(words) is not None and _NO_WARM_UP.search(words) is None
 
 
-def find_warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64, left_out: Bool) -> Bool:
-    """Return which steps are warm-up by what they took.
+def find_warm_up_steps(steps: Steps, wall_ns: Int64, allocations: Int64, excluded: Bool) -> Bool:
+    """Return which steps are warm-up by their time and allocations.
 
-    In each lane, of the steps that neither the edge of the capture cut nor are left out: those from the first on, up
-    to half of them, as long as each lasts longer than WARM_UP_FACTOR times the median of the later half, or allocates
-    memory where the later half (by its median) does not. None where there are fewer than FEWEST_FOR_WARM_UP.
+    In each lane, of the steps that are neither clipped by the edge of the capture nor excluded: those from the first
+    on, up to half of them, as long as each lasts longer than WARM_UP_FACTOR times the median of the later half, or
+    allocates memory where the later half (by its median) does not. None where there are fewer steps than
+    MIN_STEPS_FOR_WARM_UP.
     """
-    warm_up = np.zeros(len(found), np.bool_)
-    for lane in range(len(found.process)):
-        low, high = np.searchsorted(found.lane, [lane, lane + 1])
-        rows = low + np.flatnonzero(~found.clipped[low:high] & ~left_out[low:high])
+    warm_up = np.zeros(len(steps), np.bool_)
+    for lane in range(len(steps.process)):
+        low, high = np.searchsorted(steps.lane, [lane, lane + 1])
+        rows = low + np.flatnonzero(~steps.clipped[low:high] & ~excluded[low:high])
         half = len(rows) // 2
         if len(rows) >= MIN_STEPS_FOR_WARM_UP:
             slow = wall_ns[rows[:half]] > WARM_UP_FACTOR * np.median(wall_ns[rows[half:]])
@@ -334,40 +335,40 @@ def find_warm_up_steps(found: Steps, wall_ns: Int64, allocations: Int64, left_ou
     return warm_up
 
 
-def _whose(context: Context, found: Steps, lane: Int64) -> dict[str, NDArray[Any]]:
+def _process_columns(context: Context, steps: Steps, lane: Int64) -> dict[str, NDArray[Any]]:
     """Return pid and name of the process of each lane."""
-    processes = [context.trace.processes[index] for index in found.process.tolist()]
+    processes = [context.trace.processes[index] for index in steps.process.tolist()]
     return {
         "pid": np.array([process.pid for process in processes], np.int64)[lane],
         "process": objects(process.name or None for process in processes)[lane],
     }
 
 
-def _devices(context: Context, found: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
+def _device_columns(context: Context, steps: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
     """Return how many GPUs each step ran on, and the number of the GPU where it is one."""
-    if found.kind == BOUNDARY:
-        device = _lane_devices(context, found)[found.lane]
-        return {"devices": np.ones(len(found), np.int64), "device": integers(device, device >= 0)}
+    if steps.kind == BOUNDARY:
+        device = _lane_devices(context, steps)[steps.lane]
+        return {"devices": np.ones(len(steps), np.int64), "device": integers(device, device >= 0)}
     if not len(context.gpu):
-        return {"devices": np.zeros(len(found), np.int64), "device": np.full(len(found), NULL)}
+        return {"devices": np.zeros(len(steps), np.int64), "device": np.full(len(steps), NULL)}
     used = find_gpus(context)
     on = narrow_dtype(used.streams.gpu, len(used))[used.streams.stream_of_operation][work.operation]
-    # Of neighbours in one step and on one GPU the first will do.
+    # Of neighbors in one step and on one GPU the first is enough.
     other = (work.step[1:] != work.step[:-1]) | (on[1:] != on[:-1])
     rows = np.flatnonzero(np.append(np.ones(min(1, len(on)), np.bool_), other))
-    devices, device = find_single_value(work.step[rows], np.array(used.number)[on[rows]], len(found))
+    devices, device = find_single_value(work.step[rows], np.array(used.number)[on[rows]], len(steps))
     return {"devices": devices, "device": device}
 
 
-def _lane_devices(context: Context, found: Steps) -> Int64:
-    return map_gpu_numbers(context.trace, found.process.astype(np.int32), found.device.astype(np.int32))
+def _lane_devices(context: Context, steps: Steps) -> Int64:
+    return map_gpu_numbers(context.trace, steps.process.astype(np.int32), steps.device.astype(np.int32))
 
 
-def _index(context: Context, found: Steps) -> Int64:
+def _program_index(context: Context, steps: Steps) -> Int64:
     """Return the index of each step as the program counted it (docs/windows.md); NULL for a step of another kind."""
     trace = context.trace
-    index = np.full(len(found), NULL, np.int64)
-    row = np.append(context.range_of_instance, -1)[found.instance]
+    index = np.full(len(steps), NULL, np.int64)
+    row = np.append(context.range_of_instance, -1)[steps.instance]
     known = np.flatnonzero(row >= 0)
     row = row[known]
     name = trace.names.index(STEP) if STEP in trace.names else -2
@@ -377,24 +378,24 @@ def _index(context: Context, found: Steps) -> Int64:
     return index
 
 
-def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], steady: Bool, warm_up: Bool) -> Table:
-    """Return one row a lane: how many steps, which of them are steady, and what those took."""
-    lanes = len(found.process)
-    of_steady = found.lane[steady]
+def _summary(context: Context, steps: Steps, columns: dict[str, NDArray[Any]], steady: Bool, warm_up: Bool) -> Table:
+    """Return one row a lane: how many steps, which of them are steady, and the time of those."""
+    lanes = len(steps.process)
+    of_steady = steps.lane[steady]
     count = np.bincount(of_steady, minlength=lanes)
     start = np.full(lanes, np.iinfo(np.int64).max)
     end = np.full(lanes, NULL)
-    np.minimum.at(start, of_steady, found.start_ns[steady])
-    np.maximum.at(end, of_steady, found.end_ns[steady])
-    device = _lane_devices(context, found)
+    np.minimum.at(start, of_steady, steps.start_ns[steady])
+    np.maximum.at(end, of_steady, steps.end_ns[steady])
+    device = _lane_devices(context, steps)
     means: dict[str, NDArray[Any]] = {}
     for name in MEASURES:
         known = steady & (columns[name] != NULL)
-        sums = np.bincount(found.lane[known], weights=columns[name][known], minlength=lanes)
+        sums = np.bincount(steps.lane[known], weights=columns[name][known], minlength=lanes)
         word = name.removesuffix("_ns")
         unit = "_ns" if name.endswith("_ns") else ""
-        means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(found.lane[known], minlength=lanes))
-    # What steps that overlap (requests) do in a time is what counts, not the sum of their times.
+        means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(steps.lane[known], minlength=lanes))
+    # Steps may overlap (requests): the elapsed time counts, not the sum of their times.
     start_or_0, end_or_0 = np.where(count > 0, start, 0), np.where(count > 0, end, 0)
     elapsed = end_or_0 - start_or_0 - measure_unrecorded_ns(context.trace, start_or_0, end_or_0)
     wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=lanes)
@@ -402,41 +403,41 @@ def _summary(context: Context, found: Steps, columns: dict[str, NDArray[Any]], s
     busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)
     return Table(
         {
-            **_whose(context, found, np.arange(lanes)),
+            **_process_columns(context, steps, np.arange(lanes)),
             "device": integers(device, device >= 0),
-            "source": np.full(lanes, found.source, object),
-            "steps": np.bincount(found.lane, minlength=lanes),
+            "source": np.full(lanes, steps.source, object),
+            "steps": np.bincount(steps.lane, minlength=lanes),
             "steady": count,
-            "warm_up": np.bincount(found.lane[warm_up], minlength=lanes),
-            "clipped": np.bincount(found.lane[found.clipped], minlength=lanes),
+            "warm_up": np.bincount(steps.lane[warm_up], minlength=lanes),
+            "clipped": np.bincount(steps.lane[steps.clipped], minlength=lanes),
             "steady_start_ns": integers(start, count > 0),
             "steady_end_ns": integers(end, count > 0),
-            **sort_groups(found.lane, columns["wall_ns"], lanes, steady).summary("wall"),
+            **sort_groups(steps.lane, columns["wall_ns"], lanes, steady).summary("wall"),
             "steps_per_s": ratios(count * 1e9, elapsed),
-            **rhythm(context, found, steady, elapsed),
+            **measure_rhythm(context, steps, steady, elapsed),
             "utilization_share": ratios(busy, wall),
             **means,
         }
     )
 
 
-def _notes(context: Context, found: Steps, work: StepOperations, phases: _Phases) -> tuple[Message, ...]:
-    """Say what a step is, which are left out of the steady state and why, and what is in no step."""
+def _make_notes(context: Context, steps: Steps, work: StepOperations, phases: _Phases) -> tuple[Message, ...]:
+    """Return how steps are defined, which are excluded from the steady state and why, and what is in no step."""
     gpu = context.gpu
-    notes = [*found.rules, _MEMBERS[found.kind]]
+    notes = [*steps.rules, _MEMBERSHIP_RULES[steps.kind]]
     if phases.in_range.any():
         notes.append(
             Message(
                 "steps_in_warm_up_range",
-                f"left out of the steady state as warm-up: {_counted(phases.in_range)} in a range of that name",
+                f"excluded from the steady state as warm-up: {_count_steps(phases.in_range)} in a range of that name",
             )
         )
     if phases.other.any():
         notes.append(
             Message(
                 "steps_of_other_phase",
-                f"left out of the steady state as of another phase: {_counted(phases.other)}, which a warm-up range "
-                "parts from the most",
+                f"excluded from the steady state as of another phase: {_count_steps(phases.other)}, separated by a "
+                "warm-up range from most steps",
             )
         )
     slow = phases.warm_up & ~phases.in_range
@@ -444,18 +445,18 @@ def _notes(context: Context, found: Steps, work: StepOperations, phases: _Phases
         notes.append(
             Message(
                 "warm_up_steps",
-                f"left out of the steady state as warm-up: {_counted(slow)}, the first ones that last over "
+                f"excluded from the steady state as warm-up: {_count_steps(slow)}, the first ones that last over "
                 f"{WARM_UP_FACTOR:g} times the median of the later half, or allocate memory where the later half does "
                 "not",
             )
         )
-    if found.clipped.any():
-        why = "the first of its process and device, whose begin is not known" if found.kind == BOUNDARY else "cut"
-        why = "the last, whose end is not known" if found.kind == SEQUENCE else why
+    if steps.clipped.any():
+        reason = "the first of its process and device, whose start is unknown" if steps.kind == BOUNDARY else "cut"
+        reason = "the last, whose end is unknown" if steps.kind == SEQUENCE else reason
         notes.append(
             Message(
                 "steps_at_capture_edge",
-                f"left out of the steady state at the edge of the capture: {_counted(found.clipped)}, {why}",
+                f"excluded from the steady state at the edge of the capture: {_count_steps(steps.clipped)}, {reason}",
             )
         )
     inside = np.zeros(len(gpu), np.bool_)
@@ -466,13 +467,13 @@ def _notes(context: Context, found: Steps, work: StepOperations, phases: _Phases
         notes.append(
             Message(
                 "operations_outside_steps",
-                f"{len(outside)} GPU operations, {time / 1e6:.3f} ms in sum, are of no step",
+                f"{len(outside)} GPU operations, {time / 1e6:.3f} ms in total, are outside all steps",
             )
         )
     without = [
         str(process.pid)
         for index, process in enumerate(context.trace.processes)
-        if index not in found.process and (find_streams(context).process == index).any()
+        if index not in steps.process and (find_streams(context).process == index).any()
     ]
     if without:
         notes.append(
@@ -481,53 +482,53 @@ def _notes(context: Context, found: Steps, work: StepOperations, phases: _Phases
     return tuple(notes)
 
 
-def _counted(which: Bool) -> str:
-    number = int(which.sum())
+def _count_steps(instances: Bool) -> str:
+    number = int(instances.sum())
     return f"{number} step" if number == 1 else f"{number} steps"
 
 
-def collect_step_operations(context: Context, found: Steps) -> StepOperations:
+def collect_step_operations(context: Context, steps: Steps) -> StepOperations:
     """Return the operations of each step."""
-    lanes = group_by_lane(context, _lane_of_stream(context, found), len(found.process))
-    step, operation = _of_ranges(context, found, lanes) if found.kind == RANGE else _between(context, found, lanes)
-    bounds = np.searchsorted(step, np.arange(len(found) + 1, dtype=step.dtype))
-    added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    lanes = group_by_lane(context, _lane_of_stream(context, steps), len(steps.process))
+    step, operation = _of_ranges(context, steps, lanes) if steps.kind == RANGE else _between(context, steps, lanes)
+    bounds = np.searchsorted(step, np.arange(len(steps) + 1, dtype=step.dtype))
+    added = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
     return StepOperations(step, operation, bounds, added, group_waits_by_thread(context), lanes)
 
 
 @cache_per_context
 def infer_steps(context: Context) -> tuple[Steps, StepOperations]:
     """Return the steps that repetition shows, and the operations of each; raises as `detect_steps`."""
-    found = detect_steps(context, None, None)
-    return found, collect_step_operations(context, found)
+    steps = detect_steps(context, None, None)
+    return steps, collect_step_operations(context, steps)
 
 
-def _between(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
-    """Return pairs (step, operation) of what starts, or of SEQUENCE whose launch call starts, in each step."""
+def _between(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
+    """Return pairs (step, operation): operations that start, or of SEQUENCE whose launch starts, in each step."""
     gpu, calls = context.gpu, context.launches.calls
     step_of = np.full(len(gpu), -1, np.int64)
-    bounds = np.searchsorted(found.lane, np.arange(len(found.process) + 1)).tolist()
+    bounds = np.searchsorted(steps.lane, np.arange(len(steps.process) + 1)).tolist()
     for rows, (low, high) in zip(lanes, pairwise(bounds), strict=True):
         time = gpu.start_ns[rows]
-        if found.kind == SEQUENCE:
+        if steps.kind == SEQUENCE:
             call = context.launches.call_of[rows]
             called = np.flatnonzero(call >= 0)
             time[called] = calls.start_ns[call[called]]
-        at = low + np.searchsorted(found.start_ns[low:high], time, "right") - 1
-        inside = np.flatnonzero((at >= low) & (time < found.end_ns[at]))
+        at = low + np.searchsorted(steps.start_ns[low:high], time, "right") - 1
+        inside = np.flatnonzero((at >= low) & (time < steps.end_ns[at]))
         step_of[rows[inside]] = at[inside]
     return _by_step(step_of, gpu.by_start, lanes)
 
 
-def _of_ranges(context: Context, found: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
-    """Return what `Context.operation_pairs` has of the steps' ranges, without making the pairs of all others."""
-    step, stretches = _stretches(context, found)
+def _of_ranges(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
+    """Return the pairs (step, operation) of the steps' ranges, without building the pairs of all other ranges."""
+    step, segments = _step_segments(context, steps)
     events = context.attribution.links.events
-    where = find_slices(stretches, events)
+    where = find_slices(segments, events)
     event = expand_slices(where.first, where.count)
     step = np.repeat(step, where.count)
     if not where.contained.all():
-        inside = np.flatnonzero(events.end_ns[event] <= np.repeat(stretches.end_ns, where.count))
+        inside = np.flatnonzero(events.end_ns[event] <= np.repeat(segments.end_ns, where.count))
         event, step = event[inside], step[inside]
     operation = events.item[event]
     step_of = np.full(events.items, -1, np.int64)
@@ -555,92 +556,92 @@ def _by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64, Int6
     return step, operation[place]
 
 
-def _lane_of_stream(context: Context, found: Steps) -> Int64:
+def _lane_of_stream(context: Context, steps: Steps) -> Int64:
     """Return the lane of the steps that the operations of each stream are in; -1 for none."""
     streams = find_streams(context)
     lane = np.full(len(streams), -1, np.int64)
-    for i in range(len(found.process)):
-        here = streams.process == found.process[i]
-        lane[here & (streams.device == found.device[i]) if found.kind == BOUNDARY else here] = i
+    for i in range(len(steps.process)):
+        here = streams.process == steps.process[i]
+        lane[here & (streams.device == steps.device[i]) if steps.kind == BOUNDARY else here] = i
     return lane
 
 
-def _stretches(context: Context, found: Steps) -> tuple[Int64, Segments]:
-    """Return where on which thread the ranges that are steps ran, and the step of each such stretch."""
-    stretches = context.instances.segments
+def _step_segments(context: Context, steps: Steps) -> tuple[Int64, Segments]:
+    """Return the segments of the ranges that are steps, and the step of each."""
+    segments = context.instances.segments
     step_of = np.full(len(context.instances), -1, np.int64)
-    step_of[found.instance] = np.arange(len(found))
-    step = step_of[stretches.owner]
+    step_of[steps.instance] = np.arange(len(steps))
+    step = step_of[segments.owner]
     here = step >= 0
-    ours = Segments(stretches.owner[here], stretches.thread[here], stretches.start_ns[here], stretches.end_ns[here])
+    ours = Segments(segments.owner[here], segments.thread[here], segments.start_ns[here], segments.end_ns[here])
     return step[here], ours
 
 
-def _added(step: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+def _measure_added_ns(step: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return the ns by which each operation makes the union of those before it in its step longer.
 
-    Operations stand by step and start. The times of each step are put after those of all steps before, so that one
-    running maximum of the ends serves all of them. The arrays given are used up.
+    Operations are ordered by step and start. The times of each step are put after those of all steps before, so that
+    one running maximum of the ends serves all of them. The arrays given are overwritten.
     """
     if not len(step):
         return np.empty(0, np.int64)
     low, high = int(start_ns.min()), int(end_ns.max())
     if (high - low + 1) * (int(step[-1]) + 1) > 2**62:
         parts = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step)) + 1)
-        return np.concatenate([_added_in_order(start_ns[rows], end_ns[rows]) for rows in parts])
+        return np.concatenate([_measure_added_ns_in_order(start_ns[rows], end_ns[rows]) for rows in parts])
     later = step * (high - low + 1)
     later -= low
     start_ns += later
     end_ns += later
-    return _added_in_order(start_ns, end_ns)
+    return _measure_added_ns_in_order(start_ns, end_ns)
 
 
-def _added_in_order(start: Int64, end: Int64) -> Int64:
+def _measure_added_ns_in_order(start: Int64, end: Int64) -> Int64:
     latest = np.maximum.accumulate(end)
     np.maximum(start[1:], latest[:-1], out=start[1:])
     added = np.subtract(end, start, out=latest)
     return np.maximum(added, 0, out=added)
 
 
-def measure_steps(context: Context, found: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
-    """Return what each step took; what the trace can't tell is absent."""
+def measure_steps(context: Context, steps: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
+    """Return the measures of each step; those that were not recorded are absent."""
     trace, gpu = context.trace, context.gpu
-    wall = found.end_ns - found.start_ns
-    has_gpu = np.full(len(found), len(gpu) > 0)
-    steps, operations = len(found), np.diff(work.bounds)
-    # The kernels, which stand first among the operations, are what is left when all else is counted.
+    wall = steps.end_ns - steps.start_ns
+    has_gpu = np.full(len(steps), len(gpu) > 0)
+    number, operations = len(steps), np.diff(work.bounds)
+    # Kernels come first among the operations: their number is the rest when all else is counted.
     other = np.flatnonzero(work.operation >= len(trace.kernels))
     kind = gpu.kind[work.operation[other]]
-    idle = wall - _occupied(context, found, work)
+    idle = wall - _measure_gpu_occupied(context, steps, work)
     columns: dict[str, NDArray[Any]] = {
-        "start_ns": found.start_ns,
-        "end_ns": found.end_ns,
+        "start_ns": steps.start_ns,
+        "end_ns": steps.end_ns,
         "wall_ns": wall,
         "gpu_busy_ns": work.total(work.added_ns),
         "gpu_sum_ns": work.total((gpu.end_ns - gpu.start_ns)[work.operation]),
         "operations": operations,
-        "kernels": operations - np.bincount(work.step[other], minlength=steps),
-        "graph_launches": np.bincount(work.step[other[kind == GRAPH]], minlength=steps),
+        "kernels": operations - np.bincount(work.step[other], minlength=number),
+        "graph_launches": np.bincount(work.step[other[kind == GRAPH]], minlength=number),
         "copy_ns": _union_of(context, work, other[kind == COPY]),
         "nccl_ns": _union_of(context, work, _nccl(context, work)),
         "idle_ns": idle,
     }
     for name in list(columns)[3:]:
         columns[name] = integers(columns[name], has_gpu)
-    has_calls = np.full(len(found), len(trace.calls) > 0)
+    has_calls = np.full(len(steps), len(trace.calls) > 0)
     return {
         **columns,
         "utilization_share": np.where(has_gpu, ratios(wall - idle, wall), np.nan),
-        "launch_ns": integers(_launching(context, found), has_calls & has_gpu),
-        "sync_ns": integers(_waiting(context, found), has_calls),
-        "allocations": _allocating(context, found),
+        "launch_ns": integers(_measure_launching(context, steps), has_calls & has_gpu),
+        "sync_ns": integers(_measure_waiting(context, steps), has_calls),
+        "allocations": _count_allocations(context, steps),
     }
 
 
-def _occupied(context: Context, found: Steps, work: StepOperations) -> Int64:
+def _measure_gpu_occupied(context: Context, steps: Steps, work: StepOperations) -> Int64:
     """Return for how long of each step any operation of its process (and device) ran, whichever step it is of."""
     busy = union_by_lane(context.gpu.start_ns, context.gpu.end_ns, work.lanes)
-    return measure_covered_ns(busy, found.lane, found.start_ns, found.end_ns)
+    return measure_covered_ns(busy, steps.lane, steps.start_ns, steps.end_ns)
 
 
 def _nccl(context: Context, work: StepOperations) -> Int64:
@@ -656,36 +657,36 @@ def _nccl(context: Context, work: StepOperations) -> Int64:
 def _union_of(context: Context, work: StepOperations, pairs: Int64) -> Int64:
     """Return the union of those of the steps' operations that count, by step."""
     step, operation = work.step[pairs], work.operation[pairs]
-    added = _added(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    added = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
     return sum_groups(step, added, len(work.bounds) - 1)
 
 
-def _launching(context: Context, found: Steps) -> Int64:
+def _measure_launching(context: Context, steps: Steps) -> Int64:
     """Return for how long of each step a thread of its process was in a launch call for its process (and device)."""
     calls, launched = context.launches.calls, context.launches
     leading = np.flatnonzero(launched.is_first_of_launch)
-    lane = _lane_of_stream(context, found)[find_streams(context).stream_of_operation[leading]]
+    lane = _lane_of_stream(context, steps)[find_streams(context).stream_of_operation[leading]]
     call = launched.call_of[leading]
     start, end = calls.start_ns[call], calls.end_ns[call]
-    busy = union_by_lane(start, end, build_lanes(lane, len(found.process), np.argsort(start, kind="stable")))
-    return measure_covered_ns(busy, found.lane, found.start_ns, found.end_ns)
+    busy = union_by_lane(start, end, build_lanes(lane, len(steps.process), np.argsort(start, kind="stable")))
+    return measure_covered_ns(busy, steps.lane, steps.start_ns, steps.end_ns)
 
 
-def _waiting(context: Context, found: Steps) -> Int64:
+def _measure_waiting(context: Context, steps: Steps) -> Int64:
     """Return for how long of each step a thread of its process was in a call that waits for the GPU."""
     calls = context.trace.calls
     waiting = select_calls(context, SYNCHRONIZATION_CALLS)
     process = _process_of_call(context, waiting)
-    waits = np.zeros(len(found), np.int64)
+    waits = np.zeros(len(steps), np.int64)
     for one in distinct(process).tolist():
         call = waiting[process == one]
         busy = merge_intervals(calls.start_ns[call], calls.end_ns[call])
-        rows = np.flatnonzero(found.process[found.lane] == one)
-        waits[rows] = measure_covered_ns(busy, np.zeros(len(rows), np.int64), found.start_ns[rows], found.end_ns[rows])
+        rows = np.flatnonzero(steps.process[steps.lane] == one)
+        waits[rows] = measure_covered_ns(busy, np.zeros(len(rows), np.int64), steps.start_ns[rows], steps.end_ns[rows])
     return waits
 
 
-def _allocating(context: Context, found: Steps) -> Int64:
+def _count_allocations(context: Context, steps: Steps) -> Int64:
     """Return how many calls that allocate or release memory began in each step, on any thread of its process.
 
     NULL where the trace holds no API calls.
@@ -693,12 +694,12 @@ def _allocating(context: Context, found: Steps) -> Int64:
     calls = context.trace.calls
     allocating = select_calls(context, ALLOCATION_CALLS)
     process = _process_of_call(context, allocating)
-    number = np.full(len(found), NULL if not len(calls) else 0, np.int64)
+    number = np.full(len(steps), NULL if not len(calls) else 0, np.int64)
     for one in distinct(process).tolist():
         times = calls.start_ns[allocating[process == one]]
-        rows = np.flatnonzero(found.process[found.lane] == one)
-        before = np.searchsorted(times, found.start_ns[rows], "left")
-        number[rows] = np.maximum(0, np.searchsorted(times, found.end_ns[rows], "left") - before)
+        rows = np.flatnonzero(steps.process[steps.lane] == one)
+        before = np.searchsorted(times, steps.start_ns[rows], "left")
+        number[rows] = np.maximum(0, np.searchsorted(times, steps.end_ns[rows], "left") - before)
     return number
 
 
@@ -707,21 +708,21 @@ def _process_of_call(context: Context, calls: Int64) -> Int64:
     return np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[calls]]
 
 
-def parts_of(context: Context, found: Steps, work: StepOperations, step: int) -> Parts:
+def split_step(context: Context, steps: Steps, work: StepOperations, step: int) -> Parts:
     """Return one step by the path of the innermost range of its operations, and of the ranges in it."""
     gpu, ranges = context.gpu, context.instances
     pairs = slice(int(work.bounds[step]), int(work.bounds[step + 1]))
     operation = work.operation[pairs]
     innermost = context.innermost[operation]
     path_of_operation = np.where(innermost >= 0, ranges.path[innermost], -1) if len(ranges) else innermost
-    inside, alone, waited = _on_the_cpu(context, found, work.waits, step)
+    inside, alone, waited = _ranges_on_cpu(context, steps, work.waits, step)
     group, paths = _paths(context, np.concatenate([path_of_operation, ranges.path[inside]]))
     of_operation, of_range = group[: len(operation)], group[len(operation) :]
     count = len(paths)
     has_range = np.bincount(of_range, minlength=count)
     return Parts(
         path=paths,
-        instances=integers(has_range, np.full(count, found.kind != BOUNDARY)),
+        instances=integers(has_range, np.full(count, steps.kind != BOUNDARY)),
         self_ns=integers(sum_groups(of_range, alone, count), has_range > 0),
         sync_ns=integers(sum_groups(of_range, waited, count), has_range > 0),
         busy_ns=sum_groups(of_operation, work.added_ns[pairs], count),
@@ -741,23 +742,23 @@ def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] |
     ]
 
 
-def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
-    """Return the push/pop ranges wholly inside a step, their own time and what of it was waiting on their threads.
+def _ranges_on_cpu(context: Context, steps: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
+    """Return the push/pop ranges wholly inside a step, their own time, and how much of it their threads waited.
 
-    Of all threads of the process: autograd's works for the one that called `backward`. What lies in another range that
-    is a step, of a server that works on several requests at a time, is not this one's.
+    Of all threads of the process: autograd's works for the one that called `backward`. Ranges inside another step, of a
+    server that works on several requests at a time, do not belong to this one.
 
-    None for a step between two boundaries: it is a stretch of the GPU's time, and the host is ahead of that.
+    None for a step between two boundaries: it is an interval of the GPU's time, and the host is ahead of that.
     """
     ranges = context.instances
     rows = np.empty(0, np.int64)
-    if found.kind != BOUNDARY:
-        start, end = int(found.start_ns[step]), int(found.end_ns[step])
+    if steps.kind != BOUNDARY:
+        start, end = int(steps.start_ns[step]), int(steps.end_ns[step])
         rows = _ranges_by_time(context).find_overlapping(start - 1, end + 1)
         process = np.array([thread.process for thread in context.trace.threads], np.int64)[ranges.thread[rows]]
-        inside = (ranges.style[rows] == PUSH_POP) & ranges.entered[rows] & (process == found.process[found.lane[step]])
+        inside = (ranges.style[rows] == PUSH_POP) & ranges.entered[rows] & (process == steps.process[steps.lane[step]])
         rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
-        rows = rows[~_in_another_step(ranges, found, rows, step)]
+        rows = rows[~_is_in_another_step(ranges, steps, rows, step)]
     waited = measure_covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
     above = ranges.parent[rows]
     place = np.minimum(np.searchsorted(rows, above), max(0, len(rows) - 1))
@@ -767,11 +768,11 @@ def _on_the_cpu(context: Context, found: Steps, waits: Union, step: int) -> tupl
     return rows, ranges.self_ns[rows], own
 
 
-def _in_another_step(ranges: Instances, found: Steps, rows: Int64, step: int) -> Bool:
+def _is_in_another_step(ranges: Instances, steps: Steps, rows: Int64, step: int) -> Bool:
     """Return which ranges are steps other than this one, or lie in one that this one does not lie in too."""
     is_step = np.zeros(len(ranges), np.bool_)
-    is_step[found.instance[found.instance >= 0]] = True
-    own = int(found.instance[step])
+    is_step[steps.instance[steps.instance >= 0]] = True
+    own = int(steps.instance[step])
     while own >= 0:
         is_step[own] = False
         own = int(ranges.parent[own])
@@ -787,9 +788,9 @@ def _ranges_by_time(context: Context) -> BlockIndex:
     return BlockIndex(context.instances.start_ns, context.instances.end_ns)
 
 
-def breakdown(context: Context, found: Steps, work: StepOperations, step: int) -> Table:
-    """Return one step by range, the longest GPU time first; what ran outside ranges has no path."""
-    parts = parts_of(context, found, work, step)
+def breakdown(context: Context, steps: Steps, work: StepOperations, step: int) -> Table:
+    """Return one step by range, the longest GPU time first; operations outside ranges have no path."""
+    parts = split_step(context, steps, work, step)
     order = np.lexsort((-parts.self_ns, -parts.busy_ns))
     has_gpu = np.full(len(order), len(context.gpu) > 0)
     busy = integers(parts.busy_ns, has_gpu)
@@ -810,32 +811,36 @@ def breakdown(context: Context, found: Steps, work: StepOperations, step: int) -
 
 
 def slowest(
-    context: Context, found: Steps, work: StepOperations, columns: Mapping[str, NDArray[Any]], median: int
+    context: Context, steps: Steps, work: StepOperations, columns: Mapping[str, NDArray[Any]], median: int
 ) -> Table:
     """Return the slowest steady steps that took longer than the median one, and how each differs from it.
 
     Args:
-        columns: of the steps, with `steady`, those that say which step it is and those that are compared.
-        median: which step they are compared with.
+        columns: of the steps, with `steady`, those that identify the step and those that are compared.
+        median: the step they are compared with.
     """
     wall = columns["wall_ns"]
     rows = np.flatnonzero(columns["steady"] & (wall > wall[median]))
     rows = rows[np.argsort(-wall[rows], kind="stable")][:SLOWEST]
-    usual = parts_of(context, found, work, median)
+    usual = split_step(context, steps, work, median)
     on_cpu = not len(context.gpu)
-    usual_wall = split_wall_time(context, found, work, median) if on_cpu else {}
-    more = {f"{_word(name)}_delta{_unit(name)}": _more(columns[name], rows, median) for name in _COMPARED}
+    usual_wall = split_wall_time(context, steps, work, median) if on_cpu else {}
+    more = {
+        f"{_strip_unit(name)}_more{_unit(name)}": _subtract_median(columns[name], rows, median) for name in _COMPARED
+    }
     causes: list[str] = []
     ranges: list[Path] = []
     times: list[int] = []
     for i, row in enumerate(rows.tolist()):
         cause, by_cpu = _cause({name: _known(values[i]) for name, values in more.items()})
         if on_cpu:
-            differences = _differences(split_wall_time(context, found, work, row), usual_wall)
-            cause = _cause_in_ranges(context, found, row, differences, usual_wall, int(wall[row] - wall[median]))
+            differences = _compare_paths(split_wall_time(context, steps, work, row), usual_wall)
+            cause = _cause_in_ranges(context, steps, row, differences, usual_wall, int(wall[row] - wall[median]))
         else:
-            parts = parts_of(context, found, work, row)
-            differences = _differences(*(_times(one, by_cpu and found.kind != BOUNDARY) for one in (parts, usual)))
+            parts = split_step(context, steps, work, row)
+            differences = _compare_paths(
+                *(_path_times(one, by_cpu and steps.kind != BOUNDARY) for one in (parts, usual))
+            )
         path, time = differences[0] if differences and differences[0][1] > 0 else (None, NULL)
         causes.append(cause)
         ranges.append(path)
@@ -851,26 +856,26 @@ def slowest(
     )
 
 
-def _times(parts: Parts, by_cpu: bool) -> dict[Path, int]:
+def _path_times(parts: Parts, by_cpu: bool) -> dict[Path, int]:
     """Return the time of each path: its own on the CPU, or on the GPU."""
     time = parts.self_ns if by_cpu else parts.busy_ns
     return dict(zip(parts.path, np.maximum(time, 0).tolist(), strict=True))
 
 
-def _differences(ours: Mapping[Path, int], usual: Mapping[Path, int]) -> list[tuple[Path, int]]:
+def _compare_paths(ours: Mapping[Path, int], usual: Mapping[Path, int]) -> list[tuple[Path, int]]:
     """Return by how much each path took longer than in the usual step, the largest difference first."""
     more = [(path, time - usual.get(path, 0)) for path, time in ours.items()]
     return sorted(more, key=lambda one: -one[1])
 
 
-def split_wall_time(context: Context, found: Steps, work: StepOperations, step: int) -> dict[Path, int]:
+def split_wall_time(context: Context, steps: Steps, work: StepOperations, step: int) -> dict[Path, int]:
     """Return the wall time of a step by range path: that of each range less what its own ranges cover.
 
-    Of a step that is a range: what lies inside it, coroutines with the time in which they waited. Of any other: the
+    Of a step that is a range: the ranges inside it, coroutines with the time in which they waited. Of any other: the
     push/pop ranges on the threads of its process, and without a path the time that none of them covers.
     """
     ranges = context.instances
-    own = int(found.instance[step])
+    own = int(steps.instance[step])
     times: dict[Path, int] = {}
 
     def add(path: Path, ns: int) -> None:
@@ -880,20 +885,20 @@ def split_wall_time(context: Context, found: Steps, work: StepOperations, step: 
         children = _children(context)
         for _, one in children.subtree(own):
             start, end = int(ranges.start_ns[one]), int(ranges.end_ns[one])
-            add(_path(context, one), end - start - _covered(ranges, children.direct(one), start, end))
+            add(_path(context, one), end - start - _measure_covered(ranges, children.direct(one), start, end))
         return times
-    rows, alone, _ = _on_the_cpu(context, found, work.waits, step)
+    rows, alone, _ = _ranges_on_cpu(context, steps, work.waits, step)
     for one, ns in zip(rows.tolist(), alone.tolist(), strict=True):
         add(_path(context, one), max(0, ns))
-    start, end = int(found.start_ns[step]), int(found.end_ns[step])
-    add(None, end - start - _covered(ranges, rows, start, end))
+    start, end = int(steps.start_ns[step]), int(steps.end_ns[step])
+    add(None, end - start - _measure_covered(ranges, rows, start, end))
     return times
 
 
-def _covered(ranges: Instances, which: Int64, start_ns: int, end_ns: int) -> int:
+def _measure_covered(ranges: Instances, instances: Int64, start_ns: int, end_ns: int) -> int:
     """Return how long at least one of these instances lasted between two times."""
     covered, until = 0, start_ns
-    for one in which[np.argsort(ranges.start_ns[which], kind="stable")].tolist():
+    for one in instances[np.argsort(ranges.start_ns[instances], kind="stable")].tolist():
         begin, end = max(int(ranges.start_ns[one]), until), min(int(ranges.end_ns[one]), end_ns)
         if end > begin:
             covered, until = covered + end - begin, end
@@ -912,32 +917,32 @@ def _children(context: Context) -> Children:
 
 def _cause_in_ranges(
     context: Context,
-    found: Steps,
+    steps: Steps,
     step: int,
     differences: Sequence[tuple[Path, int]],
     usual: Mapping[Path, int],
     more_ns: int,
 ) -> str:
-    """Return in words which ranges a step spent more time in: the first, and the second where it matters too."""
-    own = int(found.instance[step])
+    """Return in words which ranges a step spent more time in: the first, and the second where it is large too."""
+    own = int(steps.instance[step])
     itself = _path(context, own) if own >= 0 else None
-    said: list[str] = []
+    causes: list[str] = []
     for path, ns in differences[:2]:
-        if ns <= 0 or (said and ns < _MATTERS * more_ns):
+        if ns <= 0 or (causes and ns < _MIN_SECOND_SHARE * more_ns):
             break
         where = "outside ranges" if path is None else f"in {path[-1]}"
         if path == itself and path is not None and len(usual) > 1:
             where += ", outside the ranges inside it"
         elif path not in usual:
             where += " (not in the median step)"
-        said.append(f"+{time_text(ns)} {where}")
-    return "; ".join(said) or f"+{time_text(more_ns)}, and no range took longer than in the median step"
+        causes.append(f"+{time_text(ns)} {where}")
+    return "; ".join(causes) or f"+{time_text(more_ns)}, and no range took longer than in the median step"
 
 
 def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
-    """Return in words what of a step grew most, and whether the range that explains it is to be looked for on the CPU.
+    """Return in words which part of a step grew most, and whether the range that explains it is one on the CPU.
 
-    A step is as much longer as the GPU was idle and busy longer in it. What was busy are copies, NCCL and the rest.
+    A step is longer by the additional idle and busy time of the GPU in it. Busy are copies, NCCL and the rest.
     """
     rest = (more["gpu_busy_delta_ns"] or 0) - (more["copy_delta_ns"] or 0) - (more["nccl_delta_ns"] or 0)
     parts = {
@@ -948,11 +953,11 @@ def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
     }
     largest = max(parts, key=lambda name: parts[name])
     if parts[largest] <= 0:
-        return "the GPU was busy longer with what belongs to other steps", False
-    return f"{largest} {_ms(parts[largest])}{_why(largest, more)}", largest == "idle"
+        return "the GPU was busy longer with operations of other steps", False
+    return f"{largest} {_format_ms(parts[largest])}{_explain_cause(largest, more)}", largest == "idle"
 
 
-def _why(largest: str, more: dict[str, int | None]) -> str:
+def _explain_cause(largest: str, more: dict[str, int | None]) -> str:
     allocations, waited = more["allocations_delta"] or 0, more["sync_delta_ns"] or 0
     kernels = more["kernels_delta"] or 0
     if largest == "idle" and allocations > 0:
@@ -961,14 +966,14 @@ def _why(largest: str, more: dict[str, int | None]) -> str:
         half = (more["idle_delta_ns"] or 0) / 2
         launching = more["launch_delta_ns"] or 0
         if launching > half and waited <= half:
-            return f" (launch calls took {_ms(launching)})"
+            return f" (launch calls took {_format_ms(launching)})"
         return " (the GPU waited for the host)"
     if largest == "kernels":
         return f" ({kernels:+} kernels)" if kernels else " (as many kernels, which took longer)"
     return ""
 
 
-def _more(values: NDArray[Any], rows: Int64, median: int) -> Int64:
+def _subtract_median(values: NDArray[Any], rows: Int64, median: int) -> Int64:
     known = (values[rows] != NULL) & (values[median] != NULL)
     return integers(values[rows] - values[median], known)
 
@@ -977,7 +982,7 @@ def _known(value: Any) -> int | None:
     return None if value == NULL else int(value)
 
 
-def _word(name: str) -> str:
+def _strip_unit(name: str) -> str:
     return name.removesuffix("_ns")
 
 
@@ -985,38 +990,38 @@ def _unit(name: str) -> str:
     return "_ns" if name.endswith("_ns") else ""
 
 
-def _ms(ns: int) -> str:
+def _format_ms(ns: int) -> str:
     return f"{ns / 1e6:+.3f} ms"
 
 
 def find_loader_wait_instances(context: Context) -> Int64:
-    """Return the instances that wait for the next batch: of `traceable.steps`, or of torch's own DataLoader.
+    """Return the instances that wait for the next batch: of `traceable.steps`, or of torch's DataLoader.
 
-    torch names a range `enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__`. One inside another is left out.
+    torch names a range `enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__`. One inside another is excluded.
     """
-    found, names = context.instances, context.trace.names
-    named = np.zeros(len(names), np.bool_)
-    for index in distinct(found.name).tolist():
+    instances, names = context.instances, context.trace.names
+    matches = np.zeros(len(names), np.bool_)
+    for index in distinct(instances.name).tolist():
         name = names[index]
-        named[index] = name == WAIT or (name.startswith("enumerate(DataLoader)#") and name.endswith(".__next__"))
-    waits: Bool = named[found.name] & found.entered
-    above = np.append(waits, False)[found.parent]
+        matches[index] = name == WAIT or (name.startswith("enumerate(DataLoader)#") and name.endswith(".__next__"))
+    waits: Bool = matches[instances.name] & instances.entered
+    above = np.append(waits, False)[instances.parent]
     return np.flatnonzero(waits & ~above)
 
 
-def rhythm(context: Context, found: Steps, steady: Bool, elapsed_ns: Int64) -> dict[str, NDArray[Any]]:
+def measure_rhythm(context: Context, steps: Steps, steady: Bool, elapsed_ns: Int64) -> dict[str, NDArray[Any]]:
     """Return of each lane the time from one steady step's begin to the next one's, and the waits for data.
 
     Args:
-        steady: which steps are.
+        steady: whether each step is.
         elapsed_ns: of each lane the time from its first steady step to the end of its last.
     """
-    lanes = len(found.process)
-    pair = np.flatnonzero((found.lane[1:] == found.lane[:-1]) & steady[1:] & steady[:-1])
-    begin, following = found.start_ns[pair], found.start_ns[pair + 1]
-    # Between two windows lie steps that nobody saw.
-    seen = measure_unrecorded_ns(context.trace, begin, following) == 0
-    spread = sort_groups(found.lane[pair], following - begin, lanes, seen).summary("interval")
+    lanes = len(steps.process)
+    pair = np.flatnonzero((steps.lane[1:] == steps.lane[:-1]) & steady[1:] & steady[:-1])
+    begin, following = steps.start_ns[pair], steps.start_ns[pair + 1]
+    # Between two windows are steps that were not recorded.
+    is_recorded = measure_unrecorded_ns(context.trace, begin, following) == 0
+    spread = sort_groups(steps.lane[pair], following - begin, lanes, is_recorded).summary("interval")
     waits = find_loader_wait_instances(context)
     processes = np.array([thread.process for thread in context.trace.threads], np.int64)
     process = processes[context.instances.thread[waits]]
@@ -1027,10 +1032,10 @@ def rhythm(context: Context, found: Steps, steady: Bool, elapsed_ns: Int64) -> d
             start, end, build_lanes(process, len(context.trace.processes), np.argsort(start, kind="stable"))
         )
         first, last = np.full(lanes, np.iinfo(np.int64).max), np.zeros(lanes, np.int64)
-        np.minimum.at(first, found.lane[steady], found.start_ns[steady])
-        np.maximum.at(last, found.lane[steady], found.end_ns[steady])
-        waited = measure_covered_ns(when, found.process, first, last)
-    known = np.isin(found.process, process) & (elapsed_ns > 0)
+        np.minimum.at(first, steps.lane[steady], steps.start_ns[steady])
+        np.maximum.at(last, steps.lane[steady], steps.end_ns[steady])
+        waited = measure_covered_ns(when, steps.process, first, last)
+    known = np.isin(steps.process, process) & (elapsed_ns > 0)
     return {
         **{name: spread[name] for name in ("interval_p50_ns", "interval_p99_ns", "interval_max_ns")},
         "interval_stddev_ns": spread["interval_stddev_ns"],

@@ -1,8 +1,8 @@
 """Streams and overlap: how busy each CUDA stream was, and what each GPU did at the same time.
 
 Every operation is of one class: a memory copy, a kernel of NCCL, or compute, which is all else (kernels, memory sets,
-graphs traced as a whole, whose nodes are not told apart). Time is that in which at least one operation of a class or
-stream ran; how much of the GPU such an operation used is not known here.
+graphs traced as a whole, whose nodes are not distinguished). Time is that in which at least one operation of a class or
+stream ran; how much of the GPU such an operation used is not known.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
 
 
 def streams(context: Context, *, range_name: str | None = None) -> Table:
-    """Return what each stream did.
+    """Return what each stream executed.
 
     Args:
         range_name: count only operations that belong to a range of this name, in every column.
@@ -52,7 +52,7 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         NCCL during which compute ran as well and `exposed` the rest.
 
     Raises:
-        UnanswerableError: the trace holds no GPU operations, or none of the range.
+        MissingDataError: the trace holds no GPU operations, or none of the range.
     """
     used, gpu = find_gpus(context), context.gpu
     inside, order, notes = None, gpu.by_start, used.notes
@@ -62,10 +62,10 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         if not len(order):
             raise MissingDataError(
                 "no_gpu_work_in_range",
-                f"range {range_name!r} put nothing on the GPU",
-                "`--view ranges` shows which ranges did",
+                f"no GPU operation belongs to range {range_name!r}",
+                "list the ranges that have GPU operations: `--view ranges`",
             )
-        only = Message("numbers_of_range_only", f"all numbers are of operations of range {range_name!r} only")
+        only = Message("numbers_of_range_only", f"only operations of range {range_name!r} are counted")
         notes = (*notes, only)
     place = _Places.of(used)
     by_stream = build_lanes(place.row_of_operation(used), len(place), order)
@@ -159,10 +159,10 @@ def _between_windows(context: Context, first: Int64, last: Int64) -> Int64:
 
 def _by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:
     """Return the first start or the last end of each GPU, given those of its streams; 0 for a GPU without any."""
-    found = np.zeros(count, np.int64)
-    found[gpu] = values
-    reduce.at(found, gpu, values)
-    return found
+    reduced = np.zeros(count, np.int64)
+    reduced[gpu] = values
+    reduce.at(reduced, gpu, values)
+    return reduced
 
 
 def _kinds(
@@ -170,7 +170,7 @@ def _kinds(
 ) -> dict[str, NDArray[Any]]:
     """Return how many operations of each kind each stream ran."""
     gpu, streams, kinds = context.gpu, len(place), len(_KINDS)
-    # The kernels, which stand first among the operations, are what is left when all else is counted.
+    # Kernels come first among the operations: their number is the rest when all else is counted.
     other = np.arange(len(context.trace.kernels), len(gpu))
     if inside is not None:
         other = other[inside[other]]
@@ -202,7 +202,7 @@ def _concurrency(
     for _ in range(3):
         start, end, lanes = subtract_union(start, end, lanes)
         left.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.lane_slices()], np.int64))
-    # What is left beneath is the time of two streams, and again that of three, and so on, each as often as it is open.
+    # The rest beneath is the time of two streams, and again that of three, and so on, each as often as it is open.
     one, two, three = (above - below for above, below in pairwise(left))
     return one - two, two - three, three
 
@@ -212,20 +212,20 @@ def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) ->
     gpu, kernels = context.gpu, len(context.trace.kernels)
     lane = narrow_dtype(used.streams.gpu, len(used))[used.streams.stream_of_operation]
     few = {"copy": np.arange(kernels, kernels + len(context.trace.copies)), "nccl": find_nccl_kernels(context)}
-    found = {}
+    unions = {}
     for name, rows in few.items():
         rows = rows if inside is None else rows[inside[rows]]
         rows = rows[np.argsort(gpu.start_ns[rows], kind="stable")]
         of_rows = build_lanes(lane[rows], len(used), np.arange(len(rows)))
-        found[name] = union_by_lane(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
+        unions[name] = union_by_lane(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
     for rows in few.values():
         lane[rows] = -1
-    # Copies and memory sets are no compute; they come in this order after the kernels.
+    # Copies and memory sets are not compute; they come in this order after the kernels.
     copies = len(context.trace.copies)
     lane[kernels + copies : kernels + copies + len(context.trace.memsets)] = -1
     compute = union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, len(used), order))
-    copy, nccl = (busy.total_ns() for busy in found.values())
-    with_copy, with_nccl = (_both(busy, compute) for busy in found.values())
+    copy, nccl = (busy.total_ns() for busy in unions.values())
+    with_copy, with_nccl = (_both(busy, compute) for busy in unions.values())
     return {
         "compute_ns": compute.total_ns(),
         "copy_ns": copy,
@@ -236,7 +236,7 @@ def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) ->
         "compute_and_nccl_ns": with_nccl,
         "nccl_exposed_ns": nccl - with_nccl,
         "nccl_hidden_share": ratios(with_nccl, nccl),
-        "copy_and_nccl_ns": _both(found["copy"], found["nccl"]),
+        "copy_and_nccl_ns": _both(unions["copy"], unions["nccl"]),
     }
 
 

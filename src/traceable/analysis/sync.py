@@ -1,14 +1,14 @@
-"""The question of waits: which range waited how long, in which call, for what, and which range had launched that.
+"""The view sync: which range waited how long, in which call, for which operation, and which range had launched that.
 
 `d2h` waits 3.1 ms for `forward`: a copy back takes long because the kernels before it in the stream do. So the time of
-a wait is shared out among the operations that ran during it, and grouped by the range that launched them. What is left
-is overhead: nothing that the call waits for was running. Every column is explained in docs/report.md.
+a wait is divided among the operations that ran during it, and grouped by the range that launched them. The rest is
+overhead: no operation that the call waits for was running. docs/report.md explains every column.
 
-Three kinds of call wait: the synchronising calls of the runtime and the driver; copies and sets whose name says that
-they are synchronous; and asynchronous copies of pageable memory. What a call of the latter two really does depends on
+Three kinds of call wait: the synchronizing calls of the runtime and the driver; copies and sets whose name marks
+them as synchronous; and asynchronous copies of pageable memory. The behavior of a call of the latter two depends on
 its arguments (CUDA, "API synchronization behavior"): a set of device memory and a copy within the GPU return at once
-whatever they are called, and a small copy from pageable memory is put aside and returns. So such a call counts where
-its own operation had begun by the time it returned: then all that stood before it in the stream was over.
+whatever their name is, and a small copy from pageable memory is staged and returns. So such a call counts where its
+own operation had begun by the time it returned: then all operations before it in the stream were over.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Cut, Int64, NDArray, Trace
 
 _OUTSIDE, _NOTHING = -1, -2
-"""Instead of the number of a range: no range launched it, and there was nothing to be launched."""
+"""Instead of the number of a range: no range launched it, and there was no operation."""
 
-_SENTENCES = 3
+_MAX_NOTES = 3
 
 CLOCK_SKEW_NS = 20_000
 """How long after the return of a call an operation may end that the call waited for. GPU times are converted to the
@@ -64,8 +64,8 @@ class Waits:
     Attributes:
         call: index into `Trace.calls`.
         process: index into `Trace.processes`.
-        context, stream: of what it waited for, as in `Operations`; -1 where that is all of them, or not known.
-        one_stream: whether it waited for one stream only, which is not known.
+        context, stream: those that it waited for, as in `Operations`; -1 where that is all of them, or unknown.
+        one_stream: whether it waited for one stream only, but for which is unknown.
         own_operation: the operation that the call itself put on the GPU, -1 for none.
         start_ns, end_ns: when. Where calls of one thread cross, a later one begins at the end of those before.
     """
@@ -82,19 +82,20 @@ class Waits:
     def __len__(self) -> int:
         return len(self.call)
 
-    def take(self, which: Bool | Int64) -> Waits:
+    def take(self, selected: Bool | Int64) -> Waits:
         """Return some of the waits."""
-        return Waits(**{column.name: getattr(self, column.name)[which] for column in fields(self)})
+        return Waits(**{column.name: getattr(self, column.name)[selected] for column in fields(self)})
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """For how long which operation was waited for, as equally long columns.
+    """How long each operation was waited for, as equally long columns.
 
     Attributes:
         wait: index into `Waits`.
         operation: index into the GPU operations.
-        start_ns, duration_ns: from when and how long it ran during the wait while no operation that ended later did; never 0.
+        start_ns, duration_ns: from when and how long it ran during the wait while no operation that ended later did;
+            never 0.
     """
 
     wait: Int64
@@ -104,26 +105,26 @@ class Pieces:
 
 
 def sync(context: Context, *, range_name: str | None = None) -> Table:
-    """Return who waited for whom: one row a waiting range, call and range waited for, the longest wait first.
+    """Return which range waited for which: one row a waiting range, call and range waited for, the longest first.
 
     The waiting range is the innermost around the call; the range waited for is the innermost that the operation
-    belongs to, by whichever rule. A row without `attribute_waits` is overhead. The rows of a range and call add up to the
+    belongs to, by whichever rule. A row without `waited_for` is overhead. The rows of a range and call add up to the
     time it spent in that call.
 
     Args:
         range_name: only waits inside a range of this name, at any depth.
 
-    `others` holds `calls` (one row a waiting range and call) and `operations` (with the operation waited for). The
-    three longest waits stand as sentences in `notes`.
+    `others` holds `calls` (one row a waiting range and call) and `operations` (with the operation waited for). `notes`
+    lists the three longest waits.
 
     Raises:
-        UnanswerableError: the trace holds no API calls, none that waits, or no range of that name.
+        MissingDataError: the trace holds no API calls, none that waits, or no range of that name.
     """
     trace = context.trace
     if not len(trace.calls):
         if context.whole is not None and len(context.whole.trace.calls):
             raise MissingDataError(
-                "no_calls_selected", "no CUDA API call lies in the selected time", "select more of the recording"
+                "no_calls_selected", "no CUDA API call is in the selected time", "select more of the recording"
             )
         raise MissingDataError(
             "no_calls_recorded", "no CUDA API calls in the trace", suggest_gpu_recording(context.trace)
@@ -133,19 +134,19 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     if range_name is not None:
         waits = waits.take(context.mask_calls(range_name)[waits.call])
     if not len(waits):
-        raise _nobody_waits(len(trace.calls), number, range_name)
-    asked = _asked(context, waits)
-    answer = _by_range(asked)
-    others = {"calls": _by_call(asked), "operations": _by_operation(asked)}
-    return replace(answer, others=others, notes=_sentences(answer))
+        raise _make_no_waits_error(len(trace.calls), number, range_name)
+    wait_groups = _group_waits(context, waits)
+    table = _by_range(wait_groups)
+    others = {"calls": _by_call(wait_groups), "operations": _by_operation(wait_groups)}
+    return replace(table, others=others, notes=_describe_longest_waits(table))
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Pieces of equal waiting range, call, range waited for and operation, summed up: few where pieces are many.
+    """Pieces of equal waiting range, call, range waited for and operation, summed: few where pieces are many.
 
     Attributes:
-        wait: one of the waits, which stands for range and call.
+        wait: one of the waits, which represents range and call.
         launching: the label of the range waited for; -1 for none.
         operation: the number of the operation's name (`label_operations`).
         count, ns: how many pieces, and for how long.
@@ -159,15 +160,15 @@ class _Parts:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The waits and what they were for, with the numbers that rows are grouped by.
+class _WaitGroups:
+    """The waits and the operations waited for, with the numbers that rows are grouped by.
 
     Attributes:
-        label: see `number_ranges`; first_of_label: an instance of each, and -1 at the end, for what is outside.
+        label: see `number_ranges`; first_of_label: an instance of each, and -1 at the end, for waits outside.
         text, texts: of each wait the index of its call's name, and the names.
         waiting: the label of the range of each wait; -1 for none.
-        launching: of each piece the label of the range that it is waited for; -1 for none.
-        parts: the pieces summed up by who waits in which call for which range and operation.
+        launching: of each piece the label of the range that is waited for; -1 for none.
+        parts: the pieces summed by waiting range, call, range waited for and operation.
         cpu_ns: how long each label's ranges lasted, and 0 at the end.
     """
 
@@ -187,33 +188,33 @@ class _Asked:
         return self.waits.end_ns - self.waits.start_ns
 
     def who(self, wait: Int64) -> dict[str, NDArray[Any]]:
-        """Return the columns that say which range waits in which call."""
+        """Return the columns of the waiting range and call."""
         return {
             **make_range_columns(self.context.trace, self.context.instances, self.first_of_label[self.waiting[wait]]),
             "call": objects(self.texts[i] for i in self.text[wait].tolist()),
         }
 
     def shares(self, wait: Int64, total: Int64) -> dict[str, NDArray[Any]]:
-        """Return the columns that say what part of all waiting, and of the waiting range's time, a total is."""
+        """Return the columns with the share of a total in all waiting, and in the waiting range's time."""
         return {
             "wait_share": ratios(total, np.full(len(total), int(self.duration_ns.sum()))),
             "cpu_share": ratios(total, self.cpu_ns[self.waiting[wait]]),
         }
 
 
-def _asked(context: Context, waits: Waits) -> _Asked:
-    trace, found = context.trace, context.instances
+def _group_waits(context: Context, waits: Waits) -> _WaitGroups:
+    trace, instances = context.trace, context.instances
     pieces = attribute_waits(context, waits)
-    label, first = number_ranges(found)
+    label, first = number_ranges(instances)
     label = np.append(label, _OUTSIDE)
-    text, texts = _texts(trace, waits.call)
-    lasting = np.where(found.entered, found.end_ns - found.start_ns, 0)
+    text, texts = _number_call_names(trace, waits.call)
+    lasting = np.where(instances.entered, instances.end_ns - instances.start_ns, 0)
     waiting = label[context.find_innermost_around_calls(waits.call)]
     launching = label[context.innermost[pieces.operation]]
     operation = label_operations(context, pieces.operation)
     who = number_groups(waiting, text)[0]
     part, first_of_part = number_groups(who[pieces.wait], launching, operation)
-    return _Asked(
+    return _WaitGroups(
         context=context,
         waits=waits,
         pieces=pieces,
@@ -233,100 +234,102 @@ def _asked(context: Context, waits: Waits) -> _Asked:
     )
 
 
-def _by_range(asked: _Asked) -> Table:
-    """Return the answer: the time of the waits, shared out by the range that had launched what ran."""
-    pieces = asked.pieces
-    # Neighbours of one wait and range are many; their sums are few.
-    begins = np.flatnonzero((np.diff(pieces.wait, prepend=-1) != 0) | (np.diff(asked.launching, prepend=NULL + 1) != 0))
+def _by_range(wait_groups: _WaitGroups) -> Table:
+    """Return the time of the waits, divided by the range that had launched the running operation."""
+    pieces = wait_groups.pieces
+    # Neighbors of one wait and range are many; their sums are few.
+    begins = np.flatnonzero(
+        (np.diff(pieces.wait, prepend=-1) != 0) | (np.diff(wait_groups.launching, prepend=NULL + 1) != 0)
+    )
     sums = np.add.reduceat(pieces.duration_ns, begins) if len(begins) else pieces.duration_ns
-    overhead = asked.duration_ns - sum_groups(pieces.wait, pieces.duration_ns, len(asked.waits))
+    overhead = wait_groups.duration_ns - sum_groups(pieces.wait, pieces.duration_ns, len(wait_groups.waits))
     idle = np.flatnonzero(overhead > 0)
     wait = np.append(pieces.wait[begins], idle)
-    launching = np.append(asked.launching[begins], np.full(len(idle), _NOTHING))
+    launching = np.append(wait_groups.launching[begins], np.full(len(idle), _NOTHING))
     part, first = number_groups(wait, launching)
     part_ns = sum_groups(part, np.append(sums, overhead[idle]), len(first))
     wait, launching = wait[first], launching[first]
 
-    group, first = number_groups(asked.waiting[wait], asked.text[wait], launching)
+    group, first = number_groups(wait_groups.waiting[wait], wait_groups.text[wait], launching)
     spread = sort_groups(group, part_ns, len(first))
     of_row, range_of_row = wait[first], launching[first]
     real = range_of_row != _NOTHING
-    row = _rows_of(asked, of_row, range_of_row)
-    operations = sum_groups(row, asked.parts.count, len(first))
+    row = _rows_of(wait_groups, of_row, range_of_row)
+    operations = sum_groups(row, wait_groups.parts.count, len(first))
     total = spread.totals()
     return _longest_first(
         {
-            **asked.who(of_row),
-            **_whom(asked, range_of_row),
-            "waited_for": _most_waited_for(asked, row, len(first)),
+            **wait_groups.who(of_row),
+            **_waited_for_columns(wait_groups, range_of_row),
+            "waited_for": _most_waited_for(wait_groups, row, len(first)),
             "count": spread.counts,
             "operations": integers(operations, real),
             "wait_total_ns": total,
             **spread.spread("wait"),
-            **asked.shares(of_row, total),
+            **wait_groups.shares(of_row, total),
         }
     )
 
 
-def _by_call(asked: _Asked) -> Table:
+def _by_call(wait_groups: _WaitGroups) -> Table:
     """Return one row a waiting range and call: how long it waited in all, and how much of that for the GPU."""
-    group, first = number_groups(asked.waiting, asked.text)
-    groups = len(first)
-    spread = sort_groups(group, asked.duration_ns, groups)
+    group, first = number_groups(wait_groups.waiting, wait_groups.text)
+    number = len(first)
+    spread = sort_groups(group, wait_groups.duration_ns, number)
     total = spread.totals()
-    blocked = sum_groups(group[asked.pieces.wait], asked.pieces.duration_ns, groups)
+    blocked = sum_groups(group[wait_groups.pieces.wait], wait_groups.pieces.duration_ns, number)
     return _longest_first(
         {
-            **asked.who(first),
+            **wait_groups.who(first),
             "count": spread.counts,
             "wait_total_ns": total,
             **spread.spread("wait"),
             "blocked_on_gpu_ns": blocked,
             "overhead_ns": total - blocked,
-            **asked.shares(first, total),
+            **wait_groups.shares(first, total),
         }
     )
 
 
-def _by_operation(asked: _Asked) -> Table:
+def _by_operation(wait_groups: _WaitGroups) -> Table:
     """Return one row a waiting range, call, range waited for and operation."""
-    parts, trace = asked.parts, asked.context.trace
+    parts, trace = wait_groups.parts, wait_groups.context.trace
     return _longest_first(
         {
-            **asked.who(parts.wait),
-            **_whom(asked, parts.launching),
+            **wait_groups.who(parts.wait),
+            **_waited_for_columns(wait_groups, parts.launching),
             "waited_for": objects(get_operation_name(trace, label) for label in parts.operation.tolist()),
             "operations": parts.count,
             "wait_total_ns": parts.ns,
-            **asked.shares(parts.wait, parts.ns),
+            **wait_groups.shares(parts.wait, parts.ns),
         }
     )
 
 
-def _rows_of(asked: _Asked, wait: Int64, launching: Int64) -> Int64:
+def _rows_of(wait_groups: _WaitGroups, wait: Int64, launching: Int64) -> Int64:
     """Return the row of each part, given a wait and the range waited for of each row."""
-    texts = len(asked.texts)
-    who, of_part = (asked.waiting[i] * texts + asked.text[i] for i in (wait, asked.parts.wait))
-    return find_first_match(of_part, asked.parts.launching, who, launching)
+    texts = len(wait_groups.texts)
+    who, of_part = (wait_groups.waiting[i] * texts + wait_groups.text[i] for i in (wait, wait_groups.parts.wait))
+    return find_first_match(of_part, wait_groups.parts.launching, who, launching)
 
 
-def _most_waited_for(asked: _Asked, row: Int64, rows: int) -> NDArray[Any]:
+def _most_waited_for(wait_groups: _WaitGroups, row: Int64, rows: int) -> NDArray[Any]:
     """Return the name of the operation that took most of each row, of equal ones the first by name's number."""
-    parts = asked.parts
-    # Written from the least to the most, so that the most stays.
+    parts = wait_groups.parts
+    # Written from the least to the most, so that the most remains.
     order = np.lexsort((-parts.operation, parts.ns))
     most = np.full(rows, -1, np.int64)
     most[row[order]] = parts.operation[order]
-    trace = asked.context.trace
+    trace = wait_groups.context.trace
     return objects(get_operation_name(trace, label) if label >= 0 else None for label in most.tolist())
 
 
-def _whom(asked: _Asked, label: Int64) -> dict[str, NDArray[Any]]:
-    first = asked.first_of_label[np.maximum(label, _OUTSIDE)]
-    return make_range_columns(asked.context.trace, asked.context.instances, first, "waited_for_")
+def _waited_for_columns(wait_groups: _WaitGroups, label: Int64) -> dict[str, NDArray[Any]]:
+    first = wait_groups.first_of_label[np.maximum(label, _OUTSIDE)]
+    return make_range_columns(wait_groups.context.trace, wait_groups.context.instances, first, "waited_for_")
 
 
-def _texts(trace: Trace, call: Int64) -> tuple[Int64, tuple[str, ...]]:
+def _number_call_names(trace: Trace, call: Int64) -> tuple[Int64, tuple[str, ...]]:
     """Number the names of calls, of which several may differ by their version alone."""
     name, first = number_groups(trace.calls.name[call])
     written = [strip_call_version(trace.names[i]) for i in trace.calls.name[call[first]].tolist()]
@@ -338,19 +341,19 @@ def _longest_first(columns: dict[str, NDArray[Any]]) -> Table:
     return Table(columns).take(np.argsort(-columns["wait_total_ns"], kind="stable"))
 
 
-def _sentences(answer: Table) -> tuple[Message, ...]:
-    real = [row for row in answer.rows() if row["waited_for"] is not None]
+def _describe_longest_waits(table: Table) -> tuple[Message, ...]:
+    real = [row for row in table.rows() if row["waited_for"] is not None]
     return tuple(
         Message(
             "longest_wait",
-            f"{row['range'] or 'what is outside every range'} waits {format_duration(row['wait_total_ns'])} in total for "
-            f"{row['waited_for_range'] or row['waited_for']} ({row['call']}, {format_occurrences(row['count'])})",
+            f"{row['range'] or 'code outside all ranges'} waits {format_duration(row['wait_total_ns'])} in total "
+            f"for {row['waited_for_range'] or row['waited_for']} ({row['call']}, {format_occurrences(row['count'])})",
         )
-        for row in real[:_SENTENCES]
+        for row in real[:_MAX_NOTES]
     )
 
 
-def _nobody_waits(calls: int, waits: int, range_name: str | None) -> MissingDataError:
+def _make_no_waits_error(calls: int, waits: int, range_name: str | None) -> MissingDataError:
     if waits:
         return MissingDataError(
             "no_waits_in_range",
@@ -360,7 +363,7 @@ def _nobody_waits(calls: int, waits: int, range_name: str | None) -> MissingData
     return MissingDataError(
         "no_waiting_calls",
         f"none of the {calls} CUDA API calls in the trace waits for the GPU",
-        "record a window that holds what waits: a synchronising call, or a synchronous or pageable copy",
+        "record a window with a waiting call: a synchronizing call, or a synchronous or pageable copy",
     )
 
 
@@ -369,21 +372,21 @@ def find_waiting_calls(context: Context) -> Waits:
     trace = context.trace
     if trace.cut is not None and context.whole is not None:
         return _waits_in(trace.cut, context.whole)[0]
-    named = select_calls(context, SYNCHRONIZATION_CALLS)
-    process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[named]]
+    sync_calls = select_calls(context, SYNCHRONIZATION_CALLS)
+    process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[sync_calls]]
     record = find_first_match(
-        process, trace.calls.correlation[named], trace.synchronizations.process, trace.synchronizations.correlation
+        process, trace.calls.correlation[sync_calls], trace.synchronizations.process, trace.synchronizations.correlation
     )
-    # The type of a record does not tell what is waited for: its numbers have moved between exporters (a stream's is 3
+    # The type of a record does not show what is waited for: its numbers have changed between exporters (a stream's is 3
     # in Nsight Systems 2024.2 and 2026.2, and 2 in 2024.6). The name of the call and the stream of the record do. Its
     # device does not either: 2026.2 gives 0 for the contexts of other GPUs.
-    name = trace.calls.name[named]
+    name = trace.calls.name[sync_calls]
     whole = match_names(trace, _WHOLE_CONTEXT, name)[name]
     at_context = np.append(trace.synchronizations.context, -1)[record].astype(np.int64)
     at_stream = np.append(trace.synchronizations.stream, -1)[record].astype(np.int64)
     at_stream[whole] = -1
-    move, of_move = _waiting_moves(context)
-    call = np.append(named, of_move)
+    move, of_move = _find_waiting_memory_calls(context)
+    call = np.append(sync_calls, of_move)
     streams = find_streams(context)
     of_move_stream = streams.stream_of_operation[move]
     stream: Int64 = np.append(at_stream, streams.stream[of_move_stream])
@@ -393,27 +396,27 @@ def find_waiting_calls(context: Context) -> Waits:
         context=np.append(at_context, streams.context[of_move_stream]),
         stream=stream,
         one_stream=np.append(~whole, np.ones(len(move), np.bool_)) & (stream < 0),
-        own_operation=np.append(np.full(len(named), -1, np.int64), move),
+        own_operation=np.append(np.full(len(sync_calls), -1, np.int64), move),
         start_ns=trace.calls.start_ns[call],
         end_ns=trace.calls.end_ns[call],
     )
-    return _outermost(trace, waits)
+    return _select_outermost(trace, waits)
 
 
 def attribute_waits(context: Context, waits: Waits) -> Pieces:
-    """Return what each call waited for: operations of its process, and of its context and stream as far as known.
+    """Return the operations that each call waited for: of its process, and of its context and stream as far as known.
 
     An operation counts if its launch call began no later than the wait, if it ran during the wait, and if it ended no
     later than CLOCK_SKEW_NS after it; the call's own operation whenever it ended, because from pageable memory the
-    last part of a copy is still on its way when the call returns (by up to 0.2 ms in the captures). Where the stream
+    last part of a copy is still in flight when the call returns (by up to 0.2 ms in the captures). Where the stream
     of a wait is not recorded (an event's never is), it is that of the operation which ended last. Each moment belongs
-    to the operation running then that ends last, because that is what keeps the call from returning. What a wait is for
-    that an edge of a cut lies in is what the whole wait is for.
+    to the operation running then that ends last, because that keeps the call from returning. A wait
+    across an edge of a cut is for the same operations as the whole wait.
     """
     if context.trace.cut is not None and context.whole is not None:
         return _pieces_in(context.trace.cut, context.whole, waits)
     group, first = number_groups(waits.process, waits.context, waits.stream)
-    found = [Pieces(*(np.empty(0, np.int64),) * 4)]
+    pieces = [Pieces(*(np.empty(0, np.int64),) * 4)]
     streams = find_streams(context)
     members: dict[tuple[int, ...], list[int]] = {}
     for scope, one in enumerate(first.tolist()):
@@ -427,8 +430,8 @@ def attribute_waits(context: Context, waits: Waits) -> Pieces:
     for of_streams, scopes in members.items():
         reach = _Reach(context, operations.of(of_streams))
         for scope in scopes:
-            found += reach.pieces(waits, np.flatnonzero(group == scope))
-    return Pieces(*(np.concatenate([getattr(part, column.name) for part in found]) for column in fields(Pieces)))
+            pieces += reach.pieces(waits, np.flatnonzero(group == scope))
+    return Pieces(*(np.concatenate([getattr(part, column.name) for part in pieces]) for column in fields(Pieces)))
 
 
 class _ByEnd:
@@ -445,9 +448,9 @@ class _ByEnd:
         """Return the operations of some streams."""
         if len(streams) == 1:
             return self.lanes.lane(streams[0])
-        wanted = np.zeros(self.streams, np.bool_)
-        wanted[list(streams)] = True
-        return self.order[np.flatnonzero(wanted[self.stream])]
+        selected = np.zeros(self.streams, np.bool_)
+        selected[list(streams)] = True
+        return self.order[np.flatnonzero(selected[self.stream])]
 
 
 class _Reach:
@@ -482,23 +485,23 @@ class _Reach:
         start, end = np.maximum(begun, waits.start_ns[wait]), np.minimum(ended, waits.end_ns[wait])
         ran = (end > start) & ((ended <= waits.end_ns[wait] + CLOCK_SKEW_NS) | (operation == waits.own_operation[wait]))
         operation, member, start, end, begun = (column[ran] for column in (operation, member, start, end, begun))
-        counts = self._launched(operation) <= waits.start_ns[members[member]]
+        counts = self._find_launch_starts(operation) <= waits.start_ns[members[member]]
         operation, member, start, end, begun = (column[counts] for column in (operation, member, start, end, begun))
-        same = self._in_its_stream(operation, member, waits.one_stream[members[member]])
+        same = self._is_in_stream(operation, member, waits.one_stream[members[member]])
         operation, member, start, end, begun = (column[same] for column in (operation, member, start, end, begun))
         ns = np.minimum(end, _earliest_later_start(begun, member)) - start
         some = ns > 0
         return Pieces(members[member[some]], operation[some], start[some], ns[some])
 
-    def _launched(self, operation: Int64) -> Int64:
-        """Return when the launch call of each began; what has none may have been launched at any time, and has NULL."""
+    def _find_launch_starts(self, operation: Int64) -> Int64:
+        """Return when the launch call of each began; one without may have been launched at any time, and has NULL."""
         call = self.context.launches.call_of[operation]
         launched = np.full(len(operation), NULL, np.int64)
         known = np.flatnonzero(call >= 0)
         launched[known] = self.context.trace.calls.start_ns[call[known]]
         return launched
 
-    def _in_its_stream(self, operation: Int64, member: Int64, one_stream: Bool) -> Bool:
+    def _is_in_stream(self, operation: Int64, member: Int64, one_stream: Bool) -> Bool:
         """Return which rows are of the stream of their wait's last row, or of a wait for more than one stream."""
         if not one_stream.any():
             return ~one_stream
@@ -528,17 +531,17 @@ def _waits_in(cut: Cut, whole: Context) -> tuple[Waits, Int64]:
 
 
 def _pieces_in(cut: Cut, whole: Context, waits: Waits) -> Pieces:
-    """Return what some waits of a cut were for, as far as it lies in its time."""
+    """Return the operations that some waits of a cut were for, as far as they lie in its time."""
     parts, of_whole = _waits_in(cut, whole)
-    chosen = np.flatnonzero(np.isin(parts.call, waits.call))
+    selected = np.flatnonzero(np.isin(parts.call, waits.call))
     place = np.empty(int(parts.call.max(initial=-1)) + 1, np.int64)
     place[waits.call] = np.arange(len(waits))
-    found = attribute_waits(whole, find_waiting_calls(whole).take(of_whole[chosen]))
-    start = np.maximum(found.start_ns, cut.first_ns)
-    ns = np.minimum(found.start_ns + found.duration_ns, cut.last_ns) - start
+    pieces = attribute_waits(whole, find_waiting_calls(whole).take(of_whole[selected]))
+    start = np.maximum(pieces.start_ns, cut.first_ns)
+    ns = np.minimum(pieces.start_ns + pieces.duration_ns, cut.last_ns) - start
     some = np.flatnonzero(ns > 0)
-    operation = _numbers_inside(whole.gpu.start_ns, whole.gpu.end_ns, cut)[found.operation[some]]
-    return Pieces(place[parts.call[chosen[found.wait[some]]]], operation, start[some], ns[some])
+    operation = _numbers_inside(whole.gpu.start_ns, whole.gpu.end_ns, cut)[pieces.operation[some]]
+    return Pieces(place[parts.call[selected[pieces.wait[some]]]], operation, start[some], ns[some])
 
 
 def _numbers_inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Int64:
@@ -550,7 +553,7 @@ def _numbers_inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Int64:
 def _earliest_later_start(begun_ns: Int64, member: Int64) -> Int64:
     """Return when the first of the rows began that end later in the same wait: until then a row is on its own.
 
-    Rows come by wait and end. The wait stands above the start in one number, so that one running minimum from the back
+    Rows come by wait and end. The wait is above the start in one number, so that one running minimum from the back
     serves all waits.
     """
     if not len(begun_ns):
@@ -570,18 +573,18 @@ def _earliest_later_start(begun_ns: Int64, member: Int64) -> Int64:
     return later
 
 
-def _waiting_moves(context: Context) -> tuple[Int64, Int64]:
+def _find_waiting_memory_calls(context: Context) -> tuple[Int64, Int64]:
     """Return the copies and sets whose call waited for them, as numbers of operations, and their calls."""
     calls, moves = context.trace.calls, find_memory_operations(context)
-    asked = np.flatnonzero((moves.call_kind == SYNCHRONOUS) | (moves.pageable & (moves.call_kind == ASYNCHRONOUS)))
-    begun = context.gpu.start_ns[moves.first_operation + asked] <= calls.end_ns[moves.call[asked]]
-    asked = asked[begun]
+    waiting = np.flatnonzero((moves.call_kind == SYNCHRONOUS) | (moves.pageable & (moves.call_kind == ASYNCHRONOUS)))
+    begun = context.gpu.start_ns[moves.first_operation + waiting] <= calls.end_ns[moves.call[waiting]]
+    waiting = waiting[begun]
     # A call that made several operations is one wait.
-    each = number_groups(moves.call[asked])[1]
-    return moves.first_operation + asked[each], moves.call[asked[each]]
+    each = number_groups(moves.call[waiting])[1]
+    return moves.first_operation + waiting[each], moves.call[waiting[each]]
 
 
-def _outermost(trace: Trace, waits: Waits) -> Waits:
+def _select_outermost(trace: Trace, waits: Waits) -> Waits:
     thread = trace.calls.thread[waits.call]
     order = np.lexsort((waits.call, -waits.end_ns, waits.start_ns, thread))
     thread = thread[order]

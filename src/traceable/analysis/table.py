@@ -1,4 +1,4 @@
-"""A table: named, equally long columns in which a value may be absent. What every question answers with."""
+"""A table: named, equally long columns in which a value may be absent. The result of every view."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Table:
 
     Attributes:
         values: the columns.
-        others: what belongs to the same answer and has other rows, by name: the size buckets beside the largest gaps.
-        notes: what must be said with the numbers.
+        others: further tables of the same result, by name: the size buckets of gaps in addition to the largest gaps.
+        notes: remarks that qualify the numbers.
     """
 
     values: Mapping[str, NDArray[Any]]
@@ -57,10 +57,10 @@ class Table:
     def to_numpy(self) -> dict[str, NDArray[Any]]:
         """Return each column as an array, by name.
 
-        Integers (int64) and truth values are masked arrays, masked where absent, so that no sum takes in what is not
-        there; real numbers (float64) are NaN where absent; all else (text, lists) is of dtype object, with None.
+        Integers (int64) and truth values are masked arrays, masked where absent, so that no sum includes absent
+        values; real numbers (float64) are NaN where absent; all else (text, lists) is of dtype object, with None.
         """
-        return {name: self._masked(name) if _masks(values) else values for name, values in self.values.items()}
+        return {name: self._masked(name) if _is_maskable(values) else values for name, values in self.values.items()}
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame`: dtypes `Int64`, `boolean`, `float64` and `object`, with NA, NaN and None.
@@ -68,7 +68,7 @@ class Table:
         Raises:
             ImportError: pandas is missing; traceable[pandas] has it.
         """
-        pandas = _needed("pandas", "to_pandas", "pandas")
+        pandas = _import_optional("pandas", "to_pandas", "pandas")
         columns = {}
         for name, values in self.values.items():
             kind = values.dtype.kind
@@ -85,16 +85,16 @@ class Table:
         Raises:
             ImportError: pyarrow is missing; traceable[arrow] has it.
         """
-        arrow = _needed("pyarrow", "to_arrow", "arrow")
+        arrow = _import_optional("pyarrow", "to_arrow", "arrow")
         types = {"i": arrow.int64(), "u": arrow.int64(), "b": arrow.bool_(), "f": arrow.float64()}
         columns = {}
         for name, values in self.values.items():
             plain = self.column(name)
             # Dicts differ in their keys and in the types of these, and a struct may not.
             plain = [json.dumps(value) if isinstance(value, dict) else value for value in plain]
-            # Without a single value there is nothing to tell the type from.
-            some = any(value is not None for value in plain)
-            columns[name] = arrow.array(plain, types.get(values.dtype.kind, None if some else arrow.string()))
+            # Without a single value the type is unknown.
+            has_value = any(value is not None for value in plain)
+            columns[name] = arrow.array(plain, types.get(values.dtype.kind, None if has_value else arrow.string()))
         return arrow.table(columns)
 
     def take(self, index: Any) -> Table:
@@ -110,7 +110,7 @@ class Table:
 
 def integers(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return `values` as an integer column that is absent where not `known`."""
-    # NULL is no int32: narrower columns are widened first.
+    # NULL is not an int32: narrower columns are widened first.
     return np.where(known, values.astype(np.int64), NULL)
 
 
@@ -130,11 +130,11 @@ def objects(values: Iterable[Any]) -> NDArray[Any]:
     return column
 
 
-def _masks(values: NDArray[Any]) -> bool:
+def _is_maskable(values: NDArray[Any]) -> bool:
     return values.dtype.kind in "iub"
 
 
-def _needed(module: str, method: str, extra: str) -> Any:
+def _import_optional(module: str, method: str, extra: str) -> Any:
     """Return an optional library's module.
 
     Raises:

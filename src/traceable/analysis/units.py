@@ -1,4 +1,4 @@
-"""Numbers for people: times with a unit that fits, counts with thousands apart, shares in percent."""
+"""Numbers as text: times with a unit that fits, counts with thousands separated, shares in percent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def format_duration(ns: float) -> str:
     """Write a time with four digits.
 
     Examples:
-        >>> time(1_306_223_934), time(51_500), time(999), time(0)
+        >>> format_duration(1_306_223_934), format_duration(51_500), format_duration(999), format_duration(0)
         ('1.306 s', '51.50 us', '999 ns', '0 ns')
     """
     for unit, size in _TIME_UNITS:
@@ -23,10 +23,10 @@ def format_duration(ns: float) -> str:
 
 
 def format_count(number: int, one: str = "", many: str = "") -> str:
-    """Write a number with its thousands apart and, if said, what it counts.
+    """Write a number with its thousands separated and, where given, the noun that it counts.
 
     Examples:
-        >>> count(62195), count(1536, "call"), count(1, "copy", "copies")
+        >>> format_count(62195), format_count(1536, "call"), format_count(1, "copy", "copies")
         ('62 195', '1 536 calls', '1 copy')
     """
     noun = one if number == 1 else many or one + "s"
@@ -37,7 +37,7 @@ def format_occurrences(number: int) -> str:
     """Write how often something happened.
 
     Examples:
-        >>> often(1), often(1536)
+        >>> format_occurrences(1), format_occurrences(1536)
         ('once', '1 536 times')
     """
     return "once" if number == 1 else format_count(number, "time")
@@ -47,8 +47,8 @@ def format_number(number: float) -> str:
     """Write a number of no known unit: a whole one as it is, any other with six digits.
 
     Examples:
-        >>> value(8), value(-12345.0), value(0.25), value(1234567.89), value(1e300)
-        ('8', '-12 345', '0.25', '1.23457e+06', '1e+300')
+        >>> [format_number(number) for number in (8, -12345.0, 0.25, 1234567.89, 1e300)]
+        ['8', '-12 345', '0.25', '1.23457e+06', '1e+300']
     """
     if number == int(number) and abs(number) < 1e15:
         return format_count(int(number))
@@ -59,7 +59,7 @@ def format_percent(part: float) -> str:
     """Write a fraction in percent.
 
     Examples:
-        >>> share(0.4187)
+        >>> format_percent(0.4187)
         '41.9 %'
     """
     return f"{part * 100:.1f} %"
@@ -69,8 +69,8 @@ def format_bytes(number: float) -> str:
     """Write a number of bytes with four digits.
 
     Examples:
-        >>> size(4_194_304), size(1500), size(12), size(2.5e12)
-        ('4.000 MiB', '1.465 KiB', '12 B', '2.274 TiB')
+        >>> [format_bytes(number) for number in (4_194_304, 1500, 12, 2.5e12)]
+        ['4.000 MiB', '1.465 KiB', '12 B', '2.274 TiB']
     """
     for unit, whole in _SIZE_UNITS:
         if abs(number) >= whole:
@@ -83,7 +83,7 @@ def format_rate(gb_per_s: float) -> str:
     """Write 10**9 bytes a second.
 
     Examples:
-        >>> rate(25.6321), rate(0.00512)
+        >>> format_rate(25.6321), format_rate(0.00512)
         ('25.6 GB/s', '0.00512 GB/s')
     """
     return f"{gb_per_s:.3g} GB/s" if abs(gb_per_s) < 999.5 else f"{format_count(round(gb_per_s))} GB/s"
@@ -93,7 +93,7 @@ def format_timestamp(ns: float) -> str:
     """Write a point in time, from the start of the collection, to the microsecond: fine enough to zoom in on.
 
     Examples:
-        >>> moment(1_306_223_934)
+        >>> format_timestamp(1_306_223_934)
         '1.306224 s'
     """
     return f"{ns / 1e9:.6f} s"

@@ -1,12 +1,12 @@
-"""Whether the steps that were asked for are in the recording, window by window, and why not where they are not.
+"""Whether the requested steps are in the recording, window by window, and the reason where they are not.
 
-Three witnesses: what was asked, what the process said it opened and closed, and what the trace holds. Windows are
-matched by their ids, which stand in a range of each, and never by the order of files. numpy is imported by what needs
-it: the launcher, which hands the first two witnesses over, must not pay for it before the program starts.
+Three sources: the request, the windows that the process recorded as opened and closed, and the trace. Windows are
+matched by their ids, which are in a range of each, and never by the order of files. numpy is imported where it is used:
+the launcher, which provides the first two sources, must not pay for it before the program starts.
 
-The one window of a run that was asked for no steps, for some time or until the program's end, begins when its
-conditions are met, with a step where the program takes any. What it is to hold is what there was: so it is whole where
-every step from its beginning to its end is in the report, and its end came as it was asked for.
+A run without requested steps, for some time or until the program's end, has one window, which begins when its
+conditions are met, with a step where the program takes any. It is complete where every step from its beginning to its
+end is in the report, and its end came as requested.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from traceable.trace.model import Trace
 
 ON_REQUEST = "on request"
-"""What was asked of a run whose windows are asked for while it runs, before any is."""
+"""The request of a run whose windows are requested while it runs, before any is."""
 
 WHOLE_RUN = "everything"
-"""What was asked of a run with conditions or a duration and without steps: one window, from when they are met."""
+"""The request of a run with conditions or a duration and without steps: one window, from when they are met."""
 
 STEP = "step"
 """The name of the range of every step; its payload is the step's index."""
 
 _ONE_FOR_ALL = ("traceable", "torch.profiler")
-"""How the product names begin of what is read as one trace for all windows: the embedded recorder's, and torch's."""
+"""Prefixes of the products whose windows are all in one trace: the embedded recorder and torch."""
 
 CAPTURED = "captured"
 NEVER_REACHED = "never_reached"
@@ -40,24 +40,24 @@ STOPPED_EARLY = "stopped_early"
 MISSING_REPORT = "missing_report"
 MERGED = "merged"
 MISSING_STEPS = "missing_steps"
-"""What became of a window."""
+"""The outcome of a window."""
 
 NO_STEP_BEGAN = Message(
     "no_step_began", "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step()"
 )
-"""Why a window of steps was never reached by a program that takes none."""
+"""The reason why a program without steps never reaches a window of steps."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """One window as the process told of it; None for what did not happen.
+    """One window as the process recorded it; None for events that did not happen.
 
     Attributes:
-        id: stands in the name of a range of the window.
+        id: part of the name of a range of the window.
         opened_step, closed_step: the step that was about to begin.
-        open_stall_ns, close_stall_ns: how long that took the thread that did it.
+        open_stall_ns, close_stall_ns: how long that paused its thread.
         reason: why it was closed: `complete`, `duration`, `stopped`, `exit`, `missed`, `failed` or `exception <class>`.
-        error: what failed.
+        error: the error that prevented it.
     """
 
     id: str
@@ -75,17 +75,17 @@ class Window:
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """What one process said of its steps.
+    """The steps and windows that one process recorded.
 
     Attributes:
-        begun_steps, ended_steps: how many steps; they differ by one where it ended within a step.
+        begun_steps, ended_steps: number of steps; they differ by one where the process ended within a step.
         nested_steps: steps that began inside of another.
-        end: how Python ended; None where it had no say (a signal, os._exit).
-        label: what the process is called: `decode_0`, `worker-2`; empty where it has no name of its own.
+        end: how Python ended; None where it could not record that (a signal, os._exit).
+        label: the name of the process: `decode_0`, `worker-2`; empty for none.
         rank: which rank it is, or of which rank; None for none.
-        counted_from: its step that counts as step 0 of those that were asked for; None while conditions hold them back.
-        unmet_conditions: what these conditions lacked, a clause each.
-        first_range_wall_ns: when its first range began, recorded or not; None for none, or where nobody looked.
+        counted_from: its step that is step 0 of the request; None while its conditions are not met.
+        unmet_conditions: the conditions that are not met, a clause each.
+        first_range_wall_ns: when its first range began, recorded or not; None for none, or if not measured.
     """
 
     pid: int
@@ -103,15 +103,15 @@ class ProcessStatus:
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """What a run was asked to record.
+    """The request of a run: the windows to record.
 
     Attributes:
-        text: as it was asked: `10:30,50:52`.
+        text: as the user wrote it: `10:30,50:52`.
         windows: start and stop of each; None for an endless row.
         processes: those that began a step.
         pid: of the program itself.
-        end: how it ended, as `SIGTERM` or `the end of the program (exit code 0)`; None where that is not known.
-        conditions: what the windows wait for, as `after 5 warm-up steps`; empty for nothing.
+        end: how it ended, as `SIGTERM` or `the end of the program (exit code 0)`; None if unknown.
+        conditions: the conditions of the windows, as `after 5 warm-up steps`; empty for nothing.
         duration_s: how long a window lasts at most; 0 for no limit.
         need_steps: whether only a program that takes steps can meet the conditions.
     """
@@ -128,11 +128,11 @@ class CaptureRequest:
 
 @dataclass(frozen=True)
 class CapturedWindow:
-    """One window as a file holds it.
+    """One window in a file.
 
     Attributes:
         steps: the indices of the steps that are whole in it, in order.
-        clipped_steps: how many more steps are in it, cut by its end.
+        clipped_steps: number of further steps in it, cut by its end.
         file: the name of the file.
         file_window_ids: the ids of this process's windows in that file, where each should have one of its own.
     """
@@ -146,14 +146,14 @@ class CapturedWindow:
 
 @dataclass(frozen=True)
 class WindowOutcome:
-    """What became of one window.
+    """The outcome of one window.
 
     Attributes:
-        outcome: CAPTURED, or what went wrong.
-        steps, captured_steps: how many it has, and how many of them are whole in a file.
+        outcome: CAPTURED, or the failure.
+        steps, captured_steps: number of its steps, and of those that are whole in a file.
         reason: why it was not captured; None where it was.
-        window: what the process said of it; None where no process got to it.
-        file: the file that holds it; None where none does.
+        window: as the process recorded it; None where no process reached it.
+        file: the file with it; None for none.
         label, rank: of the process.
         counted_from: the step of the process from which on steps are counted; its own numbers are in `start_step`.
     """
@@ -178,13 +178,13 @@ class WindowOutcome:
 
 @dataclass(frozen=True)
 class CaptureResult:
-    """What became of all that was asked.
+    """The outcome of a request.
 
     Attributes:
-        requested: as it was asked.
+        requested: the text of the request.
         outcomes: one a window and process; empty where an endless row has not begun.
-        problems: what is not about one window.
-        non_participating: processes that took steps and no part in what was asked, a message each.
+        problems: those that are not of one window.
+        non_participating: processes that took steps, none of them requested, a message each.
         conditions, duration_s: as of `CaptureRequest`.
     """
 
@@ -197,15 +197,15 @@ class CaptureResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every step that was asked for was recorded, whole."""
+        """Whether every requested step was recorded, whole."""
         return not self.problems and all(one.outcome == CAPTURED for one in self.outcomes)
 
 
 def find_captured_windows(trace: Trace, file: str) -> tuple[CapturedWindow, ...]:
-    """Return the windows that a trace holds, and which steps are whole in each.
+    """Return the windows in a trace, and which steps are whole in each.
 
     Args:
-        trace: what was recorded.
+        trace: the recording.
         file: the name of its file.
     """
     import numpy as np
@@ -219,7 +219,7 @@ def find_captured_windows(trace: Trace, file: str) -> tuple[CapturedWindow, ...]
     start, payload, clipped = ranges.start_ns[steps], ranges.payload[steps], ranges.clipped[steps]
     of_process = process[ranges.thread[steps]]
     ids = [trace.names[index] for index in windows.name.tolist()]
-    found = []
+    captured = []
     # nsys writes one file for each window, unless it merges them.
     merged = not trace.source.product.startswith(_ONE_FOR_ALL)
     for at, identity in enumerate(ids):
@@ -228,149 +228,153 @@ def find_captured_windows(trace: Trace, file: str) -> tuple[CapturedWindow, ...]
         whole = np.sort(payload[inside & ~clipped])
         together = [one for one in ids if merged and one.partition("-")[0] == identity.partition("-")[0]] or [identity]
         cut = int((inside & clipped).sum())
-        found.append(CapturedWindow(identity, tuple(whole.tolist()), cut, file, tuple(together)))
-    return tuple(found)
+        captured.append(CapturedWindow(identity, tuple(whole.tolist()), cut, file, tuple(together)))
+    return tuple(captured)
 
 
-def evaluate_capture(asked: CaptureRequest, found: Iterable[CapturedWindow]) -> CaptureResult:
-    """Return what became of the windows that were asked for.
+def evaluate_capture(request: CaptureRequest, captured: Iterable[CapturedWindow]) -> CaptureResult:
+    """Return the outcome of the requested windows.
 
     Args:
-        asked: what was asked and what the processes said.
-        found: the windows in the files of the run.
+        request: the request, and what the processes recorded.
+        captured: the windows in the files of the run.
 
     A process that opened no window counts only where no other of its rank opened one: the parent of the workers that do
     the steps, or a worker with few of them, took no part (docs/ranks.md).
     """
-    by_id = {one.id: one for one in found}
-    if asked.text == ON_REQUEST:
-        became = CaptureResult(asked.text, ())
-    elif asked.text == WHOLE_RUN:
-        became = _of_whole_run(asked, by_id)
+    by_id = {one.id: one for one in captured}
+    if request.text == ON_REQUEST:
+        result = CaptureResult(request.text, ())
+    elif request.text == WHOLE_RUN:
+        result = _evaluate_whole_run_windows(request, by_id)
     else:
-        became = _of_steps(asked, by_id)
-    return replace(became, conditions=asked.conditions, duration_s=asked.duration_s)
+        result = _evaluate_steps(request, by_id)
+    return replace(result, conditions=request.conditions, duration_s=request.duration_s)
 
 
-def _of_steps(asked: CaptureRequest, by_id: dict[str, CapturedWindow]) -> CaptureResult:
-    stepping = [process for process in asked.processes if process.begun_steps]
+def _evaluate_steps(request: CaptureRequest, by_id: dict[str, CapturedWindow]) -> CaptureResult:
+    stepping = [process for process in request.processes if process.begun_steps]
     if not stepping:
-        if asked.windows is None:
-            return CaptureResult(asked.text, (), (_never_reached(asked.text, NO_STEP_BEGAN),))
+        if request.windows is None:
+            return CaptureResult(request.text, (), (_never_reached(request.text, NO_STEP_BEGAN),))
         return CaptureResult(
-            asked.text, tuple(WindowOutcome(*window, NEVER_REACHED, 0, NO_STEP_BEGAN) for window in asked.windows)
+            request.text, tuple(WindowOutcome(*window, NEVER_REACHED, 0, NO_STEP_BEGAN) for window in request.windows)
         )
     taking_part = [process for process in stepping if process.windows]
     by_others = {process.rank for process in taking_part}
     idle = [process for process in stepping if not process.windows and process.rank in by_others]
-    verdicts = [
-        replace(verdict, label=process.label, rank=process.rank, counted_from=process.counted_from or 0)
+    outcomes = [
+        replace(outcome, label=process.label, rank=process.rank, counted_from=process.counted_from or 0)
         for process in stepping
         if process not in idle
-        for verdict in _of_process(asked, process, by_id)
+        for outcome in _evaluate_process(request, process, by_id)
     ]
-    aside = tuple(
+    non_participating = tuple(
         Message(
-            "process_without_asked_steps",
+            "process_without_requested_steps",
             f"{f'{process.label} ({process.pid})' if process.label else f'process {process.pid}'} took "
-            f"{_count(process.ended_steps)}, none of those that were asked for",
+            f"{_count_steps(process.ended_steps)}, none of them requested",
         )
         for process in idle
     )
-    if not verdicts:
+    if not outcomes:
         last = max(stepping, key=lambda process: process.ended_steps)
-        return CaptureResult(asked.text, (), (_never_reached(asked.text, _ended_after(asked, last)),))
-    return CaptureResult(asked.text, tuple(verdicts), non_participating=aside)
+        return CaptureResult(request.text, (), (_never_reached(request.text, _ended_after(request, last)),))
+    return CaptureResult(request.text, tuple(outcomes), non_participating=non_participating)
 
 
 def merge_capture_results(parts: Sequence[CaptureResult]) -> CaptureResult:
     """Return what became of the windows of several runs that are the ranks of one."""
     return CaptureResult(
         ",".join(dict.fromkeys(part.requested for part in parts)),
-        tuple(verdict for part in parts for verdict in part.outcomes),
+        tuple(outcome for part in parts for outcome in part.outcomes),
         tuple(problem for part in parts for problem in part.problems),
-        tuple(sentence for part in parts for sentence in part.non_participating),
+        tuple(message for part in parts for message in part.non_participating),
         parts[0].conditions if parts else "",
         parts[0].duration_s if parts else 0.0,
     )
 
 
-def _of_process(
-    asked: CaptureRequest, process: ProcessStatus, by_id: dict[str, CapturedWindow]
+def _evaluate_process(
+    request: CaptureRequest, process: ProcessStatus, by_id: dict[str, CapturedWindow]
 ) -> Iterable[WindowOutcome]:
-    said = {(window.start_step, window.stop_step): window for window in process.windows}
+    windows = {(window.start_step, window.stop_step): window for window in process.windows}
     first = process.counted_from or 0
-    for start, stop in dict.fromkeys((*((start + first, stop + first) for start, stop in asked.windows or ()), *said)):
-        window = said.get((start, stop))
+    for start, stop in dict.fromkeys(
+        (*((start + first, stop + first) for start, stop in request.windows or ()), *windows)
+    ):
+        window = windows.get((start, stop))
         if window is None:
-            yield WindowOutcome(start, stop, NEVER_REACHED, 0, _ended_after(asked, process), process.pid)
+            yield WindowOutcome(start, stop, NEVER_REACHED, 0, _ended_after(request, process), process.pid)
         else:
-            yield _verdict(asked, process, window, by_id.get(window.id))
+            yield _evaluate_window(request, process, window, by_id.get(window.id))
 
 
-def _verdict(
-    asked: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
+def _evaluate_window(
+    request: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
 ) -> WindowOutcome:
     ended_by_time = window.reason == "duration"
     steps = range(window.start_step, (window.closed_step or 0) if ended_by_time else window.stop_step)
     own = [step for step in dict.fromkeys(file.steps) if step in steps] if file else []
-    missing = lacking(steps, own)
+    missing = find_missing_steps(steps, own)
 
-    def say(outcome: str, why: Message | None = None) -> WindowOutcome:
+    def make_outcome(outcome: str, reason: Message | None = None) -> WindowOutcome:
         name = file.file if file else None
-        return WindowOutcome(steps.start, steps.stop, outcome, len(own), why, process.pid, window, name)
+        return WindowOutcome(steps.start, steps.stop, outcome, len(own), reason, process.pid, window, name)
 
     if window.opened_step is None:
         if window.reason == "missed":
             over = f"its steps were over before it could be opened, at step {window.closed_step}"
-            return say(NEVER_OPENED, Message("window_steps_over", over))
-        return say(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
+            return make_outcome(NEVER_OPENED, Message("window_steps_over", over))
+        return make_outcome(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
     if window.reason != "complete" and not ended_by_time:
         lost = min(process.ended_steps, window.stop_step) - window.opened_step - len(own)
-        loss = f"; {_count(lost)} before that {'is' if lost == 1 else 'are'} not in the report" if lost > 0 else ""
-        cause = cause_of(asked, process, window)
+        loss = (
+            f"; {_count_steps(lost)} before that {'is' if lost == 1 else 'are'} not in the report" if lost > 0 else ""
+        )
+        cause = describe_cause(request, process, window)
         stopped = f"stopped early at step {_last(process, window)} by {cause}{loss}"
-        return say(STOPPED_EARLY, Message("window_stopped_early", stopped))
+        return make_outcome(STOPPED_EARLY, Message("window_stopped_early", stopped))
     if file is None:
-        return say(MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}"))
+        return make_outcome(MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}"))
     if len(file.file_window_ids) > 1:
-        return say(
+        return make_outcome(
             MERGED, Message("window_merged", f"one report holds the windows {' and '.join(file.file_window_ids)}")
         )
     if window.opened_step > window.start_step:
-        return say(OPENED_LATE, Message("window_opened_late", f"opened late, at step {window.opened_step}"))
+        return make_outcome(OPENED_LATE, Message("window_opened_late", f"opened late, at step {window.opened_step}"))
     if missing:
-        return say(MISSING_STEPS, steps_not_whole(missing))
+        return make_outcome(MISSING_STEPS, describe_missing_steps(missing))
     foreign = len(file.steps) - len(own)
     if foreign:
-        others = Message("window_holds_other_steps", f"the report holds {_count(foreign)} of other windows")
-        return say(MISSING_STEPS, others)
-    return say(CAPTURED)
+        others = Message("window_holds_other_steps", f"the report holds {_count_steps(foreign)} of other windows")
+        return make_outcome(MISSING_STEPS, others)
+    return make_outcome(CAPTURED)
 
 
-def steps_not_whole(missing: Sequence[range]) -> Message:
+def describe_missing_steps(missing: Sequence[range]) -> Message:
     """Return which steps of a window are missing from its report."""
-    return Message("window_missing_steps", f"steps {_listed(missing)} are not whole in the report")
+    return Message("window_missing_steps", f"steps {_format_steps(missing)} are incomplete or missing in the report")
 
 
-def _never_reached(text: str, why: Message) -> Message:
-    return Message(why.code, f"{text} was never reached: {why}")
+def _never_reached(text: str, reason: Message) -> Message:
+    return Message(reason.code, f"{text} was never reached: {reason}")
 
 
-def conditions_not_met(process: ProcessStatus) -> Message:
+def join_unmet_conditions(process: ProcessStatus) -> Message:
     """Return what the conditions of a process's windows lacked, with the code of the first."""
     return Message(process.unmet_conditions[0].code, ", ".join(process.unmet_conditions))
 
 
-def _ended_after(asked: CaptureRequest, process: ProcessStatus) -> Message:
+def _ended_after(request: CaptureRequest, process: ProcessStatus) -> Message:
     if process.unmet_conditions:
-        return conditions_not_met(process)
-    killed = process.end is None and process.pid == asked.pid and asked.end and asked.end.startswith("SIG")
-    ended = f"the program ended after {_count(process.ended_steps)}" + (f", by {asked.end}" if killed else "")
+        return join_unmet_conditions(process)
+    killed = process.end is None and process.pid == request.pid and request.end and request.end.startswith("SIG")
+    ended = f"the program ended after {_count_steps(process.ended_steps)}" + (f", by {request.end}" if killed else "")
     return Message("window_never_reached", ended)
 
 
-def _count(steps: int) -> str:
+def _count_steps(steps: int) -> str:
     return f"{steps} step{'' if steps == 1 else 's'}"
 
 
@@ -380,7 +384,7 @@ def _last(process: ProcessStatus, window: Window) -> int:
     return process.begun_steps - 1 if process.begun_steps > process.ended_steps else process.begun_steps
 
 
-def cause_of(asked: CaptureRequest, process: ProcessStatus, window: Window) -> str:
+def describe_cause(request: CaptureRequest, process: ProcessStatus, window: Window) -> str:
     """Return who closed a window before its end, as the end of `stopped early by ...`."""
     if window.error:
         return f"an error: {window.error}"
@@ -388,88 +392,93 @@ def cause_of(asked: CaptureRequest, process: ProcessStatus, window: Window) -> s
         return "a request to stop"
     if window.reason and window.reason.startswith("exception "):
         return window.reason.removeprefix("exception ")
-    if process.pid == asked.pid and asked.end is not None:
-        return asked.end
+    if process.pid == request.pid and request.end is not None:
+        return request.end
     return "the end of the program" if window.reason else "the end of the process without Python's own end"
 
 
-def lacking(steps: range, held: Iterable[int]) -> list[range]:
-    """Return the stretches of `steps` that are not in `held`. However many steps there are, it takes as long as `held`:
-    what a process says of itself may be any number.
+def find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[range]:
+    """Return the spans of `steps` that are not in `captured_steps`.
+
+    The time it takes depends on `captured_steps` alone: the number of steps that a process reports may be any.
     """
-    found, begin = [], steps.start
-    for step in sorted({step for step in held if step in steps}):
-        found += [range(begin, step)] if begin < step else []
+    missing, begin = [], steps.start
+    for step in sorted({step for step in captured_steps if step in steps}):
+        missing += [range(begin, step)] if begin < step else []
         begin = step + 1
-    return found + ([range(begin, steps.stop)] if begin < steps.stop else [])
+    return missing + ([range(begin, steps.stop)] if begin < steps.stop else [])
 
 
-def _listed(parts: Sequence[range]) -> str:
-    """Return stretches of numbers as people write them: `3, 5-9`."""
-    said = [str(part.start) if len(part) == 1 else f"{part.start}-{part.stop - 1}" for part in parts[:5]]
-    return ", ".join(said) + (" and more" if len(parts) > 5 else "")
+def _format_steps(parts: Sequence[range]) -> str:
+    """Return spans of numbers as text: `3, 5-9`."""
+    texts = [str(part.start) if len(part) == 1 else f"{part.start}-{part.stop - 1}" for part in parts[:5]]
+    return ", ".join(texts) + (" and more" if len(parts) > 5 else "")
 
 
-def _of_whole_run(asked: CaptureRequest, by_id: Mapping[str, CapturedWindow]) -> CaptureResult:
+def _evaluate_whole_run_windows(request: CaptureRequest, by_id: Mapping[str, CapturedWindow]) -> CaptureResult:
     """Return what became of it, a verdict for each process that opened it."""
-    found = [
-        replace(verdict, label=process.label, rank=process.rank, counted_from=process.counted_from or 0)
-        for process in asked.processes
+    outcomes = [
+        replace(outcome, label=process.label, rank=process.rank, counted_from=process.counted_from or 0)
+        for process in request.processes
         for window in process.windows[:1]
-        if (verdict := _verdict_of_whole_run(asked, process, window, by_id.get(window.id))) is not None
+        if (outcome := _evaluate_whole_run(request, process, window, by_id.get(window.id))) is not None
     ]
-    return CaptureResult(asked.text, tuple(found), () if found else (_whole_run_never_reached(asked),))
+    return CaptureResult(request.text, tuple(outcomes), () if outcomes else (_whole_run_never_reached(request),))
 
 
-def _verdict_of_whole_run(
-    asked: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
+def _evaluate_whole_run(
+    request: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
 ) -> WindowOutcome | None:
     begin = window.opened_step if window.opened_step is not None else window.start_step
     steps = range(begin, max(begin, process.ended_steps if window.closed_step is None else window.closed_step))
-    held = set(file.steps) if file else set()
-    missing = lacking(steps, held)
+    captured_steps = set(file.steps) if file else set()
+    missing = find_missing_steps(steps, captured_steps)
 
-    def say(outcome: str, why: Message | None = None) -> WindowOutcome:
+    def make_outcome(outcome: str, reason: Message | None = None) -> WindowOutcome:
         captured, name = len(steps) - sum(map(len, missing)), file.file if file else None
-        return WindowOutcome(steps.start, steps.stop, outcome, captured, why, process.pid, window, name)
+        return WindowOutcome(steps.start, steps.stop, outcome, captured, reason, process.pid, window, name)
 
     if window.opened_step is None:
-        return say(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
+        return make_outcome(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
     if file is None:
         # nsys records all processes while one has its window open, so those of helpers may come to nothing.
-        if not steps and process.pid != asked.pid:
+        if not steps and process.pid != request.pid:
             return None
-        ended = f": {cause_of(asked, process, window)} came before it was closed" if window.reason is None else ""
-        return say(MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}{ended}"))
-    if window.reason == "stopped" or (asked.duration_s and window.reason != "duration"):
-        stopped = f"stopped early, {_after(asked, window)} by {cause_of(asked, process, window)}"
-        return say(STOPPED_EARLY, Message("window_stopped_early", stopped))
+        ended = (
+            f": {describe_cause(request, process, window)} came before it was closed" if window.reason is None else ""
+        )
+        return make_outcome(
+            MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}{ended}")
+        )
+    if window.reason == "stopped" or (request.duration_s and window.reason != "duration"):
+        stopped = f"stopped early, {_after(request, window)} by {describe_cause(request, process, window)}"
+        return make_outcome(STOPPED_EARLY, Message("window_stopped_early", stopped))
     if missing:
-        return say(MISSING_STEPS, steps_not_whole(missing))
-    return say(CAPTURED)
+        return make_outcome(MISSING_STEPS, describe_missing_steps(missing))
+    return make_outcome(CAPTURED)
 
 
-def _after(asked: CaptureRequest, window: Window) -> str:
-    limit = f" of {asked.duration_s:g} s" if asked.duration_s else ""
+def _after(request: CaptureRequest, window: Window) -> str:
+    limit = f" of {request.duration_s:g} s" if request.duration_s else ""
     if window.opened_wall_ns is None or window.closed_wall_ns is None:
         return f"before its end{limit},"
     lasted_ns = window.closed_wall_ns - (window.close_stall_ns or 0) - window.opened_wall_ns
     return f"after {lasted_ns / 1e9:.3g} s{limit},"
 
 
-def _whole_run_never_reached(asked: CaptureRequest) -> Message:
-    why = _why_never(asked)
-    return Message(why.code, f"never reached: {why}")
+def _whole_run_never_reached(request: CaptureRequest) -> Message:
+    reason = _find_reason_never(request)
+    return Message(reason.code, f"never reached: {reason}")
 
 
-def _why_never(asked: CaptureRequest) -> Message:
-    told = sorted(asked.processes, key=lambda process: process.pid != asked.pid)
-    for process in told:
+def _find_reason_never(request: CaptureRequest) -> Message:
+    processes = sorted(request.processes, key=lambda process: process.pid != request.pid)
+    for process in processes:
         if process.unmet_conditions:
-            return conditions_not_met(process)
-    if asked.need_steps:
+            return join_unmet_conditions(process)
+    if request.need_steps:
         return NO_STEP_BEGAN
     return Message(
         "traceable_not_loaded",
-        "no Python of the run loaded traceable (-I, -E or -S keep it out), or it was killed before",
+        "no Python process of the run loaded traceable: it was killed before, or ran with -I, -E or -S",
     )

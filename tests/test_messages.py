@@ -45,7 +45,7 @@ def test_an_error_has_its_code_where_it_is_caught_and_where_it_is_read():
     assert error.code == "no_such_run"
     assert str(error) == "there is no out; give a run directory [no_such_run]"
     again = pickle.loads(pickle.dumps(error))
-    assert (again.code, again.found, again.remedy) == ("no_such_run", "there is no out", "give a run directory")
+    assert (again.code, again.problem, again.remedy) == ("no_such_run", "there is no out", "give a run directory")
 
 
 @given(st.from_regex(messages.CODE, fullmatch=True).filter(str.isascii), st.text())

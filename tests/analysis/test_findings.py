@@ -634,7 +634,8 @@ def test_the_time_between_windows_is_no_idle_time() -> None:
     made.window(1002, 1020)
     said = made.says("low_utilization", utilization=1)
     assert said is not None
-    assert (said["potential_saving_ns"], said["count"]) == (5_000, 1)  # of 20 us in which it worked 15; the rest nobody recorded
+    # of 20 us in which it worked 15; the rest was not recorded
+    assert (said["potential_saving_ns"], said["count"]) == (5_000, 1)
     assert made.says("low_utilization", utilization=0.75) is None
     assert said["potential_saving_share"] == pytest.approx(5 / (1015 - 5 - (1002 - 28)))
 

@@ -33,7 +33,7 @@ INSIDE = """
 
 def chosen(context: Context, *path: str, **more: object) -> TopKernels:
     instances = match_instances(context.instances, context.trace.names, path, None)
-    options = {"matching": None, "top": 3, "launches": 5, "skip": 0, **more}
+    options = {"pattern": None, "top": 3, "launches": 5, "skip": 0, **more}
     return find_top_kernels(context, instances, **options)  # type: ignore[arg-type]
 
 
@@ -102,10 +102,10 @@ def test_kernels_of_nccl_are_left_out_and_counted(captures: Path) -> None:
 
 def test_a_name_narrows_by_function_or_by_the_whole_name(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
-    by_function = chosen(context, "computing softmax", matching="(?:.*::)?reduce_ker.*", top=None)
+    by_function = chosen(context, "computing softmax", pattern="(?:.*::)?reduce_ker.*", top=None)
     assert by_function.kernels
     assert {one.function for one in by_function.kernels} == {"reduce_kernel"}
-    whole = chosen(context, "computing softmax", matching="void at::native::reduce_kernel<.*", top=None)
+    whole = chosen(context, "computing softmax", pattern="void at::native::reduce_kernel<.*", top=None)
     assert whole.kernels == by_function.kernels
 
 

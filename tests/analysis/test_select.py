@@ -347,7 +347,7 @@ def test_every_question_can_be_asked_of_a_part(trace: Trace, span: tuple[int | N
             except MissingDataError:
                 continue
             for row in table.rows():
-                for column in ("utilisation_share", "wall_share", "potential_saving_share"):
+                for column in ("utilization_share", "wall_share", "potential_saving_share"):
                     assert not row.get(column) or column == "wall_share" or row[column] <= 1
                 if view.name == "findings":
                     assert row["potential_saving_ns"] <= window_ns

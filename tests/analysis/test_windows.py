@@ -396,7 +396,7 @@ def test_a_window_of_time_holds_the_steps_that_there_were():
 def test_without_steps_it_is_the_time_that_counts():
     window = replace(TIMED, opened_step=0, closed_step=0)
     nothing = replace(WHOLE, steps=())
-    assert of_time(window, nothing, begun_steps=0, ended_steps=0) == ["asked 5 s after 2 s, captured 5.000 s"]
+    assert of_time(window, nothing, begun_steps=0, ended_steps=0) == ["requested 5 s after 2 s, captured 5.000 s"]
 
 
 def test_until_the_end_of_the_program_any_end_will_do():

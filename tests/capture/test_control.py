@@ -190,7 +190,7 @@ def test_start_lasts_until_stop_which_waits_for_the_end_of_the_open_step(running
     assert program.line() == "within"
     assert start.event()["event"] == "opened"
     start.leave()
-    stop = program.command(ask="stop")
+    stop = program.ask(command="stop")
     event = stop.event()
     assert (event["event"], event["window"]["closed"], event["window"]["stop_step"]) == ("stopping", None, None)
     stdin.write("\n"), stdin.flush()

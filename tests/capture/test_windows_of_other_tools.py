@@ -1,4 +1,4 @@
-"""The table "Steps in other tools" of docs/windows.md, each row against a few lines that do what that tool does."""
+"""The table "Equivalents in other tools" of docs/windows.md, each row against lines that do what that tool does."""
 
 from __future__ import annotations
 

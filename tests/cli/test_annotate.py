@@ -54,7 +54,7 @@ def test_what_matched_nothing_is_said_with_what_was_perhaps_meant(tmp_path: Path
     assert done.returncode == 0
     (line,) = (line for line in done.stderr.splitlines() if line.endswith(" [name_not_in_module]"))
     assert "'json:laods'" in line
-    assert " json:loads " in line
+    assert " json:loads" in line
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ BAD = {
     "strict": (("--strict",), "option_of_one_recording", "--strict"),
     "a threshold": (("--threshold", "low_utilization.utilization=0.5"), "option_of_one_recording", "--threshold"),
     "no such column": (("--sort", "wall"), "no_such_column", "'wall'; it has path, name"),
-    "no such table": (("--csv", "--table", "rules"), "no_such_table", "'rules'; they have steps"),
+    "no such table": (("--csv", "--table", "rules"), "no_such_table", "'rules'; it has steps"),
     "a table for nobody": (("--table", "steps"), "table_needs_csv", "--table"),
     "no such file": (("absent",), "no_such_file", "absent"),
 }

@@ -239,7 +239,7 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
         (
             ("--threshold", "launch_bound.gapp=1"),
             "threshold_not_found",
-            "launch_bound.gap? there are small_h2d_copies.bytes, ",
+            "launch_bound.gap? valid thresholds: small_h2d_copies.bytes, ",
         ),
         (("--view", "findings", "--threshold", "launch_bound.gap"), "threshold_malformed", "'launch_bound.gap'"),
         (("--view", "all", "--threshold", "launch_bound.gap=x"), "threshold_malformed", "'launch_bound.gap=x'"),

@@ -426,7 +426,7 @@ def with_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., B
 
 def test_ncu_profiles_the_steps_between_the_two_calls(with_ncu, tmp_path):
     at = with_ncu(HEADER + "".join(row_of_ncu(n, "add", 8 * (n + 1)) for n in range(10, 20)))
-    assert checks.gate_ncu(at) == ("ncu --profile-from-start off profiled the kernels of steps 10 to 19 and no other")
+    assert checks.gate_ncu(at) == ("ncu --profile-from-start off profiled the kernels of steps 10 to 19 and no others")
     assert (tmp_path / "gate").read_text() == "cudaProfilerApi"
 
 

@@ -130,8 +130,8 @@ def test_what_is_missing_is_the_reason_of_all_that_need_it_and_no_failure(comman
         ("fails", harness.FAILED, "1 kernel where 2 were expected"),
         ("cannot", harness.NOT_POSSIBLE, "the tool does not work here"),
         ("has_a_bug", harness.FAILED, "KeyError: 'absent' (checks.py:"),
-        ("crashes", harness.FAILED, "its process was killed by SIGSEGV before it had a result"),
-        ("exits", harness.FAILED, "its process ended with exit code 7 before it had a result: the last line"),
+        ("crashes", harness.FAILED, "its process was killed by SIGSEGV without a result"),
+        ("exits", harness.FAILED, "its process ended with exit code 7 without a result: the last line"),
     ],
 )
 def test_each_way_to_end_has_its_status_and_the_next_check_runs(command, check, status, reason):

@@ -117,8 +117,8 @@ def test_what_was_never_met_is_reported_with_its_progress(ran, options, code, st
     ],
 )
 def test_each_condition_that_was_not_met_has_a_code_and_its_progress(tmp_path, conditions, end, waited_s, lacks):
-    content = {"schema": "traceable.status/1", "pid": 7, "steps": {"begun": 0, "ended": 0}, "refused": 0, "windows": []}
-    content |= {"end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
+    content = {"schema": "traceable.status/1", "pid": 7, "steps": {"begun": 0, "ended": 0}, "nested_steps": 0}
+    content |= {"windows": [], "end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
     (tmp_path / "status.7.json").write_text(json.dumps(content))
     (tmp_path / "status.7.steps").write_bytes(struct.pack("<qqq", 50, 50, 30))
     (process,) = windows.load_statuses(tmp_path, conditions)

@@ -303,7 +303,7 @@ def test_steps_that_are_not_in_the_recording(run, tmp_path):
         file.commit()
     found = first(tmp_path / "out")
     assert found.cause == "ranges_missing"
-    assert found.found.startswith("3 ranges ")
+    assert found.message.startswith("3 ranges ")
 
 
 def test_torch_profiler_in_the_program(nsys, run, tmp_path):

@@ -54,7 +54,7 @@ def diagnosed(text: str) -> str:
 def test_graphs_that_were_traced_as_one(captures):
     found = causes(captures / "nsys" / f"{GRAPHS}.sqlite")
     assert found["graphs_traced_as_one"].certainty == "certain"
-    assert "100%" in found["graphs_traced_as_one"].found
+    assert "100%" in found["graphs_traced_as_one"].message
     # It has no NVTX table either, but what of the program nsys did not hear is not known.
     assert found["nothing_annotated"].certainty == "likely"
 
@@ -187,13 +187,13 @@ def test_linux_on_windows():
 
 def test_a_report_of_windows(captures):
     found = causes(captures / "nsys" / "windows-three-adapters.sqlite")["windows"]
-    assert "(WSL)" not in found.found
+    assert "(WSL)" not in found.message
     assert any(one.startswith("DEVICE_TYPE ") for one in found.evidence)
 
 
 def test_a_report_of_linux_on_windows(captures):
     found = causes(captures / "nsys" / f"{EMPTY}.sqlite")["windows"]
-    assert "(WSL)" in found.found
+    assert "(WSL)" in found.message
     (evidence,) = found.evidence
     assert "Relay(470)" in evidence
 

@@ -293,7 +293,7 @@ def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
         lacking("a C compiler")
     folder = tmp_path_factory.mktemp("hide")
     (folder / "hide.c").write_text(HIDE)
-    native = Path(redact.__file__).parent / "_native"
+    native = Path(redact.__file__).parents[1] / "_native"
     words = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{native}"]
     subprocess.run([*words, "-o", folder / "hide.so", folder / "hide.c", native / "recorder_secrets.c"], check=True)
     function = ctypes.CDLL(str(folder / "hide.so")).hide_line
@@ -366,7 +366,8 @@ def test_a_secret_is_not_among_what_nsys_is_given():
 def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_path):
     """Without the library, as with an nsys that it does not reach."""
     (tmp_path / "app.py").write_text(PROGRAM)
-    main = "import sys; from traceable.collectors.nsys import privacy; privacy.find_hide_proc_environ_library = lambda: None; "
+    main = "import sys; from traceable.collectors.nsys import privacy; "
+    main += "privacy.find_hide_proc_environ_library = lambda: None; "
     main += "from traceable.cli.main import main; sys.exit(main())"
     words = [sys.executable, "-c", main, *command("nsys", "app.py")[3:]]
     variables = {**environ, "API_KEY": VALUE, "EMPTY": ""}
@@ -559,7 +560,8 @@ def test_nothing_leaks_from_what_the_recorder_wrote(command, environ, tmp_path):
 
 
 def test_what_nsys_alone_has_does_not_reach_the_program(nsys, command, environ, tmp_path):
-    code = "import os; print(os.environ['LD_PRELOAD']); print(open('/proc/self/environ').read().count('_hide_proc_environ'))"
+    code = "import os; print(os.environ['LD_PRELOAD']); "
+    code += "print(open('/proc/self/environ').read().count('_hide_proc_environ'))"
     ended = subprocess.run(command("nsys", "-c", code), capture_output=True, text=True, env=environ, cwd=tmp_path)
     preloaded, count = ended.stdout.splitlines()
     assert "nsight" in preloaded or "Injection" in preloaded

@@ -77,7 +77,7 @@ def install(
     from traceable._native import find_hide_proc_environ_library
 
     settings = {"version": version, "real": real, "gpus": list(gpus), "unlisted": list(unlisted)}
-    settings["discreet"] = str(find_hide_proc_environ_library())
+    settings["hide_proc_environ"] = str(find_hide_proc_environ_library())
     settings["cpu"] = cpu or read(version)["behavior"]["cpu_environment"]
     words = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), json.dumps(settings)]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")

@@ -67,12 +67,12 @@ def findings(
         get_view: returns the table of another view, by its name, without options: for a caller that caches tables.
 
     Returns:
-        One row a finding. `potential_saving_ns` is an upper bound on the wall time that can be saved, and `potential_saving_share` its share of
-        the time that bounds are of, which no bound exceeds: `scope` is `steady` (the steady part of the steps) or,
-        if no steady part is known, `recording` (from the first event to the last). Both are absent from a statement,
-        which promises nothing. `total_ns` is how long what the finding is about lasted in the whole recording,
-        `before_steady_ns` how much of that lies before the steady part. Findings overlap: their bounds must not be
-        added up.
+        One row a finding. `potential_saving_ns` is an upper bound on the wall time that can be saved, and
+        `potential_saving_share` its share of the time that bounds are of, which no bound exceeds: `scope` is `steady`
+        (the steady part of the steps) or, if no steady part is known, `recording` (from the first event to the last).
+        Both are absent from a statement, which promises nothing. `total_ns` is how long what the finding is about
+        lasted in the whole recording, `before_steady_ns` how much of that lies before the steady part. Findings
+        overlap: their bounds must not be added up.
         `others["rules"]` has one row a rule: the thresholds that held, what became of it, and why where the trace does
         not support it.
 

@@ -826,7 +826,7 @@ def slowest(
     on_cpu = not len(context.gpu)
     usual_wall = split_wall_time(context, steps, work, median) if on_cpu else {}
     more = {
-        f"{_strip_unit(name)}_more{_unit(name)}": _subtract_median(columns[name], rows, median) for name in _COMPARED
+        f"{_strip_unit(name)}_delta{_unit(name)}": _subtract_median(columns[name], rows, median) for name in _COMPARED
     }
     causes: list[str] = []
     ranges: list[Path] = []

@@ -291,7 +291,7 @@ def _dump(peer: Peer, number: int | None, by: str) -> bool:
 
 
 def _reject(peer: Peer, reason: Message) -> None:
-    peer.send("rejected", code=reason.code, why=reason)
+    peer.send("rejected", code=reason.code, reason=reason)
 
 
 def _warn_not_served(error: Exception) -> None:

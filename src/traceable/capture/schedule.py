@@ -197,7 +197,7 @@ class Schedule:
         progress = self._progress
         windows = self._requested or ",".join(str(window) for window, _ in self._planned)
         return {
-            "asked": str(windows) or None,
+            "requested": str(windows) or None,
             "counted_from": self._counted_from,
             "delay_waited_s": _round_ms(elapsed_delay_s(self.conditions)) if self.conditions.delay_s else None,
             "first_range_wall_ns": first_range.wall_ns or None,

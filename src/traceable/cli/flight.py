@@ -77,7 +77,7 @@ def make_flight_environment(arguments: argparse.Namespace) -> dict[str, str]:
     """Return what a flight recorder sets in the program's environment."""
     if arguments.flight_recorder is None:
         return {}
-    variables = {environment.FLIGHT_RECORDER: arguments.flight_recorder.variable, environment.CONTROL: "1"}
+    variables = {environment.FLIGHT_RECORDER: arguments.flight_recorder.environment_value, environment.CONTROL: "1"}
     return variables | ({environment.CONTROL_SIGNAL: "dump"} if arguments.sigusr2 is not None else {})
 
 

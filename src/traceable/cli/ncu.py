@@ -231,7 +231,7 @@ def _select_top_kernels(
                     "list the ranges with `traceable report RUN --view ranges`",
                 )
         top = arguments.top or (None if expression else DEFAULT_TOP)
-        options = {"matching": expression, "top": top, "launches": arguments.launches, "skip": arguments.skip}
+        options = {"pattern": expression, "top": top, "launches": arguments.launches, "skip": arguments.skip}
         best = find_top_kernels(context, instances, **options)
         symbols = _load_symbol_patterns(Path(recording.trace.source.path), arguments.source, best)
     expressions = symbols or [f"(?:.*::)?{ncu_filter.escape_regex(one.function)}" for one in best.kernels]

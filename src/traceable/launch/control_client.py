@@ -338,7 +338,7 @@ def _add_event(result: WindowResult, event: Event) -> None:
 
 def _make_rejection(event: Event, outcome: str) -> Message:
     """Return the message of a rejected request, with the code of its reason."""
-    return Message(str(event["code"]), f"process {event['pid']} {outcome}: {event['why']}")
+    return Message(str(event["code"]), f"process {event['pid']} {outcome}: {event['reason']}")
 
 
 def _complete(target: ControlTarget, result: WindowResult, last: str, before: _Files) -> None:

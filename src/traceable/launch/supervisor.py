@@ -479,10 +479,10 @@ class StdioHandoff:
         self._received = b""
         self._own += [status_read, permission, status_write]
         descriptors = {
-            "environment": self._file({"full": dict(full), "passed": given}),
+            "environment": self._write_memory_file({"full": dict(full), "passed": variables}),
             "permission": permission,
-            "status_descriptor": told,
-            # One that was closed when we were started may by now be the number of a file of ours.
+            "status_descriptor": status_write,
+            # A stream that was closed at the start: its number may by now belong to another file of this process.
             **{name: number for number, (name, stream) in enumerate(_standard_streams()) if stream is not None},
         }
         content: dict[str, Any] = {

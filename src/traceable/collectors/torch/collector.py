@@ -80,7 +80,7 @@ class TorchCollector:
                 "torch.profiler left no trace: the program did not import torch, recorded no window, or ended without "
                 "finalizing Python (a signal without a handler, os._exit)"
             )
-            notes.append(Message("no_torch_trace", said))
+            notes.append(Message("no_torch_trace", text))
             return CollectorResult(None, (), tuple(notes))
         return CollectorResult(traces[0] if len(traces) == 1 else directory, tuple(traces), tuple(notes))
 

@@ -190,7 +190,7 @@ def markdown(summary: dict[str, Any]) -> str:
 def _table(measurements: list[dict[str, Any]]) -> list[str]:
     """Return the rows as Markdown, one a variant, the listeners side by side."""
     listeners = list(dict.fromkeys(row["listener"] for row in measurements))
-    titles = {"none": "no listener", "recorder": "recorder", "nsys": "nsys"}
+    titles = {"none": "no profiler", "recorder": "recorder", "nsys": "nsys"}
     head = " | ".join(f"{titles[listener]}, ns | / floor | / control" for listener in listeners)
     lines = [f"| | {head} |", f"| --- |{' ---: | ---: | ---: |' * len(listeners)}"]
     by_place = {(row["listener"], row["variant"]): row for row in measurements}

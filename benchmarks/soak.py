@@ -144,7 +144,7 @@ def markdown(report: dict[str, Any]) -> str:
             f"| tasks | {found['distinct_tasks']:,} of {report['expected']['tasks']:,} found; by active segments: "
             f"{found['tasks_by_stretches']} |",
             f"| every thread and task exact, nothing dropped | {'yes' if report['complete'] else '**no**'} |",
-            f"| recording the threads | {report['record_seconds']:.1f} s, {report['ns_per_range']:.0f} ns a range |",
+            f"| recording the threads | {report['record_seconds']:.1f} s, {report['ns_per_range']:.0f} ns per range |",
             f"| recording, export | {on_disk[0]:.2f} GB, {on_disk[1]:.2f} GB |",
             f"| finalize | {report['finalise_seconds']:.1f} s |",
             f"| memory of the program, threads | {threads['settled_bytes'] / mib:.1f} MiB, at most "

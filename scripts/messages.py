@@ -3,8 +3,8 @@
     python scripts/messages.py > docs/messages.md
 
 A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, one of the
-doctor's states, or `say` where nothing else is loaded, in Python and in C. What a text is made of while the program
-runs stands in braces.
+doctor's states, `log_message` in C, or `say` where nothing else is loaded. Braces contain what is filled in while the
+program runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent.parent / "src" / "traceable"
 CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-_SAY_IN_C = re.compile(r'\bsay\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)"')
+_LOG_IN_C = re.compile(r'\blog_message\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)"')
 _ROOTS = {"TraceableError", "CauseError"}
 _MAKERS = {"Message", "warn_once"}
 _BARE = {"say", "_say"}
@@ -32,11 +32,11 @@ _HEAD = """\
 # Messages and their codes
 
 Each message, note and error ends with its code in brackets on the terminal, has it as `code` in JSON (`--json`,
-`run.json`, `report.json`) and as the attribute `code` of the error. A code stays what it is while its words change.
+`run.json`, `report.json`) and as the attribute `code` of the error. A code stays the same when its text changes.
 Performance findings are known by their rule ([findings.md](findings.md)), causes of a loss by their name
 ([diagnosis.md](diagnosis.md)), windows by their outcome ([windows.md](windows.md)).
 
-What stands in braces is filled in. This page is printed by `python scripts/messages.py`.
+Braces contain values that are filled in. `python scripts/messages.py` prints this page.
 
 | code | message | what to do |
 | --- | --- | --- |
@@ -73,7 +73,7 @@ def sites(sources: Path = SOURCES) -> list[Site]:
 
 def _in_c(path: Path) -> Iterator[Site]:
     text = path.read_text(encoding="utf-8")
-    for match in _SAY_IN_C.finditer(text):
+    for match in _LOG_IN_C.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         yield Site(f"{path.relative_to(SOURCES.parent)}:{line}", match["code"], match["text"])
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 Measured = dict[tuple[str, str], list[dict[str, float]]]
-"""By listener and form: for each process the ns of each variant."""
+"""By profiler and form: for each process the ns of each variant."""
 
 FLOOR = "with: C no-op object, pre-bound (floor)"
 PLAIN = "call: plain function"

@@ -9,7 +9,7 @@ where it is busy: each microsecond that recording takes is a microsecond of thro
 plain server, which shows by how much two equal ones differ.
 
 Ends with 1 where a request failed, throughput fell by more than 1 %, memory grew by more than the bound, a server did
-not end well, or a request that was answered is not in the recording.
+not end well, or a served request is not in the recording.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ async def load(options: argparse.Namespace, measured: dict[str, Measured]) -> No
 
 
 def ratios(values: list[float], to: list[float]) -> dict[str, Any]:
-    """Return the ratios of blocks that stood side by side, and the interval of 95 % of their median (bootstrap)."""
+    """Return the ratios of the blocks of each round, and the interval of 95 % of their median (bootstrap)."""
     each = [value / other if other else 0.0 for value, other in zip(values, to, strict=True)]
     draw = random.Random(0)
     medians = sorted(median(draw.choices(each, k=len(each))) for _ in range(RESAMPLES))

@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--ranges 10000000] [--tasks 10000] [--threads 8] [--folder DIRECTORY] [--json]
 
 The program (`_soak_program.py`) runs under the embedded recorder and samples its own memory. Then the recording is
-exported, and counted by SQL: ranges by thread, wholes and active segments by task, only closed ones. Ends with 1 where one
-is missing or too many, an event was dropped, or the program's memory grew by more than the bound.
+exported, and counted by SQL: ranges by thread, wholes and active segments by task, only closed ones. Ends with 1 where
+one is missing or too many, an event was dropped, or the program's memory grew by more than the bound.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def record(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def count(database: Path) -> dict[str, Any]:
-    """Return the closed ranges by the thread that its name names, and the tasks by how many active segments were found."""
+    """Return the closed ranges by the thread in their name, and the tasks by their number of active segments."""
     texts = "NVTX_EVENTS e JOIN StringIds s ON s.id = e.textId WHERE e.end IS NOT NULL AND"
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(

@@ -1,9 +1,9 @@
 """Gaps: when each GPU was idle between its first and its last operation, the operations on both sides, and the cause.
 
 A GPU's timeline is the union of all its operations: of every stream, context and process that used it. Idle time before
-the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU; nor is
-the time from the last operation of a window to the first of the next, of which nothing was recorded. Time inside an
-operation counts as busy, however little of the GPU it used.
+the first operation and after the last is not counted, because the trace does not show when the program needed the GPU;
+nor is the time from the last operation of a window to the first of the next, of which nothing was recorded. Time inside
+an operation counts as busy, however little of the GPU it used.
 
 Each gap has one cause, from what the host did until the operation that ended it. Most of a gap is half of it or more.
 The launch is the call that put the operation on the GPU which ends the gap. An operation waited if its launch had
@@ -28,8 +28,8 @@ one:
 - host_late: the launch began after the gap began. There was nothing for the GPU to do.
 - unknown: no launch is recorded.
 
-Nothing here estimates how much faster the program would be without a gap. The few gaps that are listed have a sentence
-besides: the evidence for the cause, with the names and times that a user would look up next.
+Nothing here estimates how much faster the program would be without a gap. The few gaps that are listed also have a
+sentence with the evidence for the cause: the names and times that a user would look up next.
 """
 
 from __future__ import annotations

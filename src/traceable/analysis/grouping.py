@@ -90,7 +90,7 @@ class SortedGroups:
             number = np.minimum(last[low:high], part.stop) - np.maximum(self.first[low:high], part.start)
             square = self._decoded(self.above[part]) - np.repeat(mean[low:high], number)
             square *= square
-            # The first group goes on from the block before.
+            # The first group continues that of the block before.
             square[0] += squares[low]
             squares[low:high] = np.bincount(np.repeat(np.arange(high - low), number), square, high - low)
         deviation = np.sqrt(squares / np.maximum(1, self.counts - 1))
@@ -340,7 +340,7 @@ def find_first_match(process: NDArray[np.integer], ids: Int64, of_process: NDArr
         return matches
     processes = np.concatenate([of_process[of_with_id], process[with_id]])
     code, first = number_groups(processes, np.concatenate([of_ids[of_with_id], ids[with_id]]))
-    # Those to be matches stand before those that ask, so that a group's first row is one of them if it holds any.
+    # Possible matches come before the rows that are looked up, so that a group's first row is a match if it has any.
     match = first[code[len(of_with_id) :]]
     known = match < len(of_with_id)
     matches[with_id[known]] = of_with_id[match[known]]

@@ -481,7 +481,7 @@ def extract_base_name(name: str) -> str:
         elif mark == "(":
             return "".join(parts) or name
         elif mark.isspace():
-            # What stood before is the result's type.
+            # The text before it is the result's type.
             parts.clear()
         elif len(mark) > 1:
             parts.append(mark)
@@ -649,7 +649,7 @@ def _different(group: Int64, item: Int64, kernel: Int64, groups: int, single: bo
     """Return how many kernels each group has; `single`: no kernel has several items."""
     if not single:
         return count_distinct(group, kernel, groups)
-    # Items come in ascending order within a range, so that equal ones are neighbours.
+    # Items come in ascending order within a range, so that equal ones are neighbors.
     again = np.flatnonzero((item[1:] == item[:-1]) & (group[1:] == group[:-1])) + 1
     return np.bincount(group, minlength=groups) - np.bincount(group[again], minlength=groups)
 

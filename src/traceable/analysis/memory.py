@@ -76,7 +76,7 @@ _HOST_AND_GPU = (1, 2, 3, 4)
 _PAGEABLE, _PINNED = 0, 1
 
 NO_CALL, SYNCHRONOUS, ASYNCHRONOUS, OTHER_CALL = range(4)
-"""What put a copy or memset on the GPU: no known call; a copying or setting call whose name says that it is
+"""What put a copy or memset on the GPU: no known call; a copying or setting call whose name shows that it is
 synchronous, or asynchronous; another call, as the launch of a graph."""
 
 _COPYING = re.compile(r"cu(da)?Mem(cpy|set)")

@@ -113,7 +113,7 @@ class _Places:
     """The streams that are a row each, as equally long columns; see `gpus.Streams`.
 
     Attributes:
-        row: of each of `Gpus.streams`, where two of CUDA's device numbers may stand for one GPU.
+        row: of each of `Gpus.streams`, where two of CUDA's device numbers may be one GPU.
     """
 
     gpu: Int64

@@ -115,7 +115,7 @@ def integers(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.int64
 
 
 def ratios(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    """Return part / whole as a float column, absent where there is no whole."""
+    """Return part / whole as a float column, absent without a whole."""
     out = np.full(len(part), np.nan)
     np.divide(part, whole, out=out, where=np.asarray(whole) > 0)
     return out

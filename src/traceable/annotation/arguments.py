@@ -162,7 +162,7 @@ def _plain(item: Any) -> Any:
 
 
 def log_lost_range() -> None:
-    """Log, once, that a range could not be made: there is no memory, or the interpreter is ending."""
+    """Log, once, that a range could not be made: out of memory, or the interpreter is ending."""
     if sys.meta_path is not None:  # the interpreter sets it so as it ends, and then nothing can be logged
         environment.warn_once("range_not_recorded", "a range is not recorded: no memory is left")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from traceable.annotation.ranges import Category, Color, Payload
 
-_KEEP: Any = object()  # tells "leave it as it is" from None, which clears
+_KEEP: Any = object()  # means "unchanged"; None clears
 
 _numpy: Any = None
 """numpy, once a dtype was checked: a sample imports nothing."""

@@ -19,7 +19,7 @@ def log(message: str) -> None:
 
 
 def print_line(line: str = "") -> None:
-    """Print one line of what was asked for on stdout."""
+    """Print one line of the requested output on stdout."""
     _print(line, sys.stdout)
 
 

@@ -56,5 +56,5 @@ class Progress:
             if printed:
                 sys.stderr.write(_ERASE)
                 sys.stderr.flush()
-        except (OSError, ValueError):  # the terminal went away, or can't write this: the work goes on
+        except (OSError, ValueError):  # the terminal was closed, or can't write this: the work continues
             return

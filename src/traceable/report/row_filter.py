@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 DEFAULT_SORT = "cpu_total_ns"
-"""By what the rows of the ranges are the largest where nothing else is said."""
+"""The default column for the largest rows of the ranges."""
 
 MAX_UNFOLDED_ROWS = 30
-"""So many rows of ranges are shown whatever is in them, unless something else is said."""
+"""By default the ranges are not folded up to this number of rows."""
 
 MIN_UNFOLDED_SHARE = 0.01
 """Below this share of the CPU's and of the GPU's time a range is not shown by default if it lies inside another."""
@@ -107,7 +107,7 @@ def _worth_a_row(table: Table) -> list[bool]:
 
 
 def resolve_column(request: str, columns: Sequence[str]) -> str | None:
-    """Return the column that is asked for, which may be named without its unit; None where there is none.
+    """Return the requested column, whose unit may be omitted; None if there is none.
 
     Examples:
         >>> resolve_column("p99", ["name", "cpu_p99_ns"])

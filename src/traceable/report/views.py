@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class ViewTable:
-    """A further table of a view: what stands above it, and the columns that a terminal shows; all by default."""
+    """A further table of a view: its heading, and the columns that a terminal shows; all by default."""
 
     heading: str
     columns: tuple[Column, ...] = ()
@@ -32,7 +32,7 @@ class View:
 
     Attributes:
         name: the view's, its question's, and in JSON its key.
-        help: what it answers, as half a sentence.
+        help: its content, as half a sentence.
         columns: of the main table, those that a terminal shows, in order, as far as the table has them. The first of
             them is what the row is about, and is never dropped.
         by: what its rows may be by; the first is the default. Empty where that is fixed.
@@ -146,7 +146,7 @@ RANGES = View(
         Column("gpu_busy_ns", "GPU busy", 5, only_if_any=True),
     ),
 )
-"""The view that is shown where none is asked for; by path and by name it is the document of `run`."""
+"""The default view; by path and by name it is the document of `run`."""
 
 _KERNELS = View(
     "kernels",
@@ -382,7 +382,7 @@ _WHOSE = (
     Column("process", rank=3, only_if_several=True),
     Column("pid", rank=3, only_if_several=True, redundant_with="process"),
 )
-"""Of which of several processes: by its name (of a rank, say), and by its pid where names are missing or the same."""
+"""The process, if there are several: its name (such as that of a rank), or its pid if names are missing or equal."""
 
 _STEPS = View(
     "steps",
@@ -515,7 +515,7 @@ FINDINGS = View(
     others={"rules": ViewTable("rules")},
     as_text=True,
 )
-"""Of all findings the largest also stand below the ranges."""
+"""The largest findings are also shown below the ranges."""
 
 VIEWS: dict[str, View] = {
     view.name: view for view in (RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _STREAMS, FINDINGS)

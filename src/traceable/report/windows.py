@@ -11,7 +11,7 @@ from traceable.errors import Message
 from traceable.report.text import escape_name
 
 _REPORTED_MIN_NS = 10_000_000
-"""The time from which on the pauses by opening and closing are reported: nobody notices less."""
+"""The time from which on the pauses by opening and closing are reported: less is not noticeable."""
 
 _LINES_MAX = 20
 _LISTED_MAX = 12

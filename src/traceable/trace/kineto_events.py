@@ -425,7 +425,7 @@ class FileEvents:
     def _geometry(self, args: dict[str, Any]) -> int:
         """Return the number of the launch geometry; -1 where it was not recorded.
 
-        Kineto adds static and dynamic shared memory up: their sum stands for the dynamic, the static is absent.
+        Kineto adds static and dynamic shared memory up: their sum is stored as dynamic, the static one is absent.
         """
         sizes: list[int] = []
         for name in ("grid", "block"):

@@ -93,7 +93,7 @@ def begin_call(
         inputs = get_grad_nodes((*args, *kwargs.values()) if kwargs else args)
         call = ForwardCall(ranges, calls[-1] if calls else None, size, inputs)
         calls.append(call)
-    except Exception as error:  # noqa: BLE001 - the model goes on without this range
+    except Exception as error:  # noqa: BLE001 - the model runs without this range
         _warn_failure(error)
         return None
     return call
@@ -114,7 +114,7 @@ def hook_backward(call: ForwardCall, result: object) -> None:
             number = node._sequence_nr()
             if number < call.first:
                 _hook(node, number, _holder(call.parent, number), call)
-    except Exception as error:  # noqa: BLE001 - the model goes on without this range
+    except Exception as error:  # noqa: BLE001 - the model runs without this range
         _warn_failure(error)
 
 

@@ -51,7 +51,7 @@ def start_emission(enter: Callable[[str], Any], leave: Callable[[Any], None]) ->
     """Emit from here on.
 
     Args:
-        enter: opens an annotation of torch's and returns what `leave` closes.
+        enter: opens a torch annotation and returns what `leave` closes.
         leave: closes an annotation.
     """
     global _begun, _enter, _exit

@@ -213,7 +213,7 @@ def rewrite_database(database: Path) -> None:
     nsys writes it without `secure_delete`: the unused part of a page that was split still has the old text.
 
     Raises:
-        sqlite3.Error: it can't be read, or there is no room for a second one.
+        sqlite3.Error: it can't be read, or there is no space for a second one.
         OSError: it can't be replaced.
     """
     rewritten = database.with_name(database.name + ".anew")

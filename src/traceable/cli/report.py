@@ -313,7 +313,7 @@ def resolve_name_rules(arguments: argparse.Namespace) -> NameRules | None:
 
 
 def has_range_report(views: Sequence[View], arguments: argparse.Namespace) -> bool:
-    """Whether the ranges are among what is asked, by path or by name: a document of their own, with the findings."""
+    """Whether the ranges by path or by name are requested: they are a document of their own, with the findings."""
     return RANGES in views and arguments.by in (None, "path", "name")
 
 

@@ -13,7 +13,7 @@ one:
 
 - profiler_flush: the profiler's own work in the operation's process (rows of PROFILER_OVERHEAD that are known to be
   that: flushes of buffers, instrumentation, its own memory) covers most of the gap, and the launch had not returned
-  before the gap began: what is queued on the GPU does not wait for the host.
+  before the gap began: queued operations do not wait for the host.
 - module_loading: the same for the driver's loading of the code of kernels, where it is recorded by name or, by
   profilers that have no name for it, as unknown overhead inside the first launch of a kernel; and where calls that load
   a module, made by the launching thread before the launch, cover most of the gap.
@@ -306,7 +306,7 @@ def classify_gaps(context: Context, gaps: Gaps, gpu_of_operation: Int64, launch_
 
 
 class _Host:
-    """What the host did around each gap.
+    """The calls of the host around each gap.
 
     Attributes:
         launched: whether the launch of the operation that ends the gap is recorded.

@@ -17,13 +17,13 @@ import numpy as np
 from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray
 
 _WIDEST = 2**62
-"""What a packed key stays below."""
+"""Upper bound of a packed key."""
 
 _BLOCK = 1 << 16
-"""How many rows a block has: a few columns of it fit the cache of a core."""
+"""Rows of a block: a few columns of it fit the cache of a core."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Which quantiles are reported, by the word in the column's name."""
+"""The reported quantiles, by the word in the column's name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SortedGroups:
         return self._decoded(self.above)
 
     def summary(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Return what `spread` returns and the deviation, as `<prefix>_stddev_ns`."""
+        """Return the columns of `spread` and the deviation, as `<prefix>_stddev_ns`."""
         return {**self.spread(prefix), f"{prefix}_stddev_ns": self.deviations()}
 
     def spread(self, prefix: str) -> dict[str, NDArray[Any]]:

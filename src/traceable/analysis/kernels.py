@@ -46,7 +46,7 @@ from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, NDArray, T
 _GRAPH_REMEDY = "record with --cuda-graph-trace=node"
 
 NAMES = ("demangled", "short", "base")
-"""Which name of a kernel counts; see `name_kernels`."""
+"""The forms of a kernel's name; see `name_kernels`."""
 
 _TOKEN = re.compile(r"<unnamed>|\(anonymous namespace\)|operator ?\(\)|[<>()\s]")
 
@@ -496,7 +496,7 @@ def _coded(texts: Sequence[str | None]) -> tuple[list[str | None], Int64]:
 
 @dataclass(frozen=True)
 class _Items:
-    """What is credited to ranges, as equally long columns.
+    """The kernels of ranges, as equally long columns.
 
     Attributes:
         kernel: index into `Trace.kernels`; several items may be of one.

@@ -51,7 +51,7 @@ PARALLEL, OUTLIVES = "parallel", "outlives"
 """Why a row's CPU total is larger than that of the path it lies inside."""
 
 _AT_ONCE = 1 << 16
-"""How many places are processed at once: a few columns of so many fit the cache of a core."""
+"""Places that are processed at once: a few columns of them fit the cache of a core."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ _MEMBERSHIP_RULES = {
 }
 
 SLOWEST = 5
-"""How many of the slowest steps are compared with the median one."""
+"""Number of the slowest steps that are compared with the median one."""
 
 _COMPARED = (
     *("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),

@@ -39,7 +39,7 @@ _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
 
 
 def streams(context: Context, *, range_name: str | None = None) -> Table:
-    """Return what each stream executed.
+    """Return the operations of each stream.
 
     Args:
         range_name: count only operations that belong to a range of this name, in every column.

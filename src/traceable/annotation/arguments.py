@@ -1,4 +1,5 @@
-"""What `annotate` and its kin accept: each argument is checked once, where the range is made, and never at run time.
+"""The arguments of `annotate` and similar functions: each is checked once, where the range is made, and never at run
+time.
 
 The native core calls this module for every range it has not seen before.
 """
@@ -19,7 +20,7 @@ _INT64 = 1 << 63
 _dumps: Any = None
 
 ARRAY_MAX = 1024
-"""How many numbers of an array are kept; of a longer one its length is kept too."""
+"""Maximum number of an array's numbers that are recorded; of a longer array also its length."""
 
 LEVEL_MAX = 9
 """The highest level of a range; 1 is the lowest."""

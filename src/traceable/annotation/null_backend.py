@@ -1,4 +1,4 @@
-"""Ranges that emit nothing, for a process without a profiler, and what they share with the pure form.
+"""Ranges that emit nothing, for a process without a profiler, and the code they share with the nvtx back end.
 
 Used without the native core; arguments are checked too, so that a wrong one is an error without a profiler.
 """

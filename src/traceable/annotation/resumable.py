@@ -54,7 +54,8 @@ def _carry() -> None:
 def _drive(inner: Any, run: ResumableRange) -> Generator[Any, Any, Any]:
     """Drive a coroutine or generator as `yield from` does, with a push/pop range around each resumption.
 
-    What is yielded leaves this frame before it suspends: a wrapper must not keep a batch alive that its maker let go.
+    A yielded value leaves this frame before it suspends: a wrapper must not keep a batch alive that the generator
+    released.
     """
     send, throw = inner.send, inner.throw
     resume, suspend = (run.resume, run.suspend) if engine.track_switches is None else engine.track_switches(run)

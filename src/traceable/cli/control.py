@@ -118,7 +118,7 @@ def _report_dump(
     printer: _EventPrinter,
     arguments: argparse.Namespace,
 ) -> int:
-    """Print what was dumped and what went wrong, and return the exit code."""
+    """Print the dumps and the problems, and return the exit code."""
     if arguments.json:
         keys = ("number", "wall_ns", "duration_ns")
         content = {
@@ -215,7 +215,7 @@ def _finish(
     printer: _EventPrinter,
     arguments: argparse.Namespace,
 ) -> int:
-    """Print what was written and what went wrong, and return the exit code."""
+    """Print the written files and the problems, and return the exit code."""
     last = "opened" if arguments.what == "start" else "closed"
     for pid, window in result.windows.items():
         # The process ended before it sent the event; its status file has it.

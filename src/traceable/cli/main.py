@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 class Command(Protocol):
-    """What a module of this package offers; its docstring is the command's help text.
+    """The interface of a module of this package; its docstring is the command's help text.
 
     A command that starts a program also has `take_program(parser, words) -> (ours, program)`: what follows the program
     belongs to the program, which argparse does not support for `-m`, `-c` and `--` as Python means them.

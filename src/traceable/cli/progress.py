@@ -16,7 +16,7 @@ _ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Call it with what is being done; use it as a context manager around the work.
+    """Call it with the current activity; use it as a context manager around the work.
 
     A thread prints it, so that one long step is shown too. Without a terminal on stderr, or where it can't erase a
     line, nothing is printed and no thread is made.

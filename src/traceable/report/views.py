@@ -2,7 +2,7 @@
 
 Registering a question is one entry here: its function is `analysis.<name>.<name>`. Nothing else is loaded for that, so
 that the command line knows the views before numpy is there. Columns that a table lacks are passed over, so that one
-list serves all that a view's rows may be by.
+list serves every grouping of a view's rows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ RANGE_COLUMNS = (
     Column("gpu_busy_total_ns", "GPU busy", 5, only_if_any=True),
     Column("attribution", rank=15, only_if_any=True),
 )
-"""What a terminal shows of ranges, next to their name."""
+"""The columns of ranges on a terminal, next to their name."""
 
 TREE_COLUMNS = (
     Column("after_ns", "after", 2),
@@ -92,7 +92,7 @@ TREE_COLUMNS = (
     Column("start_ns", "at", 10),
     Column("tid", rank=11),
 )
-"""What a terminal shows of the slowest instances and what lies inside them."""
+"""The columns of the slowest instances and those inside them on a terminal."""
 
 COUNTER_COLUMNS = (
     Column("samples"),
@@ -103,14 +103,14 @@ COUNTER_COLUMNS = (
     Column("mean", rank=4, write=format_number),
     Column("time_mean", "time mean", 3, write=format_number),
 )
-"""What a terminal shows of the counters, below the ranges."""
+"""The columns of the counters on a terminal, below the ranges."""
 
 OUTSIDE_COLUMNS = (
     Column("wall_ns", "wall", 2),
     Column("outside_ns", "in no range", 0),
     Column("outside_share", "share", 1),
 )
-"""What a terminal shows of the time that threads spent in no range, below the ranges."""
+"""The columns of the time in no range on a terminal, below the ranges."""
 
 _BY_RANGE = {"range_name": "range_name"}
 

@@ -35,7 +35,7 @@ def capture_to_dict(windows: CaptureResult | None) -> dict[str, Any] | None:
 
 
 def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
-    """Return the lines about it: first how many steps were captured, then what went wrong, then what it cost."""
+    """Return the lines about it: the number of captured steps, the problems, the cost."""
     if capture is None:
         return []
     if capture["requested"] == ON_REQUEST:

@@ -179,7 +179,7 @@ def _begin_task(here: _Thread, task: int) -> None:
     _close(here, here.base)
     here.task = task
     if not here.runs:
-        # A thread of autograd's own (CUDA): no frame of ours is around the run. The thread that ends it calls back.
+        # A thread of autograd (CUDA): no frame of traceable is around the run. The thread that ends it calls back.
         torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_on_task_end, here, here.ident))
 
 

@@ -116,7 +116,7 @@ _BY_RANGE = {"range_name": "range_name"}
 
 RANGES = View(
     "ranges",
-    "what each range cost on the CPU and the GPU",
+    "the cost of each range on the CPU and the GPU",
     by=("path", "name", "instance", "process", "thread", "device"),
     fields=True,
     options={**_BY_RANGE, "slowest": "slowest"},
@@ -150,7 +150,7 @@ RANGES = View(
 
 _KERNELS = View(
     "kernels",
-    "how long which kernels took",
+    "the time of each kernel",
     by=("kernel", "family", "range", "geometry", "launch"),
     options={**_BY_RANGE, "names": "names", "families": "families"},
     row_filters=frozenset({"match"}),
@@ -183,7 +183,7 @@ _KERNELS = View(
 
 _API = View(
     "api",
-    "how long CUDA API calls took",
+    "the time of CUDA API calls",
     by=("call", "kind", "range"),
     options=_BY_RANGE,
     row_filters=frozenset({"match"}),
@@ -222,7 +222,7 @@ _API = View(
 
 _MEMORY = View(
     "memory",
-    "what was copied, set and allocated, and how fast",
+    "copies, memory sets and allocations, with rates",
     by=("operation", "range", "process"),
     options=_BY_RANGE,
     columns=(
@@ -332,7 +332,7 @@ _GAPS = View(
 
 _SYNC = View(
     "sync",
-    "who waited how long for what",
+    "which range waited how long for which operation",
     options=_BY_RANGE,
     columns=(
         Column("range"),
@@ -386,7 +386,7 @@ _WHOSE = (
 
 _STEPS = View(
     "steps",
-    "what each step took, and what the slow ones did",
+    "the cost of each step, and how the slowest differ",
     options={"step_range": "range_name", "step_kernel": "step_kernel"},
     columns=(
         Column("step"),
@@ -467,7 +467,7 @@ _STEPS = View(
 
 _STREAMS = View(
     "streams",
-    "what each stream did, and what ran side by side",
+    "the work of each stream, and what ran at the same time",
     options=_BY_RANGE,
     columns=(
         Column("device"),

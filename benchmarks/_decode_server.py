@@ -1,4 +1,4 @@
-"""What the processes of a synthetic decode server do: its kernels, and the programs of its steps. No time, no files.
+"""What the processes of a made-up decode server do: its kernels, and the programs of its steps. No time, no files.
 
 The model's layers are spread over the devices; each layer ends in an all-reduce on a second stream. A step runs
 eagerly, replays CUDA graphs, or learns: its backward kernels are launched by a thread without ranges, as by autograd.
@@ -317,7 +317,7 @@ class Server:
                     copy = Copy((96 + 32 * number) << 20, 1, 0, 2)
                     self._copy(program, copy, device * LANES + COMPUTE, blocking=True)
                 with program.range("kv_cache"):
-                    # More than is available: after the error 2 the server allocates less.
+                    # More than there is: the error 2 makes the server ask for less.
                     program.call("cudaMalloc_v3020", 240000, result=2)
                     self._allocate(program, device, 20 << 30, 0)
                     self._memset(program, 20 << 30, device * LANES + COMPUTE)

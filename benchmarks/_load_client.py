@@ -1,8 +1,6 @@
-"""The client of `server_load.py`: blocks of load on one server, over connections that stay open; every response is
-checked.
+"""The client of `server_load.py`: blocks of load on one server, over connections that stay open, every answer checked.
 
-The expected response is computed here, by the example's own model on numpy: the servers are not compared with each
-other.
+What an answer has to be is computed here, by the example's own model on numpy: neither server is the other's measure.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ TOLERANCE = 1e-3
 """Of a score. The order of a sum changes with the shape of the batch, and with it the last digits."""
 
 PATIENCE_SECONDS = 30
-"""For a response, after a block's end."""
+"""For an answer, after a block's end."""
 
 KEPT_REASONS = 5
 
@@ -44,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Block:
-    """The result of one block. It lasts from the first request until the last response."""
+    """What came of one block. It lasts from the first request sent until the last answer read."""
 
     seconds: float
     answered: int
@@ -55,7 +53,7 @@ class Block:
 
 
 def make_questions(one_byte: bool) -> list[Question]:
-    """Return the example client's prompts, or their first bytes, with their responses."""
+    """Return the example client's prompts, or their first bytes, with their answers."""
     prompts = [prompt[:1] if one_byte else prompt for prompt in client.make_prompts()]
     model = transformer.NumpyModel()
     rows = [model.forward(*transformer.pack([prompt.encode()]))[0] for prompt in prompts]
@@ -63,14 +61,14 @@ def make_questions(one_byte: bool) -> list[Question]:
 
 
 def check(question: Question, answer: dict[str, Any]) -> None:
-    """Raise ValueError for a response that is not the model's."""
+    """Raise ValueError for an answer that is not the model's."""
     if answer["token"] != question.token or abs(answer["score"] - question.score) > TOLERANCE:
         raise ValueError(f"{question.prompt!r} was answered {answer}, not {question.token} and {question.score}")
 
 
 @dataclass
 class Client:
-    """Connections to one server. Each sends a request as soon as it has the response to the last one."""
+    """So many connections to one server. Each sends a request as soon as its last one is answered."""
 
     address: str
     concurrency: int
@@ -82,7 +80,7 @@ class Client:
     _connections: list[Connection] = field(default_factory=list)
 
     async def load(self, seconds: float, measured: bool = True) -> Block:
-        """Send requests for a time, and wait for the last responses. `measured`: keep the latencies.
+        """Send requests for so long, and wait for the last answers. `measured`: keep the latencies.
 
         A connection with a request that failed is closed; the next block opens another one.
         """

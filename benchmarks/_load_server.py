@@ -1,4 +1,4 @@
-"""The servers of `server_load.py`: the example server, alone or under the recorder, and their figures from /proc."""
+"""The servers of `server_load.py`: the example server, alone or under the recorder, and what /proc says of it."""
 
 from __future__ import annotations
 

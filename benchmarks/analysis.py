@@ -6,7 +6,7 @@ Prints Markdown: the machine, then for each size wall and CPU seconds and peak m
 its own with its output thrown away, and the ratios. The files are generated once and kept in DIRECTORY. `warm` is with
 the file in the page cache; `cold` after it was dropped from the cache, which is checked. nsys runs once a report, after
 all of ours, with the file warm; a report that reaches the limit is ended, and marked in the table. Our commands find
-compiled modules, as those of an installed package do, whatever PYTHONDONTWRITEBYTECODE is here.
+compiled modules, as those of an installed package do, whatever PYTHONDONTWRITEBYTECODE says here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Size:
         resident_share: how much of the file the page cache still held when it was read cold; None if unknown.
         interpreter, numpy: `python -c pass`, and with numpy imported.
         views: our views, warm, each alone.
-        reports: nsys's reports; None without nsys.
+        reports: nsys's reports; None where there is no nsys.
     """
 
     kernels: int
@@ -266,7 +266,7 @@ def generated(folder: Path, kernels: int) -> Path:
 _GENERATOR_PARTS = ("decode_kernels", "decode_server", "profiler", "program", "table_writer", "trace_tables")
 
 
-# ---- output
+# ---- saying it
 
 
 def machine(nsys: str | None) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
     python benchmarks/losses.py [--collector recorder] [--way os._exit] [--json]
 
-Each cell is `traceable run --strict` of a program that knows how many ranges it emits. Below it is what the
+Each cell is `traceable run --strict` of a program that knows how many ranges it emits. Below it stands what the
 recording holds of them, how many the run reports as missing and by which codes, and the exit code of --strict. A cell
 with missing ranges that the run does not report, or with reported ones that are not missing, is marked and makes the
 exit code 1. "disk full" needs the right to mount a small tmpfs, "setuid" to be root; gunicorn, uvicorn and torch are

@@ -3,10 +3,10 @@
     python benchmarks/reader.py [--kernels 1000000] [--rounds 5] [--peers PYTHON] [--folder DIRECTORY] [--json]
 
 Prints Markdown: the machine, then for each way of reading million rows a second, the time as a multiple of reading the
-file to its end with the page cache warm, and the peak memory above what its imports take. The columns that are read are
-in _reader_worker.py; each reading is a process of its own, each round every way once, and medians are shown. `--peers`
-is the interpreter that has the libraries we are compared with (default: this one); a missing one is reported. Parquet
-is there for comparison: it is another format, which has to be written first.
+file to its end with the page cache warm, and the peak memory above what its imports take. What is read stands in
+_reader_worker.py; each reading is a process of its own, each round every way once, and medians are shown. `--peers` is
+the interpreter that has the libraries we are compared with (default: this one); a missing one is reported.
+Parquet is there for comparison: it is another format, which has to be written first.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ where it is busy: each microsecond that recording takes is a microsecond of thro
 plain server, which shows by how much two equal ones differ.
 
 Ends with 1 where a request failed, throughput fell by more than 1 %, memory grew by more than the bound, a server did
-not end well, or a served request is not in the recording.
+not end well, or a request that was answered is not in the recording.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ async def load(options: argparse.Namespace, measured: dict[str, Measured]) -> No
 
 
 def ratios(values: list[float], to: list[float]) -> dict[str, Any]:
-    """Return the ratios of the blocks of each round, and the interval of 95 % of their median (bootstrap)."""
+    """Return the ratios of blocks that stood side by side, and the interval of 95 % of their median (bootstrap)."""
     each = [value / other if other else 0.0 for value, other in zip(values, to, strict=True)]
     draw = random.Random(0)
     medians = sorted(median(draw.choices(each, k=len(each))) for _ in range(RESAMPLES))
@@ -225,7 +225,7 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     lines += [
         f"| {name}: {what} | {found['median']:.4f} | {found['low']:.4f} to {found['high']:.4f} | {found['mean']:.4f} |"
-        for key, what in (("ratio", "requests/s"), ("cpu_ratio", "CPU time per request"))
+        for key, what in (("ratio", "requests a second"), ("cpu_ratio", "CPU time a request"))
         for name, found in report[key].items()
     ]
     counted = ", ".join(f"{name} {number:,}" for name, number in sorted(report["found"].items()))
@@ -233,12 +233,12 @@ def markdown(report: dict[str, Any]) -> str:
         "no request failed": "none_failed",
         f"throughput at least {LEAST_RATIO} of plain": "fast_enough",
         f"memory flat (growth at most {GROWTH_BYTES / MIB:.0f} MiB)": "memory_flat",
-        "every server ended with 0, and reported as many requests as were served": "ended_well",
+        "every server ended with 0, and reported as many requests as were answered": "ended_well",
         "report written": "reported",
         "every request and batch is in the recording, once": "complete",
     }
     lines += ["", "| | |", "| --- | --- |", f"| ranges recorded | {counted} |"]
-    lines += [f"| ranges/s | {report['ranges_per_second']:,.0f} |"]
+    lines += [f"| ranges a second | {report['ranges_per_second']:,.0f} |"]
     lines += [f"| {label} | {'yes' if report[key] else '**no**'} |" for label, key in verdicts.items()]
     return "\n".join(lines)
 
@@ -246,19 +246,19 @@ def markdown(report: dict[str, Any]) -> str:
 MIB = float(1 << 20)
 
 ROWS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-    ("requests served, including the warm-up", lambda one: f"{one['answered']:,}"),
+    ("requests answered, the warm-up's too", lambda one: f"{one['answered']:,}"),
     ("requests failed", lambda one: "; ".join([str(one["failed"]), *one["reasons"]])),
-    ("requests/s", lambda one: f"{one['per_second']:,.1f}"),
+    ("requests a second", lambda one: f"{one['per_second']:,.1f}"),
     ("latency p50, ms", lambda one: f"{one['p50_ms']:.2f}"),
     ("latency p99, ms", lambda one: f"{one['p99_ms']:.2f}"),
-    ("CPU time per request, us (median block)", lambda one: f"{one['cpu_us_per_request']:.1f}"),
+    ("CPU time a request, us (median block)", lambda one: f"{one['cpu_us_per_request']:.1f}"),
     ("ran, of the time under load", lambda one: f"{one['busy_share']:.1%}"),
     ("waited for a CPU, of its threads together", lambda one: f"{one['waited_share']:.1%}"),
     ("memory at a tenth of the run, MiB", lambda one: f"{one['memory']['settled_bytes'] / MIB:.1f}"),
     ("its growth at most, MiB", lambda one: f"{one['memory']['growth_bytes'] / MIB:.2f}"),
     ("the same, proportional (PSS)", lambda one: f"{one['memory']['proportional_growth_bytes'] / MIB:.2f}"),
     ("the same, without files", lambda one: f"{one['memory']['anonymous_growth_bytes'] / MIB:.2f}"),
-    ("without files, slope, bytes per request", lambda one: f"{one['memory']['anonymous_bytes_per_request']:.2f}"),
+    ("without files, slope, bytes a request", lambda one: f"{one['memory']['anonymous_bytes_per_request']:.2f}"),
     ("exit code", lambda one: str(one["exit_code"])),
 ]
 

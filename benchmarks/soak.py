@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--ranges 10000000] [--tasks 10000] [--threads 8] [--folder DIRECTORY] [--json]
 
 The program (`_soak_program.py`) runs under the embedded recorder and samples its own memory. Then the recording is
-exported, and counted by SQL: ranges by thread, wholes and active segments by task, only closed ones. Ends with 1 where
-one is missing or too many, an event was dropped, or the program's memory grew by more than the bound.
+exported, and counted by SQL: ranges by thread, wholes and stretches by task, closed ones alone. Ends with 1 where one
+is missing or too many, an event was dropped, or the program's memory grew by more than the bound.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def record(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def count(database: Path) -> dict[str, Any]:
-    """Return the closed ranges by the thread in their name, and the tasks by their number of active segments."""
+    """Return the closed ranges by the thread that its name names, and the tasks by how many stretches were found."""
     texts = "NVTX_EVENTS e JOIN StringIds s ON s.id = e.textId WHERE e.end IS NOT NULL AND"
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(
@@ -79,7 +79,7 @@ def count(database: Path) -> dict[str, Any]:
 
 
 def expected(options: argparse.Namespace, measured: dict[str, Any]) -> dict[str, Any]:
-    """Return what `count` has to find. A task that suspends n times runs in n + 1 active segments."""
+    """Return what `count` has to find. A task that suspends n times runs in n + 1 stretches."""
     return {
         "ranges_by_thread": {f"thread-{i} {tid}": options.ranges for i, tid in enumerate(measured["thread_ids"])},
         "tasks_by_stretches": {str(options.suspensions + 1): options.tasks},
@@ -141,12 +141,12 @@ def markdown(report: dict[str, Any]) -> str:
             "| | |",
             "| --- | --- |",
             f"| ranges of the threads | {of_threads:,} of {report['ranges']:,} found, closed |",
-            f"| tasks | {found['distinct_tasks']:,} of {report['expected']['tasks']:,} found; by active segments: "
+            f"| tasks | {found['distinct_tasks']:,} of {report['expected']['tasks']:,} found; by stretches: "
             f"{found['tasks_by_stretches']} |",
             f"| every thread and task exact, nothing dropped | {'yes' if report['complete'] else '**no**'} |",
-            f"| recording the threads | {report['record_seconds']:.1f} s, {report['ns_per_range']:.0f} ns per range |",
+            f"| recording the threads | {report['record_seconds']:.1f} s, {report['ns_per_range']:.0f} ns a range |",
             f"| recording, export | {on_disk[0]:.2f} GB, {on_disk[1]:.2f} GB |",
-            f"| finalize | {report['finalise_seconds']:.1f} s |",
+            f"| finalise | {report['finalise_seconds']:.1f} s |",
             f"| memory of the program, threads | {threads['settled_bytes'] / mib:.1f} MiB, at most "
             f"{threads['growth_bytes'] / mib:.1f} MiB more ({threads['samples']} samples) |",
             f"| memory of the program, tasks | at most {tasks['highest_bytes'] / mib:.1f} MiB with all tasks open |",

@@ -3,8 +3,8 @@
     python scripts/messages.py > docs/messages.md
 
 A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, one of the
-doctor's states, `log_message` in C, or `say` where nothing else is loaded. Braces contain what is filled in while the
-program runs.
+doctor's states, or `say` where nothing else is loaded, in Python and in C. What a text is made of while the program
+runs stands in braces.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HEAD = """\
 # Messages and their codes
 
 Each message, note and error ends with its code in brackets on the terminal, has it as `code` in JSON (`--json`,
-`run.json`, `report.json`) and as the attribute `code` of the error. A code stays the same when its text changes.
+`run.json`, `report.json`) and as the attribute `code` of the error. A code stays what it is while its words change.
 Performance findings are known by their rule ([findings.md](findings.md)), causes of a loss by their name
 ([diagnosis.md](diagnosis.md)), windows by their outcome ([windows.md](windows.md)).
 
-Braces contain values that are filled in. `python scripts/messages.py` prints this page.
+What stands in braces is filled in. This page is printed by `python scripts/messages.py`.
 
 | code | message | what to do |
 | --- | --- | --- |

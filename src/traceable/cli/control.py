@@ -215,7 +215,7 @@ def _finish(
     printer: _EventPrinter,
     arguments: argparse.Namespace,
 ) -> int:
-    """Print the written files and the problems, and return the exit code."""
+    """Print what was written and what went wrong, and return the exit code."""
     last = "opened" if arguments.what == "start" else "closed"
     for pid, window in result.windows.items():
         # The process ended before it sent the event; its status file has it.

@@ -1,4 +1,4 @@
-"""The kernels of the made-up decode server, and which of them a layer launches in which order."""
+"""The kernels of the synthetic decode server, and which of them a layer launches in which order."""
 
 from __future__ import annotations
 

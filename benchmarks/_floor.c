@@ -2,7 +2,7 @@
  *
  * `Bound` is the floor of `with`: enter and exit are members that hold functions made beforehand, so that nothing is
  * looked up or allocated that could be avoided. `Methods` is the same no-op with ordinary methods. `push_pop` and
- * `create` call NVTX from C alone, so they cost what the listener costs.
+ * `create` call NVTX from C alone, so they cost what the profiler costs.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -37,7 +37,7 @@ static int
 bound_init(PyObject *object, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
     Bound *self = (Bound *)object;
-    self->enter = PyCFunction_New(&enter_method, object); /* a cycle, kept: a control lives as long as the process */
+    self->enter = PyCFunction_New(&enter_method, object); /* a cycle, kept: a control exists as long as the process */
     self->leave = PyCFunction_New(&exit_method, object);
     return self->enter && self->leave ? 0 : -1;
 }

@@ -48,7 +48,7 @@ class Table:
         self._waiting = 0
 
     def add(self, *columns: Int64 | int) -> None:
-        """Add rows, of which the first column is the start; a number stands for a column of it."""
+        """Add rows, of which the first column is the start; a number is repeated as a column."""
         count = np.size(columns[0])
         if not count:
             return

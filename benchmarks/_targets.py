@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 Measured = dict[tuple[str, str], list[dict[str, float]]]
-"""By listener and form: for each process the ns of each variant."""
+"""By profiler and form: for each process the ns of each variant."""
 
 FLOOR = "with: C no-op object, pre-bound (floor)"
 PLAIN = "call: plain function"
@@ -41,7 +41,7 @@ def targets(measured: Measured, imports: list[dict[str, Any]], tail: dict[str, d
             _target("inactive `with`, reused / no-op C object", [p[REUSED] / p[FLOOR] for p in none], 1.15),
             *(
                 _target(
-                    f"{RANGES_PER_SECOND} inactive ranges a second, {what}: share of a core",
+                    f"{RANGES_PER_SECOND} inactive ranges/s, {what}: share of a core",
                     [_above(p, name) * RANGES_PER_SECOND / 1e7 for p in none],
                     1,
                     "%",

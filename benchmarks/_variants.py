@@ -1,8 +1,8 @@
 """What is measured: every way to name a piece of code, each as a loop that returns the ns it took.
 
-Run as a process of its own by `annotation.py`, once for each listener and form, because NVTX decides at its first call
-in a process who listens. Writes one JSON object. The variants take turns round by round, so that whatever else the
-machine does falls on all alike.
+Run as a process of its own by `annotation.py`, once for each profiler and form, because NVTX decides at its first call
+in a process which profiler is attached. Writes one JSON object. The variants take turns round by round, so that
+whatever else the machine does falls on all alike.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _TEN = tuple(range(10))
 
 
 class Flagged:
-    """The pure Python context manager: slots, and a test whether anyone listens."""
+    """The pure Python context manager: slots, and a test whether a profiler is attached."""
 
     __slots__ = ("on",)
 
@@ -169,7 +169,7 @@ _ZEROS = bytes(64 * 1024)
 
 
 def appender() -> Loop:
-    """Return a loop that appends to a file what `n` recorded ranges take: the kernel's part, whoever records.
+    """Return a loop that appends to a file what `n` recorded ranges take: the kernel's part of any recorder.
 
     The file grows until the process ends, as a recording does: pages that were just given back are cheaper than new
     ones, most of all in a virtual machine that gave them to its host.

@@ -1,9 +1,10 @@
-"""What an annotation costs, ours and the peers', with no listener, under the embedded recorder and under real nsys.
+"""The cost of an annotation, traceable's and the peers', without a profiler, under the embedded recorder and under
+nsys.
 
     python benchmarks/annotation.py [--quick] [--tail] [--json]
 
 Prints a table and the targets with yes or no. Every figure is a median over processes of medians over
-rounds, less the empty loop; the processes of all listeners and forms take turns, and within one the variants do. A
+rounds, less the empty loop; the processes of all profilers and forms take turns, and within one the variants do. A
 ratio is taken within one process. The floor is a C object whose enter and exit do nothing (`_floor.c`), built at the
 start. The clock is the thread's CPU time with the kernel's part: what else runs on the machine is not in it, nor is
 waiting for a disk or a lock, which `--wall` and `--tail` show. Peers are measured where they are installed: nvtx,
@@ -49,11 +50,11 @@ CONTROLS = {
     "generator of 10": "generator of 10: bare",
     "async generator of 10": "async generator of 10: bare",
 }
-"""What the rows of each group are compared with, besides the floor."""
+"""The control of each group, in addition to the floor."""
 
 
 def run_worker(listener: str, form: str, folder: Path, words: list[str]) -> dict[str, Any]:
-    """Run `_variants.py` in a process of its own under `listener` and return what it measured."""
+    """Run `_variants.py` in a process of its own under the profiler `listener` and return its measurements."""
     place = Path(tempfile.mkdtemp(dir=folder))
     output = place / "measured.json"
     command = [sys.executable, str(WORKER), "--floor", str(folder), "--output", str(output), *words]
@@ -103,7 +104,7 @@ def net(times: dict[str, list[float]]) -> dict[str, float]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> Measured:
-    """Return for each listener and form the variants of each process, in ns."""
+    """Return for each profiler and form the variants of each process, in ns."""
     measured: Measured = {(listener, form): [] for listener in options.listeners for form in FORMS}
     for _ in range(options.processes):
         for listener, form in measured:
@@ -117,7 +118,7 @@ def measure(folder: Path, options: argparse.Namespace) -> Measured:
 
 
 def rows(measured: Measured) -> list[dict[str, Any]]:
-    """Return the table: a row for each listener and variant. Controls and peers come from the native processes."""
+    """Return the table: a row for each profiler and variant. Controls and peers come from the native processes."""
     table = []
     for (listener, form), processes in measured.items():
         for name in processes[0]:
@@ -188,9 +189,9 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def _table(measurements: list[dict[str, Any]]) -> list[str]:
-    """Return the rows as Markdown, one a variant, the listeners side by side."""
+    """Return the rows as Markdown, one a variant, the profilers side by side."""
     listeners = list(dict.fromkeys(row["listener"] for row in measurements))
-    titles = {"none": "no listener", "recorder": "recorder", "nsys": "nsys"}
+    titles = {"none": "no profiler", "recorder": "recorder", "nsys": "nsys"}
     head = " | ".join(f"{titles[listener]}, ns | / floor | / control" for listener in listeners)
     lines = [f"| | {head} |", f"| --- |{' ---: | ---: | ---: |' * len(listeners)}"]
     by_place = {(row["listener"], row["variant"]): row for row in measurements}
@@ -212,7 +213,7 @@ def _table(measurements: list[dict[str, Any]]) -> list[str]:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=5, help="for each listener and form (default: 5)")
+    parser.add_argument("--processes", type=int, default=5, help="for each profiler and form (default: 5)")
     parser.add_argument("--rounds", type=int, default=15, help="in each process (default: 15)")
     parser.add_argument("--loops", type=int, default=20_000, help="iterations a round, a quarter of it under nsys")
     parser.add_argument("--import-rounds", type=int, default=20, help="interpreters started for each import")

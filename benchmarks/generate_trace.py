@@ -1,4 +1,4 @@
-"""A made-up recording of a decode server, in the schema of nsys's SQLite export: of any size, and reproducible.
+"""A synthetic recording of a decode server, in the schema of nsys's SQLite export: of any size, and reproducible.
 
     python benchmarks/generate_trace.py OUT.sqlite --kernels N [--seed S] [--processes 2] [--devices 2] [--shape decode]
 

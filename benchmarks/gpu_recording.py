@@ -2,7 +2,7 @@
 
 Run: python benchmarks/gpu_recording.py [--operators N]
 
-One process with torch. It times N small operators of torch's, in turn while nothing records, while Kineto records as
+One process with torch. It times N small operators of torch, in turn while nothing records, while Kineto records as
 `--gpu` has it (annotations of users alone), and while it records as torch.profiler does (operators too); how long that
 recording took to start, and to stop and write; and how well Kineto's clock and CLOCK_MONOTONIC were matched. What CUPTI
 adds for each launch on a GPU is not seen here.

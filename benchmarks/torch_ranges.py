@@ -88,7 +88,7 @@ def work(iterations: int, output: Path) -> None:
     results = {}
     for state in traceable.steps((IDLE, RECORDING)):
         if profiler.running != (state == RECORDING):
-            raise SystemExit(f"torch.profiler does not stand as it should in the step {state}")
+            raise SystemExit(f"torch.profiler is not in the expected state in the step {state}")
         results[state] = measured(iterations)
     output.write_text(json.dumps(results))
 

@@ -3,7 +3,7 @@
 python -m traceable run examples/annotate_torch_model.py --steps 5
 python examples/annotate_torch_model.py            (the same without a profiler: nothing is instrumented)
 
-Needs torch; runs on the GPU where there is one. Without one there are no copies to name.
+Needs torch; runs on the GPU if there is one. Without one there are no copies to annotate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client of the example server: N real HTTP requests over C connections, every answer checked, latency printed.
+"""A client of the example server: N real HTTP requests over C connections, every response checked, latency printed.
 
 python examples/client.py 127.0.0.1:8000 --requests 200 --concurrency 16
 python examples/client.py unix:/tmp/server.sock
@@ -33,7 +33,7 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 
 async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str) -> dict[str, Any]:
-    """Ask for the prediction of one prompt over a kept-alive connection; raise ValueError for any answer but 200."""
+    """Request the prediction of one prompt over a kept-alive connection; raise ValueError for any status but 200."""
     body = json.dumps({"prompt": prompt}).encode()
     writer.write(b"POST /predict HTTP/1.1\r\nHost: example\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -5,7 +5,7 @@ Serve until SIGTERM or Ctrl-C, then finish what has begun and stop:
     python examples/inference_server.py --port 8000
     curl -d '{"prompt": "The next byte"}' http://127.0.0.1:8000/predict
 
-Serve a real client, started as a process of its own, until it has its N answers; and the same with a profile:
+Serve a real client, started as a process of its own, until it has its N responses; and the same with a profile:
 
     python examples/inference_server.py --requests 200
     python -m traceable run examples/inference_server.py --requests 200
@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
 
 class HttpError(Exception):
-    """An answer other than 200."""
+    """A response other than 200."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -81,7 +81,7 @@ class Batcher:
             self.waiting -= 1
 
     def stop(self) -> None:
-        """Compute what is waiting at once, then end the thread; what comes later is refused."""
+        """Compute what is waiting at once, then end the thread; later requests are rejected."""
         self._stopped = True
         self._jobs.put(None)
         self._thread.join()
@@ -91,7 +91,7 @@ class Batcher:
             batch = self._fill([job])
             try:
                 answers = self._compute([job.prompt for job in batch])
-            except Exception as error:  # noqa: BLE001 - it belongs to the requests of this batch; the next one goes on
+            except Exception as error:  # noqa: BLE001 - it belongs to the requests of this batch; the next batch is computed
                 self._loop.call_soon_threadsafe(_settle, batch, error)
             else:
                 self._loop.call_soon_threadsafe(_settle, batch, answers)
@@ -127,7 +127,7 @@ class Batcher:
 def _settle(batch: list[Job], outcome: list[dict[str, Any]] | Exception) -> None:
     for index, job in enumerate(batch):
         if job.answer.done():
-            continue  # cancelled: its client went away
+            continue  # canceled: its client went away
         if isinstance(outcome, Exception):
             job.answer.set_exception(outcome)
         else:
@@ -135,7 +135,7 @@ def _settle(batch: list[Job], outcome: list[dict[str, Any]] | Exception) -> None
 
 
 class Server:
-    """Reads HTTP requests from connections and answers them through the batcher."""
+    """Reads HTTP requests from connections and responds through the batcher."""
 
     def __init__(self, batcher: Batcher) -> None:
         self.answered = 0
@@ -157,7 +157,7 @@ class Server:
                 if not await self._request(head, reader, writer):
                     break
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # the client closed the connection, or does not speak HTTP
+            pass  # the client closed the connection, or does not use HTTP
         finally:
             self._idle.discard(writer)
             writer.close()
@@ -174,7 +174,7 @@ class Server:
                 status, content = "200 OK", await self._route(method, path, body)
                 self.answered += path == "/predict"
             except HttpError as error:
-                # The next request can't be told apart from the unread body.
+                # The next request can't be distinguished from the unread body.
                 status, content, keep = error.status, {"error": str(error)}, False
             except (ConnectionError, asyncio.IncompleteReadError):
                 raise
@@ -235,9 +235,9 @@ def body_length(headers: dict[str, str]) -> int:
 
 
 async def read_body(reader: asyncio.StreamReader, length: int) -> bytes:
-    """Read the body of a request. One that is too long is read and dropped, up to a limit, before it is refused.
+    """Read the body of a request. One that is too long is read and dropped, up to a limit, before it is rejected.
 
-    A client that still writes when the connection is closed finds a broken pipe, and may never read the answer.
+    A client that still writes when the connection is closed gets a broken pipe, and may never read the response.
     """
     if length <= MAX_BODY_BYTES:
         return await reader.readexactly(length)

@@ -1,6 +1,6 @@
 """A small causal transformer over bytes, on numpy arrays or torch tensors: what the example server serves.
 
-It predicts the byte that follows a prompt. Its weights are random but fixed, so the answers mean nothing and are
+It predicts the byte that follows a prompt. Its weights are random but fixed, so the predictions mean nothing and are
 always the same; the arithmetic and the copies are what a real model does. It neither trains nor samples.
 """
 
@@ -30,7 +30,8 @@ def make_weights(seed: int = 0) -> dict[str, Any]:
         weights[f"mix{layer}"] = matrix(WIDTH, WIDTH)
         weights[f"up{layer}"] = matrix(WIDTH, 4 * WIDTH)
         weights[f"down{layer}"] = matrix(4 * WIDTH, WIDTH)
-    # -inf above the diagonal: no position sees a later one. It also keeps the padding, on the right, out of the answer.
+    # -inf above the diagonal: no position sees a later one. It also excludes the padding, on the right, from the
+    # prediction.
     weights["mask"] = np.triu(np.full((MAX_TOKENS, MAX_TOKENS), -np.inf, dtype=np.float32), k=1)
     return weights
 
@@ -115,7 +116,7 @@ class TorchModel:
 def load(backend: str, device: str) -> NumpyModel | TorchModel:
     """Return the model on `backend` (auto, numpy, torch) and `device` (auto, cpu, cuda, cuda:1, ...).
 
-    auto takes torch where it is installed, and CUDA where torch finds a GPU. Raises ImportError where torch is asked
+    auto takes torch if it is installed, and CUDA if torch finds a GPU. Raises ImportError if torch is requested
     for and missing, ValueError for numpy on anything but the CPU.
     """
     if backend != "numpy":

@@ -39,7 +39,7 @@ as_root() {
 apt_get() { as_root env DEBIAN_FRONTEND=noninteractive apt-get -q "$@" >&2; }
 
 # Print, as deb822 stanzas, the machine's entries for the suite $1 that carry the component main, with $2 in its place.
-# Anything else of an entry (URI, key ring, architecture) stays as it is: apt refuses two entries of one archive that
+# Anything else of an entry (URI, key ring, architecture) stays as it is: apt rejects two entries of one archive that
 # disagree on Signed-By.
 derive_sources() {
     local suite=$1 components=$2 file

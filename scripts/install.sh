@@ -2,8 +2,8 @@
 # Install traceable into .venv of this checkout: `install.sh demo` what the examples need, `install.sh test` what the
 # test suite needs on top. Called by the Makefile, which knows when it is needed.
 #
-# What was fetched is kept in a wheelhouse in pip's cache folder, and a later run takes it from there without asking
-# the network: pip's own cache keeps the same wheels, but asks the index about them every time.
+# What was fetched is kept in a wheelhouse in pip's cache folder, and a later run takes it from there without
+# network access: pip's own cache keeps the same wheels, but pip queries the index for them every time.
 # PYTHON chooses the interpreter; PIP_NO_INDEX, PIP_FIND_LINKS and the rest of pip's settings are obeyed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -51,7 +51,7 @@ make_environment() {
 
 find_wheelhouse() {
     wheelhouse=
-    if [[ -z ${PIP_NO_INDEX:-} ]]; then # whoever sets that says where everything is
+    if [[ -z ${PIP_NO_INDEX:-} ]]; then # the user has set where packages come from
         wheelhouse=$("${PIP[@]}" cache dir 2>/dev/null)/traceable-wheels || wheelhouse= # pip's cache is off
     fi
     fetched=
@@ -125,7 +125,7 @@ main() {
         ;;
     *) fail "usage: install.sh demo|test" ;;
     esac
-    # pip keeps to itself what the build said about a missing compiler.
+    # pip does not print the build's message about a missing compiler.
     grep -o 'traceable: .* was not built: .*' "$LOG" >&2 || true
     fill_wheelhouse
 }

@@ -21,7 +21,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent.parent / "src" / "traceable"
 CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-_SAY_IN_C = re.compile(r'\bsay\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)"')
+_LOG_IN_C = re.compile(r'\blog_message\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)"')
 _ROOTS = {"TraceableError", "CauseError"}
 _MAKERS = {"Message", "warn_once"}
 _BARE = {"say", "_say"}
@@ -73,7 +73,7 @@ def sites(sources: Path = SOURCES) -> list[Site]:
 
 def _in_c(path: Path) -> Iterator[Site]:
     text = path.read_text(encoding="utf-8")
-    for match in _SAY_IN_C.finditer(text):
+    for match in _LOG_IN_C.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         yield Site(f"{path.relative_to(SOURCES.parent)}:{line}", match["code"], match["text"])
 

@@ -10,7 +10,7 @@ Without a directory it reads `src/traceable`. With `--list` it names what it cou
 - imports against the table: imports of a room that its row in docs/architecture.md does not allow, late ones included.
   `--drawing` prints the drawing of that page instead: which room imports which.
 - lone neighbors: modules that only one other module imports, which lies in the same folder.
-- private functions used once: those whose name their file has once more beside the definition; the share is of all
+- private functions used once: those whose name occurs once more in their file than the definition; the share is of all
   functions and methods.
 """
 
@@ -40,7 +40,7 @@ class Module:
     Attributes:
         name: dotted, from the package's own name on.
         path: of the file.
-        tree: what it says.
+        tree: its syntax tree.
         early, late: the modules of the package that it imports at its top, and inside functions.
     """
 
@@ -194,7 +194,7 @@ def groups(graph: Graph) -> list[set[str]]:
 
 
 def allowed_imports(table: Path) -> dict[str, set[str]]:
-    """Return which rooms each room may import, as the table of a page says: names in backquotes in its last column."""
+    """Return which rooms each room may import, from the table of a page: names in backquotes in its last column."""
     rows = {}
     for line in table.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]

@@ -128,7 +128,7 @@ def profiled(device: str, out: Path | None) -> Result:
     return {"steps": STEPS}
 
 
-# ---- recording the GPU beside the recorder
+# ---- recording the GPU with the recorder
 
 
 def launches(device: str, out: Path | None) -> Result:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""What traceable reports to its user: messages with a code, and the one class tree of its errors.
+"""Messages with a code, and the one class tree of errors.
 
 A message reports a fact; an error also names the next step. Each has a code, a stable name in snake case
 (`no_such_file`), which tests, scripts and searches rely on while its words become better: it is printed in brackets
@@ -61,8 +61,8 @@ class TraceableError(Exception):
     """A cause that the user can act on.
 
     Args:
-        code: what is wrong, as a stable name.
-        problem: what is wrong, naming the file, option or process it was found in.
+        code: a stable name of the problem.
+        problem: the problem, with its file, option or process.
         remedy: the next thing to do, as an imperative clause. Printed after the cause.
     """
 
@@ -92,8 +92,8 @@ class CauseError(Exception):
     """Why something could not be done, for the message of the caller.
 
     Args:
-        code: what is wrong, as a stable name.
-        problem: what is wrong, as the end of a sentence.
+        code: a stable name of the problem.
+        problem: the problem, as the end of a sentence.
     """
 
     def __init__(self, code: str, problem: str) -> None:
@@ -111,7 +111,7 @@ class CauseError(Exception):
 
 
 def code_of(error: BaseException, other: str) -> str:
-    """Return the code of an error of ours; of another's, `other`."""
+    """Return the code of an error of traceable; of any other, `other`."""
     return error.code if isinstance(error, (CauseError, TraceableError)) else other
 
 

@@ -228,7 +228,7 @@ class Recording:
         range: str | None = None,  # noqa: A002 - the word that users know
         slowest: int | None = None,
     ) -> Table:
-        """Return what each range cost.
+        """Return the cost of each range.
 
         Args:
             by: `path`, parents before children; `name`, over all paths; `instance`; or name and `process`, `thread`,

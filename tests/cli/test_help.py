@@ -10,6 +10,7 @@ import pytest
 from tests.coded import message
 
 import traceable
+from traceable.cli import help as help_command
 from traceable.cli import main
 
 PACKAGE = Path(traceable.__path__[0])
@@ -37,6 +38,16 @@ def test_every_page_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
         assert re.search(f"^  {topic} ", listed, re.MULTILINE)
         assert main.main(["help", topic]) == 0
         assert capsys.readouterr().out == text
+
+
+def test_the_index_of_the_readme_has_every_page_in_the_sections_of_help() -> None:
+    index = (REPOSITORY / "README.md").read_text().partition("\n## Documentation\n")[2]
+    parts = re.split(r"^\*\*([\w-]+)\*\*", index, flags=re.MULTILINE)[1:]
+    linked = {
+        name: tuple(re.findall(r"\(docs/([\w-]+)\.md\)", text)) for name, text in zip(*[iter(parts)] * 2, strict=True)
+    }
+    assert linked == help_command.SECTIONS
+    assert sorted(topic for topics in linked.values() for topic in topics) == sorted(PAGES)
 
 
 def test_a_page_that_there_is_not_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

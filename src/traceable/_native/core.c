@@ -1,16 +1,16 @@
-/* The range core: annotated code becomes NVTX calls with nothing in between.
+/* The range core: annotated code makes NVTX calls, with nothing in between.
  *
- * `Range` is one message, colour, domain, category and payload, turned into NVTX's attributes once. It is the base of
+ * `Range` is one message, color, domain, category and payload, turned into NVTX's attributes once. It is the base of
  * `traceable.annotate`. `with` on it costs what a no-op C object costs: its `__enter__` and `__exit__` are descriptors
- * that hand out C functions bound to the object beforehand, so that nothing is allocated. `Function` is a callable
+ * that return C functions bound to the object beforehand, so that nothing is allocated. `Function` is a callable
  * wrapped in a push and a pop, called by vectorcall and bound as a method without allocation.
  *
- * `Run` is one run of a coroutine or generator: its whole, and each stretch. It does not know how such code is driven,
- * nor classes or argument checks: those are Python, beside it in `annotation`. What is emitted for named fields and for
- * identities is told in `protocol/nvtx.py`.
+ * `Run` is one run of a coroutine or generator: its whole, and each active segment. How such code is driven, classes
+ * and argument checks are Python code in `annotation`. The encoding of named fields and identities is described in
+ * `protocol/nvtx.py`.
  *
- * The plain nvtxDomain*Ex calls are made whatever nvtxDomainIsEnabled says: the injection of nsys 2022.4 and 2023.4
- * refuses the payload extension, and that function then answers 0 although ranges are heard.
+ * The plain nvtxDomain*Ex calls are made whatever nvtxDomainIsEnabled returns: the injection of nsys 2022.4 and 2023.4
+ * rejects the payload extension, and that function then returns 0 although ranges are recorded.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -33,10 +33,10 @@
 
 #include <nvtx3/nvToolsExt.h>
 
-/* ---- objects, the module's state, and how it is found ---- */
+/* ---- objects, the module's state, and access to it ---- */
 
-/* Distinct ranges and registered strings kept for ever. What comes after them still arrives, built at each use: a
- * message made from a request id must not grow the process without end. */
+/* Number of distinct ranges and registered strings that are kept. Later ones are built at each use: a message made from
+ * a request id must not grow the process without a limit. */
 #define INTERNED_MAX 4096
 
 /* message, color, domain, category, payload; then the level, by keyword alone */
@@ -55,7 +55,7 @@ enum { PLAIN, SILENT, FIELDS };
 #endif
 
 #ifdef __GLIBC__
-/* One byte out of what glibc keeps for libraries loaded late: the check on the hot path is then a single load. */
+/* One byte of the space that glibc reserves for libraries loaded late: the check on the hot path is a single load. */
 #define THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
 #else
 #define THREAD_LOCAL _Thread_local
@@ -74,7 +74,7 @@ typedef struct {
     nvtxEventAttributes_t attributes;
     int kind;
     int level;
-    uint32_t slot; /* where it is counted, 0 for nowhere */
+    uint32_t slot; /* where it is counted, 0 if it is not */
     char silent; /* kind == SILENT, for Python */
     PyObject *enter;     /* bound beforehand, in interned ranges alone: a cycle, so never in short-lived ones */
     PyObject *leave;
@@ -101,16 +101,16 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    nvtxDomainHandle_t domain; /* of the stretches */
+    nvtxDomainHandle_t domain; /* of the active segments */
     nvtxEventAttributes_t stretch;
-    uint32_t slot; /* of the stretches */
+    uint32_t slot; /* of the active segments */
     nvtxDomainHandle_t whole_domain;
     nvtxRangeId_t whole;
     int open;
     PyObject *current; /* the context variable */
     PyObject *inside;  /* its value while the code runs, and outside of it */
     PyObject *outside;
-    uint32_t around;   /* the instance whose stretch the thread was in before this one's */
+    uint32_t around;   /* the instance of the active segment that the thread was in before */
     PyObject *message; /* owns the bytes of a message that is not registered */
 } Run;
 
@@ -127,7 +127,7 @@ typedef struct {
     PyObject *by_message; /* {message: Range} of the public type with nothing but a message */
     PyTypeObject *public_type;
     PyObject *spare; /* a silent range of the public type */
-    PyObject *slot_of; /* returns the slot of a range by domain and message; NULL where nobody counts */
+    PyObject *slot_of; /* returns the slot of a range by domain and message; NULL if ranges are not counted */
     PyObject *names[ARGUMENTS + 1];
     int silent;
     int level; /* ranges of a higher one are silent */
@@ -142,10 +142,9 @@ dict_get(PyObject *dict, PyObject *key, PyObject **value)
 #if PY_VERSION_HEX >= 0x030D0000
     return PyDict_GetItemRef(dict, key, value);
 #else
-    PyObject *found = PyDict_GetItemWithError(dict, key);
-    *value = found;
-    Py_XINCREF(found);
-    return found != NULL ? 1 : (PyErr_Occurred() ? -1 : 0);
+    *value = PyDict_GetItemWithError(dict, key);
+    Py_XINCREF(*value);
+    return *value != NULL ? 1 : (PyErr_Occurred() ? -1 : 0);
 #endif
 }
 
@@ -170,7 +169,7 @@ state_of(PyTypeObject *type)
         PyErr_Clear();
     }
 #endif
-    if (state == NULL || state->interned == NULL) { /* a finaliser that runs after the modules were cleared */
+    if (state == NULL || state->interned == NULL) { /* a finalizer that runs after the modules were cleared */
         PyErr_SetString(PyExc_RuntimeError, "the interpreter is shutting down");
         return NULL;
     }
@@ -259,10 +258,10 @@ static Domain *
 domain_named(State *state, PyObject *name)
 {
     PyObject *domain = NULL;
-    int found = 0;
+    int status = 0;
     LOCKED(state->domains);
-    found = dict_get(state->domains, name, &domain);
-    if (found == 0) {
+    status = dict_get(state->domains, name, &domain);
+    if (status == 0) {
         domain = (PyObject *)domain_create(state, name);
         if (domain != NULL && PyDict_SetItem(state->domains, name, domain) < 0) {
             Py_CLEAR(domain);
@@ -302,7 +301,7 @@ domain_message(State *state, Domain *domain, PyObject *message, nvtxEventAttribu
     return result < 0 ? -1 : 0;
 }
 
-/* Return the id of a category: an int is its own, a name gets the next free one (1, 2, ...) and is told to NVTX. */
+/* Return the id of a category: an int is its own, a name gets the next free one (1, 2, ...) and is registered. */
 static int
 domain_category(State *state, Domain *domain, PyObject *category, uint32_t *id)
 {
@@ -337,18 +336,18 @@ domain_category(State *state, Domain *domain, PyObject *category, uint32_t *id)
     return result < 0 ? -1 : 0;
 }
 
-/* ---- the name of a thread, told to NVTX at its first annotation ---- */
+/* ---- the name of a thread, passed to NVTX at its first annotation ---- */
 
 /* Python's own names reach the operating system from 3.14 on. The main thread keeps the name of its process. A thread
- * that Python's threading does not know has no name to tell. */
+ * that Python's threading does not know has no name. */
 
 static THREAD_LOCAL char thread_named;
 
-/* Whether this process ever had an instance that others can begin in, or has greenlets. Until then no context is worth
- * a look. */
+/* Whether this process ever had an instance that others can begin in, or has greenlets. Until then the
+ * context is not read. */
 static _Atomic int any_instance;
 
-static PyObject *first_heard; /* called once, before the next first annotation of a thread; NULL for nothing */
+static PyObject *annotation_callback; /* called once, before the next first annotation of a thread; NULL for nothing */
 
 static PyObject *count_opener; /* makes the table of this process, where nothing is counted yet */
 static int count_pending;      /* it is to be called before the next first annotation of a thread */
@@ -373,18 +372,18 @@ threading_name(void)
 }
 
 static void
-call_first_heard(void)
+call_annotation_callback(void)
 {
-    PyObject *heard = first_heard;
+    PyObject *callback = annotation_callback;
     PyObject *type, *value, *traceback;
-    first_heard = NULL;
+    annotation_callback = NULL;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *result = PyObject_CallNoArgs(heard);
+    PyObject *result = PyObject_CallNoArgs(callback);
     if (result == NULL) {
-        PyErr_WriteUnraisable(heard);
+        PyErr_WriteUnraisable(callback);
     }
     Py_XDECREF(result);
-    Py_DECREF(heard);
+    Py_DECREF(callback);
     PyErr_Restore(type, value, traceback);
 }
 
@@ -409,8 +408,8 @@ name_thread(void)
     if (count_pending) {
         open_counts();
     }
-    if (first_heard != NULL) {
-        call_first_heard();
+    if (annotation_callback != NULL) {
+        call_annotation_callback();
     }
     long tid = syscall(SYS_gettid);
     const char *injection = getenv("NVTX_INJECTION64_PATH");
@@ -433,26 +432,26 @@ name_thread(void)
 #define NAME_THREAD() do { if (__builtin_expect(!thread_named, 0)) { name_thread(); } } while (0)
 
 static PyObject *
-core_when_annotated(PyObject *Py_UNUSED(module), PyObject *heard)
+core_call_before_next_event(PyObject *Py_UNUSED(module), PyObject *callback)
 {
-    PyObject *before = first_heard;
-    Py_INCREF(heard);
-    first_heard = heard;
+    PyObject *before = annotation_callback;
+    Py_INCREF(callback);
+    annotation_callback = callback;
     thread_named = 0; /* this thread may have annotated before, above all in a forked child */
     Py_XDECREF(before);
     Py_RETURN_NONE;
 }
 
-/* ---- greenlets: what `annotation/greenlets.py` opens and closes in the place of a push and a pop ---- */
+/* ---- greenlets: `annotation/greenlets.py` opens and closes their ranges instead of a push and a pop ---- */
 
-static PyObject *watch_thread;  /* called once on each thread, once greenlet is imported; NULL before */
-static PyObject *greenlet_push; /* once greenlets have switched; NULL before */
+static PyObject *watch_thread;  /* called once on each thread, after greenlet is imported; NULL before */
+static PyObject *greenlet_push; /* set after the first switch between greenlets; NULL before */
 static PyObject *greenlet_pop;
 
 static THREAD_LOCAL char thread_watched;
 
-/* Call one of these; whether it returned True. An exception, which is that of a signal's handler, is raised a little
- * later: neither a push nor a pop can fail. */
+/* Call one of these; whether it returned True. An exception, which is that of a signal's handler, is raised later: a
+ * push or a pop can't fail. */
 static __attribute__((cold, noinline)) int
 call_greenlets(PyObject *function, PyObject *range)
 {
@@ -469,7 +468,7 @@ call_greenlets(PyObject *function, PyObject *range)
     return done;
 }
 
-/* Whether a range was opened as one of its greenlet, so that nothing is to be pushed. */
+/* Whether a range was opened as one of its greenlet, so that no push is needed. */
 static inline int
 pushed_in_greenlet(PyObject *range)
 {
@@ -516,18 +515,18 @@ core_follow_greenlets(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- how many ranges were opened, by name, in a table that outlives the process ---- */
 
-/* The table is a file of the run directory, which `annotation/range_counts.py` makes and describes; here one word of it is
- * counted up after each push and start. A range knows its word by its slot, 0 where nobody counts. An entry has two
- * words: what was opened while the collector was certain to record, and all else.
+/* The table is a file of the run directory, which `annotation/range_counts.py` makes and describes; here one word of
+ * it is counted up after each push and start. A range has the slot of its word, 0 if it is not counted. An entry has
+ * two words: ranges opened while the collector was certain to record, and all others.
  *
  * A range is counted after it was emitted, so that a process which dies in between has recorded one more than it
- * counted, and never one less. With the GIL nothing comes between the two. Without it a window may: what began in
- * another phase than it ended in is not certain to be recorded. */
+ * counted, and never one less. With the GIL no other thread runs in between. Without it a window may open or close: a
+ * range that ended in another phase than it began in is not certain to be recorded. */
 
 #define ENTRY_WORDS 16
 #define ENTRIES_MAX 1024
 
-/* Counts of a forked child that has no table yet, which nobody reads: the parent's is not its own. */
+/* Counts of a forked child that has no table yet. They are never read; the child must not write to the parent's table. */
 static uint64_t nowhere[ENTRIES_MAX * ENTRY_WORDS];
 static Py_buffer counted_table;
 static int watches_forks;
@@ -582,7 +581,7 @@ count_nowhere(void)
     thread_named = 0;
 }
 
-/* Return the slot of a new range, 0 for one that is not counted. No error comes of it. */
+/* Return the slot of a new range, 0 for one that is not counted. Sets no error. */
 static uint32_t
 slot_of(State *state, PyObject *domain, PyObject *message)
 {
@@ -600,7 +599,7 @@ slot_of(State *state, PyObject *domain, PyObject *message)
 }
 
 static PyObject *
-core_count_by(PyObject *module, PyObject *args)
+core_set_count_callbacks(PyObject *module, PyObject *args)
 {
     State *state = (State *)PyModule_GetState(module);
     PyObject *callable, *opener;
@@ -619,7 +618,7 @@ core_count_by(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-core_count_in(PyObject *module, PyObject *args)
+core_set_count_table(PyObject *module, PyObject *args)
 {
     PyObject *table;
     int certain;
@@ -639,13 +638,13 @@ core_count_in(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "the table is too small");
         return NULL;
     }
-    /* That of before stays where it is: another thread may be counting in it. */
+    /* The previous table stays mapped: another thread may be counting in it. */
     counted_table = buffer;
     set_counted((uint64_t *)counted_table.buf, certain);
     Py_RETURN_NONE;
 }
 
-/* Every push and start of ours. */
+/* Every push and start of traceable. */
 static inline void
 emit_push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes, uint32_t slot)
 {
@@ -665,7 +664,7 @@ emit_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes, u
 
 /* ---- payloads: a number, named fields, and the identity of an instance ---- */
 
-/* `protocol/nvtx.py` tells the rules that this follows. */
+/* `protocol/nvtx.py` has the rules. */
 
 #define INSTANCE_BITS 0x3FFFFFFFu
 #define IDENTITY_TAG (UINT64_C(1) << 62)
@@ -674,7 +673,7 @@ emit_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes, u
 static _Atomic uint32_t last_instance;
 static _Atomic(nvtxDomainHandle_t) payload_domain;
 
-/* The instance whose stretch this thread is in, 0 for none: the thread says that what is pushed here lies inside it. */
+/* The instance whose active segment this thread is in, 0 for none: ranges pushed here are inside it by their thread. */
 static THREAD_LOCAL uint32_t stretched;
 
 /* Put an exact int or float into `attributes`: 1, or 0 where the int needs more than 64 bits, -1 on an error. */
@@ -692,7 +691,7 @@ number_payload(nvtxEventAttributes_t *attributes, PyObject *number)
     return overflow ? 0 : (PyErr_Occurred() ? -1 : 1);
 }
 
-/* Whether a string stands in JSON as it is. */
+/* Whether a string needs no escapes in JSON. */
 static int
 is_plain_text(PyObject *text)
 {
@@ -708,7 +707,7 @@ is_plain_text(PyObject *text)
     return 1;
 }
 
-/* Write one value as JSON: the bytes it takes, or more than there is room for; 0 where Python has to look at it. */
+/* Write one value as JSON: the number of bytes, which may be more than the space; 0 if Python has to convert it. */
 static Py_ssize_t
 write_value(char *into, size_t room, PyObject *value)
 {
@@ -738,7 +737,7 @@ write_value(char *into, size_t room, PyObject *value)
     return 0;
 }
 
-/* Return the fields as compact JSON where they are simple and short; NULL without an error: Python has to look. */
+/* Return the fields as compact JSON if they are simple and short; NULL without an error: Python has to convert them. */
 static PyObject *
 simple_fields(PyObject *payload)
 {
@@ -773,7 +772,7 @@ simple_fields(PyObject *payload)
     return PyUnicode_FromStringAndSize(text, (Py_ssize_t)length + 1);
 }
 
-/* Give `self` its payload: a number, or fields. What is neither an exact int nor float nor plain is seen to in Python. */
+/* Set the payload of `self`: a number, or fields. Python converts what is neither an exact int nor float nor plain. */
 static int
 set_payload(Range *self, PyObject *payload)
 {
@@ -847,8 +846,8 @@ announce(const char *text, uint64_t identity)
     nvtxDomainMarkEx(domain, &mark);
 }
 
-/* Return the fields as JSON, a new reference. A list or an array is read anew at each use, as in the nvtx package; what
- * is no payload any more leaves them as they were. */
+/* Return the fields as JSON, a new reference. A list or an array is read again at each use, as in the nvtx package; if
+ * it is not a valid payload any more, the fields stay as they were. */
 static PyObject *
 fields_now(Range *range)
 {
@@ -867,7 +866,7 @@ fields_now(Range *range)
     return range->fields;
 }
 
-/* Make `attributes` carry the identity; a range with fields says them first. */
+/* Put the identity into `attributes`; a range with fields emits these first. */
 static void
 identify(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
 {
@@ -880,7 +879,7 @@ identify(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
     attributes->payload.llValue = (int64_t)identity;
 }
 
-/* Make `attributes` carry the identity. A number of the user's stays in its place: an empty mark then says who it is. */
+/* Put the identity into `attributes`. A number of the user stays there: an empty mark then has the identity. */
 static void
 carry(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
 {
@@ -933,19 +932,19 @@ push(Range *range)
     }
 }
 
-/* Open the whole of an instance. `told`: where it carries a number of the user's, a mark says who it is. */
+/* Open the whole of an instance. `with_mark`: if its payload is a number of the user, a mark has the identity. */
 static nvtxRangeId_t
-start_as(Range *range, uint64_t identity, int told)
+start_as(Range *range, uint64_t identity, int with_mark)
 {
     nvtxEventAttributes_t attributes = range->attributes;
     NAME_THREAD();
-    if (told || attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
+    if (with_mark || attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
         carry(range, &attributes, identity);
     }
     return emit_start(range->domain, &attributes, range->slot);
 }
 
-/* ---- how a range is made from its arguments, once for each distinct one, and found again ---- */
+/* ---- making a range from its arguments, once for each distinct one, and looking it up ---- */
 
 static PyObject *
 range_enter(PyObject *object, PyObject *Py_UNUSED(ignored))
@@ -1009,7 +1008,7 @@ range_allocate(PyTypeObject *type, PyObject *arguments)
     return self;
 }
 
-/* Build a range from `arguments` as given. `checked` are the same with the colour as ARGB and the payload a number. */
+/* Build a range from `arguments` as given. `checked` are the same with the color as ARGB and the payload a number. */
 static Range *
 range_build(State *state, PyTypeObject *type, PyObject *arguments, PyObject *checked)
 {
@@ -1072,7 +1071,7 @@ range_with_payload(PyTypeObject *type, Range *base, PyObject *arguments, PyObjec
     return self;
 }
 
-/* Keep a range for all later uses, its enter and exit bound beforehand. Returns what is kept, a new reference. */
+/* Intern a range for later uses, its enter and exit bound beforehand. Returns the interned range, a new reference. */
 static PyObject *
 range_intern(PyObject *interned, PyObject *key, Range *range)
 {
@@ -1082,16 +1081,16 @@ range_intern(PyObject *interned, PyObject *key, Range *range)
         return NULL;
     }
 #if PY_VERSION_HEX >= 0x030D0000
-    PyObject *kept = NULL;
-    return PyDict_SetDefaultRef(interned, key, (PyObject *)range, &kept) < 0 ? NULL : kept;
+    PyObject *interned_range = NULL;
+    return PyDict_SetDefaultRef(interned, key, (PyObject *)range, &interned_range) < 0 ? NULL : interned_range;
 #else
-    PyObject *kept = PyDict_SetDefault(interned, key, (PyObject *)range);
-    Py_XINCREF(kept);
-    return kept;
+    PyObject *interned_range = PyDict_SetDefault(interned, key, (PyObject *)range);
+    Py_XINCREF(interned_range);
+    return interned_range;
 #endif
 }
 
-/* Return the range of these arguments, payload left out: from the interned ones, or built and interned. */
+/* Return the range of these arguments without the payload: an interned one, or a new one that is interned. */
 static PyObject *
 range_without_payload(State *state, PyTypeObject *type, PyObject *const *values)
 {
@@ -1100,13 +1099,13 @@ range_without_payload(State *state, PyTypeObject *type, PyObject *const *values)
         return NULL;
     }
     PyObject *range = NULL;
-    int found = dict_get(state->interned, key, &range);
-    int hashable = found >= 0;
+    int status = dict_get(state->interned, key, &range);
+    int hashable = status >= 0;
     if (!hashable && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear(); /* a list is no colour: the check says so with the argument's name */
-        found = 0;
+        PyErr_Clear(); /* a list is not a color: the check raises an error with the argument's name */
+        status = 0;
     }
-    if (found == 0) {
+    if (status == 0) {
         PyObject *arguments = PyTuple_Pack(5, values[0], values[1], values[2], values[3], Py_None);
         PyObject *all = arguments == NULL ? NULL : PyTuple_Pack(6, values[0], values[1], values[2], values[3], Py_None,
                                                                 values[LEVEL]);
@@ -1125,7 +1124,7 @@ range_without_payload(State *state, PyTypeObject *type, PyObject *const *values)
     return range;
 }
 
-/* `@annotate` without brackets hands the decorated thing over as the message. */
+/* `@annotate` without parentheses gets the decorated object as the message. */
 static int
 is_decorated(PyObject *message)
 {
@@ -1195,8 +1194,8 @@ silent_range(PyTypeObject *type)
     return (PyObject *)silent;
 }
 
-/* What could not be made because the interpreter takes itself apart, or because there is no memory, is silent, and a
- * function is left as it is: the program goes on. `spare`: a silent range, made while there was memory. */
+/* A range that can't be made, because the interpreter is ending or there is no memory, is silent, and a function is
+ * returned unchanged: the program continues. `spare`: a silent range, made while there was memory. */
 static PyObject *
 range_or_silent(PyTypeObject *type, PyObject *range, PyObject *message, PyObject *spare)
 {
@@ -1270,7 +1269,7 @@ range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObjec
     return __builtin_expect(range != NULL, 1) ? range : range_or_silent(type, NULL, values[0], state->spare);
 }
 
-/* ---- `Range`: what it does, and its type ---- */
+/* ---- `Range`: its methods and its type ---- */
 
 static int
 range_traverse(Range *self, visitproc visit, void *arg)
@@ -1289,7 +1288,7 @@ range_clear(Range *self)
     Py_CLEAR(self->enter);
     Py_CLEAR(self->leave);
     Py_CLEAR(self->arguments);
-    return 0; /* the message stays until the end: NVTX may still be handed its bytes */
+    return 0; /* the message stays until the end: NVTX may still get its bytes */
 }
 
 static void
@@ -1419,7 +1418,7 @@ static PyMethodDef range_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* NVTX hands out no string handles where no tool is attached, and that is decided for good at its first call. */
+/* NVTX returns no string handles if no tool is attached, and that is decided once, at its first call. */
 static PyObject *
 range_heard(Range *self, void *Py_UNUSED(closure))
 {
@@ -1442,7 +1441,7 @@ static PyMemberDef range_members[] = {
 
 static PyType_Slot range_slots[] = {
     {Py_tp_doc, "Range(message=None, color=None, domain=None, category=None, payload=None, *, level=None)\n--\n\n"
-                "One message, colour, domain, category and payload, ready to be emitted."},
+                "One message, color, domain, category and payload, ready to be emitted."},
     {Py_tp_new, range_new},
     {Py_tp_traverse, range_traverse},
     {Py_tp_clear, range_clear},
@@ -1460,7 +1459,7 @@ static PyType_Spec range_spec = {
     .slots = range_slots,
 };
 
-/* ---- what `with` finds as `__enter__` and `__exit__` on the type of a range ---- */
+/* ---- `__enter__` and `__exit__` on the type of a range, as `with` looks them up ---- */
 
 static PyObject *
 hook_get(PyObject *object, PyObject *instance, PyObject *Py_UNUSED(owner))
@@ -1479,7 +1478,8 @@ hook_get(PyObject *object, PyObject *instance, PyObject *Py_UNUSED(owner))
     return PyCFunction_New(self->leaves ? &leave_methods[range->kind] : &enter_methods[range->kind], instance);
 }
 
-/* `type(manager).__enter__(manager)`: contextlib.ExitStack calls it so, hence no plain member descriptor. */
+/* `type(manager).__enter__(manager)`: contextlib.ExitStack calls it like this, so a plain member descriptor does not
+ * work. */
 static PyObject *
 hook_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -1561,8 +1561,8 @@ add_hook(State *state, const char *name, int leaves)
 #endif
 
 /* CPython 3.12 counts calls that pass through C apart, and ends them with a RecursionError at 1500 (3.12.1): with two
- * for each of ours, a decorated function got there at a depth of 748, before Python's own limit of 1000. What a wrapper
- * takes is given back while it waits, so that Python's limit is the one that holds. */
+ * for each wrapper, a decorated function reached that at a depth of 748, before Python's own limit of 1000. A wrapper
+ * gives back its calls while it waits, so that Python's limit applies. */
 static inline PyObject *
 call_wrapped(PyObject *wrapped, PyObject *const *args, size_t nargsf, PyObject *names)
 {
@@ -1608,7 +1608,7 @@ function_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(owner))
     return PyMethod_New(self, instance);
 }
 
-/* What the wrapper does not have is the wrapped one's: `__code__`, `__globals__`, `cache_info`, ... */
+/* Attributes that the wrapper does not have are the wrapped function's: `__code__`, `__globals__`, `cache_info`, ... */
 static PyObject *
 function_getattro(PyObject *object, PyObject *name)
 {
@@ -1627,7 +1627,8 @@ function_repr(PyObject *object)
     return PyUnicode_FromFormat("<annotated %R>", ((Function *)object)->wrapped);
 }
 
-/* Pickled, and copied, by its qualified name, as a function is. What does not bind (a partial) may have none: by parts. */
+/* Pickled, and copied, by its qualified name, as a function is. A callable that does not bind (a partial) may have
+ * none, and is pickled by its parts. */
 static PyObject *
 function_reduce(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
@@ -1652,7 +1653,7 @@ static int
 function_clear(Function *self)
 {
     Py_CLEAR(self->dict);
-    return 0; /* a wrapper reached again while its cycle is taken apart must still be callable */
+    return 0; /* a wrapper that is used while its cycle is cleared must still be callable */
 }
 
 static void
@@ -1682,7 +1683,7 @@ static PyMemberDef function_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* To `isinstance` it is what it wraps, as wrapt's proxies are: inspect and torch.compile take it for the function. */
+/* `isinstance` sees the wrapped type, as with wrapt's proxies: inspect and torch.compile treat it as the function. */
 static PyObject *
 function_class(Function *self, void *Py_UNUSED(closure))
 {
@@ -1761,7 +1762,7 @@ run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* Set the context variable to `value`, and return what it was, or NULL. No error comes of it. */
+/* Set the context variable to `value`, and return the previous value, or NULL. Sets no error. */
 static PyObject *
 exchange(PyObject *variable, PyObject *value)
 {
@@ -1812,7 +1813,7 @@ run_suspend(Run *self, PyObject *ignored)
 {
     if (self->open) {
         Py_DECREF(run_hide(self, ignored));
-        if (self->outside != NULL) { /* what an `async with` inside has set stays the code's own */
+        if (self->outside != NULL) { /* a value set by an `async with` inside stays in the code's own context */
             PyObject *inside = exchange(self->current, self->outside);
             if (inside != NULL) {
                 Py_XSETREF(self->inside, inside);
@@ -1872,12 +1873,12 @@ static PyType_Spec run_spec = {
 /* ---- the exit of a program that has closed the descriptors of nsys's library ---- */
 
 /* A program that closes descriptors which it has not opened (`os.closerange(3, ...)`, as daemons do) closes those of
- * nsys's library too (2022.4.2). Its threads wait at them on; its destructor tells them to end, which they don't hear,
- * and waits for that for ever. So such a program ends before that destructor: everything that was registered since
- * this module was loaded has been called by then, and Python is over.
+ * nsys's library too (2022.4.2). The library's threads still wait at them. Its destructor signals them to end, which
+ * does not reach them, and waits for them forever. So such a program ends before that destructor: every exit handler
+ * that was registered since this module was loaded has been called by then, and Python has been finalized.
  *
- * Said to the launcher by an empty file, which becomes a note of the run. Where a descriptor has been opened again under
- * the same number, and in programs without this module, the launcher does what it can (launch/exit_release.py). */
+ * An empty file reports this to the launcher, which makes it a note of the run. If a descriptor has been opened again
+ * with the same number, and in programs without this module, launch/exit_release.py handles it. */
 
 #ifdef __GLIBC__
 static size_t
@@ -1894,7 +1895,7 @@ exit_read(const char *task, const char *name, char *text, size_t size)
     return length > 0 ? (size_t)length : 0;
 }
 
-/* Whether a thread of nsys's library waits at a descriptor that is closed: its system call's first argument. */
+/* Whether a thread of nsys's library waits at a closed descriptor: the first argument of its system call. */
 static int
 exit_is_deaf(void)
 {
@@ -1933,7 +1934,7 @@ exit_left(int status, void *Py_UNUSED(unused))
 }
 #endif
 
-/* Watch the exit of this process, where nsys's library is in it. */
+/* Watch the exit of this process, if nsys's library is loaded in it. */
 static void
 watch_exit(void)
 {
@@ -1978,7 +1979,7 @@ core_wrap(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-core_publish(PyObject *module, PyObject *type)
+core_set_public_class(PyObject *module, PyObject *type)
 {
     State *state = module_state(module);
     if (!PyType_Check(type) || !PyType_IsSubtype((PyTypeObject *)type, state->range_type)) {
@@ -1998,14 +1999,14 @@ core_publish(PyObject *module, PyObject *type)
 }
 
 static PyObject *
-core_silence(PyObject *module, PyObject *Py_UNUSED(ignored))
+core_disable_ranges(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
     module_state(module)->silent = 1;
     Py_RETURN_NONE;
 }
 
 static PyObject *
-core_record_up_to(PyObject *module, PyObject *level)
+core_set_max_level(PyObject *module, PyObject *level)
 {
     long number = PyLong_AsLong(level);
     if (number == -1 && PyErr_Occurred()) {
@@ -2024,23 +2025,23 @@ core_identify(PyObject *module, PyObject *Py_UNUSED(ignored))
 
 /* A list of tuples (type, message, color, domain, category, level): the keys of what is interned. */
 static PyObject *
-core_kept(PyObject *module, PyObject *Py_UNUSED(ignored))
+core_list_interned_ranges(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
     return PyDict_Keys(module_state(module)->interned);
 }
 
 static PyMethodDef core_methods[] = {
     {"wrap", core_wrap, METH_VARARGS, "Return a callable that runs `function` inside `range`."},
-    {"set_public_class", core_publish, METH_O, "Set the subclass of Range that is built fastest, by message alone."},
-    {"set_max_level", core_record_up_to, METH_O, "Make every range of a higher level that is built from now on a no-op."},
+    {"set_public_class", core_set_public_class, METH_O, "Set the subclass of Range that is built fastest, by message alone."},
+    {"set_max_level", core_set_max_level, METH_O, "Make every range of a higher level that is built from now on a no-op."},
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
-    {"list_interned_ranges", core_kept, METH_NOARGS, "Return the type and arguments of each range that is kept for ever."},
-    {"call_before_next_event", core_when_annotated, METH_O, "Call what is given once, when something is annotated next."},
-    {"watch_greenlets", core_watch_greenlets, METH_O, "Call what is given once on each thread that pushes a range."},
-    {"follow_greenlets", core_follow_greenlets, METH_VARARGS, "Ask two functions before each push and each pop."},
-    {"set_count_callbacks", core_count_by, METH_VARARGS, "Have ranges counted: what returns the slot of one, what opens a table."},
-    {"set_count_table", core_count_in, METH_VARARGS, "Count in this table from here on; whether the collector records."},
-    {"disable_ranges", core_silence, METH_NOARGS, "Make every range built from now on a no-op."},
+    {"list_interned_ranges", core_list_interned_ranges, METH_NOARGS, "Return the type and arguments of each interned range."},
+    {"call_before_next_event", core_call_before_next_event, METH_O, "Call a function once, before the next annotation."},
+    {"watch_greenlets", core_watch_greenlets, METH_O, "Call a function once on each thread that pushes a range."},
+    {"follow_greenlets", core_follow_greenlets, METH_VARARGS, "Call two functions before each push and each pop."},
+    {"set_count_callbacks", core_set_count_callbacks, METH_VARARGS, "Count ranges, with a function that returns a slot and one that opens a table."},
+    {"set_count_table", core_set_count_table, METH_VARARGS, "Count in this table from now on; whether the collector records."},
+    {"disable_ranges", core_disable_ranges, METH_NOARGS, "Make every range built from now on a no-op."},
     {NULL, NULL, 0, NULL},
 };
 

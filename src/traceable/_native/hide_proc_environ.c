@@ -1,17 +1,18 @@
-/* Loaded into nsys by LD_PRELOAD: every process's environment and command line looks empty to it.
+/* Loaded into nsys by LD_PRELOAD: every process's environment and command line is empty for it.
  *
  * nsys (measured with 2022.4.2 and 2023.4.4) walks /proc at the start of a recording and stores in the report the
- * environment and the command line of each process that its user may read, the launcher's and those of strangers
- * included, and has no option against it. To nsys they look as those of a kernel thread do, which has neither. Nothing
- * else is changed, and nothing of the program that is recorded: the bystander takes this library out of its LD_PRELOAD.
- * An nsys that does not ask libc for files would not notice it; what came into a report, nsys_private.py looks for.
+ * environment and the command line of each process that its user may read, including the launcher's and those of
+ * unrelated programs, and has no option against it. With this library they look to nsys like those of a kernel thread,
+ * which has neither. Nothing else is changed, and nothing in the recorded program: `exec_shim` removes this library
+ * from its LD_PRELOAD. It has no effect on an nsys that does not read files through libc; `collectors/nsys/privacy.py`
+ * searches the report for what was stored nevertheless.
  *
- * The bystander itself, which nsys starts, has both this library and nsys's own. With --trace=osrt that puts itself
- * behind open() and the like in every other library, in what dlsym() gives them too, and opens files of its own through
- * this one: had this one called the next open(), the two would call each other for ever. So it asks the kernel, and for
- * a stream libc by a name that nobody puts himself behind.
+ * `exec_shim`, which nsys starts, has both this library and nsys's own. With --trace=osrt nsys's library intercepts
+ * open() and similar functions in every other library, also for dlsym(), and opens its own files through this one: if
+ * this one called the next open(), the two would call each other forever. So it makes the system call directly, and
+ * opens a stream by a libc function that is not intercepted.
  *
- * It is no Python module, although the build gives it the file name of one.
+ * It is not a Python module, although the build gives it the file name of one.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -40,7 +41,7 @@ static int opened(int folder, const char *path, int flags, mode_t mode)
     return (int)syscall(SYS_openat, folder, instead_of(path), flags, mode);
 }
 
-/* `mode` is there only where a file may be made; reading it where it is not would read what was never passed. */
+/* `mode` is only passed if a file may be created; it must not be read otherwise. */
 #define MODE(flags)                                                                                                    \
     mode_t mode = 0;                                                                                                   \
     if ((flags) & (O_CREAT | __O_TMPFILE)) {                                                                           \
@@ -64,7 +65,7 @@ static int opened(int folder, const char *path, int flags, mode_t mode)
         return opened(folder, path, flags, mode);                                                                      \
     }
 
-/* What a compiler with _FORTIFY_SOURCE makes of open() where it does not know the flags. */
+/* A compiler with _FORTIFY_SOURCE replaces open() by this if it does not know the flags. */
 #define FORTIFIED(name)                                                                                                \
     EXPORTED int name(const char *path, int flags)                                                                     \
     {                                                                                                                  \

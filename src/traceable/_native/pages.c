@@ -1,8 +1,8 @@
-/* The decoder of SQLite tables: whole columns out of a file's pages, some twenty times as fast as row by row.
+/* The decoder of SQLite tables: whole columns out of a file's pages, about twenty times as fast as row by row.
  *
- * Knows the file format, knows nothing of nsys. It decodes tables as almost all are and refuses the rest with `Unusual`:
- * the caller then lets SQLite read the table. The interpreter's lock is released meanwhile, so that several tables can be
- * decoded at once.
+ * It knows the file format, and nothing about nsys. It decodes the common layout of tables and rejects others with
+ * `Unusual`: the caller then lets SQLite read the table. The interpreter's lock is released meanwhile, so that several
+ * tables can be decoded at once.
  */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
@@ -21,7 +21,7 @@
 /* ---- pages of the file, read in windows with pread ---- */
 
 /* Not mapped: a mapped file that shrinks meanwhile ends the process with SIGBUS, and all its pages count as memory of
- * ours. Format: https://www.sqlite.org/fileformat.html */
+ * this process. Format: https://www.sqlite.org/fileformat.html */
 
 #if SIZE_MAX < UINT64_MAX
 #error "sizes of columns are computed in 64 bits; without them SQLite reads the tables"
@@ -38,11 +38,11 @@ typedef struct {
     uint32_t page_size, usable, page_count, lock_page;
     uint8_t *window;
     uint32_t first, held; /* the pages in the window: [first, first + held) */
-    uint32_t most;        /* pages that the window has room for */
+    uint32_t most;        /* capacity of the window in pages */
     const char *why;      /* why the table can't be decoded here; of damage its kind; static text */
     bool no_memory, damaged, stopped;
     int error;                    /* errno of a read that failed */
-    const volatile uint8_t *stop; /* decoding ends soon after this is no longer 0 */
+    const volatile uint8_t *stop; /* decoding ends soon after this is set */
 } File;
 
 static inline uint16_t two(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }
@@ -62,7 +62,7 @@ static inline uint64_t eight(const uint8_t *p)
     return value;
 }
 
-/* Read a variable-length number at `p`; returns what follows it, NULL where it would reach beyond `end`. */
+/* Read a variable-length number at `p`; returns the position after it, NULL if it would extend beyond `end`. */
 static inline const uint8_t *varint(const uint8_t *p, const uint8_t *end, uint64_t *value)
 {
     if (p < end && p[0] < 0x80) {
@@ -91,8 +91,8 @@ static bool unusual(File *file, const char *why)
     return false;
 }
 
-/* What no sound file holds. SQLite is not asked either: it reads some of it as rows that are there twice, or beyond the
- * page, and then says what chance left in its memory (3.40: the same file gave rows once and an error once). */
+/* Damage. SQLite is not used for such a table: it reads some damage as duplicate rows, or reads beyond the
+ * page and returns whatever is in its memory (3.40: the same file gave rows once and an error once). */
 static bool damaged(File *file, const char *kind)
 {
     file->damaged = true;
@@ -115,7 +115,7 @@ static bool open_file(File *file)
 
 static bool fill_window(File *file, uint32_t number)
 {
-    /* Tables lie in long stretches, but a file that was rewritten may have them in any order. */
+    /* The pages of a table are mostly consecutive, but in a file that was rewritten they may be in any order. */
     uint32_t count = number == file->first + file->held ? file->held * 2 : 2;
     count = count < 2 ? 2 : count;
     count = count > file->most ? file->most : count;
@@ -146,7 +146,7 @@ static bool fill_window(File *file, uint32_t number)
     return damaged(file, "page_missing");
 }
 
-/* Return page `number`, valid until the next call; NULL where there is none. */
+/* Return page `number`, valid until the next call; NULL if there is none. */
 static const uint8_t *page_at(File *file, uint32_t number)
 {
     if (number < 2 || number > file->page_count || number == file->lock_page) {
@@ -199,7 +199,7 @@ static void shrink(Block *block, size_t bytes)
         block->bytes = bytes;
 }
 
-/* One value a row: 8 or 4 bytes wide, and without memory as long as all rows hold the same. */
+/* One value a row: 8 or 4 bytes wide, and without memory as long as all rows have the same value. */
 typedef struct {
     Block block;
     unsigned width;
@@ -313,7 +313,7 @@ static bool rehash(Distinct *all)
     return true;
 }
 
-/* Return the number of a string with this hash, a new one where it was not seen before; -1 without memory. */
+/* Return the number of a string with this hash, a new one if it is new; -1 if out of memory. */
 static int32_t number_of(Distinct *all, const uint8_t *bytes, size_t length, uint32_t hash)
 {
     if ((!all->slots || all->count > all->mask / 2) && !rehash(all))
@@ -351,8 +351,8 @@ static void forget(Distinct *all)
 
 /* ---- the b-tree of one table with rowids, decoded into columns ---- */
 
-/* What SQLite itself accepts is the measure: on all that it might read in another way, or refuse, decoding ends with a
- * reason, and the caller lets SQLite read the table. Every access is inside a buffer whatever the file holds. */
+/* SQLite is the reference: on anything that it might read in another way, or reject, decoding ends with a
+ * reason, and the caller lets SQLite read the table. Every access is inside a buffer, for any content of the file. */
 
 #define DEEPEST 19
 #define MOST_COLUMNS 2000
@@ -361,11 +361,12 @@ static void forget(Distinct *all)
 
 enum { TABLE_LEAF = 0x0d, TABLE_INTERIOR = 0x05 };
 
-/* What a column is read as. INTEGER: int64. SMALL: int32, -1 for NULL and all that is no such number. REAL: float64.
- * KEY: several columns of integers together, numbered by their distinct values. TEXT: text or bytes, numbered likewise. */
+/* The type of a decoded column. INTEGER: int64. SMALL: int32, -1 for NULL and any value that is not one. REAL:
+ * float64. KEY: several columns of integers together, numbered by their distinct values. TEXT: text or bytes, numbered
+ * likewise. */
 typedef enum { INTEGER, SMALL, REAL, KEY, TEXT } Kind;
 
-/* Cells of a row: one for each column of the table that is wanted, those of a key side by side. */
+/* Cells of a row: one for each requested column of the table, those of a key next to each other. */
 typedef struct {
     Kind kind;
     Values values;
@@ -377,9 +378,9 @@ typedef struct {
 
 /* What happens to a column of the table. */
 typedef struct {
-    Column *column; /* NULL: not wanted */
+    Column *column; /* NULL: not requested */
     unsigned cell;
-    bool whole; /* holds whole numbers as they stand */
+    bool whole; /* the whole numbers as stored */
 } Slot;
 
 typedef struct {
@@ -474,7 +475,7 @@ static bool number_keys(Table *table, Column *column)
     return true;
 }
 
-/* Move the rows that wait into the columns. */
+/* Move the pending rows into the columns. */
 static bool flush(Table *table)
 {
     for (unsigned i = 0; i < table->column_count; i++) {
@@ -501,8 +502,8 @@ static inline bool content_length(uint64_t type, uint64_t *length)
     return type < 10 || (type >= 12 && type <= UINT32_MAX);
 }
 
-/* Decode the record whose first `local` of `payload` bytes lie at `record`. With `need`, only find out how many of its
- * bytes the wanted columns reach to. */
+/* Decode the record whose first `local` of `payload` bytes lie at `record`. With `need`, only compute how many of its
+ * bytes the requested columns need. */
 static bool record(Table *table, const uint8_t *record, uint64_t local, uint64_t payload, int64_t rowid, uint64_t *need)
 {
     File *file = &table->file;
@@ -535,7 +536,7 @@ static bool record(Table *table, const uint8_t *record, uint64_t local, uint64_t
         return unusual(file, "a record longer than its columns");
     if (need)
         return true;
-    /* Columns that were added to the table after the row hold NULL: those with another default don't come here. */
+    /* Columns that were added to the table after the row are NULL: tables with another default are not decoded. */
     for (; index <= table->last_wanted; index++) {
         if (index == table->rowid_column)
             return unusual(file, "a row without its id");
@@ -545,8 +546,8 @@ static bool record(Table *table, const uint8_t *record, uint64_t local, uint64_t
     return ++table->waiting < ROWS_AT_ONCE || flush(table);
 }
 
-/* Take note of a page. Each belongs to one place of one table; without this a small file could send us in circles, or
- * have every row of it hold the same gigabyte. */
+/* Mark a page as used. Each belongs to one place of one table; without this a small file could have circles, or rows
+ * that all share the same gigabyte. */
 static bool first_visit(Table *table, uint32_t number)
 {
     uint8_t *byte = &table->visited[number / 8], bit = (uint8_t)(1 << number % 8);
@@ -556,8 +557,8 @@ static bool first_visit(Table *table, uint32_t number)
     return true;
 }
 
-/* Copy the first `need` bytes of a record that goes on in overflow pages. `local` is copied, as is `next`: reading
- * another page may end the life of the one they lie on. */
+/* Copy the first `need` bytes of a record that continues in overflow pages. `local` and `next` are copied: reading
+ * another page may invalidate the page they are on. */
 static bool assemble(Table *table, const uint8_t *start, uint64_t local, uint32_t next, uint64_t need)
 {
     File *file = &table->file;
@@ -640,7 +641,7 @@ static bool leaf(Table *table, const uint8_t *page, uint32_t number, bool root)
         if (moved && !(page = page_at(file, number)))
             return false;
     }
-    /* Else two bytes of a file would be a row of dozens, and a small file fill the memory. */
+    /* Otherwise two bytes of a file could be a row of dozens of bytes, and a small file could fill the memory. */
     return used <= file->usable || damaged(file, "cells_overlap");
 }
 
@@ -679,7 +680,7 @@ static bool subtree(Table *table, uint32_t number, int depth)
     return depth < DEEPEST ? interior(table, page, depth) : unusual(file, "the depth of the table");
 }
 
-/* Decode the table at page `root`. On false `file.why` says the reason. */
+/* Decode the table at page `root`. On false `file.why` has the reason. */
 static bool decode(Table *table, uint32_t root)
 {
     File *file = &table->file;
@@ -708,7 +709,7 @@ static void clear(Table *table)
     free(table->columns);
 }
 
-/* ---- the module, and what it hands to Python ---- */
+/* ---- the module, and its results ---- */
 
 /* The types of one import of the module. */
 typedef struct {
@@ -716,7 +717,7 @@ typedef struct {
     PyObject *unusual, *damaged, *stopped;
 } State;
 
-/* Memory of a column, handed over to Python. */
+/* Memory of a column, owned by Python. */
 typedef struct {
     PyObject_HEAD
     Block block;
@@ -877,8 +878,8 @@ static PyObject *run(const State *state, Table *table, unsigned root)
 
 PyDoc_STRVAR(decode_doc, "Decode columns of the table with the b-tree at page `root`; see _pages.pyi.");
 
-/* As `decode_table`, with the arguments taken apart. */
-static PyObject *decoded(const State *state, File file, unsigned root, int rowid_column, PyObject *wanted)
+/* `decode_table` with parsed arguments. */
+static PyObject *decode_columns(const State *state, File file, unsigned root, int rowid_column, PyObject *wanted)
 {
     Table *table = calloc(1, sizeof *table);
     PyObject *result = NULL;
@@ -915,7 +916,7 @@ static PyObject *decode_table(PyObject *module, PyObject *args)
     else {
         File file = {.descriptor = descriptor, .page_size = page_size, .usable = usable, .page_count = page_count};
         file.stop = stop.buf;
-        result = decoded(PyModule_GetState(module), file, root, rowid_column, wanted);
+        result = decode_columns(PyModule_GetState(module), file, root, rowid_column, wanted);
     }
     PyBuffer_Release(&stop);
     return result;

@@ -1,24 +1,25 @@
 /* The embedded recorder: an NVTX injection library that writes every range and mark of a process to disk.
  *
  * NVTX loads it where NVTX_INJECTION64_PATH names it, and calls InitializeInjectionNvtx2 once for each shared library
- * that holds an NVTX instance; all of them share this one recorder. It writes to TRACEABLE_RECORDING_DIR, in the layout
- * of recorder_format.h, through maps of preallocated files: what was written is safe from any death of the process,
- * kill -9 included. It computes nothing: `traceable.collect` pairs, names and exports afterwards.
- * A gated process (TRACEABLE_RECORDING_GATED=1) records only within windows, which it opens itself. A flight recorder
- * (TRACEABLE_FLIGHT_RECORDER) keeps what came last in a ring, and copies it when asked to.
+ * that holds an NVTX instance; all of them share this one recorder. It writes to TRACEABLE_RECORDING_DIR, in the
+ * layout of recorder_format.h, through maps of preallocated files: written data survives any death of the process,
+ * kill -9 included. It computes nothing: `traceable.collectors.recorder` pairs, names and exports afterwards. A gated
+ * process (TRACEABLE_RECORDING_GATED=1) records only within windows, which it opens itself. A flight recorder
+ * (TRACEABLE_FLIGHT_RECORDER) keeps the latest data in a ring, and copies it on request.
  *
- * The extension initialiser (InitializeInjectionNvtxExtension) is left out on purpose: with one exported,
- * nvtxDomainIsEnabled asks us, without one it is true, and nvtx >= 0.2.12 for Python hands out real domains only then.
+ * There is no extension initializer (InitializeInjectionNvtxExtension) on purpose: with one exported,
+ * nvtxDomainIsEnabled calls this library; without one it is true, and nvtx >= 0.2.12 for Python creates real domains
+ * only then.
  *
  * The clock is CLOCK_MONOTONIC through the vDSO: 47 ns a push and pop, where the bare counter gave 28 and would need
- * calibration anchors and an invariant counter. Both are far below nsys's 195-400, so the simple clock it is;
+ * calibration anchors and an invariant counter. Both are far below nsys's 195-400, so the simple clock is used;
  * `process_header.clock` has room for another.
  *
- * Rules that hold everywhere here, because the program that is recorded must never notice:
- * - No file descriptor is kept. A program that closes every descriptor (daemons do) would hand our number to a file of
- *   its own, and we would write there. Each growth opens by path and closes again.
+ * Rules for all of this file, because recording must not affect the program:
+ * - No file descriptor is kept. After a program has closed every descriptor (daemons do) the number may be that of a
+ *   file of its own, and this library would write there. Each growth opens by path and closes again.
  * - Space is allocated before it is mapped. A store into a sparse file on a full disk is a SIGBUS.
- * - No malloc, which the program may have replaced by something that calls NVTX. Memory comes from mmap.
+ * - No malloc, which the program may have replaced by one that calls NVTX. Memory comes from mmap.
  * - In the slow paths signals are blocked (a handler may call NVTX), cancellation is off (open is a cancellation
  *   point) and errno is kept.
  */
@@ -71,7 +72,7 @@ struct growing {
     size_t next;     /* the length that the next segment should have */
 };
 
-/* Texts seen lately, so that an unregistered message that repeats is stored once. */
+/* Recent texts, so that an unregistered message that repeats is stored once. */
 #define CACHED_TEXT 55
 #define CACHED_TEXTS 256
 struct cached_text {
@@ -90,7 +91,7 @@ struct thread {
     bool full;                  /* once an event was dropped, all later ones are: the nesting stays readable */
     uint64_t sequence;
     uint64_t ranges; /* started on this thread */
-    uint64_t attributes; /* what the last KIND_ATTRIBUTES record said: its data and its word's bits */
+    uint64_t attributes; /* of the last KIND_ATTRIBUTES record: its data and its word's bits */
     uint64_t attributes_set;
     uint32_t tid;
     uint32_t window; /* what `*recorder.window` was at the thread's last event */
@@ -100,17 +101,17 @@ struct thread {
 };
 
 enum recorder_state {
-    STATE_NEW,     /* the injection was not initialised */
+    STATE_NEW,     /* the injection was not initialized */
     STATE_ACTIVE,  /* the process has its directory */
     STATE_FORKED,  /* a forked child that gets its directory at its first event */
-    STATE_OFF,     /* nothing can be recorded; said on stderr */
+    STATE_OFF,     /* nothing can be recorded; reported on stderr */
 };
 
 /* A piece of the flight recorder's memory, which one thread at a time writes to. */
 struct segment {
     char *map;
     struct segment *older, *newer; /* among the retired ones; `newer` alone among the unused ones */
-    char *rest;          /* of a retired one: where the next thread may go on, NULL where it is full */
+    char *rest;          /* of a retired one: where the next thread may continue, NULL if it is full */
     int64_t retired_ns;  /* no event in it is later; INT64_MAX while a thread has it */
 };
 
@@ -128,7 +129,7 @@ struct ring {
         size_t count; /* how many segments there were when it began; 0: no dump is under way */
         size_t first, done; /* with which one it began, and how many it has copied from there on, around the end */
         uint64_t ordinal;   /* of the segment that was begun last before it */
-        int64_t forgotten_ns; /* what is not later than this is not in the copy */
+        int64_t forgotten_ns; /* events up to this time are not in the copy */
     } dump;
     char *spare;     /* room for one segment */
     uint16_t *places;
@@ -173,18 +174,18 @@ static int64_t clock_ns(clockid_t clock) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static void say(const char *code, const char *what, const char *detail) {
+static void log_message(const char *code, const char *what, const char *detail) {
     char line[PATH_MAX + 256];
     int length = snprintf(line, sizeof line, "traceable: %s%s%.*s [%s]\n", what, detail[0] ? ": " : "", PATH_MAX, detail,
                           code); /* however long the detail, the code is there */
     if (length < 0)
         return;
     size_t room = (size_t)length < sizeof line ? (size_t)length : sizeof line - 1;
-    for (size_t i = 0; i < room - 1; i++) /* whatever a path or a variable holds, it steers no terminal */
+    for (size_t i = 0; i < room - 1; i++) /* control characters of a path or a variable must not reach the terminal */
         if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
             line[i] = '?';
     if (write(STDERR_FILENO, line, room) < 0)
-        return; /* stderr is closed: there is nobody to tell */
+        return; /* stderr is closed */
 }
 
 static void *memory(size_t size) {
@@ -209,7 +210,7 @@ static inline void put(struct thread *thread, enum record_kind kind, uint64_t va
 }
 
 static void path_in_directory(char *path, size_t room, const char *name) {
-    /* The room is there by construction; snprintf's result says so to the compiler. */
+    /* There is always enough space; checking snprintf's result avoids a compiler warning. */
     if (snprintf(path, room, "%s/%s", recorder.directory, name) < 0)
         path[0] = 0;
 }
@@ -252,11 +253,11 @@ static void make_lock(void) {
 
 static pthread_once_t lock_made = PTHREAD_ONCE_INIT;
 
-/* ---- files that grow by segments, of which the last is mapped: every function wants the lock ---- */
+/* ---- files that grow by segments, of which the last is mapped: every function needs the lock ---- */
 
-/* Written zeros and not posix_fallocate: both make a later store safe from a full disk, but a store into a block that was
- * only fallocated has to convert the extent (ext4, 1 MiB segments: 20-30 ns a 32-byte range against 10), and file systems
- * without fallocate get the same code. */
+/* Written zeros and not posix_fallocate: both make a later store safe from a full disk, but a store into a block that
+ * was only fallocated has to convert the extent (ext4, 1 MiB segments: 20-30 ns a 32-byte range against 10), and file
+ * systems without fallocate get the same code. */
 static bool write_zeros(int file, uint64_t offset, uint64_t length) {
     static char zeros[64 * 1024]; /* never written, so it is the kernel's one zero page */
     while (length) {
@@ -273,7 +274,7 @@ static bool write_zeros(int file, uint64_t offset, uint64_t length) {
     return true;
 }
 
-/* Note why something is dropped; the first reason stays. */
+/* Record why something is dropped; the first reason stays. */
 static void note_reason(uint64_t reason) {
     uint64_t none = 0;
     atomic_compare_exchange_strong(&recorder.header->drop_reason, &none, reason);
@@ -295,7 +296,7 @@ static char *extend(const char *path, uint64_t size, uint64_t length) {
         map = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)size);
     if (map == MAP_FAILED) {
         int error = errno;
-        (void)!ftruncate(file, (off_t)size); /* where this fails too, the blocks stay allocated and unused */
+        (void)!ftruncate(file, (off_t)size); /* if this fails too, the blocks stay allocated and unused */
         errno = error;
     }
     int reason = errno;
@@ -376,7 +377,7 @@ static void start_file(struct growing *file, const char *magic) {
 
 struct window_page {
     _Atomic uint32_t window;
-    uint64_t started; /* when its process was, as /proc has it: numbers of processes come again */
+    uint64_t started; /* start time of its process, from /proc: process ids are reused */
 };
 
 static inline uint32_t current_window(void) {
@@ -385,14 +386,14 @@ static inline uint32_t current_window(void) {
 
 static bool is_shared(void) { return atomic_load(&recorder.window) != &recorder.unshared_window; }
 
-/* Read the parent of a process and when it was started; false where there is no such process. */
+/* Read the parent of a process and when it was started; false if there is no such process. */
 static bool read_process(long pid, long *parent, uint64_t *started) {
     char path[64], stat[1024];
     unsigned long long ticks = 0;
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
     size_t length = read_file(path, stat, sizeof stat - 1);
     stat[length] = 0;
-    const char *fields = strrchr(stat, ')'); /* the name before it may hold anything */
+    const char *fields = strrchr(stat, ')'); /* the name before it may contain anything */
     if (!fields || sscanf(fields, ") %*c %ld %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
                           parent, &ticks) != 2)
         return false;
@@ -408,7 +409,7 @@ static bool window_path(char *path, size_t room, long pid) {
     return length > 0 && (size_t)length < room;
 }
 
-/* A page for a counter of this process, for its children to map; where there is no file, for those that it forks. */
+/* A page for a counter of this process, for its children to map; without a file, for those that it forks. */
 static _Atomic uint32_t *make_window_page(void) {
     char path[PATH_MAX];
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -430,7 +431,7 @@ static _Atomic uint32_t *make_window_page(void) {
     return map == MAP_FAILED ? &recorder.unshared_window : &((struct window_page *)map)->window;
 }
 
-/* Decide for this process from here on. What it follows by then stays mapped: a thread may be looking at it. */
+/* Gate this process by itself from now on. The page it followed stays mapped: a thread may be reading it. */
 static void lead_window(void) {
     uint32_t window = current_window();
     _Atomic uint32_t *own = make_window_page();
@@ -483,15 +484,15 @@ static void set_window(bool open) {
         atomic_store(own, window + 1);
 }
 
-/* Close the window in a forked child that shares none: it has not opened it. */
+/* Close the window in a forked child that shares no page: it has not opened the window. */
 static void window_after_fork(void) {
     uint32_t window = current_window();
     if (!is_shared() && window && window % 2 == 0)
         atomic_store(&recorder.unshared_window, window + 1);
 }
 
-/* Record everything from here on (open), or nothing until the next opening. Called by `traceable.capture` at the
- * boundaries of steps; names are recorded in any case. A process that calls this follows no other from here on. */
+/* Record everything from now on (open), or nothing until the next opening. Called by `traceable.capture` at the
+ * boundaries of steps; names are always recorded. A process that calls this follows no other process from then on. */
 __attribute__((visibility("default"))) void traceable_recorder_gate(int open) {
     struct surroundings saved;
     if (has_ring()) /* a flight recorder records all the time */
@@ -502,8 +503,8 @@ __attribute__((visibility("default"))) void traceable_recorder_gate(int open) {
     unlock_recorder(&saved);
 }
 
-/* Record while the nearest ancestor that gates itself records, until this process does. Returns 0 where there is none,
- * or where this process does already. */
+/* Record while the nearest ancestor that gates itself records, until this process does. Returns 0 if there is none,
+ * or if this process does already. */
 __attribute__((visibility("default"))) int traceable_recorder_follow(void) {
     struct surroundings saved;
     if (has_ring())
@@ -515,11 +516,11 @@ __attribute__((visibility("default"))) int traceable_recorder_follow(void) {
     return follows;
 }
 
-/* ---- the window of time of a process that is no Python, where `traceable.capture` can't open one ---- */
+/* ---- the timed window of a process that is not Python, in which `traceable.capture` can't open one ---- */
 
-/* TRACEABLE_DELAY and TRACEABLE_DURATION are those of `traceable/protocol/start_conditions.py`: seconds from the first NVTX
- * call on, which is the one that loads this library, or `start+` and seconds from the start of the process. A child that
- * is forked without an exec has no timer: a thread can't be made safely there. */
+/* TRACEABLE_DELAY and TRACEABLE_DURATION are those of `traceable/protocol/start_conditions.py`: seconds from the first
+ * NVTX call on, which is the one that loads this library, or `start+` and seconds from the start of the process. A
+ * child that is forked without an exec has no timer: a thread can't be made safely there. */
 
 #define NS_PER_S 1000000000LL
 #define LONGEST_NS (NS_PER_S * NS_PER_S)
@@ -556,7 +557,7 @@ static int64_t read_ns(const char *text) {
     return value < (double)LONGEST_NS ? (int64_t)value : LONGEST_NS;
 }
 
-/* How long ago this process began, as Linux says it; 0 where it does not. */
+/* How long ago this process began, from /proc; 0 if not known. */
 static int64_t age_ns(void) {
     char text[1024];
     int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -566,7 +567,7 @@ static int64_t age_ns(void) {
     if (size <= 0)
         return 0;
     text[size] = '\0';
-    const char *place = strrchr(text, ')'); /* the name before it may hold spaces; the start is the 20th field after */
+    const char *place = strrchr(text, ')'); /* the name before it may contain spaces; the start is the 20th field after */
     for (int field = 0; place && field < 20; field++)
         place = strchr(place + 1, ' ');
     struct timespec now;
@@ -616,25 +617,25 @@ static void start_timer(void) {
     if (pthread_create(&thread, NULL, keep_time, NULL) == 0)
         pthread_detach(thread);
     else
-        say("timer_not_started", "no window is opened or closed by time: no thread can be made", "");
+        log_message("timer_not_started", "no window is opened or closed by time: no thread can be made", "");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* ---- the flight recorder: a ring of segments ---- */
 
-/* All threads of a process write to segments of one file, of which the oldest are used again. Every function wants the
+/* All threads of a process write to segments of one file, of which the oldest are used again. Every function needs the
  * lock. A thread writes its events to one segment until that is full, which only the slow path notices: an event costs
  * the same as without a ring. A full segment is retired. The one that was retired first is used again when it is older
- * than the ring is to reach back, or when there may be no more; until then the file grows. The segment of a thread that
- * ended goes on with the next thread's events.
+ * than the ring is to reach back, or when there may be no more; until then the file grows. The segment of a thread
+ * that ended continues with the next thread's events.
  *
- * A segment holds all that its events need: their texts, and at its beginning what was open on its thread. So nothing
- * outlives a segment, and what is missing of a thread is always its beginning. */
+ * A segment has all that its events need: their texts, and at its beginning the ranges that were open on its thread.
+ * So no data outlives a segment, and the missing part of a thread is always its beginning. */
 
 #define SEGMENT_BYTES_MAX (64 * 1024) /* so that places of records fit into 16 bits */
 #define SEGMENT_BYTES_MIN (4 * 1024)
 #define SEGMENTS_WANTED 64 /* that a small ring is divided into */
-#define GROWTH_BYTES (1024 * 1024) /* what is waited for at once */
+#define GROWTH_BYTES (1024 * 1024) /* copied at a time */
 #define GROWTHS_MAX 1024           /* about as many maps: Linux allows a process 65,530 */
 #define RING_NAMES_BYTES (UINT64_C(64) << 20)
 #define ROOM_OF_EVENT (4 * sizeof(struct record))
@@ -647,7 +648,7 @@ static inline struct segment_header *header_of(const struct segment *segment) {
 
 /* ---- the ring's size ---- */
 
-/* Prepare a ring of these limits, of which one may be 0. False: there is no memory for its table. */
+/* Prepare a ring of these limits, of which one may be 0. False: no memory for its table. */
 static bool make_ring(uint64_t duration_ns, uint64_t max_bytes) {
     struct ring *ring = &recorder.ring;
     uint64_t most = max_bytes && max_bytes < recorder.max_bytes ? max_bytes : recorder.max_bytes;
@@ -670,7 +671,7 @@ static bool make_ring(uint64_t duration_ns, uint64_t max_bytes) {
     return true;
 }
 
-/* Add segments. Where the disk gives none, none is asked for again: the ring stays as large as it is. */
+/* Add segments. If the disk is full, it is not tried again: the ring keeps its size. */
 static bool grow_ring(void) {
     struct ring *ring = &recorder.ring;
     char path[sizeof recorder.directory + PATH_ROOM];
@@ -700,7 +701,7 @@ static bool grow_ring(void) {
     return true;
 }
 
-/* Forget a ring that is the parent's. */
+/* Drop the parent's ring. */
 static void leave_ring(void) {
     struct ring *ring = &recorder.ring;
     for (size_t i = 0, next; i < ring->count; i = next) {
@@ -735,7 +736,7 @@ static void take_out(struct segment *segment) {
     segment->retired_ns = INT64_MAX;
 }
 
-/* Note what a dump that is under way loses with a segment that it has not copied yet. */
+/* Record which events a running dump loses with a segment that it has not copied yet. */
 static void lose_to_dump(const struct segment *segment) {
     struct dump *dump = &recorder.ring.dump;
     size_t index = (size_t)(segment - recorder.ring.segments);
@@ -745,7 +746,8 @@ static void lose_to_dump(const struct segment *segment) {
         dump->forgotten_ns = segment->retired_ns;
 }
 
-/* Return a segment to begin: one that is no longer needed, a new one, or else the oldest. NULL: other threads have all. */
+/* Return a segment to begin: one that is no longer needed, a new one, or else the oldest. NULL: other threads have
+ * all. */
 static struct segment *take_segment(void) {
     struct ring *ring = &recorder.ring;
     struct segment *oldest = ring->oldest;
@@ -775,7 +777,7 @@ static char *put_text(struct thread *thread, size_t length, uint64_t *message) {
     thread->events.end -= sizeof(uint64_t) + round_up(length, sizeof(uint64_t));
     uint64_t offset = (uint64_t)(thread->events.end - thread->segment->map);
     atomic_store_explicit(&header->text_begin, (uint32_t)offset, memory_order_relaxed);
-    /* Whoever sees bytes of the text also sees that no records stand there. */
+    /* A reader that sees bytes of the text also sees that there are no records there. */
     atomic_thread_fence(memory_order_release);
     *(uint64_t *)thread->events.end = length;
     *message = TEXT_BIT | offset / sizeof(uint64_t);
@@ -791,7 +793,7 @@ static const char *text_in(const char *map, uint64_t message, size_t *length) {
     return text + sizeof(uint64_t);
 }
 
-/* ---- what is open at the end of a ring's segment ---- */
+/* ---- ranges that are open at the end of a ring's segment ---- */
 
 #define MESSAGE_MASK ((UINT64_C(1) << MESSAGE_BITS) - 1)
 
@@ -799,16 +801,16 @@ static inline enum record_kind kind_of(const struct record *record) {
     return (enum record_kind)(atomic_load_explicit(&record->word, memory_order_relaxed) >> KIND_SHIFT);
 }
 
-/* Find the pushes of the thread that wrote last without a pop, outermost first: `places` gets their places, counted in
- * records, and `attributes` that of what was said of each, 0 for nothing. */
+/* Find the pushes without a pop of the thread that wrote last, outermost first: `places` gets their positions, in
+ * records, and `attributes` the position of the attributes of each, 0 for none. */
 static size_t find_open(const struct record *records, size_t count, uint16_t *places, uint16_t *attributes) {
     size_t depth = 0;
-    uint16_t said = 0;
+    uint16_t attributes_at = 0;
     for (size_t i = sizeof(struct segment_header) / sizeof *records; i < count; i++) {
         enum record_kind kind = kind_of(&records[i]);
         if (kind == KIND_PUSH) {
             places[depth] = (uint16_t)i;
-            attributes[depth++] = said;
+            attributes[depth++] = attributes_at;
         } else if (kind == KIND_POP) {
             size_t k = depth;
             while (k > 0 && records[places[k - 1]].data >> MESSAGE_BITS != records[i].data)
@@ -821,17 +823,18 @@ static size_t find_open(const struct record *records, size_t count, uint16_t *pl
             }
             depth--;
         } else if (kind == KIND_ATTRIBUTES) {
-            said = (uint16_t)i;
+            attributes_at = (uint16_t)i;
         } else if (kind == KIND_THREAD || kind == KIND_CUT) {
             depth = 0;
-            said = kind == KIND_CUT ? said : 0;
+            attributes_at = kind == KIND_CUT ? attributes_at : 0;
         }
     }
     return depth;
 }
 
-/* Repeat in the thread's new segment what was open at the end of the one at `map`, with the time at which it was opened.
- * What takes more than a quarter of the room is left out from the outside: pops that find nothing mean nothing. */
+/* Repeat in the thread's new segment the ranges that were open at the end of the one at `map`, with the times at which
+ * they were opened. If they take more than a quarter of the space, the outermost are omitted: pops without a push are
+ * ignored. */
 static void carry_open(struct thread *thread, const char *map, size_t count) {
     const struct record *records = (const struct record *)map;
     uint16_t *places = recorder.ring.places, *attributes = places + recorder.ring.segment_bytes / sizeof *records;
@@ -845,8 +848,8 @@ static void carry_open(struct thread *thread, const char *map, size_t count) {
         room -= size;
     }
     for (size_t i = first; i < depth; i++) {
-        const struct record *push = &records[places[i]], *said = attributes[i] ? &records[attributes[i]] : NULL;
-        uint64_t set = said ? said->word & VALUE_MASK : 0, values = said ? said->data : 0, message = push->data & MESSAGE_MASK;
+        const struct record *push = &records[places[i]], *given = attributes[i] ? &records[attributes[i]] : NULL;
+        uint64_t set = given ? given->word & VALUE_MASK : 0, values = given ? given->data : 0, message = push->data & MESSAGE_MASK;
         if (set != thread->attributes_set || values != thread->attributes) {
             put(thread, KIND_ATTRIBUTES, set, values);
             thread->attributes_set = set;
@@ -879,7 +882,7 @@ static void put_thread(struct thread *thread) {
     put(thread, KIND_NAME, 0, name[1]);
 }
 
-/* Let a thread begin where one that ended left off. */
+/* Let a thread continue in the segment of one that ended. */
 static bool go_on_in(struct thread *thread) {
     struct segment *segment = recorder.ring.newest;
     for (int i = 0; segment && !segment->rest && i < LOOKED_AT; i++)
@@ -894,7 +897,7 @@ static bool go_on_in(struct thread *thread) {
     return true;
 }
 
-/* Give the thread an empty segment, its full one being retired. False: it has none, and may ask again. */
+/* Give the thread an empty segment, its full one being retired. False: it has none, and may try again. */
 static bool next_segment(struct thread *thread) {
     struct ring *ring = &recorder.ring;
     struct segment *full = thread->segment;
@@ -913,7 +916,7 @@ static bool next_segment(struct thread *thread) {
     if (segment == full)
         before = memcpy(ring->spare, full->map, ring->segment_bytes);
     struct segment_header *header = header_of(segment);
-    if (atomic_load_explicit(&header->ordinal, memory_order_relaxed)) { /* else it is new, and holds zeros */
+    if (atomic_load_explicit(&header->ordinal, memory_order_relaxed)) { /* else it is new, and contains zeros */
         atomic_store_explicit(&header->ordinal, 0, memory_order_relaxed);
         atomic_thread_fence(memory_order_seq_cst);
         memset(segment->map + sizeof header->ordinal, 0, ring->segment_bytes - sizeof header->ordinal);
@@ -932,7 +935,7 @@ static bool next_segment(struct thread *thread) {
     return true;
 }
 
-/* Retire the segment of a thread that ends; what is left of it is for the next one. */
+/* Retire the segment of a thread that ends; the next thread gets the rest of it. */
 static void close_segment(struct thread *thread) {
     if (!thread->segment)
         return;
@@ -946,10 +949,10 @@ static void close_segment(struct thread *thread) {
 
 /* ---- copies of the ring ---- */
 
-/* A process that goes on is copied into a directory that reads like the recording of one that ended.
+/* The data of a running process is copied into a directory that has the format of a finished recording.
  *
- * Threads record meanwhile, and what they write after the moment of the dump is in the copy too, for the reader to leave
- * out. The oldest segments are copied first, many at a time: threads that record as fast as they can fill a ring of
+ * Threads record meanwhile, and the copy also has what they write after the moment of the dump; the reader excludes
+ * it. The oldest segments are copied first, many at a time: threads that record as fast as they can fill a ring of
  * 300 kB in less time than it takes to open a file. A thread that wants its next segment waits for at most that copy,
  * about a millisecond. */
 
@@ -999,7 +1002,7 @@ static void copy_segment(const char *map, char *into) {
     memcpy(into + texts, map + texts, size - texts);
 }
 
-/* Copy the next segments to `room` until it is full; return how many bytes of it are used. Wants the lock. */
+/* Copy the next segments to `room` until it is full; return how many bytes of it are used. Needs the lock. */
 static size_t copy_next(char *room, size_t room_bytes, int64_t since_ns) {
     struct dump *dump = &recorder.ring.dump;
     size_t used = 0;
@@ -1013,7 +1016,7 @@ static size_t copy_next(char *room, size_t room_bytes, int64_t since_ns) {
     return used;
 }
 
-/* Copy what is left of the ring after the `used` bytes in `room`, which were copied with the moment of the dump. */
+/* Copy the rest of the ring after the `used` bytes in `room`, which were copied at the moment of the dump. */
 static int dump_segments(const char *path, char *room, size_t room_bytes, size_t used, int64_t since_ns) {
     struct surroundings saved;
     uint64_t written = 0;
@@ -1027,7 +1030,7 @@ static int dump_segments(const char *path, char *room, size_t room_bytes, size_t
     return error;
 }
 
-/* Begin a dump at the oldest segment. Wants the lock. */
+/* Begin a dump at the oldest segment. Needs the lock. */
 static void begin_dump(void) {
     struct ring *ring = &recorder.ring;
     int64_t forgotten = atomic_load_explicit(&recorder.header->forgotten_ns, memory_order_relaxed);
@@ -1072,7 +1075,7 @@ static int dump_files(const char *part, char *room, size_t room_bytes, const cha
     int error = dump_segments(path, room, room_bytes, used, since_ns);
     path_in_directory(names, sizeof names, "names");
     snprintf(path, sizeof path, "%s/names", part);
-    /* After the events, so that every name in them is there. */
+    /* After the events, so that every name in them exists. */
     if (!error)
         error = dump_names(names, path, room);
     lock_recorder(&saved);
@@ -1088,7 +1091,7 @@ static int dump_files(const char *part, char *room, size_t room_bytes, const cha
     return error ? error : write_at(path, 0, copy, sizeof *copy);
 }
 
-/* The directory appears under its name when it is whole. */
+/* The directory gets its name when it is complete. */
 static int dump_ring(const char *directory, const char *by) {
     char part[PATH_MAX + PATH_ROOM], whole[PATH_MAX + PATH_ROOM];
     if (!has_ring() || atomic_load(&recorder.state) != STATE_ACTIVE)
@@ -1103,7 +1106,7 @@ static int dump_ring(const char *directory, const char *by) {
     char *room = memory(room_bytes);
     if (!room)
         return ENOMEM;
-    memset(room, 1, room_bytes); /* its pages are there before others wait for what is copied to them */
+    memset(room, 1, room_bytes); /* its pages are allocated before other threads wait for the copy */
     pthread_mutex_lock(&recorder.dump_lock);
     int error = mkdir(part, 0777) ? errno : dump_files(part, room, room_bytes, by);
     pthread_mutex_unlock(&recorder.dump_lock);
@@ -1113,8 +1116,8 @@ static int dump_ring(const char *directory, const char *by) {
     return error;
 }
 
-/* Write what the ring holds to `directory`/<pid>-<start>, as the recording of a process of its own. `by`: who asks.
- * Returns 0, ENODATA where there is no ring or nothing was recorded yet, or why it can't be written. */
+/* Write the content of the ring to `directory`/<pid>-<start>, as the recording of a process. `by`: the trigger.
+ * Returns 0, ENODATA if there is no ring or nothing was recorded yet, or the errno for which it can't be written. */
 __attribute__((visibility("default"))) int traceable_recorder_dump(const char *directory, const char *by) {
     return dump_ring(directory, by);
 }
@@ -1150,7 +1153,7 @@ static bool make_directory(void) {
 
 static void replay_names(void);
 
-/* Give this process its directory and header. Says why on stderr and turns the recorder off where that fails. */
+/* Create the directory and header of this process. If that fails, log the reason and turn the recorder off. */
 static bool open_process(void) {
     char path[sizeof recorder.directory + PATH_ROOM];
     char *page = NULL;
@@ -1161,7 +1164,7 @@ static bool open_process(void) {
     }
     if (!page) {
         snprintf(path, sizeof path, "%s: %s", recorder.root, errno ? strerror(errno) : "no room");
-        say("recording_dir_not_writable", "nothing is recorded: can't write the recording directory", path);
+        log_message("recording_dir_not_writable", "nothing is recorded: can't write the recording directory", path);
         atomic_store(&recorder.state, STATE_OFF);
         return false;
     }
@@ -1180,7 +1183,7 @@ static bool open_process(void) {
     char command[sizeof header->command] = {0}, shown[sizeof command] = {0};
     header->command_length = (uint32_t)read_file("/proc/self/cmdline", command, sizeof command - 1);
     hide_secrets(command, header->command_length, header->command_length == sizeof command - 1, shown);
-    memcpy(header->command, shown, sizeof shown); /* hidden before it is where a file's page is */
+    memcpy(header->command, shown, sizeof shown); /* redacted before it is in the page of a file */
     read_clocks(header);
     atomic_thread_fence(memory_order_release);
     memcpy(header->magic, PROCESS_MAGIC, sizeof header->magic);
@@ -1205,7 +1208,7 @@ static void thread_path(char *path, size_t room, const struct thread *thread, co
     path_in_directory(path, room, name);
 }
 
-/* Forget a thread's recording; its memory waits for the next thread. */
+/* Drop a thread's recording; its memory is for the next thread. */
 static void retire(struct thread *thread) {
     memset(thread->cache, 0, sizeof thread->cache);
     thread->next = recorder.spare;
@@ -1229,7 +1232,7 @@ static bool grow_events(struct thread *thread) {
     return false;
 }
 
-/* Make the calling thread's state and file. A thread that finds no room for its file has a state that is full. */
+/* Make the calling thread's state and file. If there is no space for its file, its state is full. */
 static struct thread *open_thread(void) {
     struct thread *thread = recorder.spare;
     if (thread)
@@ -1260,7 +1263,7 @@ static struct thread *open_thread(void) {
     return thread;
 }
 
-/* Programs name their threads after starting them, so the name that stands at the end is the better one. */
+/* Programs name their threads after starting them, so the name at the end is the better one. */
 static void write_last_name(const struct thread *thread, const char *path) {
     char name[16] = {0};
     int file = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -1297,7 +1300,7 @@ static void end_thread(void *state) {
     unlock_recorder(&saved);
 }
 
-/* ---- fork: the child inherits the parent's maps, and a store into one would land in the parent's file ---- */
+/* ---- fork: the child inherits the parent's maps, and a store into one would change the parent's file ---- */
 
 static void before_fork(void) { pthread_mutex_lock(&recorder.lock); }
 
@@ -1327,7 +1330,7 @@ static void after_fork_in_child(void) {
 
 /* ---- names: domains, registered strings, category and thread names, known by number ---- */
 
-/* An NVTX handle that we give out is the address of a `struct name`: valid for the life of the process and in forked
+/* An NVTX handle of this library is the address of a `struct name`: valid for the life of the process and in forked
  * children, whose own recording gets all names again. Looking one up on the hot path is one load of `id`. Equal
  * registrations share one entry, and a domain that was destroyed is taken up again by the next of that name, so a
  * program that registers the same things in a loop stays flat. */
@@ -1360,7 +1363,7 @@ static struct {
     size_t arena_left;
 } names = {.last = &names.first};
 
-/* ---- memory of names, which is never given back ---- */
+/* ---- memory of names, which is never freed ---- */
 
 static void *arena(size_t size) {
     size = round_up(size, 16);
@@ -1379,7 +1382,7 @@ static void *arena(size_t size) {
     return got;
 }
 
-/* ---- wide characters: UTF-32 in, UTF-8 out; what is no character becomes U+FFFD ---- */
+/* ---- wide characters: UTF-32 in, UTF-8 out; invalid characters become U+FFFD ---- */
 
 static size_t utf8_put(uint32_t character, char *out) {
     if (character > 0x10FFFF || (character >= 0xD800 && character <= 0xDFFF))
@@ -1432,7 +1435,7 @@ static bool grow_names(uint64_t least) {
         return false;
     if (first) {
         start_file(&recorder.names, NAMES_MAGIC);
-        recorder.names.cursor += sizeof(struct file_header); /* entries stand at multiples of 32 */
+        recorder.names.cursor += sizeof(struct file_header); /* entries are at multiples of 32 */
     }
     return true;
 }
@@ -1608,7 +1611,7 @@ static char *new_text(struct thread *thread, size_t length, uint64_t *message) {
     return bytes;
 }
 
-/* How long a text may be: in a ring the events beside it must fit into its segment. */
+/* The maximum length of a text: in a ring, the event must fit into the same segment. */
 static size_t longest_text(void) { return has_ring() ? recorder.ring.segment_bytes / 8 : SIZE_MAX; }
 
 static uint64_t message_of_bytes(struct thread *thread, const char *bytes, size_t length, bool *stored) {
@@ -1682,7 +1685,7 @@ static __attribute__((noinline)) struct thread *enter_slowly(struct thread *thre
 static inline struct thread *enter(void) {
     struct thread *thread = self;
     uint32_t window = current_window();
-    /* A thread never holds an odd number, so that a closed window is seen by the same comparison as a new one. */
+    /* A thread never stores an odd number, so one comparison detects a closed window and a new one. */
     if (UNLIKELY(!thread || thread->busy || thread->window != window)) {
         thread = enter_slowly(thread);
         if (!thread)
@@ -1711,7 +1714,7 @@ static __attribute__((noinline)) bool make_room(struct thread *thread) {
     return grown;
 }
 
-/* Make room for all records of an event, so that an event is never half dropped. Counts the event where there is none. */
+/* Make room for all records of an event, so that an event is never half dropped. Counts the event if there is none. */
 static inline bool room_for(struct thread *thread, size_t records) {
     size_t left = (size_t)(thread->events.end - thread->events.cursor);
     return LIKELY(left >= records * sizeof(struct record)) || make_room(thread);
@@ -1732,7 +1735,7 @@ static bool cut(struct thread *thread, uint32_t window) {
 
 /* ---- events ---- */
 
-/* The message's number as it stands in a record. `*stored` becomes false where it found no room. */
+/* The message's number as in a record. `*stored` becomes false if there was no space for it. */
 static inline uint64_t message_of(struct thread *thread, int32_t type, nvtxMessageValue_t value, bool *stored) {
     if (!value.ascii)
         return 0;
@@ -1778,7 +1781,7 @@ static inline uint64_t record_event(enum record_kind kind, nvtxDomainHandle_t do
     /* 23 bits of thread, 40 of count: unique in the process and its forks, positive in SQLite. */
     uint64_t range = kind == KIND_START ? (thread->sequence << 40 & INT64_MAX) | ++thread->ranges : 0;
     bool stored = true;
-    /* Before the message is looked for: in a ring a text is known to the segment of its event alone. */
+    /* Before the message is looked up: in a ring a text is only valid in the segment of its event. */
     if (room_for(thread, ROOM_OF_EVENT / sizeof(struct record))) {
         uint64_t message = event ? message_of(thread, event->messageType, event->message, &stored) : 0;
         if (!stored) {
@@ -1820,7 +1823,7 @@ static nvtxRangeId_t start_a(const char *text) { return record_plain(KIND_START,
 static nvtxRangeId_t start_w(const wchar_t *text) { return record_plain(KIND_START, NVTX_MESSAGE_TYPE_UNICODE, text); }
 static void end(nvtxRangeId_t range) { record_close(KIND_END, range); }
 
-/* The nesting is worked out by the reader, so the level that push and pop could return is not known here. */
+/* The reader computes the nesting, so the level that push and pop could return is not known here. */
 static int push_ex(const nvtxEventAttributes_t *event) {
     record_event(KIND_PUSH, NULL, event);
     return NVTX_NO_PUSH_POP_TRACKING;
@@ -1850,7 +1853,7 @@ static nvtxRangeId_t domain_start_ex(nvtxDomainHandle_t domain, const nvtxEventA
     return record_event(KIND_START, domain, event);
 }
 static void domain_end(nvtxDomainHandle_t domain, nvtxRangeId_t range) {
-    (void)domain; /* the id says it all */
+    (void)domain; /* the id is enough */
     record_close(KIND_END, range);
 }
 static int domain_push_ex(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *event) {
@@ -1933,13 +1936,13 @@ static uint64_t read_max_bytes(void) {
     errno = 0;
     unsigned long long value = strtoull(text, &rest, 10);
     if (errno || *rest || text[0] < '0' || text[0] > '9') {
-        say("variable_invalid", "TRACEABLE_RECORDING_MAX_BYTES is not a number of bytes, 2 GiB are used", text);
+        log_message("variable_invalid", "TRACEABLE_RECORDING_MAX_BYTES is not a number of bytes, 2 GiB are used", text);
         return DEFAULT_MAX_BYTES;
     }
     return value;
 }
 
-/* Make the ring that is asked for, if one is: `<number>ns`, `<number>B` or both. */
+/* Make the requested ring, if there is one: `<number>ns`, `<number>B` or both. */
 static bool read_ring(void) {
     const char *text = getenv("TRACEABLE_FLIGHT_RECORDER");
     uint64_t duration_ns = 0, max_bytes = 0;
@@ -1965,16 +1968,16 @@ static bool read_ring(void) {
 static bool read_root(void) {
     const char *root = getenv("TRACEABLE_RECORDING_DIR");
     if (!root || root[0] != '/' || strlen(root) >= sizeof recorder.root) {
-        say("recording_dir_invalid", "nothing is recorded: TRACEABLE_RECORDING_DIR is not an absolute path",
+        log_message("recording_dir_invalid", "nothing is recorded: TRACEABLE_RECORDING_DIR is not an absolute path",
             root ? root : "unset");
         return false;
     }
     strcpy(recorder.root, root);
-    (void)!mkdir(root, 0777); /* a failure shows where the process's own directory is made */
+    (void)!mkdir(root, 0777); /* a failure is reported where the process's own directory is made */
     return true;
 }
 
-/* Keep this library loaded: NVTX unloads what declines, and with it the memory of what was said. */
+/* Keep this library loaded: NVTX unloads a library that declines, and with it the state of logged messages. */
 static void stay_loaded(void) {
     Dl_info here;
     if (dladdr((const void *)&recorder, &here) && here.dli_fname)
@@ -1989,7 +1992,7 @@ static void start_recorder(void) {
     lock_recorder(&saved);
     recorder.max_bytes = read_max_bytes();
     if (!read_ring())
-        say("variable_invalid", "TRACEABLE_FLIGHT_RECORDER is not like 5000000000ns,64000000B, and everything is kept",
+        log_message("variable_invalid", "TRACEABLE_FLIGHT_RECORDER is not like 5000000000ns,64000000B, and everything is kept",
             getenv("TRACEABLE_FLIGHT_RECORDER"));
     const char *gated = getenv("TRACEABLE_RECORDING_GATED");
     if (gated && gated[0] == '1' && !has_ring() && !recorder.window_owner && !follow_window())
@@ -1997,7 +2000,7 @@ static void start_recorder(void) {
     bool hooked = pthread_key_create(&recorder.thread_end, end_thread) == 0 &&
                   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     if (!hooked)
-        say("recorder_not_started", "nothing is recorded: no room for the recorder's thread and fork hooks", "");
+        log_message("recorder_not_started", "nothing is recorded: no room for the recorder's thread and fork hooks", "");
     if (!hooked || !read_root() || !open_process())
         atomic_store(&recorder.state, STATE_OFF);
     else
@@ -2016,7 +2019,7 @@ static void attach(const NvtxExportTableCallbacks *table, NvtxCallbackModule mod
             *theirs[i] = ours[i];
 }
 
-/* Called by NVTX. Returns 0 to decline, upon which NVTX makes its functions no-ops and the program runs as ever. */
+/* Called by NVTX. Returns 0 to decline; NVTX then makes its functions no-ops, and the program runs as without it. */
 __attribute__((visibility("default"))) int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get_export_table) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start_recorder);

@@ -1,4 +1,4 @@
-/* What the embedded recorder leaves on disk: the layouts that recorder.c writes and `collectors/recorder/recording.py` reads.
+/* The embedded recorder's files: the layouts that recorder.c writes and `collectors/recorder/recording.py` reads.
  *
  * One directory a process, `<pid>-<start, ns since the epoch>/`:
  *   process           a `process_header`, mapped for the life of the process, so its counters survive any death
@@ -8,10 +8,10 @@
  *   ring              with a flight recorder instead of both: segments of `process_header.segment_bytes`, each a
  *                     `segment_header`, records upwards, texts downwards from its end
  *
- * Beside them `.window.<pid>`, a page with the counter of the process's windows, which nobody reads afterwards.
+ * Next to them is `.window.<pid>`, a page with the counter of the process's windows, which is not read afterwards.
  *
- * Files are preallocated, so they end in zeros. A writer stores the word that says what an entry is last: whatever
- * moment the process dies at, an entry is either whole or reads as empty. A segment that is used again is emptied first:
+ * Files are preallocated, so they end in zeros. A writer stores the word with an entry's kind last: whenever
+ * the process dies, an entry is either whole or reads as empty. A segment that is used again is emptied first:
  * while that lasts its ordinal is 0. All integers are little-endian, times are
  * nanoseconds since `process_header.monotonic_ns`.
  */
@@ -42,16 +42,16 @@ struct process_header {
     int64_t realtime_ns;
     uint64_t max_bytes;
     _Atomic uint64_t bytes;   /* on disk now, this header excluded */
-    _Atomic uint64_t dropped; /* events (push, pop, start, end or mark) that found no room */
+    _Atomic uint64_t dropped; /* events (push, pop, start, end or mark) for which there was no space */
     _Atomic uint64_t lost_names;
     char name[16];
     uint32_t command_length;
     uint32_t segment_bytes; /* 0: there is no ring */
-    uint64_t ring_ns;       /* what was asked of the flight recorder; 0 for no limit */
+    uint64_t ring_ns;       /* the requested limits of the flight recorder; 0 for no limit */
     uint64_t ring_max_bytes;
     _Atomic int64_t forgotten_ns; /* events up to here were in segments that have been used again since */
     int64_t dump_ns;              /* in a copy of a running process's recording: when it was made; else 0 */
-    char dump_by[64];             /* and who asked for it */
+    char dump_by[64];             /* and by which trigger */
     char command[3896];           /* /proc/self/cmdline, secrets hidden: words separated by zero bytes, cut at this size */
     _Atomic uint64_t drop_reason; /* why there was no room, the first time: an errno, or DROPPED_BY_CAP */
 };
@@ -71,8 +71,8 @@ struct segment_header {
     uint64_t sequence;        /* the thread that began it */
     uint32_t magic;
     uint32_t tid;
-    uint32_t carried; /* so many records at its beginning repeat what was open on the thread before it */
-    _Atomic uint32_t text_begin; /* where the lowest text stands, from the segment's begin; no record is above it */
+    uint32_t carried; /* number of records at its beginning that repeat the ranges open on the thread before it */
+    _Atomic uint32_t text_begin; /* position of the lowest text, from the segment's begin; no record is above it */
     char name[16];
     uint64_t padding[2];
 };
@@ -89,7 +89,7 @@ struct events_header {
 };
 _Static_assert(sizeof(struct events_header) == 64, "layout");
 
-/* 16 bytes, written data first. `word`: kind in the upper 8 bits, below it the time (or what the kind says). */
+/* 16 bytes, written data first. `word`: kind in the upper 8 bits, below it the time (or a value by kind). */
 struct record {
     uint64_t data;
     _Atomic uint64_t word;
@@ -111,10 +111,10 @@ enum record_kind {
      * thread's ranges have the same, and a third of every page would go for them. A file begins with neither set.
      * data: category << 32 | color; word bit 0: the color is set, bit 1: the category is. */
     KIND_ATTRIBUTES = 16,
-    /* What stands before an event and belongs to it, in this order. */
+    /* Records before an event that belong to it, in this order. */
     KIND_PAYLOAD = 17,    /* data: the payload's bits; word: nvtxPayloadType_t */
     KIND_RANGE_ID = 18,   /* data: the id that a start returned */
-    /* Events of the thread were left out here, outside of all windows: pushes before it have no pops after it. */
+    /* Events of the thread were not recorded here, outside of all windows: pushes before it have no pops after it. */
     KIND_CUT = 19,
     /* In a ring alone: from here on (until the next one) the events are another thread's, which has no attributes yet.
      * data: its sequence; word: its tid. Two KIND_NAME with 8 bytes of its name each follow. A thread that ends writes

@@ -1,5 +1,5 @@
-/* Hides secrets in the command line that a recording keeps: what `confidential.py` hides in the manifest, here with an
- * asterisk for each byte. What counts as a secret is said there; tests/launch/test_secrets.py holds the two together.
+/* Redacts secrets in the command line in a recording: those that `protocol/redact.py` redacts in the manifest, here
+ * with an asterisk for each byte. The definition of a secret is there; tests/launch/test_secrets.py compares the two.
  */
 #include "recorder_secrets.h"
 
@@ -87,8 +87,8 @@ static bool is_web(const char *begin, const char *end) {
     return false;
 }
 
-/* Hides the password in each `scheme://user:password@host`, and all before the @ in an address of the web. Where the
- * command line is cut off in the midst of a word, the @ may have been there. */
+/* Hides the password in each `scheme://user:password@host`, and all before the @ in an address of the web. If the
+ * command line is cut in the middle of a word, the @ may have been in the rest. */
 static void hide_logins(const struct word *word, bool cut) {
     for (const char *login = strstr(word->text, "://"), *end; login; login = strstr(end, "://")) {
         bool web = is_web(word->text, login);
@@ -134,7 +134,7 @@ static size_t backslashes_before(const char *begin, const char *end) {
     return (size_t)(end - place);
 }
 
-/* Where a text ends that was opened by a quote with so many backslashes before it; more of them escape. */
+/* The end of a text that was opened by a quote with this number of backslashes before it; more of them escape. */
 static const char *closing_quote(const struct word *word, const char *begin, char quote, size_t backslashes) {
     for (const char *place = strchr(begin, quote); place; place = strchr(place + 1, quote)) {
         size_t escaping = backslashes_before(begin, place);
@@ -155,10 +155,10 @@ static const char *value_in_list(const struct word *word, const char **begin) {
     return **begin && strchr("{[(", **begin) ? word->end : *begin + strcspn(*begin, " \t\n\v\f\r,;&\"'");
 }
 
-/* Hides the value behind each name of a secret. Behind what begins the word, and behind `Name:`, it goes on to the end of
- * the word, or to the quote that was opened before the name. */
+/* Redacts the value after each name of a secret. After a name at the begin of the word, and after `Name:`, it extends
+ * to the end of the word, or to the quote that was opened before the name. */
 static void hide_values(const struct word *word) {
-    const char *place = word->text; /* before which nothing is looked at again */
+    const char *place = word->text; /* up to here the text was processed */
     for (const char *separator = place; *separator; separator++) {
         if (separator < place || (*separator != '=' && *separator != ':'))
             continue;

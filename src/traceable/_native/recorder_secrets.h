@@ -6,8 +6,8 @@
 
 /* Copies `command` to `shown` with an asterisk for each byte of a secret.
  *
- * It holds words with a zero between two, and one behind the last, which `length` may count or not. `cut`: the last word
- * may have gone on. */
+ * It has words with a zero between two, and one after the last, which `length` may include or not. `cut`: the last word
+ * may be incomplete. */
 void hide_secrets(const char *command, size_t length, bool cut, char *shown);
 
 #endif

@@ -57,7 +57,7 @@ _KINDS = (
 )
 
 NOT_READY = 600
-"""What cudaEventQuery and cudaStreamQuery return while the GPU is still busy: a result, not a failure."""
+"""The error that cudaEventQuery and cudaStreamQuery return while the GPU is still busy: a result, not a failure."""
 
 _ERRORS = {
     1: ("cudaErrorInvalidValue", "CUDA_ERROR_INVALID_VALUE"),
@@ -115,7 +115,7 @@ their numbers since CUDA 10.1; the runtime of before numbered otherwise."""
 
 
 def api(context: Context, *, by: str = "call", range_name: str | None = None) -> Table:
-    """Return what the CUDA API calls cost, the largest total first.
+    """Return the cost of the CUDA API calls, the largest total first.
 
     Args:
         by: `call`: one row a function. `kind`: one row a kind of function. `range`: one row a range (domain, name,
@@ -401,7 +401,7 @@ def _require_calls(trace: Trace) -> None:
 
 
 def classify_call(name: str) -> str:
-    """Return what the API call of this name is for, one of KINDS.
+    """Return the kind of the API call of this name, one of KINDS.
 
     Examples:
         >>> classify_call("cudaLaunchKernel"), classify_call("cuMemAllocAsync"), classify_call("cudaStreamWaitEvent")

@@ -1,4 +1,4 @@
-"""Which range each GPU operation belongs to, how that is known, and how much of the GPU's work is so explained.
+"""Which range each GPU operation belongs to, by which rule, and how much of the GPU's work is attributed.
 
 By which rule an operation belongs to ranges, and through which place on a thread, is known by the launch call:
 
@@ -18,7 +18,7 @@ Or it is inferred:
   first of them. The nearest ids count, not those next to it: calls that put nothing on the GPU take ids as well and are
   mostly not recorded (in a capture of 65 691 calls 64 370 ids do not follow the one before).
 
-What none of them explains is unattributed, with the reason.
+Other operations are unattributed, with the reason.
 
 What CUDA graphs do again: while a stream is captured, ranges open and close around kernels that do not run; when the
 graph is launched, the kernels run and no range opens. A replay is an instance without CPU time that puts the two
@@ -71,7 +71,7 @@ MAX_DEPTH = 128
 
 @dataclass(frozen=True)
 class Attribution:
-    """What belongs to which range.
+    """The operations of each range.
 
     Attributes:
         instances: the range instances, and after them the replays of CUDA graphs.
@@ -126,12 +126,12 @@ class Coverage:
 
     @property
     def by_launch(self) -> Share:
-        """What is attributed by the launch call: it is certain."""
+        """Operations attributed by the launch call: certain."""
         return _sum(share for rule, share in self.attributed.items() if rule not in INFERRED)
 
     @property
     def inferred(self) -> Share:
-        """What is attributed by inference: it is likely."""
+        """Operations attributed by inference: likely."""
         return _sum(share for rule, share in self.attributed.items() if rule in INFERRED)
 
 
@@ -171,7 +171,7 @@ def _sum(shares: Iterable[Share]) -> Share:
 
 
 def attribute_operations(trace: Trace, instances: Instances, gpu: GpuOperations, launched: Launches) -> Attribution:
-    """Return what belongs to which range, and by which rule."""
+    """Return the operations of each range, and by which rule."""
     rule, links, innermost = assign_rules(trace, instances, gpu, launched)
     joined, replays = add_replays(trace, instances, gpu, launched, links, innermost)
     if len(replays.instance):

@@ -53,7 +53,7 @@ def cache_per_context(part: Callable[[Context], T]) -> Callable[[Context], T]:
 
 
 def select_calls(context: Context, pattern: re.Pattern[str]) -> Int64:
-    """Return the API calls of a kind, in order: ALLOCATING, SYNCHRONISING, COPYING, LOADING or GRAPH_LAUNCHING."""
+    """Return the API calls of a kind, in order: one of the patterns `*_CALLS` of `name_patterns`."""
     return _calls_by_kind(context)[pattern]
 
 
@@ -128,7 +128,7 @@ def find_nccl_kernels(context: Context) -> Int64:
 
 @cache_per_context
 def group_waits_by_thread(context: Context) -> Union:
-    """Return when each thread was in a synchronising call; the lanes are the threads."""
+    """Return when each thread was in a synchronizing call; the lanes are the threads."""
     calls = context.trace.calls
     waiting = select_calls(context, SYNCHRONIZATION_CALLS)
     lanes = build_lanes(calls.thread[waiting], len(context.trace.threads), np.arange(len(waiting)))
@@ -136,7 +136,7 @@ def group_waits_by_thread(context: Context) -> Union:
 
 
 def measure_sync_waits(context: Context) -> Int64:
-    """Return the ns that each instance's thread spent in synchronising calls while it ran, one value an instance.
+    """Return the ns that each instance's thread spent in synchronizing calls while it ran, one value an instance.
 
     Calls inside one another count once, and a call that the range's edge cuts counts with what lies inside. NULL where
     the trace holds no API calls, the range ended on another thread than it began, or it lies outside the time that the

@@ -34,7 +34,7 @@ NAME_COLUMNS = (*_COLUMNS, "nsys_cpu_share", "nsys_level_mean", "nsys_children_m
 """Columns of `Profile.names`, in order; each is explained in docs/report.md."""
 
 FIELD_PREFIX = "field:"
-"""What `by` begins with where rows of ranges are by the value of a field; the name of the field follows."""
+"""The prefix of `by` for rows of ranges by the value of a field; the name of the field follows."""
 
 RANGE_COLUMNS = ("path", *_COLUMNS, "cpu_excess_reason")
 """Columns of `Profile.ranges`, in order."""

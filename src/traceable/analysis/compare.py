@@ -16,7 +16,7 @@ from traceable.analysis.table import Table, objects
 from traceable.trace.model import NULL, NDArray
 
 LETTERS = string.ascii_uppercase
-"""What the recordings are called; there can be no more of them."""
+"""The names of the recordings, and so their maximum number."""
 
 COUNTS = ("count",)
 MEASURES = ("cpu_mean_ns", "cpu_p50_ns", "gpu_busy_mean_ns")

@@ -166,7 +166,7 @@ def check_completeness(
 
 
 def merge_completeness(parts: Sequence[Completeness]) -> Completeness:
-    """Return the completeness of a recording that consists of several, of one rank each say."""
+    """Return the completeness of a recording that consists of several, such as one for each rank."""
     rows = sorted((row for one in parts for row in one.processes), key=_most_missing)
     reasons = [one.not_compared for one in parts]
     not_compared = reasons[0] if reasons and None not in reasons else None

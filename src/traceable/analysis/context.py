@@ -1,4 +1,4 @@
-"""What the questions share about one trace: its operations, their launches, its ranges, and which belongs to which.
+"""The data about one trace that the questions share: operations, launches, ranges, and attribution.
 
 Each part is computed on first use, and once: an analysis of API calls never attributes a kernel.
 
@@ -33,7 +33,7 @@ from traceable.trace.rows import distinct
 
 
 class Context:
-    """A trace and what is derived from it. Immutable to its users.
+    """A trace and the data derived from it. Immutable to its users.
 
     Args:
         trace: the recording, or the selected part of it (`analysis.select`).
@@ -56,7 +56,7 @@ class Context:
 
     @cached_property
     def launches(self) -> Launches:
-        """Which API call put which operation on the GPU."""
+        """The API call that launched each operation."""
         return join_launches(self.trace, self.gpu) if self.whole is None else self._narrowed.launched
 
     @cached_property
@@ -69,7 +69,7 @@ class Context:
 
     @cached_property
     def attribution(self) -> Attribution:
-        """Which range each operation belongs to, and how that is known."""
+        """The range of each operation, and the rule that attributes it."""
         if self.whole is not None:
             return self._narrowed.attribution
         attribution = attribute_operations(self.trace, self._instances, self.gpu, self.launches)
@@ -109,7 +109,7 @@ class Context:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """How much of the GPU's work the ranges explain."""
+        """How much of the GPU's work is attributed to ranges."""
         return compute_coverage(self.gpu, self.attribution.rule)
 
     def prepare(self) -> None:

@@ -15,7 +15,7 @@ from traceable.errors import Message
 from traceable.trace.model import PUSH_POP, Trace
 
 _NAMES = 3
-"""How many names of ranges that were never popped a note lists."""
+"""Maximum number of names of ranges that were never popped in a note."""
 
 
 @cache_per_context

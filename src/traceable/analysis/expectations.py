@@ -37,7 +37,7 @@ class ExpectationResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the range was entered. GPU work is no condition: not every stage has any."""
+        """Whether the range was entered. GPU work is not required: some stages have none."""
         return self.verdict != NEVER_ENTERED
 
 
@@ -45,7 +45,7 @@ def evaluate_expectations(expected: Sequence[str], profile: RangeProfile | None)
     """Evaluate each expected name against a profile, in order.
 
     Args:
-        expected: names of ranges, which stand for every range of that name in whatever domain, or `domain:name`.
+        expected: names of ranges, which match every range of that name in any domain, or `domain:name`.
         profile: what the ranges cost; None where nothing was recorded, so that nothing was entered.
 
     GPU work is evaluated only if the trace has operations with their launch calls: without them it is not known

@@ -1,9 +1,9 @@
 """Gaps: when each GPU was idle between its first and its last operation, the operations on both sides, and the cause.
 
 A GPU's timeline is the union of all its operations: of every stream, context and process that used it. Idle time before
-the first operation and after the last is not counted, for the trace can't tell when the program wanted the GPU; nor is
-the time from the last operation of a window to the first of the next, of which nothing was recorded. Time inside an
-operation counts as busy, however little of the GPU it used.
+the first operation and after the last is not counted, because the trace does not show when the program needed the GPU;
+nor is the time from the last operation of a window to the first of the next, of which nothing was recorded. Time inside
+an operation counts as busy, however little of the GPU it used.
 
 Each gap has one cause, from what the host did until the operation that ended it. Most of a gap is half of it or more.
 The launch is the call that put the operation on the GPU which ends the gap. An operation waited if its launch had
@@ -13,7 +13,7 @@ one:
 
 - profiler_flush: the profiler's own work in the operation's process (rows of PROFILER_OVERHEAD that are known to be
   that: flushes of buffers, instrumentation, its own memory) covers most of the gap, and the launch had not returned
-  before the gap began: what is queued on the GPU does not wait for the host.
+  before the gap began: queued operations do not wait for the host.
 - module_loading: the same for the driver's loading of the code of kernels, where it is recorded by name or, by
   profilers that have no name for it, as unknown overhead inside the first launch of a kernel; and where calls that load
   a module, made by the launching thread before the launch, cover most of the gap.
@@ -28,8 +28,8 @@ one:
 - host_late: the launch began after the gap began. There was nothing for the GPU to do.
 - unknown: no launch is recorded.
 
-Nothing here estimates how much faster the program would be without a gap. The few gaps that are listed have a sentence
-besides: the evidence for the cause, with the names and times that a user would look up next.
+Nothing here estimates how much faster the program would be without a gap. The few gaps that are listed also have a
+sentence with the evidence for the cause: the names and times that a user would look up next.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def classify_gaps(context: Context, gaps: Gaps, gpu_of_operation: Int64, launch_
 
 
 class _Host:
-    """What the host did around each gap.
+    """The calls of the host around each gap.
 
     Attributes:
         launched: whether the launch of the operation that ends the gap is recorded.

@@ -1,7 +1,7 @@
 """Which GPU each operation ran on. CUDA's device number is each process's own; a GPU's timeline is that of all of them.
 
-Under `CUDA_VISIBLE_DEVICES` two processes may call different GPUs 0. If the trace has the GPU of a process's
-number (TARGET_INFO_CUDA_DEVICE), that counts; where it does not, equal numbers are taken for one GPU, and said so if it
+Under `CUDA_VISIBLE_DEVICES` two processes may call different GPUs 0. If the trace has the GPU of a process's number
+(TARGET_INFO_CUDA_DEVICE), that counts; where it does not, equal numbers are taken for one GPU, which is reported if it
 makes a difference.
 """
 

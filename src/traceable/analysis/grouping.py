@@ -17,13 +17,13 @@ import numpy as np
 from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray
 
 _WIDEST = 2**62
-"""What a packed key stays below."""
+"""Upper bound of a packed key."""
 
 _BLOCK = 1 << 16
-"""How many rows a block has: a few columns of it fit the cache of a core."""
+"""Rows of a block: a few columns of it fit the cache of a core."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Which quantiles are reported, by the word in the column's name."""
+"""The reported quantiles, by the word in the column's name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SortedGroups:
         return self._decoded(self.above)
 
     def summary(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Return what `spread` returns and the deviation, as `<prefix>_stddev_ns`."""
+        """Return the columns of `spread` and the deviation, as `<prefix>_stddev_ns`."""
         return {**self.spread(prefix), f"{prefix}_stddev_ns": self.deviations()}
 
     def spread(self, prefix: str) -> dict[str, NDArray[Any]]:
@@ -90,7 +90,7 @@ class SortedGroups:
             number = np.minimum(last[low:high], part.stop) - np.maximum(self.first[low:high], part.start)
             square = self._decoded(self.above[part]) - np.repeat(mean[low:high], number)
             square *= square
-            # The first group goes on from the block before.
+            # The first group continues that of the block before.
             square[0] += squares[low]
             squares[low:high] = np.bincount(np.repeat(np.arange(high - low), number), square, high - low)
         deviation = np.sqrt(squares / np.maximum(1, self.counts - 1))
@@ -340,7 +340,7 @@ def find_first_match(process: NDArray[np.integer], ids: Int64, of_process: NDArr
         return matches
     processes = np.concatenate([of_process[of_with_id], process[with_id]])
     code, first = number_groups(processes, np.concatenate([of_ids[of_with_id], ids[with_id]]))
-    # Those to be matches stand before those that ask, so that a group's first row is one of them if it holds any.
+    # Possible matches come before the rows that are looked up, so that a group's first row is a match if it has any.
     match = first[code[len(of_with_id) :]]
     known = match < len(of_with_id)
     matches[with_id[known]] = of_with_id[match[known]]

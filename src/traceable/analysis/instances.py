@@ -1,4 +1,4 @@
-"""Range instances: one entry and exit of a range each, its place in the tree, and where its work is looked for.
+"""Range instances: one entry and exit of a range each, its place in the tree, and the calls that belong to it.
 
 A push/pop range is one instance. A coroutine is recorded as one start/end range, from first to last, and a push/pop
 range in the domain `traceable.active` for each segment in which it really ran, a plain generator likewise in
@@ -27,7 +27,7 @@ from traceable.trace.rows import distinct
 MAX_DEPTH = 128
 """How many identities are followed from an instance to its outermost; there the path begins anew.
 
-A task that starts its successor, which starts its own, and so on for as long as a server lives, would otherwise make
+A task that starts its successor, which starts its own, and so on for as long as a server runs, would otherwise make
 paths of millions of names.
 """
 
@@ -264,7 +264,7 @@ def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
     whole = np.full(len(first), -1, np.int64)
     if not len(first) or not len(candidates):
         return whole
-    # Threads and names are indices, so that one number holds both; rank stands for the start.
+    # Threads and names are indices, so that one number has both; the rank represents the start.
     kind = ranges.thread.astype(np.int64) << 32 | ranges.name
     kinds = distinct(kind[candidates])
     starts = distinct(np.concatenate([ranges.start_ns[candidates], ranges.start_ns[first]]))

@@ -12,12 +12,12 @@ from traceable.analysis.instances import Instances, Segments
 from traceable.trace.model import Bool, Int32, Int64
 
 _PAIRS_AT_ONCE = 1 << 21
-"""How many pairs of instance and event are held at once: about 100 MB."""
+"""Maximum number of pairs of instance and event in memory: about 100 MB."""
 
 
 @dataclass(frozen=True)
 class ThreadEvents:
-    """Where things happened on the threads, as equally long columns, sorted by thread and start.
+    """Events on threads, as equally long columns, sorted by thread and start.
 
     Attributes:
         thread, start_ns, end_ns: where and when.

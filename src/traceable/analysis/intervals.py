@@ -126,7 +126,7 @@ def union_by_lane(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
 
 
 _ROWS_AT_ONCE = 1 << 15
-"""How many rows of a lane are gone through at once: what is computed of so few stays in the processor's cache."""
+"""Rows of a lane that are processed at once: intermediate results stay in the processor's cache."""
 
 
 def _in_parts(start_ns: Int64, end_ns: Int64, rows: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
@@ -163,7 +163,7 @@ class Extents:
 
 
 def measure_extents(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Extents:
-    """Return what the union of the intervals of each lane amounts to, without making it."""
+    """Return the total length of the union of the intervals of each lane, without computing the union."""
     columns = []
     for rows in lanes:
         first, last, idle, summed = NULL, NULL, 0, 0
@@ -179,7 +179,7 @@ def measure_extents(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Extents:
 
 @dataclass(frozen=True)
 class Gaps:
-    """What lies between the intervals of a union: in each lane from first to last, by lane and time.
+    """The gaps between the intervals of a union: in each lane from first to last, by lane and time.
 
     Attributes:
         lane: of each gap.
@@ -256,7 +256,7 @@ def measure_covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64
 
 
 def subtract_union(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> tuple[Int64, Int64, Lanes]:
-    """Return the time in which intervals of a lane overlap: what is left when their union is taken away once.
+    """Return the time in which intervals of a lane overlap: their sum less their union.
 
     Where n of the intervals are open at a time, n - 1 of the returned ones are. So the union of the result is the time
     in which at least two are open, and that of the result of the result, the time of at least three.
@@ -285,7 +285,7 @@ def merge_intervals(start_ns: Int64, end_ns: Int64) -> Union:
 
 
 _BLOCK = 64
-"""How many rows are passed over at once if none of them lies near."""
+"""Rows that are skipped at once if none of them is near."""
 
 
 class BlockIndex:

@@ -46,7 +46,7 @@ from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, NDArray, T
 _GRAPH_REMEDY = "record with --cuda-graph-trace=node"
 
 NAMES = ("demangled", "short", "base")
-"""Which name of a kernel counts; see `name_kernels`."""
+"""The forms of a kernel's name; see `name_kernels`."""
 
 _TOKEN = re.compile(r"<unnamed>|\(anonymous namespace\)|operator ?\(\)|[<>()\s]")
 
@@ -481,7 +481,7 @@ def extract_base_name(name: str) -> str:
         elif mark == "(":
             return "".join(parts) or name
         elif mark.isspace():
-            # What stood before is the result's type.
+            # The text before it is the result's type.
             parts.clear()
         elif len(mark) > 1:
             parts.append(mark)
@@ -496,7 +496,7 @@ def _coded(texts: Sequence[str | None]) -> tuple[list[str | None], Int64]:
 
 @dataclass(frozen=True)
 class _Items:
-    """What is credited to ranges, as equally long columns.
+    """The kernels of ranges, as equally long columns.
 
     Attributes:
         kernel: index into `Trace.kernels`; several items may be of one.
@@ -649,7 +649,7 @@ def _different(group: Int64, item: Int64, kernel: Int64, groups: int, single: bo
     """Return how many kernels each group has; `single`: no kernel has several items."""
     if not single:
         return count_distinct(group, kernel, groups)
-    # Items come in ascending order within a range, so that equal ones are neighbours.
+    # Items come in ascending order within a range, so that equal ones are neighbors.
     again = np.flatnonzero((item[1:] == item[:-1]) & (group[1:] == group[:-1])) + 1
     return np.bincount(group, minlength=groups) - np.bincount(group[again], minlength=groups)
 

@@ -17,7 +17,7 @@ COPY_KINDS = (
     *("Array-to-Device", "Device-to-Array", "Device-to-Device", "Host-to-Host", "Peer-to-Peer"),
     *("Unified Host-to-Device", "Unified Device-to-Host", "Unified Device-to-Device"),
 )
-"""What nsys calls CUPTI's kinds of copies, by their number."""
+"""nsys's names of CUPTI's kinds of copies, by their number."""
 
 MEMSET_KIND = len(COPY_KINDS)
 """The number of memory sets, after those of the copies."""
@@ -52,7 +52,7 @@ def label_operations(context: Context, operation: Int64) -> Int64:
 
 
 def get_operation_name(trace: Trace, label: int) -> str:
-    """Return what an operation with this number of `label_operations` is called: a kernel by its demangled name."""
+    """Return the name of an operation with this number of `label_operations`; of a kernel the demangled one."""
     own = len(trace.names)
     return trace.names[label] if label < own else OPERATION_NAMES[label - own]
 
@@ -78,7 +78,7 @@ def make_range_columns(
     """Return the columns `<prefix>range` and `<prefix>domain`.
 
     Args:
-        first: an instance of each row's range; -1 for what is outside every range, which is absent.
+        first: an instance of each row's range; -1 for items outside every range, which are absent.
     """
     names, domains = [], []
     for instance in first.tolist():

@@ -14,12 +14,12 @@ SXM form, which POWER servers connect by NVLink; Grace's GPUs (GH200, GB200), co
 goes through a network card of PCIe 6; and links between GPUs.
 
 How much memory CUDA allocated, over time, at most, and inside which ranges, needs `--cuda-memory-usage=true`. A capture
-holds what was allocated and released while it ran, so usage is counted from 0 at its beginning. What a release takes
+has the allocations and releases while it ran, so usage is counted from 0 at its beginning. What a release takes
 off is the size of the allocation of the same process and address that came last before it. A release without one (the
 memory is older than the capture, or the address was not recorded) takes nothing off and is counted apart. Where an
 address is allocated again without a release, the release was not seen: it counts as of that moment. An allocation
 without an address stays; records that are neither allocation nor release are excluded. A caching allocator (that of
-torch) takes blocks from CUDA and keeps them: what is counted here is the blocks.
+torch) takes blocks from CUDA and keeps them: the blocks are counted here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SIZE_BUCKETS = (
     (1 << 24, "16-256 MiB"),
     (1 << 28, ">=256 MiB"),
 )
-"""Where the buckets of the size histogram begin, in bytes, and what they are called."""
+"""The lower bounds of the buckets of the size histogram, in bytes, and their names."""
 
 _FROM_HOST, _TO_HOST = (1, 3, 9), (2, 4, 9)
 """CUPTI's kinds of copies that read from, and write to, host memory that the program gave."""
@@ -76,7 +76,7 @@ _HOST_AND_GPU = (1, 2, 3, 4)
 _PAGEABLE, _PINNED = 0, 1
 
 NO_CALL, SYNCHRONOUS, ASYNCHRONOUS, OTHER_CALL = range(4)
-"""What put a copy or memset on the GPU: no known call; a copying or setting call whose name says that it is
+"""What put a copy or memset on the GPU: no known call; a copying or setting call whose name shows that it is
 synchronous, or asynchronous; another call, as the launch of a graph."""
 
 _COPYING = re.compile(r"cu(da)?Mem(cpy|set)")

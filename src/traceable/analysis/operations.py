@@ -88,7 +88,7 @@ class Launches:
         is_first_of_launch: one value an operation (not a link): whether it counts for its launch, which may have put
             many on the GPU. True for exactly one operation of each launch; for none without a call.
         queue_ns: one value an operation: its start less the end of its launch call. NULL without a call, and where
-            it began before the call returned, which is no waiting (nsys leaves these out as well).
+            it began before the call returned, so it did not wait (nsys excludes these too).
     """
 
     calls: model.Calls

@@ -51,7 +51,7 @@ PARALLEL, OUTLIVES = "parallel", "outlives"
 """Why a row's CPU total is larger than that of the path it lies inside."""
 
 _AT_ONCE = 1 << 16
-"""How many places are processed at once: a few columns of so many fit the cache of a core."""
+"""Places that are processed at once: a few columns of them fit the cache of a core."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,8 @@ def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
     """Return the rows of `RangeProfile.names` for the instances of each place separately, and the place of each row.
 
     Args:
-        place: a number from 0 of each instance: of its thread, say. Rows come by it, the largest CPU total first.
+        place: a number from 0 of each instance, such as that of its thread. Rows come by it, the largest CPU total
+        first.
     """
     instances = context.instances
     group, first = group_by_keys(place, instances.domain, instances.name, instances.style)
@@ -492,7 +493,7 @@ def measure_gpu_work(
     if len(replayed.instance):
         by_node = np.full(len(replayed.operation), GRAPH_NODE, np.int8)
         _add_pairs(work, gpu, launched, replayed.instance, replayed.operation, by_node)
-        # A replay is of one launch, whichever of its operations stands for that.
+        # A replay is of one launch, whichever of its operations represents that.
         work.launches[replayed.instance] = 1
     return work
 

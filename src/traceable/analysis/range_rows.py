@@ -1,4 +1,4 @@
-"""Shared by tables with rows by range: the columns of the range, the row of what is outside all ranges, the order."""
+"""Shared by tables with rows by range: the columns of the range, the row for items outside all ranges, the order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from traceable.analysis.table import objects
 from traceable.trace.model import PUSH_POP, Bool, Int64, NDArray, Trace
 
 OUTSIDE = -1
-"""The number of the range of what is outside all ranges."""
+"""The number of the range for items outside all ranges."""
 
 _STYLES = ("push_pop", "start_end")
 
 _ROWS_AT_ONCE = 1 << 20
-"""How many items are measured at once, as long as a range has no more: about 50 MB."""
+"""Items that are measured at once, unless a range has more: about 50 MB."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RangeItems:
     times as many pairs as items.
 
     Attributes:
-        key: range and item as one number, in ascending order. Range 0 is what is outside all ranges, so that the
+        key: range and item as one number, in ascending order. Range 0 is for items outside all ranges, so that the
             others are counted from 1.
         bits: how many of the key are the item.
     """

@@ -65,7 +65,7 @@ _PART = 1.5
 """A range that comes so many times as often as what repeats exactly is a part of that."""
 
 _LONGEST_STRETCH = 1 << 18
-"""How many operations of a stream, from its middle, are looked at for an approximate period."""
+"""Operations of a stream, from its middle, in which an approximate period is searched."""
 
 _STEP_WORD = re.compile(r"((?<![A-Za-z])(step|iter|iteration)|Step|Iter|Iteration|(?<![A-Za-z])(STEP|ITER))$")
 _NUMBER_BEHIND = re.compile(r"(?:[\s#:=_.,/\-\[(]*(?:\bof\s*)?\*[\])]?)+$")
@@ -88,7 +88,7 @@ MIN_EXACT_SHARE = 0.995
 """Share of the operations that must be the same one lag later for the lag to be that of an exact repetition."""
 
 MIN_REPETITIONS = 3
-"""How often a kernel or range must come to count as repeated."""
+"""How often a kernel or range must occur to count as repeated."""
 
 MIN_EXPLAINED_SHARE = 0.5
 """Share of the operations, of those that are not the same by chance, that the best approximate period must explain."""
@@ -97,13 +97,13 @@ PERIOD_TOLERANCE = 1 - MIN_EXACT_SHARE
 """By how much a shorter period may explain less than the best one and still be taken."""
 
 _MOST_PERIODS = 256
-"""How many approximate periods are tried, those of most kernels first: each costs one comparison of the sequence."""
+"""Approximate periods that are tried, those of most kernels first: each costs one comparison of the sequence."""
 
 _ALL_LAGS_MAX = 2048
 """Up to so many operations, every lag is compared."""
 
 _GRAM = 16
-"""How many operations in a row are looked up together to find the lags that are worth a comparison."""
+"""Consecutive operations that are looked up together to find the lags that are worth a comparison."""
 
 _PLACES = 64
 """From how many places such rows are looked up."""
@@ -120,15 +120,15 @@ _LONGEST_LAG = 1 << 20
 """The longest lag that is compared."""
 
 _AT_ONCE = 1 << 17
-"""How many operations are compared until it is clear that too many differ."""
+"""Operations that are compared before a lag with too many differences is rejected."""
 
 _MOST_LAGS = 512
-"""How many lags are compared in full at most, the smallest first."""
+"""Maximum number of lags that are compared in full, the smallest first."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Where the steps are, as equally long columns by lane and start. A lane is what steps follow one another in.
+    """Where the steps are, as equally long columns by lane and start. Steps of a lane follow one another.
 
     Attributes:
         kind: RANGE, SEQUENCE or BOUNDARY.
@@ -693,7 +693,7 @@ class _Lane:
     def may_cycle(self) -> bool:
         """Return whether an approximate repetition is worth looking for.
 
-        Where one kernel is nearly all there is, or all of it occurs twice, what comes more often is a part of that.
+        If nearly all operations are one kernel, or all of it occurs twice, anything more frequent is a part of that.
         """
         return self.exact is None or self.is_framed()
 
@@ -838,7 +838,7 @@ def _by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
 
 
 def _by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
-    """Return what repeats approximately in the sequence of each process and device: it may be a step or not."""
+    """Return the approximate repetitions in the sequence of each process and device, which may be steps or not."""
     some: list[_Lane] = []
     periods: list[tuple[int, float, list[int]]] = []
     for lane in lanes:

@@ -62,7 +62,7 @@ _NO_WARM_UP = re.compile(
     r"(?<![a-z])(after|post|no|non|not|without|skip)[\s_.\-]*(the[\s_]+)?warm"
     r"|(?<![a-z])(lr|learning|sched[a-z]*|optim[a-z]*)(?![a-z])"
 )
-"""Names with warm-up in them that are no warm-up: the time after it, or the warm-up of a learning rate."""
+"""Names with warm-up in them that are not warm-up: the time after it, or the warm-up of a learning rate."""
 
 MEASURES = (
     *("gpu_busy_ns", "gpu_sum_ns", "idle_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
@@ -85,7 +85,7 @@ _MEMBERSHIP_RULES = {
 }
 
 SLOWEST = 5
-"""How many of the slowest steps are compared with the median one."""
+"""Number of the slowest steps that are compared with the median one."""
 
 _COMPARED = (
     *("wall_ns", "idle_ns", "gpu_busy_ns", "copy_ns", "nccl_ns", "launch_ns", "sync_ns"),
@@ -204,7 +204,7 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
 def find_steady_interval(table: Table) -> tuple[int, int]:
     """Return the ns from which until which the steps of all processes and devices are steady.
 
-    Where there is no such time, because they ran one after another, from the first steady step to the last.
+    If there is no such time, because they ran one after another, from the first steady step to the last.
 
     Args:
         table: what `steps` returned.

@@ -39,7 +39,7 @@ _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
 
 
 def streams(context: Context, *, range_name: str | None = None) -> Table:
-    """Return what each stream executed.
+    """Return the operations of each stream.
 
     Args:
         range_name: count only operations that belong to a range of this name, in every column.
@@ -113,7 +113,7 @@ class _Places:
     """The streams that are a row each, as equally long columns; see `gpus.Streams`.
 
     Attributes:
-        row: of each of `Gpus.streams`, where two of CUDA's device numbers may stand for one GPU.
+        row: of each of `Gpus.streams`, where two of CUDA's device numbers may be one GPU.
     """
 
     gpu: Int64

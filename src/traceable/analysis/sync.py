@@ -48,8 +48,8 @@ _OUTSIDE, _NOTHING = -1, -2
 _MAX_NOTES = 3
 
 CLOCK_SKEW_NS = 20_000
-"""How long after the return of a call an operation may end that the call waited for. GPU times are converted to the
-host's clock by the profiler: in one process of a two-GPU capture (Nsight Systems 2026.2, H100) 14 of 17 calls of
+"""The time after the return of a call at which an operation that it waited for may still end. GPU times are converted
+to the host's clock by the profiler: in one process of a two-GPU capture (Nsight Systems 2026.2, H100) 14 of 17 calls of
 cudaStreamSynchronize return up to 6.7 us before the end of the kernel that they waited for."""
 
 _PAIRS_AT_ONCE = 1 << 21

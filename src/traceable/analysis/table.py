@@ -74,7 +74,7 @@ class Table:
             kind = values.dtype.kind
             dtype = "boolean" if kind == "b" else "Int64" if kind in "iu" else "float64" if kind == "f" else object
             plain = values if kind == "f" else self.column(name)
-            # An object array would be taken apart where it holds lists.
+            # numpy would expand the lists in an array of objects.
             columns[name] = pandas.Series(plain if kind != "O" else objects(plain), dtype=dtype)
         return pandas.DataFrame(columns)
 
@@ -115,7 +115,7 @@ def integers(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.int64
 
 
 def ratios(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    """Return part / whole as a float column, absent where there is no whole."""
+    """Return part / whole as a float column, absent without a whole."""
     out = np.full(len(part), np.nan)
     np.divide(part, whole, out=out, where=np.asarray(whole) > 0)
     return out

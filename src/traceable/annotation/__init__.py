@@ -1,4 +1,4 @@
 """In the process: a name becomes NVTX calls, for functions, methods, classes, coroutines, generators and blocks.
 
-It knows nothing of steps, windows, collectors or reports: NVTX is the only bus, and who listens on it is not asked.
+It is independent of steps, windows, collectors and reports: NVTX is the only bus, whichever profiler is attached.
 """

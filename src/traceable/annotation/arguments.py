@@ -1,4 +1,5 @@
-"""What `annotate` and its kin accept: each argument is checked once, where the range is made, and never at run time.
+"""The arguments of `annotate` and similar functions: each is checked once, where the range is made, and never at run
+time.
 
 The native core calls this module for every range it has not seen before.
 """
@@ -19,7 +20,7 @@ _INT64 = 1 << 63
 _dumps: Any = None
 
 ARRAY_MAX = 1024
-"""How many numbers of an array are kept; of a longer one its length is kept too."""
+"""Maximum number of an array's numbers that are recorded; of a longer array also its length."""
 
 LEVEL_MAX = 9
 """The highest level of a range; 1 is the lowest."""
@@ -162,7 +163,7 @@ def _plain(item: Any) -> Any:
 
 
 def log_lost_range() -> None:
-    """Log, once, that a range could not be made: there is no memory, or the interpreter is ending."""
+    """Log, once, that a range could not be made: out of memory, or the interpreter is ending."""
     if sys.meta_path is not None:  # the interpreter sets it so as it ends, and then nothing can be logged
         environment.warn_once("range_not_recorded", "a range is not recorded: no memory is left")
 

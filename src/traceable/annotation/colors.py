@@ -7,7 +7,7 @@ Every other color is opaque.
 from __future__ import annotations
 
 BLUE = 0x0000FF
-"""What the `nvtx` package takes where no color is given."""
+"""The default color of the `nvtx` package."""
 
 _NVTX = {
     "green": 0x008000,
@@ -53,7 +53,7 @@ _known: dict[str, int] = {}
 
 
 def _named(name: str) -> int | None:
-    """Look a color name up, in any case. The table is taken apart at the first name that needs it.
+    """Look a color name up, in any case. The table is parsed at the first name that needs it.
 
     Whole or not at all: memory may run out meanwhile, and half a table would reject names.
     """

@@ -1,6 +1,6 @@
 """Counters: a number that changes while the program runs (`queue_depth`, `batch_size`), on the timeline.
 
-NVTX's own counters are an extension that nsys 2022.4 and 2023.4 refuse, so a sample is a mark (see `protocol.nvtx`).
+NVTX's own counters are an extension that nsys 2022.4 and 2023.4 reject, so a sample is a mark (see `protocol.nvtx`).
 """
 
 from __future__ import annotations

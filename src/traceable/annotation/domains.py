@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from traceable.annotation.ranges import Category, Color, Payload
 
-_KEEP: Any = object()  # tells "leave it as it is" from None, which clears
+_KEEP: Any = object()  # means "unchanged"; None clears
 
 _numpy: Any = None
 """numpy, once a dtype was checked: a sample imports nothing."""
@@ -90,7 +90,7 @@ class EventAttributes:
 
 
 class DummyCounter:
-    """What `get_counter` returns where no profiler can attach: a counter with every method a no-op."""
+    """The counter that `get_counter` returns if no profiler can attach: every method is a no-op."""
 
     __slots__ = ()
     name = dtype = domain = description = scope = semantics = time_domain = None
@@ -109,7 +109,7 @@ _dummy_counter = DummyCounter()
 
 
 class DummyDomain:
-    """What `get_domain` returns where no profiler can attach: `Domain` with every method a no-op."""
+    """The domain that `get_domain` returns if no profiler can attach: every method is a no-op."""
 
     def get_registered_string(self, string: str) -> None:
         """Do nothing."""

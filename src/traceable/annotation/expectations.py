@@ -54,7 +54,7 @@ def expect(*names: str) -> None:
 def _write(run_dir: str, pid: int, names: list[str]) -> None:
     """Leave one file, whole or not at all."""
     try:
-        # The clock tells apart two processes that had the same pid.
+        # The clock distinguishes two processes that had the same pid.
         file_name = f"expect.{pid}.{time.time_ns()}-{_number()}.json"
         part = f"{run_dir}/.{file_name}.part"
         with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import

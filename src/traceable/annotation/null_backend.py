@@ -1,6 +1,6 @@
-"""Ranges that emit nothing, for a process without a profiler, and what they share with the pure form.
+"""Ranges that emit nothing, for a process without a profiler, and the code they share with the nvtx back end.
 
-Used without the native core; arguments are checked as ever, so that a wrong one does not wait for the profiler.
+Used without the native core; arguments are checked too, so that a wrong one is an error without a profiler.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Range:
         *,
         level: Any = None,
     ) -> Self:
-        if _interned is None:  # the interpreter has taken this module apart; a finalizer of the program goes on
+        if _interned is None:  # the interpreter has cleared this module; a finalizer of the program still runs
             return cls._unmade()
         key = (cls, message, color, domain, category, level)
         try:
@@ -145,7 +145,7 @@ class Range:
 
 
 class ResumableRange:
-    """One run of code that stops and goes on, without a profiler."""
+    """One run of code that can be suspended, without a profiler."""
 
     def __init__(self, whole: Range, segment: Range) -> None: ...
 

@@ -71,7 +71,7 @@ def import_nvtx() -> bool:
         _package = nvtx
         _emit = nvtx._lib
         return isinstance(nvtx.Domain, type) and isinstance(_emit.lib.DomainHandle, type) and callable(_emit.mark)
-    except Exception:  # noqa: BLE001 - whatever is wrong with the package, the program goes on without ranges
+    except Exception:  # noqa: BLE001 - whatever is wrong with the package, the program runs without ranges
         return False
 
 
@@ -202,7 +202,7 @@ class Range(null_backend.Range):
         return self._domain.get_event_attributes(text, own.color, own.category, number)
 
     def _fields_now(self) -> str:
-        """Return the fields as JSON. What is no payload any more leaves them as they were."""
+        """Return the fields as JSON. If it is not a valid payload any more, they stay as they were."""
         assert self._fields is not None
         payload = self._arguments[4]
         if is_mutable(payload):
@@ -302,7 +302,7 @@ class Range(null_backend.Range):
 
 
 class ResumableRange:
-    """One run of code that stops and goes on: its whole, and each active segment."""
+    """One run of code that can be suspended: its whole, and each active segment."""
 
     __slots__ = ("_around", "_attributes", "_handle", "_id", "_inside", "_number", "_outside", "_slot", "_whole")
 

@@ -81,7 +81,7 @@ def _stack(range_: Any) -> list[_Open]:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return `file:line` of the code that used the range, outside of ours and contextlib."""
+    """Return `file:line` of the code that used the range, outside of traceable and contextlib."""
     while frame is not None and frame.f_back is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_OWN) and not name.endswith(f"{os.sep}contextlib.py"):

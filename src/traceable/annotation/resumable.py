@@ -1,8 +1,8 @@
-"""Code that stops and goes on: coroutines, generators, async generators, and `async with` blocks.
+"""Code that can be suspended: coroutines, generators, async generators, and `async with` blocks.
 
-Push and pop are a stack of the thread, so a range that stays open while its code is suspended is closed by whoever
-runs next. Here the whole, from first resumption to end, is a start/end range; each active segment, in which the code
-runs, is a push/pop range of the same name in the domain `traceable.active`, or `traceable.generator` for a plain
+Push and pop are a stack of the thread, so a range that stays open while its code is suspended is closed by whatever
+code runs next. Here the whole, from first resumption to end, is a start/end range; each active segment, in which the
+code runs, is a push/pop range of the same name in the domain `traceable.active`, or `traceable.generator` for a plain
 generator. Both carry the instance's identity (the whole only where the user gave it no number): see `protocol.nvtx`.
 Whatever ends the code ends its ranges: a return, an exception, `close()`, cancellation, garbage collection.
 
@@ -54,7 +54,8 @@ def _carry() -> None:
 def _drive(inner: Any, run: ResumableRange) -> Generator[Any, Any, Any]:
     """Drive a coroutine or generator as `yield from` does, with a push/pop range around each resumption.
 
-    What is yielded leaves this frame before it suspends: a wrapper must not keep a batch alive that its maker let go.
+    A yielded value leaves this frame before it suspends: a wrapper must not keep a batch alive that the generator
+    released.
     """
     send, throw = inner.send, inner.throw
     resume, suspend = (run.resume, run.suspend) if engine.track_switches is None else engine.track_switches(run)

@@ -1,4 +1,4 @@
-"""The edge at which lines for people leave the command line: whatever a program put into one, it steers no terminal."""
+"""Output of lines for people: control characters in a line never reach the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traceable.report.text import escape_unencodable, format_line
 
 
 def log(message: str) -> None:
-    """Print one line of ours on stderr, where there is one: a message with its code."""
+    """Print one line on stderr, if it is open: a message with its code."""
     try:
         if sys.stderr is not None:
             _print(f"traceable: {format_line(message)}", sys.stderr)
@@ -19,7 +19,7 @@ def log(message: str) -> None:
 
 
 def print_line(line: str = "") -> None:
-    """Print one line of what was asked for on stdout."""
+    """Print one line of the requested output on stdout."""
     _print(line, sys.stdout)
 
 

@@ -31,11 +31,11 @@ _FORM = "write +N as in --steps +20: that many steps from the next one on"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what may follow the command."""
-    parser.add_argument("what", choices=["window", "start", "stop", "status", "dump"], help="what to do")
+    parser.add_argument("what", choices=["window", "start", "stop", "status", "dump"], help="the action")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--run", metavar="DIR", dest="directory", type=Path, help="the run directory")
     place.add_argument("--pid", metavar="N", type=int, help="one process of a run")
-    parser.add_argument("--steps", metavar="+N", help="how many steps the window holds, from the next one on")
+    parser.add_argument("--steps", metavar="+N", help="number of steps to record, from the next one on")
     parser.add_argument("--timeout", metavar="SECONDS", type=float, help="how long to wait (default: until it is done)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout at the end")
 
@@ -118,7 +118,7 @@ def _report_dump(
     printer: _EventPrinter,
     arguments: argparse.Namespace,
 ) -> int:
-    """Print what was dumped and what went wrong, and return the exit code."""
+    """Print the dumps and the problems, and return the exit code."""
     if arguments.json:
         keys = ("number", "wall_ns", "duration_ns")
         content = {

@@ -74,7 +74,7 @@ def resolve_flight_options(arguments: argparse.Namespace) -> None:
 
 
 def make_flight_environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what a flight recorder sets in the program's environment."""
+    """Return the variables of a flight recorder for the program's environment."""
     if arguments.flight_recorder is None:
         return {}
     variables = {environment.FLIGHT_RECORDER: arguments.flight_recorder.environment_value, environment.CONTROL: "1"}

@@ -8,12 +8,28 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from traceable.cli.profile import STDOUT, write_output
 from traceable.errors import UsageError
 
 _PAGES = Path(__file__).parents[1] / "docs"
+
+SECTIONS = {
+    "Start": ("install", "annotation", "run", "windows"),
+    "How-to": (
+        *("annotate-from-outside", "torch", "pauses"),
+        *("nsys", "torch-collector", "recorder-gpu", "ranks"),
+        *("control", "flight-recorder"),
+        *("analysis", "ncu"),
+        *("contract", "testing", "measure-overhead"),
+        *("doctor", "diagnosis"),
+    ),
+    "Reference": ("report", "findings", "names", "kineto", "secrets", "messages"),
+    "Explanation": ("overhead", "server-load", "analysis-speed", "architecture", "reader", "read-back", "gpu-check"),
+}
+"""The pages in the order of README.md's index, by its sections."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,11 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_PAGES.glob("*.md"))}
     if arguments.topic is None:
-        width = max(map(len, pages), default=0)
-        titles = [
-            f"  {topic.ljust(width)}  {text.partition(chr(10))[0].lstrip('# ')}\n" for topic, text in pages.items()
-        ]
-        write_output(STDOUT, f"traceable help TOPIC prints one of these pages:\n\n{''.join(titles)}", sys.stdout)
+        write_output(STDOUT, _format_index(pages), sys.stdout)
         return 0
     topic = arguments.topic.removesuffix(".md").removeprefix("docs/")
     if topic not in pages:
@@ -45,3 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     write_output(STDOUT, pages[topic], sys.stdout)
     return 0
+
+
+def _format_index(pages: Mapping[str, str]) -> str:
+    """Return the titles of the pages by section."""
+    width = max(map(len, pages), default=0)
+    lines = ["traceable help TOPIC prints one of these pages:"]
+    for section, topics in SECTIONS.items():
+        titles = {topic: pages[topic].partition("\n")[0].lstrip("# ") for topic in topics if topic in pages}
+        lines += ["", section, *(f"  {topic.ljust(width)}  {title}" for topic, title in titles.items())]
+    return "\n".join(lines) + "\n"

@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 class Command(Protocol):
-    """What a module of this package offers; its docstring is the command's help text.
+    """The interface of a module of this package; its docstring is the command's help text.
 
     A command that starts a program also has `take_program(parser, words) -> (ours, program)`: what follows the program
     belongs to the program, which argparse does not support for `-m`, `-c` and `--` as Python means them.
@@ -110,7 +110,7 @@ def _with_defaults(parser: argparse.ArgumentParser, words: Sequence[str]) -> lis
 
     Else argparse takes the next word for it: `report --json PATH` would write over PATH.
     """
-    options = parser._option_string_actions  # argparse offers no public way to ask
+    options = parser._option_string_actions  # argparse has no public interface for it
     ours = list(words)
     for place in range(ours.index("--") if "--" in ours else len(ours)):
         action = options.get(ours[place])

@@ -1,4 +1,4 @@
-"""What our own command sets for its process: freed memory is reused, and no thread is started that has nothing to do.
+"""Memory settings of traceable's own commands: freed memory is reused, and no idle threads are started.
 
 By default glibc maps every large array for itself and gives it back at once. An analysis makes hundreds of them, and
 the kernel clears each page of each: about a fifth of the time. Only for a process that is ours: never in a program that

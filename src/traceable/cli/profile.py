@@ -28,7 +28,7 @@ TERMINAL_ROWS = 50
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how the ranges are printed."""
+    """Add the options on the printed ranges."""
     group = add_output_arguments(parser)
     group.add_argument(
         "--sort", metavar="COLUMN", type=parse_sort_column, help="sort by this column of the report, largest first"
@@ -68,7 +68,8 @@ def show_profile(
     run_directory: Path | None = None,
     diagnose: Callable[[Recording], Mapping[str, Any]] | None = None,
 ) -> tuple[tuple[ExpectationResult, ...], CaptureResult | None, Completeness]:
-    """Load a recording, save its report, print its ranges; return what became of what was asked for and was emitted.
+    """Load a recording, save its report, print its ranges; return the results on expectations, windows and
+    completeness.
 
     Args:
         path: what `traceable.load` reads.
@@ -111,7 +112,7 @@ def print_ranges(
     by: str = "path",
     thresholds: Mapping[str, float] | None = None,
 ) -> None:
-    """Print the chosen ranges by path or by name, in the form that the options ask for; below them the findings.
+    """Print the chosen ranges by path or by name, in the requested form; below them the findings.
 
     Args:
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
@@ -205,7 +206,8 @@ def check_raw(arguments: argparse.Namespace) -> None:
 
 
 def remove_output_file(arguments: argparse.Namespace) -> None:
-    """Remove what an earlier run wrote for --json or --csv: where this one records nothing, it is not its answer.
+    """Remove what an earlier run wrote for --json or --csv: if this run records nothing, it must not look like its
+    output.
 
     Raises:
         UsageError: it can't be removed, and so not be replaced.
@@ -227,7 +229,7 @@ def write_output(destination: str, text: str, stream: TextIO) -> None:
     Args:
         destination: STDOUT, or the path of a file.
         text: of many lines.
-        stream: what STDOUT stands for; what it can't encode is escaped.
+        stream: the stream for STDOUT; what it can't encode is escaped.
 
     Raises:
         TraceableError: the file can't be written.

@@ -16,7 +16,7 @@ _ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Call it with what is being done; use it as a context manager around the work.
+    """Call it with the current activity; use it as a context manager around the work.
 
     A thread prints it, so that one long step is shown too. Without a terminal on stderr, or where it can't erase a
     line, nothing is printed and no thread is made.
@@ -56,5 +56,5 @@ class Progress:
             if printed:
                 sys.stderr.write(_ERASE)
                 sys.stderr.flush()
-        except (OSError, ValueError):  # the terminal went away, or can't write this: the work goes on
+        except (OSError, ValueError):  # the terminal was closed, or can't write this: the work continues
             return

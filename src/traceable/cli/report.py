@@ -1,6 +1,6 @@
-"""Print what was recorded: a run directory, a .nsys-rep, an nsys .sqlite file or a trace of torch.profiler.
+"""Print a recording: a run directory, a .nsys-rep, an nsys .sqlite file or a trace of torch.profiler.
 
-Without --view, one line a range path, with the time it took on the CPU and, where the recording holds it, on the GPU.
+Without --view, one line for each range path, with its time on the CPU and, if GPU activity was captured, on the GPU.
 Nothing at PATH is changed or deleted; a .nsys-rep is exported to a temporary folder first.
 """
 
@@ -121,12 +121,12 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
     )
-    group.add_argument("--by", metavar="WHAT", help="what a row is about: " + _ways())
+    group.add_argument("--by", metavar="WHAT", help="how rows are grouped: " + _ways())
     group.add_argument(
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
     )
     group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
-    group.add_argument("--range", metavar="NAME", dest="range_name", help="only what belongs to ranges of this name")
+    group.add_argument("--range", metavar="NAME", dest="range_name", help="only data of ranges of this name")
     group.add_argument(
         "--slowest",
         metavar="N",
@@ -313,7 +313,7 @@ def resolve_name_rules(arguments: argparse.Namespace) -> NameRules | None:
 
 
 def has_range_report(views: Sequence[View], arguments: argparse.Namespace) -> bool:
-    """Whether the ranges are among what is asked, by path or by name: a document of their own, with the findings."""
+    """Whether the ranges by path or by name are requested: they are a document of their own, with the findings."""
     return RANGES in views and arguments.by in (None, "path", "name")
 
 

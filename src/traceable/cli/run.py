@@ -207,7 +207,7 @@ def _steps_of_environment() -> Spec | None:
 
 def _values(parser: argparse.ArgumentParser, word: str) -> int:
     """How many words after the option `word` are its value."""
-    options = parser._option_string_actions  # argparse offers no public way to ask
+    options = parser._option_string_actions  # argparse has no public interface for it
     name, equals, _ = word.partition("=")
     if action := options.get(name):
         return 1 if action.nargs is None and not equals else 0

@@ -1,4 +1,4 @@
-"""What `run` and `report` share: the lines about the requested steps."""
+"""The lines about the requested steps, for `run` and `report`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def report_capture(windows: CaptureResult | None, log: Callable[[str], None]) -> None:
-    """Print a line for what was captured and one for everything that went wrong."""
+    """Print a line for the captured steps and one for each problem."""
     from traceable.report.windows import capture_to_dict, format_capture
 
     for line in format_capture(capture_to_dict(windows)):
@@ -21,7 +21,7 @@ def report_capture(windows: CaptureResult | None, log: Callable[[str], None]) ->
 
 
 def save_capture(windows: CaptureResult | None, run_directory: Path) -> None:
-    """Write what was captured into the manifest of the run; where that can't be, the report still has it."""
+    """Write the captured steps into the manifest of the run; if that fails, the report still has them."""
     from traceable.launch.windows import write_captured_windows
     from traceable.report.windows import capture_to_dict
 

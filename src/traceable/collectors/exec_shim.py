@@ -63,7 +63,7 @@ def main(command: list[str]) -> int:
         if handover[name] is not None:
             os.close(handover[name])
     _ignore_signals()
-    os.umask(handover["umask"])  # nsys's own is 0, which would make these files writable by anybody
+    os.umask(handover["umask"])  # that of nsys is 0, which would make these files writable by any user
     write_atomically(handover["run_dir"], PID_FILE, str(pid))
     _send(handover["status_descriptor"], f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)
@@ -166,7 +166,7 @@ def _ignore_signals() -> None:
 def _send(descriptor: int, message: bytes) -> None:
     try:
         os.write(descriptor, message)
-    except OSError:  # the launcher is gone; the recording goes on
+    except OSError:  # the launcher has ended; the recording continues
         return
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from traceable.errors import CollectorError
 
 TIMEOUT_SECONDS = 20
-"""How long a subcommand may take. `--version` and `--help` take well under a second; a broken install hangs."""
+"""Time limit of a subcommand. `--version` and `--help` take well under a second; a broken install hangs."""
 
 _PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""

@@ -129,7 +129,7 @@ FLIGHT_RECORDER = "TRACEABLE_FLIGHT_RECORDER"
 `run --flight-recorder`, which also takes its own spelling (`5s`) from here; read in C."""
 
 CONTROL = "TRACEABLE_CONTROL"
-"""`1`: each process that imports traceable listens on a Unix socket in the run directory for `traceable control`. Set
+"""`1`: each process that imports traceable opens a Unix socket in the run directory for `traceable control`. Set
 by `run --control`."""
 
 CONTROL_SIGNAL = "TRACEABLE_CONTROL_SIGNAL"

@@ -1,4 +1,4 @@
-"""Which steps are recorded: the one place that formats and parses windows.
+"""The recorded steps: the one place that formats and parses windows.
 
 A window is `START:STOP`: steps from START, counted from 0, until before STOP. Several are separated by commas.
 `every:PERIOD:STEPS` is an endless series of windows: STEPS steps at step PERIOD, at 2 x PERIOD and so on. Step 0 is
@@ -62,7 +62,7 @@ class Spec:
 
     @property
     def count(self) -> int | None:
-        """How many windows there are; None for an endless series."""
+        """The number of windows; None for an endless series."""
         return None if self.every else len(self.windows)
 
     def __iter__(self) -> Iterator[Window]:

@@ -1,4 +1,4 @@
-"""How a column is written for people: its heading, and its unit, which the end of its name says.
+"""How a column is printed: its heading, and its unit, which is the end of its name.
 
 `_ns` is a time, or a point in time where `start`, `end` or `at` stands before it, or in `time_ns`; `_bytes` a size;
 `_share` a part of one; `_gb_per_s` a rate. What has no such end is a count, a number without a unit, or words.
@@ -37,11 +37,11 @@ MARKS = {
 
 _ENOUGH = 100
 _COUNTS = ("count", "steady", "kernels", "gaps")
-"""The columns that say of how many a quantile is, the first that a row has."""
+"""The columns with the number of values of a quantile; the first that a row has is used."""
 
 _MOMENTS = frozenset({"start", "end", "at"})
 _IDENTITIES = frozenset({"pid", "tid", "device", "context", "stream"})
-"""Numbers that stand for something and count nothing: the last word of a column's name."""
+"""Numbers that identify something and count nothing: the last word of a column's name."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Column:
 
     Attributes:
         source: the table's column.
-        heading: what stands above it; its name without the unit by default.
+        heading: its heading; its name without the unit by default.
         rank: where not all columns fit, the one with the highest goes first.
         only_if_any: omitted where no row has anything but zero. A column that no row has is always omitted.
         only_if_several: omitted where all rows have the same.
@@ -106,7 +106,7 @@ def _few(row: Row) -> str:
 
 
 def is_worth_showing(column: Column, rows: Sequence[Row], every: Table | None = None) -> bool:
-    """Whether a column says anything: what only some traces have is shown where they have it.
+    """Whether a column has content: columns that only some traces have are shown for those.
 
     Args:
         rows: what is shown.
@@ -128,7 +128,7 @@ def is_worth_showing(column: Column, rows: Sequence[Row], every: Table | None = 
 
 
 def format_heading(name: str) -> str:
-    """Return what stands above a column of this name.
+    """Return the heading of a column of this name.
 
     Examples:
         >>> format_heading("gpu_busy_total_ns"), format_heading("h2d_bytes"), format_heading("gb_per_s")
@@ -171,5 +171,5 @@ def format_value(value: Any) -> str:
 
 
 def _field(value: Any) -> str:
-    """Write the value of a field, an id as it is: nobody searches for `12 345`."""
+    """Write the value of a field, an id as it is: `12 345` can't be searched for."""
     return escape_name(value if isinstance(value, str) else json.dumps(value))

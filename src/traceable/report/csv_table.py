@@ -10,7 +10,7 @@ from traceable.protocol.environment import escape_unprintable
 from traceable.report.row_filter import Row
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that spreadsheets compute."""
+"""First characters of cells that spreadsheets evaluate."""
 
 
 def to_csv(rows: Iterable[Row], columns: Sequence[str], raw: bool = False) -> str:

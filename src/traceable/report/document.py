@@ -1,4 +1,4 @@
-"""report.json and what `--json` prints: answers as one versioned document of plain values. Nothing is computed."""
+"""report.json and the output of `--json`: results as one versioned document of plain values. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> d
 
 
 def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:
-    """Return what a document holds of one answer: the chosen rows, all rows of its other tables, and its notes."""
+    """Return the part of a document with one result: the selected rows, all rows of its other tables, and its notes."""
     return {
         "rows": choice.rows(table),
         "others": {name: list(other.rows()) for name, other in table.others.items()},
@@ -148,7 +148,7 @@ def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:
 
 
 def missing_data_to_dict(error: MissingDataError) -> dict[str, Any]:
-    """Return what a document holds in place of a view that the trace can't answer."""
+    """Return the part of a document for a view whose data the trace lacks."""
     return {"missing_data": error.message.as_dict}
 
 

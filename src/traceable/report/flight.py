@@ -12,7 +12,7 @@ _LINES_MAX = 4
 
 
 def format_flight_recorder(shown: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what is shown: a line for each process, the ones that ended last first."""
+    """Return the printed lines: one for each process, the ones that ended last first."""
     ordered = sorted(shown, key=lambda one: (one["end"] is None, -one["end_ns"], one["pid"]))
     lines = [_line(one) for one in ordered[:_LINES_MAX]]
     left = len(ordered) - len(lines)

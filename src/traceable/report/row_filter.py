@@ -1,4 +1,4 @@
-"""What of a table is shown: filters, order and number of rows. The same for every output."""
+"""Filters, order and number of the rows of a table. The same for every output."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 DEFAULT_SORT = "cpu_total_ns"
-"""By what the rows of the ranges are the largest where nothing else is said."""
+"""The default column for the largest rows of the ranges."""
 
 MAX_UNFOLDED_ROWS = 30
-"""So many rows of ranges are shown whatever is in them, unless something else is said."""
+"""By default the ranges are not folded up to this number of rows."""
 
 MIN_UNFOLDED_SHARE = 0.01
 """Below this share of the CPU's and of the GPU's time a range is not shown by default if it lies inside another."""
 
 _ABOUT = ("{}", "{}_ns", "{}_bytes", "{}_share", "cpu_{}", "cpu_{}_ns", "{}_total_ns", "cpu_{}_total_ns")
-"""How a column may be named: without its unit and, the commonest, without `cpu_`."""
+"""The parts of a column's name that may be omitted: its unit and, for the most frequent columns, `cpu_`."""
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which rows, in which order.
+    """The selected rows and their order.
 
     Attributes:
         sort: column to sort by, largest first; None keeps the order.
         top: how many rows to keep; None, or 0, for all.
-        domain: keep what is of this domain; "" is the default domain; None for all.
-        match: keep what has a name that matches this glob, upper and lower case apart; None for all.
-        name: keep what has this very name, or is `domain:name`; None for all.
+        domain: only rows of this domain; "" is the default domain; None for all.
+        match: only rows whose name matches this glob, case-sensitive; None for all.
+        name: only rows with exactly this name, or `domain:name`; None for all.
         fold: of range paths, if they are more than FEW, leave out those inside others that are SMALL, unless something
             that is not lies in them.
     """
@@ -75,7 +75,7 @@ class RowFilter:
             return kept[:top]
         values = table.column(by)
         ranked = sorted(kept, key=lambda place: _largest_first(values[place]))[:top]
-        # Without a column to sort by, what is kept stays in order: that of the tree, for the ranges.
+        # Without a column to sort by, rows stay in order: that of the tree, for the ranges.
         return ranked if self.sort else sorted(ranked)
 
     def match_indices(self, table: Table) -> list[int]:
@@ -107,7 +107,7 @@ def _worth_a_row(table: Table) -> list[bool]:
 
 
 def resolve_column(request: str, columns: Sequence[str]) -> str | None:
-    """Return the column that is asked for, which may be named without its unit; None where there is none.
+    """Return the requested column, whose unit may be omitted; None if there is none.
 
     Examples:
         >>> resolve_column("p99", ["name", "cpu_p99_ns"])

@@ -13,7 +13,7 @@ _NARROWEST_CORE = 3
 """With less room between the dots than this texts can't be distinguished."""
 
 _ROUNDS = 3
-"""How often names that are cut to the same text are distinguished again, together with more of them each time."""
+"""Attempts to distinguish names that are cut to the same text, with more characters each time."""
 
 
 def format_line(line: str) -> str:
@@ -95,7 +95,7 @@ def _around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
     if room < _NARROWEST_CORE:
         return {}
     shortened = {}
-    # A third is left for what they have in common, by which they are recognized.
+    # A third is for the common part, by which they are recognized.
     for text, core in zip(texts, truncate_distinct(cores, max(_NARROWEST_CORE, room * 2 // 3)), strict=True):
         left = room - measure_width(core)
         head, tail = _first(text[:begin], left - left // 2), _first(text[len(text) - end :][::-1], left // 2)[::-1]

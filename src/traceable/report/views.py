@@ -2,7 +2,7 @@
 
 Registering a question is one entry here: its function is `analysis.<name>.<name>`. Nothing else is loaded for that, so
 that the command line knows the views before numpy is there. Columns that a table lacks are passed over, so that one
-list serves all that a view's rows may be by.
+list serves every grouping of a view's rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class ViewTable:
-    """A further table of a view: what stands above it, and the columns that a terminal shows; all by default."""
+    """A further table of a view: its heading, and the columns that a terminal shows; all by default."""
 
     heading: str
     columns: tuple[Column, ...] = ()
@@ -32,7 +32,7 @@ class View:
 
     Attributes:
         name: the view's, its question's, and in JSON its key.
-        help: what it answers, as half a sentence.
+        help: its content, as half a sentence.
         columns: of the main table, those that a terminal shows, in order, as far as the table has them. The first of
             them is what the row is about, and is never dropped.
         by: what its rows may be by; the first is the default. Empty where that is fixed.
@@ -76,7 +76,7 @@ RANGE_COLUMNS = (
     Column("gpu_busy_total_ns", "GPU busy", 5, only_if_any=True),
     Column("attribution", rank=15, only_if_any=True),
 )
-"""What a terminal shows of ranges, next to their name."""
+"""The columns of ranges on a terminal, next to their name."""
 
 TREE_COLUMNS = (
     Column("after_ns", "after", 2),
@@ -92,7 +92,7 @@ TREE_COLUMNS = (
     Column("start_ns", "at", 10),
     Column("tid", rank=11),
 )
-"""What a terminal shows of the slowest instances and what lies inside them."""
+"""The columns of the slowest instances and those inside them on a terminal."""
 
 COUNTER_COLUMNS = (
     Column("samples"),
@@ -103,20 +103,20 @@ COUNTER_COLUMNS = (
     Column("mean", rank=4, write=format_number),
     Column("time_mean", "time mean", 3, write=format_number),
 )
-"""What a terminal shows of the counters, below the ranges."""
+"""The columns of the counters on a terminal, below the ranges."""
 
 OUTSIDE_COLUMNS = (
     Column("wall_ns", "wall", 2),
     Column("outside_ns", "in no range", 0),
     Column("outside_share", "share", 1),
 )
-"""What a terminal shows of the time that threads spent in no range, below the ranges."""
+"""The columns of the time in no range on a terminal, below the ranges."""
 
 _BY_RANGE = {"range_name": "range_name"}
 
 RANGES = View(
     "ranges",
-    "what each range cost on the CPU and the GPU",
+    "the cost of each range on the CPU and the GPU",
     by=("path", "name", "instance", "process", "thread", "device"),
     fields=True,
     options={**_BY_RANGE, "slowest": "slowest"},
@@ -146,11 +146,11 @@ RANGES = View(
         Column("gpu_busy_ns", "GPU busy", 5, only_if_any=True),
     ),
 )
-"""The view that is shown where none is asked for; by path and by name it is the document of `run`."""
+"""The default view; by path and by name it is the document of `run`."""
 
 _KERNELS = View(
     "kernels",
-    "how long which kernels took",
+    "the time of each kernel",
     by=("kernel", "family", "range", "geometry", "launch"),
     options={**_BY_RANGE, "names": "names", "families": "families"},
     row_filters=frozenset({"match"}),
@@ -183,7 +183,7 @@ _KERNELS = View(
 
 _API = View(
     "api",
-    "how long CUDA API calls took",
+    "the time of CUDA API calls",
     by=("call", "kind", "range"),
     options=_BY_RANGE,
     row_filters=frozenset({"match"}),
@@ -222,7 +222,7 @@ _API = View(
 
 _MEMORY = View(
     "memory",
-    "what was copied, set and allocated, and how fast",
+    "copies, memory sets and allocations, with rates",
     by=("operation", "range", "process"),
     options=_BY_RANGE,
     columns=(
@@ -332,7 +332,7 @@ _GAPS = View(
 
 _SYNC = View(
     "sync",
-    "who waited how long for what",
+    "which range waited how long for which operation",
     options=_BY_RANGE,
     columns=(
         Column("range"),
@@ -382,11 +382,11 @@ _WHOSE = (
     Column("process", rank=3, only_if_several=True),
     Column("pid", rank=3, only_if_several=True, redundant_with="process"),
 )
-"""Of which of several processes: by its name (of a rank, say), and by its pid where names are missing or the same."""
+"""The process, if there are several: its name (such as that of a rank), or its pid if names are missing or equal."""
 
 _STEPS = View(
     "steps",
-    "what each step took, and what the slow ones did",
+    "the cost of each step, and how the slowest differ",
     options={"step_range": "range_name", "step_kernel": "step_kernel"},
     columns=(
         Column("step"),
@@ -467,7 +467,7 @@ _STEPS = View(
 
 _STREAMS = View(
     "streams",
-    "what each stream did, and what ran side by side",
+    "the work of each stream, and what ran at the same time",
     options=_BY_RANGE,
     columns=(
         Column("device"),
@@ -515,7 +515,7 @@ FINDINGS = View(
     others={"rules": ViewTable("rules")},
     as_text=True,
 )
-"""Of all findings the largest also stand below the ranges."""
+"""The largest findings are also shown below the ranges."""
 
 VIEWS: dict[str, View] = {
     view.name: view for view in (RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _STREAMS, FINDINGS)

@@ -11,7 +11,7 @@ from traceable.errors import Message
 from traceable.report.text import escape_name
 
 _REPORTED_MIN_NS = 10_000_000
-"""The time from which on the pauses by opening and closing are reported: nobody notices less."""
+"""The time from which on the pauses by opening and closing are reported: less is not noticeable."""
 
 _LINES_MAX = 20
 _LISTED_MAX = 12
@@ -35,7 +35,7 @@ def capture_to_dict(windows: CaptureResult | None) -> dict[str, Any] | None:
 
 
 def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
-    """Return the lines about it: first how many steps were captured, then what went wrong, then what it cost."""
+    """Return the lines about it: the number of captured steps, the problems, the cost."""
     if capture is None:
         return []
     if capture["requested"] == ON_REQUEST:

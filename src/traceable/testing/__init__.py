@@ -28,7 +28,7 @@ def pytest_addoption() -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Report at the top of the run why `nvtx_events` can't record, or what it will miss."""
+    """Report at the top of the run why `nvtx_events` can't record, or which ranges it will miss."""
     return [f"traceable: {line.printed}" for line in attachment.list_attachment_problems()]
 
 

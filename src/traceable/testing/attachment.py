@@ -124,7 +124,8 @@ def find_recording() -> tuple[Path, bool]:
 def _temporary_directory() -> Path:
     """Return where to record, removed when this process ends.
 
-    One level below what is removed: a child that outlives us makes the directory of its environment, not its parent.
+    One level below the removed directory: a child that outlives this process creates the directory of its environment,
+    not its parent.
     """
     outer = tempfile.mkdtemp(prefix="traceable-testing-")
     owner = os.getpid()

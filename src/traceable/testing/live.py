@@ -91,7 +91,7 @@ class LiveRecording:
         return dict(self._offsets)
 
     def read(self, offsets: dict[Path, int]) -> tuple[Trace, list[Row]] | None:
-        """Return what was recorded from the moment on up to `offsets`, and its rows; None for nothing.
+        """Return the events recorded since then up to `offsets`, and their rows; None for none.
 
         Raises:
             CollectorError: events were dropped meanwhile.

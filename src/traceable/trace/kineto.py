@@ -366,7 +366,7 @@ def _make_empty_tables() -> dict[str, Any]:
 def number_gpus(files: Sequence[File]) -> dict[Path, dict[int, int]]:
     """Return the number of the GPU behind each CUDA device, by file.
 
-    Two ranks never share a GPU (NCCL refuses that): where both have a device 0, they are on two machines, or see one
+    Two ranks never share a GPU (NCCL rejects that): where both have a device 0, they are on two machines, or see one
     GPU each (CUDA_VISIBLE_DEVICES). The first rank keeps the number. Of files without a rank nothing is known.
     """
     owner: dict[int, int | None] = {}

@@ -4,7 +4,7 @@ Everything has the file's own clock and its own ids; `trace.kineto` makes a `Tra
 of its versions what, is in output_json.cpp and CuptiActivity.cpp of pytorch/kineto, and in the traces that the tests
 use. Kinds of copies, of memory and of synchronizations become the numbers that CUPTI and nsys have.
 
-The names by which traceable's own annotations reach torch.profiler are read back into what they were. The rules are in
+The names of traceable's annotations in torch.profiler are decoded. The rules are in
 `annotation.torch.profiler_backend`, which this package may not import; a test compares the two. They apply to a file
 whose metadata has `METADATA`, and to a name with such an end: ranges that the program itself made with
 `record_function` are left as they are.
@@ -158,7 +158,7 @@ def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) 
 
 
 def _to_wall_ns(base: Any, events: FileEvents) -> int | None:
-    """Return what to add to a time to get ns since 1970. Until 2024 that was 0, and no base was written."""
+    """Return the offset of a time to ns since 1970. Until 2024 that was 0, and no base was written."""
     times = [time for time in (events.begin_ns, events.first_ns) if time is not None]
     if not times:
         return None
@@ -425,7 +425,7 @@ class FileEvents:
     def _geometry(self, args: dict[str, Any]) -> int:
         """Return the number of the launch geometry; -1 where it was not recorded.
 
-        Kineto adds static and dynamic shared memory up: their sum stands for the dynamic, the static is absent.
+        Kineto adds static and dynamic shared memory up: their sum is stored as dynamic, the static one is absent.
         """
         sizes: list[int] = []
         for name in ("grid", "block"):
@@ -562,7 +562,7 @@ def small(value: Any) -> int:
 
 
 def parse_copy_kinds(name: Any) -> tuple[int, int, int]:
-    """Return the kind of a copy, of its source and of its target, from its name; -1 for what is not known.
+    """Return the kind of a copy, of its source and of its target, from its name; -1 if not known.
 
     Example:
         >>> parse_copy_kinds("Memcpy HtoD (Pageable -> Device)"), parse_copy_kinds("Memcpy PtoP")

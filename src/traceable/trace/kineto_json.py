@@ -26,7 +26,7 @@ from traceable.protocol import untrusted
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTES_AT_ONCE = 1 << 20
 _NEAR_THE_END = 64
-"""How far before the end of the text read so far an error may be that reading on would fix."""
+"""The distance from the end of the text read so far within which an error may be due to missing text."""
 
 _BLANK_CHARACTERS = 16 << 20
 _VALUE_CHARACTERS = 64 << 20
@@ -47,7 +47,7 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 """An escape; only the backslash where none of JSON's escapes follows."""
 
 _NO_NUMBER = re.compile(r"-?(?:inf|nan)\b", re.IGNORECASE)
-"""What C++ prints for a number that is not one: Kineto before 2023 did so, in the occupancy of kernels."""
+"""NaN as C++ prints it: Kineto before 2023 did so, in the occupancy of kernels."""
 
 _STRING_OR_NO_NUMBER = re.compile(
     rf'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|{_NO_NUMBER.pattern}', re.IGNORECASE | re.DOTALL
@@ -182,7 +182,7 @@ class Document:
             if decoded is None and len(self._text) - self._at > self._value_max:
                 problem = f"one value has more than {self._value_max} characters"
                 raise self._rejected(Message("value_too_large", problem))
-            # A number may go on in what was not read yet.
+            # A number may continue in text that was not read yet.
             if decoded is not None and (decoded[1] < len(self._text) or not self._more()):
                 self._at = decoded[1]
                 return decoded[0]

@@ -28,7 +28,7 @@ _ROLLBACK = b"\x01\x01"
 
 @dataclass(frozen=True)
 class Layout:
-    """How a table lies in the file.
+    """The location of a table in the file.
 
     Attributes:
         root: number of the page at which its b-tree begins.

@@ -45,7 +45,7 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class EncodedColumn:
-    """A column of numbers that stand for values.
+    """A column of numbers that represent values.
 
     Attributes:
         codes: one a row; -1 for no value.

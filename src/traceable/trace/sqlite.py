@@ -61,7 +61,7 @@ class Database:
 
     Args:
         path: the file.
-        decode: False has SQLite read every table; what is read is the same.
+        decode: False lets SQLite read every table; the result is the same.
 
     Raises:
         TraceError: there is no such file, or it is not a complete SQLite database.

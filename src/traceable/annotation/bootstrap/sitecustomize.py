@@ -1,10 +1,10 @@
 """What every Python under `traceable run --annotate` runs first: hide our traces, start `hook`, give way to the user's.
 
-Python imports `sitecustomize` from the folder that the launcher put first on PYTHONPATH. This one
-1. takes that folder out of `sys.path`, and out of PYTHONPATH as the program sees it;
-2. has `hook`, beside it, do what was asked for, where traceable runs on this Python;
-3. gives way to the `sitecustomize` that the interpreter would have found without us, or to none.
-A program starts any Python there is, 2.7 too: this file keeps to what all of them can read, and never says anything.
+Python imports `sitecustomize` from the folder that the launcher put first on PYTHONPATH. This one 1. takes that folder
+out of `sys.path`, and out of PYTHONPATH as the program sees it; 2. calls `hook`, next to it, for the requested work, if
+traceable supports this Python; 3. gives way to the `sitecustomize` that the interpreter would have found without us, or
+to none. A program starts any Python there is, 2.7 too: this file only uses what all of them can parse, and never prints
+anything.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""What is annotated of torch itself: modules, backward, copies, compiled code; and ranges as its profiler's records."""
+"""Annotation of torch: modules, backward, copies, compiled code; and ranges as records of torch.profiler."""

@@ -93,7 +93,7 @@ def begin_call(
         inputs = get_grad_nodes((*args, *kwargs.values()) if kwargs else args)
         call = ForwardCall(ranges, calls[-1] if calls else None, size, inputs)
         calls.append(call)
-    except Exception as error:  # noqa: BLE001 - the model goes on without this range
+    except Exception as error:  # noqa: BLE001 - the model runs without this range
         _warn_failure(error)
         return None
     return call
@@ -114,7 +114,7 @@ def hook_backward(call: ForwardCall, result: object) -> None:
             number = node._sequence_nr()
             if number < call.first:
                 _hook(node, number, _holder(call.parent, number), call)
-    except Exception as error:  # noqa: BLE001 - the model goes on without this range
+    except Exception as error:  # noqa: BLE001 - the model runs without this range
         _warn_failure(error)
 
 
@@ -179,7 +179,7 @@ def _begin_task(here: _Thread, task: int) -> None:
     _close(here, here.base)
     here.task = task
     if not here.runs:
-        # A thread of autograd's own (CUDA): no frame of ours is around the run. The thread that ends it calls back.
+        # A thread of autograd (CUDA): no frame of traceable is around the run. The thread that ends it calls back.
         torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_on_task_end, here, here.ident))
 
 

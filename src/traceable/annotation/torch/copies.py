@@ -326,5 +326,5 @@ def predict_copy(plan: CopyPredictor, tensor: Tensor, args: tuple[Any, ...], kwa
         return None
     try:
         return plan(tensor, args, kwargs)
-    except Exception:  # noqa: BLE001 - the call itself goes on, and raises its own error
+    except Exception:  # noqa: BLE001 - the call itself is made, and raises its own error
         return None

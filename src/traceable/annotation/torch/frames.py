@@ -19,13 +19,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def skip_frame(function: _Function) -> _Function:
-    """Leave the frame of `function` to Python; what it calls may be compiled, as it would be without it."""
+    """Leave the frame of `function` to Python; functions that it calls may be compiled, as without it."""
     _skip(function, callees=False)
     return function
 
 
 def disable_compile(function: _Function) -> _Function:
-    """Leave `function`, and all that it calls, to Python."""
+    """Leave `function`, and all functions that it calls, to Python."""
     _skip(function, callees=True)
     return function
 

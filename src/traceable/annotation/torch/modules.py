@@ -1,12 +1,12 @@
 """`instrument(model)`: every module's forward and backward becomes a range named by its path.
 
 The model itself is never touched: no hook, no attribute, no class of it changes, so pickling, `state_dict`, `deepcopy`,
-`torch.jit.script` and CUDA graph capture see what they always saw. While a handle lives, `nn.Module.__call__` is a
-function that looks the module up by identity. Forward hooks are not used: they switch off torch's fast path of
+`torch.jit.script` and CUDA graph capture see the same as without traceable. While a handle exists, `nn.Module.__call__`
+is a function that looks the module up by identity. Forward hooks are not used: they switch off torch's fast path of
 TransformerEncoder, make `torch.cuda.make_graphed_callables` reject the model, travel with copies, and stay open on
 KeyboardInterrupt. A wrapped `forward` would travel with copies too, and call the original from them.
 
-A path begins with the root's class name and goes on with the attribute names, `Net.layers.0.attn`. The wrappers of
+A path begins with the root's class name and continues with the attribute names, `Net.layers.0.attn`. The wrappers of
 training frameworks (DataParallel, DistributedDataParallel, FSDP, `torch.compile`, activation checkpointing) leave no
 trace in it, so one name means one layer however the model is run.
 """
@@ -54,7 +54,7 @@ class ModuleLocation:
         path: the module's path, the first one found where it is reachable by several.
         depth: how many attribute names the path has after the root's.
         module: the module whose call is the range.
-        wrappers: the wrappers around it, outermost first, and the modules that `module` stands for.
+        wrappers: the wrappers around it, outermost first, and the modules that `module` represents.
         aliases: the other paths by which the same module is reached: tied modules.
     """
 

@@ -4,17 +4,18 @@
 range looks at one global and does nothing else. While it is, a range becomes what `torch.profiler.record_function`
 makes, by the call beneath that, `torch.autograd._record_function_with_args_enter`: about half of what
 `record_function` itself takes, and a tenth of the operator `profiler::_record_function_enter_new`
-(`benchmarks/torch_ranges.py`). `_RecordFunctionFast` is cheaper still, but Kineto shows what it makes as an operator of
+(`benchmarks/torch_ranges.py`). `_RecordFunctionFast` is cheaper still, but Kineto shows its ranges as operators of
 torch's and not as an annotation (torch 2.13, CPU).
 
 An annotation of torch's has a name and an interval of one thread, and nothing else. Kineto writes names into JSON as
-they are, quotes included, drops line breaks, and writes `unknown` for all that is not ASCII (2.13). So what a range has
-besides follows its name, and what is not plain ASCII is escaped as in URLs:
+they are, quotes included, drops line breaks, and writes `unknown` for text that is not ASCII (2.13). So other
+properties of a range follow its name, and characters that are not plain ASCII are escaped as in URLs:
 
     step [#12]    forward [@server]    k%C3%BChlen [%]    window 41-1 [@traceable.window ~start:3]
 
-`#` is the payload, `@` the domain, `&` the category, `~` what it is if no push/pop range: a `~mark`, the `~start:N` or
-`~end:N` of a start/end range, which may end in another thread and need not nest. `trace.kineto_events` reads it.
+`#` is the payload, `@` the domain, `&` the category, `~` the kind if it is not a push/pop range: a `~mark`, the
+`~start:N` or `~end:N` of a start/end range, which may end in another thread and need not nest. `trace.kineto_events`
+reads it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def start_emission(enter: Callable[[str], Any], leave: Callable[[Any], None]) ->
     """Emit from here on.
 
     Args:
-        enter: opens an annotation of torch's and returns what `leave` closes.
+        enter: opens a torch annotation and returns what `leave` closes.
         leave: closes an annotation.
     """
     global _begun, _enter, _exit
@@ -104,7 +105,7 @@ class _Text:
 
 
 class Attributes:
-    """What one range, mark or sample carries, and its name in torch, which is made when it is first used."""
+    """The properties of one range, mark or sample, and its name in torch, which is made at its first use."""
 
     __slots__ = ("category", "color", "domain", "encoded", "message", "payload")
 

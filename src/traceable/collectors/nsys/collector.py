@@ -184,7 +184,7 @@ class NsysCollector:
         """Export each report to a `.sqlite` of its name, importing it first where nsys could not.
 
         nsys names the report of one window `<stem>.nsys-rep`, and those of several `<stem>.1.nsys-rep` and so on. The
-        number does not tell the window: captures in quick succession are merged.
+        number does not identify the window: captures in quick succession are merged.
 
         Raises:
             CollectorError: nsys left nothing, or a file that it can't read itself.

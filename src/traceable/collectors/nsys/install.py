@@ -194,7 +194,8 @@ def export_sqlite(report: Path, database: Path, scrub: Callable[[Path], object] 
 
 @contextlib.contextmanager
 def _temporary_folder_near(path: Path) -> Iterator[Path]:
-    """Yield a new folder on the file system of `path`, in which nobody can have put a link under our file names.
+    """Yield a new folder on the file system of `path`, in which no other user can have put a link under these file
+    names.
 
     Raises:
         CollectorError: it can't be created.

@@ -1,4 +1,4 @@
-"""Secrets and nsys: what it must not read, its folder for temporary files, and the environments in its reports.
+"""Secrets and nsys: files that it must not read, its folder for temporary files, and the environments in its reports.
 
 nsys (measured with 2022.4.2 and 2023.4.4) stores in its report the environment and the command line of each process on
 the machine that its user may read. Newer ones have an option to prevent this (`--discard-environment`); into the others
@@ -213,7 +213,7 @@ def rewrite_database(database: Path) -> None:
     nsys writes it without `secure_delete`: the unused part of a page that was split still has the old text.
 
     Raises:
-        sqlite3.Error: it can't be read, or there is no room for a second one.
+        sqlite3.Error: it can't be read, or there is no space for a second one.
         OSError: it can't be replaced.
     """
     rewritten = database.with_name(database.name + ".anew")

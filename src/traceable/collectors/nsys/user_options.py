@@ -2,7 +2,7 @@
 
 Options come, go and are renamed from one nsys to the next, so `nsys profile --help` of the installed one is parsed. An
 option of a preset that this nsys does not offer, or the machine does not permit, is skipped with a note. The user's own
-options always win. Some of them conflict with traceable: they are rejected, or a note tells the effect.
+options always win. Some of them conflict with traceable: they are rejected, or a note reports the effect.
 
 Nothing here starts nsys; the properties of the machine come in as `Machine`.
 """

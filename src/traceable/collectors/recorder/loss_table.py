@@ -1,6 +1,6 @@
 """Our own table in a database: the ranges that processes emitted, and the events that the recorder knows it lost.
 
-Each row is about a process: `emitted` or `lost` as `kind`, and JSON. The database alone then tells as much about its
+Each row is about a process: `emitted` or `lost` as `kind`, and JSON. The database alone then has as much about its
 completeness as the whole run directory. A database of another tool has no such table.
 """
 

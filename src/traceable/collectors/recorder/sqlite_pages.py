@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 PAGE_BYTES = 4096
 
 LONGEST_TEXT = 3000
-"""How many bytes a text may have here: a longer record would need overflow pages."""
+"""Maximum length of a text in bytes: a longer record would need overflow pages."""
 
 LOCK_BYTE = 1 << 30
 """The page with this byte is SQLite's for its locks, and never part of a table."""

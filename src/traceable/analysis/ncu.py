@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def _identify(groups: Sequence[Sequence[Launch]]) -> dict[str, NDArray[Any]]:
 def _measure(groups: Sequence[Sequence[Launch]], units: Mapping[str, str]) -> dict[str, NDArray[Any]]:
     """Return the columns of the bound, the measurements, and the requested metrics of each group."""
     means = {
-        column: np.array([_mean(members, lambda one, m=metric: one.values.get(m)) for members in groups], np.float64)
+        column: np.array([_mean(members, _get_value(metric)) for members in groups], np.float64)
         for column, metric in _MEASURED.items()
     }
     four = (means["compute_share"], means["memory_share"], means["waves"], means["dram_share"])
@@ -147,17 +147,23 @@ def _measure(groups: Sequence[Sequence[Launch]], units: Mapping[str, str]) -> di
     }
 
 
+def _get_value(metric: str) -> Callable[[Launch], float | None]:
+    return lambda launch: launch.values.get(metric)
+
+
 def _reduce_metric(launches: Sequence[Launch], name: str, unit: str) -> float | str | None:
     """Return the value of a requested metric for several launches; None where it is absent, or texts differ."""
     values = [one.requested[name][0] for one in launches if name in one.requested]
     if any(isinstance(value, str) for value in values):
         return values[0] if len(set(values)) == 1 else None
     is_ratio = unit == "%" or "/" in unit
-    value = _mean(launches, lambda one: one.requested.get(name, (None,))[0], weighted=is_ratio)
+    value = _mean(
+        launches, lambda one: cast(float, one.requested[name][0]) if name in one.requested else None, is_ratio
+    )
     return None if math.isnan(value) else value
 
 
-def _mean(launches: Sequence[Launch], get: Callable[[Launch], Any], *, weighted: bool = True) -> float:
+def _mean(launches: Sequence[Launch], get: Callable[[Launch], float | None], weighted: bool = True) -> float:
     """Return the mean of a value over the launches that have it, weighted by their durations if all are known."""
     known = [(value, one.values.get(DURATION, math.nan)) for one in launches if (value := get(one)) is not None]
     if not known:

@@ -24,9 +24,10 @@ from traceable.cli.profile import (
     STDOUT,
     add_raw_argument,
     check_raw,
+    has_stdout_output,
     parse_non_negative_int,
     parse_positive_int,
-    write_output,
+    write_content,
 )
 from traceable.cli.run import exit_with_status
 from traceable.cli.run import take_program as take_program
@@ -34,6 +35,7 @@ from traceable.collectors import ncu
 from traceable.errors import Message, MissingDataError, TraceableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch import ncu as runs
+from traceable.report import OUTPUTS, Content
 from traceable.trace.ncu_csv import METRICS
 
 TYPE_CHECKING = False
@@ -112,8 +114,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("Output")
     output = group.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print kernels and launches as JSON (traceable help ncu)")
-    output.add_argument("--csv", action="store_true", help="print the kernels as CSV, every column")
+    for name in OUTPUTS:
+        output.add_argument(
+            f"--{name}", action="store_const", const=STDOUT, help=f"print the result as {name.upper()} on stdout"
+        )
     add_raw_argument(group)
     annotate.add_annotate_arguments(parser)
 
@@ -332,14 +336,12 @@ def _read(path: Path, metrics: tuple[str, ...]) -> Table:
 
 def _print(table: Table, arguments: argparse.Namespace, source: str) -> None:
     from traceable.report import ncu as report
-    from traceable.report.csv_table import to_csv
-    from traceable.report.document import to_json
 
-    if arguments.json:
-        write_output(STDOUT, to_json(report.build_kernel_report(table, source)) + "\n", sys.stdout)
-    elif arguments.csv:
-        write_output(STDOUT, to_csv(list(table.rows()), table.columns, arguments.raw), sys.stdout)
-    else:
+    content = Content(
+        lambda: report.build_kernel_report(table, source), lambda: (table.rows(), table.columns), arguments.raw
+    )
+    write_content(content, arguments, sys.stdout)
+    if not has_stdout_output(arguments):
         # stdout belongs to the program: the table of a run goes to stderr, as the profile of `run` does.
         report.write_kernels(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")
     sys.stdout.flush()
